@@ -1,0 +1,33 @@
+# make demo   set up and run the main job on an embedded default
+# make test   set up and pass linters, types and tests
+# Both make .venv themselves; a second run only checks that it is there.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= demo-dir
+
+.PHONY: demo test lint picture clean
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev]"
+	touch $@
+
+demo: $(VENV)/.installed
+	$(BIN)/sewa demo $(DEMO) --force
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# the picture in the README, from a fresh demo
+picture: $(VENV)/.installed
+	$(BIN)/python benchmarks/picture.py docs/demo.png
+
+clean:
+	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
