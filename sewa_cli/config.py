@@ -1,0 +1,247 @@
+"""sewa.yaml, the flags and `--set` become one frozen `Config`; every fault is told at once.
+
+Where a key may be given three times, the strongest wins: `--set`, then a flag, then the YAML.
+Paths in the YAML are relative to the YAML; paths in flags are relative to the working directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from sewa_cli.errors import ConfigError
+
+DEFAULT_FILE = "sewa.yaml"
+STDOUT = "-"
+
+
+def _refuse_bool(value: object) -> object:
+    # YAML's `yes` and `on` are booleans, and pydantic would read true as 1
+    if isinstance(value, bool):
+        raise ValueError(f"must be a number, found {str(value).lower()}")
+    return value
+
+
+def _on_off(value: object) -> object:
+    # YAML 1.1 reads a bare `on` and `off` as booleans
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _as_paths(value: object) -> object:
+    return (value,) if isinstance(value, str | os.PathLike) else value
+
+
+Count = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1)]
+Step = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)]
+Positive = Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0, allow_inf_nan=False)]
+Seed = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, lt=2**63)]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GumbelConfig(_Frozen):
+    """Settings of the `gumbel` solver (Algorithm 1)."""
+
+    iterations: Count = 100
+    samples: Count = Field(2, description="M, masks drawn in each iteration")
+    temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
+    temperature_end: Positive | None = Field(
+        None, description="anneal geometrically from `temperature` to this; null: constant"
+    )
+    lr: Positive | None = Field(None, description="Adam's; null: 0.3 for logits, 0.1 for projected")
+    batches: Count = Field(1, description="selection batches used in each iteration")
+    normalize: Literal["sum", "paper"] = Field(
+        "sum", description="divide the mixed weights by the sum of the mask, or by K"
+    )
+    parametrization: Literal["logits", "projected"] = "logits"
+
+
+class Config(_Frozen):
+    """Everything a run depends on, but for the files themselves."""
+
+    task: str | None = Field(None, description="a .py file, or an importable module")
+    args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
+    checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = ()
+    K: Count = Field(10, description="how many checkpoints to average")
+    last: Count | None = Field(None, description="k: only the last so many take part")
+    every: Count | None = Field(None, description="only every n-th, counted back from the last")
+    from_step: Step | None = None
+    to_step: Step | None = None
+    nonfinite: Literal["skip", "error"] = "skip"
+    solver: Literal["gumbel"] = "gumbel"
+    gumbel: GumbelConfig = GumbelConfig()
+    device: str = Field("auto", description="auto: cuda, else mps, else cpu")
+    seed: Seed = 0
+    bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
+    output: str | None = Field(None, description="a path, or - for standard output")
+    output_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    report: Path | None = None
+    strict: bool = False
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys and says nothing; a user would want to know."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def find_config(explicit: Path | None) -> Path | None:
+    """The file named by --config, else ./sewa.yaml if there is one."""
+    if explicit is not None:
+        return explicit
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+
+
+def load_config(
+    path: Path | None, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()
+) -> Config:
+    """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win."""
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # dotted key → where it came from, for the fault's first words
+    faults: list[str] = []
+    if path is not None:
+        settings = _relative_to(path.parent, _read_yaml(path))
+    for key, value in (flags or {}).items():
+        if value is not None:
+            _put(settings, key, value)
+            sources[key] = "--" + key.rpartition(".")[2].replace("_", "-")
+    for text in sets:
+        key, equals, raw = text.partition("=")
+        try:
+            if not equals or not key:
+                raise ValueError("must look like key=value")
+            _put(settings, key, yaml.load(raw, _UniqueKeyLoader))
+        except (ValueError, yaml.YAMLError) as error:
+            faults.append(f"--set {text}: {_one_line(error)}")
+        sources[key] = f"--set {key}"
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        faults += [
+            _describe(fault, str(path or "config"), sources)
+            for fault in error.errors(include_url=False)
+        ]
+    if faults:
+        raise ConfigError(*faults)
+    return config
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}; check --config") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not a UTF-8 text file; check --config") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise ConfigError(f"{where}: {_one_line(error)}; mend the YAML") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: must hold `key: value` lines, found {_kind(content)}")
+    return {str(key): value for key, value in content.items()}
+
+
+def _one_line(error: Exception) -> str:
+    text = getattr(error, "problem", None) or str(error)
+    return " ".join(str(text).split())
+
+
+def _relative_to(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Resolve the paths of a YAML in `folder`; in `args`, what starts with ./ or ../ is one."""
+
+    def join(value: object) -> object:
+        return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
+
+    def join_dotted(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: join_dotted(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [join_dotted(item) for item in value]
+        is_path = isinstance(value, str) and value.startswith(("./", "../"))
+        return join(value) if is_path else value
+
+    resolved = dict(settings)
+    if isinstance(task := settings.get("task"), str) and names_a_file(task):
+        resolved["task"] = join(task)
+    for key in ("report", "output"):
+        if settings.get(key) not in (None, STDOUT):
+            resolved[key] = join(settings[key])
+    checkpoints = settings.get("checkpoints")
+    if isinstance(checkpoints, list):
+        resolved["checkpoints"] = [join(item) for item in checkpoints]
+    elif checkpoints not in (None, STDOUT):
+        resolved["checkpoints"] = join(checkpoints)
+    if isinstance(args := settings.get("args"), dict):
+        resolved["args"] = join_dotted(args)
+    return resolved
+
+
+def names_a_file(task: str) -> bool:
+    """`./task.py` is a file; `package.task` is a module."""
+    return task.endswith(".py") or "/" in task or os.sep in task
+
+
+def _put(settings: dict[str, Any], dotted: str, value: object) -> None:
+    *parents, leaf = dotted.split(".")
+    here = settings
+    for name in parents:
+        inner = here.get(name)
+        if inner is not None and not isinstance(inner, dict):
+            raise ValueError(f"{name} is a single value, it has no keys")
+        here[name] = dict(inner or {})  # a copy: the caller's mapping stays as it was
+        here = here[name]
+    here[leaf] = value
+
+
+def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str:
+    """One line: where (the file and the key, or the flag), what, and what was found."""
+    key = ".".join(str(part) for part in fault["loc"] if part != "function-before[_as_paths()]")
+    source = next((s for k, s in sources.items() if key == k or key.startswith(k + ".")), None)
+    where = source or f"{file}: {key}"
+    found = fault["input"]
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{where}: unknown key{_suggest(fault['loc'])}"
+        case "int_parsing" | "int_type" | "int_from_float":
+            what = "must be a whole number"
+        case "float_parsing" | "float_type":
+            what = "must be a number"
+        case "value_error":
+            return f"{where}: {fault['ctx']['error']}"
+        case _:
+            what = fault["msg"].replace("Input should be", "must be")
+    return f"{where}: {what}, found {found!r}"
+
+
+def _suggest(location: tuple[int | str, ...]) -> str:
+    model: type[BaseModel] = (
+        GumbelConfig if location[0] == "gumbel" and len(location) > 1 else Config
+    )
+    near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
+    return (
+        f"; did you mean {near[0]}?" if near else f"; known keys: {', '.join(model.model_fields)}"
+    )
+
+
+def _kind(value: object) -> str:
+    return "a list" if isinstance(value, list) else f"the single value {str(value)[:40]!r}"

@@ -1,0 +1,50 @@
+"""The exception tree. Each class carries the exit code that the command line ends with.
+
+    SewaError                1   our own bug, if it ever reaches the user bare
+    ├── ConfigError          2   usage, flags, sewa.yaml
+    ├── CheckpointError      3   the input files
+    ├── OutputError          3   the files we write
+    ├── TaskError            4   the user's module
+    │   └── UserCodeError    4   an exception raised inside it; carries the user's frames
+    └── BaselineWins         5   --strict, and a simple average did better
+
+The math wing raises ValueError; the file wing raises these; only `cli` catches.
+"""
+
+
+class SewaError(Exception):
+    exit_code = 1
+
+
+class ConfigError(SewaError):
+    """One or more faults in the flags or the YAML, one line each."""
+
+    exit_code = 2
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = faults
+
+
+class CheckpointError(SewaError):
+    exit_code = 3
+
+
+class OutputError(SewaError):
+    exit_code = 3
+
+
+class TaskError(SewaError):
+    exit_code = 4
+
+
+class UserCodeError(TaskError):
+    """An exception inside the user's module. `frames`: the traceback, the user's files only."""
+
+    def __init__(self, message: str, frames: str) -> None:
+        super().__init__(message)
+        self.frames = frames
+
+
+class BaselineWins(SewaError):
+    exit_code = 5

@@ -1,0 +1,166 @@
+"""The scales: losses of a model on batches, weighted by rows, and BatchNorm statistics.
+
+Gets callables and tensors only; what the callables are (the user's functions) is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sewa_cli.flat import FlatModel
+
+Batch = Any
+Data = Iterable[Batch]
+
+
+@dataclass
+class Passes:
+    """How many batches went through the model, and how many back."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass
+class Objective:
+    """The user's loss as a function of the model's weights."""
+
+    model: FlatModel
+    predict: Callable[[nn.Module, Batch], Any]
+    loss: Callable[[Any, Batch], Tensor]
+    backward: Callable[[Tensor], None]
+    passes: Passes = field(default_factory=Passes)
+
+    def batch_loss(self, batch: Batch) -> Tensor:
+        """Mean loss over one batch that is already on the device; 0-d."""
+        self.passes.forward += 1
+        return self.loss(self.predict(self.model.module, batch), batch).reshape(())
+
+    def mean_loss(self, data: Data) -> tuple[float, int]:
+        """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
+        total, seen = 0.0, 0
+        with torch.no_grad():
+            for batch in data:
+                n = rows(batch)
+                total += n * float(self.batch_loss(to_device(batch, self.model.device)))
+                seen += n
+        if seen == 0:
+            raise ValueError("there are no rows to take a mean over")
+        return total / seen, seen
+
+    def loss_and_gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
+        """Loss at the weights `flat` [P] over `batches` (on the device), and its gradient."""
+        self.model.set(flat)
+        self.model.zero_gradients()
+        counts = [rows(batch) for batch in batches]
+        total = torch.zeros((), device=self.model.device)
+        for batch, n in zip(batches, counts, strict=True):
+            with torch.enable_grad():
+                part = self.batch_loss(batch) * (n / sum(counts))
+                self.backward(part)
+            self.passes.backward += 1
+            total += part.detach()
+        return total, self.model.collect_gradients()
+
+
+def rows(batch: Batch) -> int:
+    """The number of examples: the first dimension of the first array in the batch."""
+    first = next(_arrays(batch), None)
+    if first is not None:
+        return int(first.shape[0])
+    return len(batch) if isinstance(batch, list | tuple) else 1
+
+
+def _arrays(batch: Batch) -> Iterator[Any]:
+    """Everything in the batch with a shape of one dimension or more, outermost first to last."""
+    if getattr(batch, "shape", ()):
+        yield batch
+    elif isinstance(batch, list | tuple | Mapping):
+        for item in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _arrays(item)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The same batch with every tensor on `device`; tuples, lists and dicts are walked."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(item, device) for item in batch)
+    if callable(move := getattr(batch, "to", None)):
+        return move(device)
+    return batch
+
+
+def cycle(data: Data, device: torch.device) -> Iterator[Batch]:
+    """Batches without end, on the device, starting over when `data` is exhausted."""
+    while True:
+        empty = True
+        for batch in data:
+            empty = False
+            yield to_device(batch, device)
+        if empty:
+            raise ValueError("there are no batches")
+
+
+def batchnorm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The layers that keep running statistics, by name."""
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    }
+
+
+def recompute_batchnorm(objective: Objective, data: Data) -> int:
+    """Set running means and variances to their mean over the batches of `data`; returns its rows.
+
+    Only the BatchNorm layers run in train mode. Each batch weighs by its rows: with momentum
+    n_b / (n_1 + … + n_b) the running value is the weighted mean so far. `num_batches_tracked` is
+    left as it was. A batch of one row has no variance and is passed over.
+    """
+    layers = list(batchnorm_layers(objective.model.module).values())
+    seen = 0
+    with _training(layers), torch.no_grad():
+        for batch in data:
+            n = rows(batch)
+            if n < 2:
+                continue
+            seen += n
+            for layer in layers:
+                layer.momentum = n / seen
+            objective.passes.forward += 1
+            objective.predict(objective.model.module, to_device(batch, objective.model.device))
+    if seen == 0:
+        raise ValueError("BatchNorm statistics need batches of two rows or more")
+    objective.model.absorb_buffers()
+    return seen
+
+
+@contextmanager
+def _training(layers: list[_BatchNorm]) -> Iterator[None]:
+    kept = [(layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
+    try:
+        for layer in layers:
+            layer.train()
+        yield
+    finally:
+        for layer, (momentum, tracked) in zip(layers, kept, strict=True):
+            layer.eval()
+            layer.momentum = momentum
+            if tracked is not None and layer.num_batches_tracked is not None:
+                layer.num_batches_tracked.copy_(tracked)
+
+
+def _clone(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.clone()
