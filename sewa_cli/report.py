@@ -1,0 +1,147 @@
+"""The JSON report: what was chosen, from what, how good it is, what it cost, and how to rebuild it.
+
+`sewa schema` prints the JSON Schema of `Report`. A change that drops or renames a key raises
+SCHEMA_VERSION.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Versions(_Part):
+    sewa: str
+    python: str
+    torch: str
+    safetensors: str
+
+
+class Candidate(_Part):
+    """A checkpoint that took part. `probability` is its final s."""
+
+    index: int
+    path: str
+    step: int | None
+    probability: float
+
+
+class LeftOut(_Part):
+    path: str
+    step: int | None
+    reason: str
+
+
+class Scores(_Part):
+    """Losses (null where not finite) and the task's metrics of one set of weights."""
+
+    selection_loss: float | None
+    heldout_loss: float | None = None
+    metrics: dict[str, float | None] | None = None
+
+
+class Better(_Part):
+    """A simple average that did better than the chosen one on held-out data."""
+
+    name: str
+    heldout_loss: float
+    by: float = Field(description="held-out loss of the chosen average minus this one's")
+
+
+class BatchNorm(_Part):
+    """`data`: what the statistics were recomputed on; null if they were averaged and left so."""
+
+    layers: int
+    mode: Literal["auto", "on", "off"]
+    data: Literal["training_data", "selection_data"] | None = None
+    rows: int | None = None
+    before: Scores | None = None
+    after: Scores | None = None
+
+
+class Seconds(_Part):
+    total: float
+    read: float
+    learn: float
+    evaluate: float
+    write: float
+
+
+class Cost(_Part):
+    """Passes are counted in batches, bytes as tensor data read from checkpoints."""
+
+    seconds: Seconds
+    forward_passes: int
+    backward_passes: int
+    bytes_read: int
+    peak_memory_bytes: int
+    peak_device_memory_bytes: int | None = None
+
+
+class Source(_Part):
+    """An input of the averaged file, and its weight in it."""
+
+    path: str
+    coefficient: float
+    size: int
+    sha256: str
+
+
+class Recipe(_Part):
+    """All that `sewa apply` needs to write the same bytes again."""
+
+    working_directory: str = Field(description="what relative paths in `sources` are relative to")
+    sources: list[Source] = Field(description="in step order; integer tensors come from the last")
+    tensors: dict[str, str] = Field(description="name in the output → name in the checkpoints")
+    dtype: str | None = Field(description="of floating-point tensors; null: as in the checkpoints")
+    metadata: dict[str, str]
+    replaced: str | None = Field(
+        None, description="recomputed tensors, as base64 of a safetensors file"
+    )
+
+
+class Report(_Part):
+    schema_version: Literal[1] = SCHEMA_VERSION
+    versions: Versions
+    created: str
+    config: dict[str, Any]
+    task: str
+    device: str
+    seed: int
+    K: int
+    k: int
+    parameters: int
+    candidates: list[Candidate]
+    left_out: list[LeftOut]
+    selected: list[int]
+    selected_steps: list[int | None]
+    selected_paths: list[str]
+    history: list[float] = Field(description="mean loss over the M samples, by iteration")
+    selection_rows: int
+    heldout_rows: int | None
+    average: Scores
+    references: dict[str, Scores]
+    beaten_by: list[Better]
+    batchnorm: BatchNorm | None
+    cost: Cost
+    output: str | None
+    recipe: Recipe
+    warnings: list[str]
+
+
+def to_json(report: Report) -> str:
+    return report.model_dump_json(indent=2) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Report.model_json_schema(mode="serialization"),
+    }

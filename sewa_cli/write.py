@@ -1,0 +1,168 @@
+"""Packing: files appear whole under their final name, or not at all.
+
+The safetensors writer is our own because the library's wants every tensor in memory at once; this
+one asks for them one by one, in the order they stand in the file, and needs no seeking, so it can
+write to a pipe as well. The format: an 8-byte length, a JSON header, the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from sewa_cli.errors import CheckpointError, OutputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ALIGNMENT = 8
+
+
+class Staged:
+    """A file being written beside its final place; `commit` puts it there."""
+
+    def __init__(self, path: Path, force: bool) -> None:
+        self.path = path
+        self._force = force
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        self.file: IO[bytes] = open(self._temporary, "xb")  # noqa: SIM115
+
+    def commit(self) -> None:
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        if self._force:
+            os.replace(self._temporary, self.path)
+        else:
+            self._link()
+        _sync_folder(self.path.parent)
+
+    def _link(self) -> None:
+        """Unlike a rename, a link fails if someone else made the file since we looked."""
+        try:
+            os.link(self._temporary, self.path)
+            os.unlink(self._temporary)
+        except FileExistsError:
+            raise OutputError(f"{self.path}: appeared while we worked; use --force") from None
+        except OSError:  # a file system without hard links
+            check_free(self.path, force=False)
+            os.replace(self._temporary, self.path)
+
+    def discard(self) -> None:
+        """Nothing to do once committed."""
+        self.file.close()
+        with suppress(OSError):
+            os.unlink(self._temporary)
+
+
+@contextmanager
+def staged(path: Path, force: bool = False) -> Iterator[Staged]:
+    """A `Staged` that is discarded, whatever happens, unless it was committed."""
+    with told_as_output_error(path):
+        stage = Staged(path, force)
+        try:
+            yield stage
+        finally:
+            stage.discard()
+
+
+@contextmanager
+def told_as_output_error(path: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OutputError(f"{path}: cannot be written: {reason}; nothing was changed") from error
+
+
+def check_free(path: Path, force: bool) -> None:
+    """Refuse, before any work is done, what could not be written in the end."""
+    folder = path.parent
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; name a file")
+    if path.exists() and not force:
+        raise OutputError(f"{path}: exists; use --force to overwrite it, or another name")
+    if not folder.is_dir():
+        raise OutputError(f"{folder}: no such folder; make it first")
+    if not os.access(folder, os.W_OK):
+        raise OutputError(f"{folder}: is not writable")
+
+
+def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:
+    """`path`, or path-2, path-3 … of which neither it nor its `others` exist."""
+    candidate, n = path, 1
+    while any(p.exists() for p in (candidate, *others(candidate))):
+        n += 1
+        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
+    return candidate
+
+
+def write_safetensors(
+    file: IO[bytes],
+    entries: Mapping[str, tuple[str, tuple[int, ...], int]],
+    tensor: Callable[[str], Tensor],
+    metadata: Mapping[str, str],
+) -> None:
+    """Stream a safetensors file. entries: name → (dtype word, shape, bytes); tensor: name → data.
+
+    Wider dtypes first, then by name, as the library orders them: every tensor is then aligned.
+    """
+    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    order = sorted(entries, key=lambda name: (-_width(entries[name]), name))
+    offset = 0
+    for name in order:
+        dtype, shape, size = entries[name]
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(struct.pack("<Q", len(text)) + text)
+    for name in order:
+        data = _bytes(tensor(name))
+        if len(data) != entries[name][2]:
+            raise ValueError(f"{name}: {len(data)} bytes instead of {entries[name][2]}")
+        file.write(data)
+
+
+def _width(entry: tuple[str, tuple[int, ...], int]) -> int:
+    """Bytes of one element, from the digits of the dtype word (BOOL: 1)."""
+    digits = "".join(c for c in entry[0].split("_")[0] if c.isdigit())
+    return int(digits) // 8 if digits else 1
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    import torch
+
+    flat = tensor.detach().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself survive a power cut, where the system can do that."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
