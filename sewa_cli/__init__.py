@@ -1,0 +1,29 @@
+"""sewa: learn which checkpoints of a training run to average.
+
+from sewa_cli import select
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sewa_cli.api import select
+    from sewa_cli.run import Selection
+
+__all__ = ["Selection", "select"]
+__version__ = version("sewa-cli")
+
+
+def __getattr__(name: str) -> Any:
+    # torch takes seconds to import; `sewa --help` must not wait for it
+    if name == "select":
+        from sewa_cli.api import select
+
+        return select
+    if name == "Selection":
+        from sewa_cli.run import Selection
+
+        return Selection
+    raise AttributeError(f"module 'sewa_cli' has no attribute {name!r}")

@@ -1,0 +1,74 @@
+"""`from sewa_cli import select`: the main job on objects instead of files and YAML."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from sewa_cli.config import load_config
+from sewa_cli.run import Listener, Selection, run_select
+from sewa_cli.task import make_task
+
+PathLike = str | os.PathLike[str]
+Data = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+def select(
+    checkpoints: PathLike | Sequence[PathLike],
+    *,
+    model: nn.Module,
+    loss: Callable[[Any, Any], Tensor],
+    selection_data: Data,
+    predict: Callable[[nn.Module, Any], Any] | None = None,
+    heldout_data: Data | None = None,
+    training_data: Data | None = None,
+    metrics: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    K: int = 10,
+    output: PathLike | None = None,
+    force: bool = False,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> Selection:
+    """Choose K of the checkpoints whose average has the lowest loss on `selection_data`.
+
+    checkpoints  a folder of *.safetensors, or a list of files
+    model        an nn.Module the checkpoints fit; it is copied, yours stays as it is
+    loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
+    *_data       re-iterable batches, or a function that returns them
+    output       where to write the averaged file (and its report); None: nothing is written
+    settings     any other key of sewa.yaml: last=100, device="cpu", gumbel={"iterations": 50}
+
+    Raises the `sewa_cli.errors` that the command line turns into exit codes.
+    """
+    given = {
+        "build_model": lambda: copy.deepcopy(model),
+        "selection_data": _as_function(selection_data),
+        "loss": loss,
+        "predict": predict,
+        "heldout_data": _as_function(heldout_data),
+        "training_data": _as_function(training_data),
+        "metrics": metrics,
+    }
+    functions = {name: value for name, value in given.items() if value is not None}
+    task = make_task(functions, source="sewa_cli.select", args={})
+    named = [checkpoints] if isinstance(checkpoints, str | os.PathLike) else checkpoints
+    flags = {
+        **settings,
+        "checkpoints": tuple(Path(path) for path in named),
+        "K": K,
+        "output": None if output is None else os.fspath(output),
+    }
+    return run_select(
+        load_config(None, flags), task, listener, force=force, write=output is not None
+    )
+
+
+def _as_function(data: Data | None) -> Callable[[], Iterable[Any]] | None:
+    if data is None or callable(data):
+        return data
+    return lambda: data

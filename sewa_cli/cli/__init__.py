@@ -1,0 +1,10 @@
+"""The door: talks to people; alone prints and exits.
+
+app      the commands and their flags
+talk     what people read on stderr: progress, warnings, the summary
+door     standard output kept for data; exceptions become one line and an exit code
+"""
+
+from sewa_cli.cli.door import main
+
+__all__ = ["main"]

@@ -1,0 +1,323 @@
+"""The commands and their flags. Each imports what it needs when it runs: `--help` stays fast."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from sewa_cli.config import Config
+    from sewa_cli.task import Task
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Learn which checkpoints of a training run to average.",
+)
+
+Checkpoints = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="[CKPTS]...",
+        help="A folder of *.safetensors, files, or - for paths on standard input.",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Default: sewa.yaml here, if there is one.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key: --set gumbel.lr=0.1"),
+]
+TaskSpec = Annotated[str | None, typer.Option(help="The task: a .py file or a module.")]
+# numbers arrive as text, so that the config tells all faults together and in the same words
+Budget = Annotated[
+    str | None, typer.Option("--K", "-K", metavar="N", help="How many checkpoints to average.")
+]
+Last = Annotated[str | None, typer.Option(metavar="N", help="Only the last N take part.")]
+Every = Annotated[
+    str | None, typer.Option(metavar="N", help="Only every N-th, counted back from the newest.")
+]
+FromStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint before this.")]
+ToStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint after this.")]
+Nonfinite = Annotated[
+    str | None,
+    typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps …")]
+Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr, full tracebacks.")]
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if show_version:
+        from sewa_cli import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command()
+def select(
+    ckpts: Checkpoints = None,
+    K: Budget = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    task: TaskSpec = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="The averaged file; - for standard output.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="The JSON report. Default: OUTPUT with .report.json")
+    ] = None,
+    force: Force = False,
+    last: Last = None,
+    every: Every = None,
+    from_step: FromStep = None,
+    to_step: ToStep = None,
+    nonfinite: Nonfinite = None,
+    solver: Annotated[str | None, typer.Option(help="gumbel")] = None,
+    iterations: Annotated[
+        str | None, typer.Option(metavar="N", help="Of the solver. Default: 100")
+    ] = None,
+    bn: Annotated[
+        str | None, typer.Option(metavar="auto|on|off", help="Recompute BatchNorm statistics.")
+    ] = None,
+    output_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16, float64.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit 5 if a simple average does better held out.")
+    ] = False,
+    device: Device = None,
+    seed: Seed = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report instead of the chosen paths.")
+    ] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Learn which K checkpoints to average; write the average and a report.
+
+    Prints the chosen checkpoints' paths, one a line.
+    """
+    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.report import to_json
+
+    settings = _load(
+        config,
+        set_,
+        checkpoints=ckpts,
+        K=K,
+        task=task,
+        output=output,
+        report=report,
+        last=last,
+        every=every,
+        from_step=from_step,
+        to_step=to_step,
+        nonfinite=nonfinite,
+        solver=solver,
+        bn=bn,
+        output_dtype=output_dtype,
+        strict=strict or None,
+        device=device,
+        seed=seed,
+        **{"gumbel.iterations": iterations},
+    )
+    if settings.output == "-" and as_json:
+        raise ConfigError("--json and --output - both want standard output; use --report")
+
+    with stdout_for_data() as stdout:
+        from sewa_cli.cli.talk import Talk
+        from sewa_cli.run import run_select
+
+        with Talk(quiet, verbose) as talk:
+            user_task = _load_task(settings, talk.say)
+            selection = run_select(settings, user_task, talk, force=force, stdout=stdout)
+        talk.summary(selection.report)
+        if as_json:
+            stdout.write(to_json(selection.report).encode())
+        elif settings.output != "-":
+            stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
+    if settings.strict and selection.report.beaten_by:
+        best = selection.report.beaten_by[0]
+        raise BaselineWins(f"--strict: `{best.name}` did better on held-out data by {best.by:.5g}")
+
+
+@app.command()
+def validate(
+    ckpts: Checkpoints = None,
+    K: Budget = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    task: TaskSpec = None,
+    last: Last = None,
+    every: Every = None,
+    from_step: FromStep = None,
+    to_step: ToStep = None,
+    device: Device = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
+    from dataclasses import asdict
+
+    from sewa_cli.cli.door import stdout_for_data
+
+    settings = _load(
+        config,
+        set_,
+        checkpoints=ckpts,
+        K=K,
+        task=task,
+        last=last,
+        every=every,
+        from_step=from_step,
+        to_step=to_step,
+        device=device,
+    )
+    with stdout_for_data() as stdout:
+        from sewa_cli.cli.talk import Talk
+        from sewa_cli.run import run_validate
+
+        with Talk(quiet, verbose) as talk:
+            found = asdict(run_validate(settings, _load_task(settings, talk.say), talk))
+        if as_json:
+            text = json.dumps(found, indent=2) + "\n"
+        else:
+            text = "".join(f"{key.replace('_', ' '):>16}  {_plain(found[key])}\n" for key in found)
+        stdout.write(text.encode())
+        talk.say("all fits together")
+
+
+@app.command()
+def apply(
+    report: Annotated[Path, typer.Argument(help="A report of `sewa select`.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="A file, or - for standard output.")
+    ],
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Build a report's averaged file again, byte for byte, without the task.
+
+    Refuses when a checkpoint's size or SHA-256 is not what the report says.
+    """
+    from pydantic import ValidationError
+
+    from sewa_cli.report import Report
+
+    try:
+        past = Report.model_validate_json(report.read_bytes())
+    except OSError as error:
+        raise CheckpointError(f"{report}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise CheckpointError(f"{report}: not a report of sewa: {where}: {first['msg']}") from error
+
+    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.talk import Talk
+    from sewa_cli.run import run_apply
+
+    with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
+        target = stdout if output == "-" else Path(output)
+        run_apply(past, report.parent, target, force=force)
+        if output != "-":
+            talk.say(f"wrote {output}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the report."""
+    from sewa_cli.report import schema as report_schema
+
+    typer.echo(json.dumps(report_schema(), indent=2))
+
+
+@app.command()
+def init(
+    folder: Annotated[
+        Path, typer.Argument(help="Where to; the working directory by default.")
+    ] = Path(),
+    force: Force = False,
+) -> None:
+    """Write a commented sewa.yaml and task.py to start from."""
+    from sewa_cli.templates import write_template
+
+    for path in write_template("init", folder, force):
+        typer.echo(str(path))
+
+
+@app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="A new folder.")] = Path(
+        "sewa-demo"
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Of the training run and the solver.")] = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Train a small network on real digits, choose 10 of its 100 checkpoints, show the gain."""
+    from sewa_cli.cli.door import stdout_for_data
+
+    with stdout_for_data() as stdout:
+        from sewa_cli.cli.talk import Talk
+        from sewa_cli.demo import run_demo
+
+        with Talk(quiet, verbose) as talk:
+            selection = run_demo(folder, seed, talk, force=force)
+        talk.summary(selection.report)
+        stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
+    talk.say(
+        f"\ntry next:\n  cd {folder}\n  sewa select ckpts/ --K 5\n"
+        "  sewa select ckpts/ --K 10 --json | jq .average\n"
+        "  sewa select ckpts/ --K 10 --last 50 -o last50.safetensors"
+    )
+
+
+def _load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
+    from sewa_cli.config import find_config, load_config
+
+    if not flags.get("checkpoints"):
+        flags["checkpoints"] = None  # typer gives an empty list
+    return load_config(find_config(config), flags, sets or ())
+
+
+def _load_task(settings: Config, say: Any) -> Task:
+    from sewa_cli.task import load_task
+
+    if settings.task is None:
+        raise ConfigError("no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both")
+    loaded = load_task(settings.task, settings.args)
+    say(f"task {loaded.source}")
+    return loaded
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit("run `sewa`, or `python -m sewa_cli`")

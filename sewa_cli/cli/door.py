@@ -1,0 +1,101 @@
+"""`main`: runs a command, and turns whatever comes out of it into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from types import FrameType
+from typing import BinaryIO
+
+from sewa_cli.errors import ConfigError, SewaError, UserCodeError
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit code."""
+    from sewa_cli.cli.app import app
+
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    verbose = "-v" in arguments or "--verbose" in arguments
+    signal.signal(signal.SIGTERM, _end_as_if_interrupted)
+    try:
+        code = app(arguments, prog_name="sewa", standalone_mode=False)
+        sys.stdout.flush()
+    except SewaError as error:
+        if isinstance(error, UserCodeError):
+            _say(_all_frames(error) if verbose else error.frames)
+        elif verbose:
+            _say(traceback.format_exc())
+        faults = error.faults if isinstance(error, ConfigError) else str(error).splitlines()
+        for fault in faults:
+            _say(f"error: {fault}")
+        return error.exit_code
+    except BrokenPipeError:
+        return _pipe_closed()
+    except SystemExit as error:
+        # typer's answer to a closed pipe is exit code 1
+        if isinstance(error.__context__, BrokenPipeError):
+            return _pipe_closed()
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        if callable(format_message := getattr(error, "format_message", None)):
+            _say(f"error: {format_message()} See `sewa --help`.")  # a usage error of typer's
+            return 2
+        if verbose:
+            _say(traceback.format_exc())
+        what = " ".join(str(error).split())
+        where = "-v shows where, please report it"
+        _say(f"error: a bug in sewa: {type(error).__name__}: {what}; {where}")
+        return 1
+    if code == INTERRUPTED:
+        _say("interrupted; nothing was written")
+    return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def stdout_for_data() -> Iterator[BinaryIO]:
+    """Yields the real standard output; meanwhile everything else that prints goes to stderr.
+
+    At the level of file descriptors, so that prints of C libraries and of worker processes in the
+    user's code do not end up in the middle of a piped checkpoint either.
+    """
+    sys.stdout.flush()
+    ours = os.dup(1)
+    data = os.fdopen(ours, "wb")
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield data
+        data.flush()
+    finally:
+        os.dup2(ours, 1)
+        with suppress(BrokenPipeError):  # told already by the flush above
+            data.close()
+
+
+def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _pipe_closed() -> int:
+    """The reader has had enough: not an error. Python must not try to flush again at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return 0
+
+
+def _say(text: str) -> None:
+    if text:
+        with suppress(BrokenPipeError):
+            sys.stderr.write(text + "\n")
+            sys.stderr.flush()
+
+
+def _all_frames(error: UserCodeError) -> str:
+    return "".join(traceback.format_exception(error.__cause__ or error)).rstrip()

@@ -1,0 +1,122 @@
+"""What people read while and after a run, all of it on stderr."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from sewa_cli.report import Report, Scores
+from sewa_cli.run import Listener
+
+
+class Talk(Listener):
+    """Progress bars on a terminal only; `quiet` leaves errors alone; `verbose` adds notes."""
+
+    def __init__(self, quiet: bool, verbose: bool) -> None:
+        self.console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
+        self._verbose = verbose
+        self._progress = Progress(
+            TextColumn("{task.description:>10}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=quiet or not sys.stderr.isatty(),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._stages: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Talk:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def note(self, text: str) -> None:
+        if self._verbose:
+            self.console.print(text, style="dim", markup=False)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"warning: {text}", style="yellow", markup=False)
+
+    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        if stage not in self._stages:
+            self._stages[stage] = self._progress.add_task(stage, total=total, loss="")
+        shown = "" if loss is None else f"loss {loss:.4f}"
+        self._progress.update(self._stages[stage], completed=done, loss=shown)
+
+    def summary(self, report: Report) -> None:
+        """The average beside its references, what was chosen, and whether it was worth it."""
+        self.scores({"learned": report.average, **report.references}, report)
+        steps = ", ".join(
+            str(index if step is None else step)
+            for index, step in zip(report.selected, report.selected_steps, strict=True)
+        )
+        what = "steps" if report.selected_steps[0] is not None else "checkpoints"
+        self.say(f"chose {report.K} of {report.k}: {what} {steps}")
+        if report.batchnorm and report.batchnorm.data:
+            self.say(
+                f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "
+                f"{report.batchnorm.data} ({report.batchnorm.rows} rows)"
+            )
+        seconds = report.cost.seconds
+        self.say(
+            f"{seconds.total:.1f} s on {report.device} (reading {seconds.read:.1f}, learning "
+            f"{seconds.learn:.1f}, evaluating {seconds.evaluate:.1f}, writing {seconds.write:.1f})"
+        )
+        self.say(verdict(report))
+        if report.output not in (None, "-"):
+            self.say(f"wrote {report.output}")
+
+    def scores(self, rows: dict[str, Scores], report: Report) -> None:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("average")
+        table.add_column(f"selection loss ({report.selection_rows})", justify="right")
+        if report.heldout_rows is not None:
+            table.add_column(f"held-out loss ({report.heldout_rows})", justify="right")
+        metrics = list(report.average.metrics or {})
+        for name in metrics:
+            table.add_column(name, justify="right")
+        for name, scores in rows.items():
+            cells = [name, _number(scores.selection_loss)]
+            if report.heldout_rows is not None:
+                cells.append(_number(scores.heldout_loss))
+            cells += [_number((scores.metrics or {}).get(metric)) for metric in metrics]
+            table.add_row(*cells, style="bold" if name == "learned" else None)
+        self.console.print(table)
+
+
+def verdict(report: Report) -> str:
+    """One sentence: did choosing pay?"""
+    chosen = report.average.heldout_loss
+    if chosen is None:
+        return "no held-out loss: define heldout_data in the task to see whether choosing pays"
+    if report.beaten_by:
+        best = report.beaten_by[0]
+        return f"on held-out data `{best.name}` is better by {best.by:.5g}; use it instead"
+    others = {n: s.heldout_loss for n, s in report.references.items() if s.heldout_loss is not None}
+    if not others:
+        return "on held-out data no reference has a finite loss"
+    name = min(others, key=lambda n: others[n])
+    gain = others[name] - chosen
+    return f"on held-out data the learned average is better than `{name}` by {gain:.5g}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.5g}" if abs(value) < 1e5 else f"{value:.4e}"

@@ -1,0 +1,134 @@
+"""Set-up that every command with a task shares: device, files, model, names, seeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sewa_cli import checkpoints as library
+from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.config import Config
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.evaluate import Objective
+from sewa_cli.flat import FlatModel
+from sewa_cli.task import Task
+
+
+class Listener:
+    """Hears what happens; this one keeps silent. `cli` has one that talks."""
+
+    def note(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...
+
+
+@dataclass
+class Bench:
+    """Files opened, model built, names matched: what `select` and `validate` start from."""
+
+    config: Config
+    task: Task
+    listener: Listener
+    checkpoints: list[Checkpoint]
+    model: FlatModel
+    names: dict[str, str]  # model name → checkpoint name
+    objective: Objective
+    reads: Reads
+    warnings: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+        self.listener.warn(text)
+
+    def load_integers(self, checkpoint: Checkpoint) -> None:
+        named = ((n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float)
+        self.model.load((name, checkpoint.read(source)) for name, source in named)
+
+    def floats(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of one row of the trajectory, by the layout's names."""
+        for name, source in self.names.items():
+            if checkpoint.tensors[source].is_float:
+                yield self.model.canonical(name), checkpoint.read(source)
+
+
+def resolve_device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device: {wanted!r} cannot be used here: {reason}") from error
+    return device
+
+
+def open_candidates(config: Config, reads: Reads) -> list[Checkpoint]:
+    """Find, order, narrow down and cross-check the checkpoints, from their headers alone."""
+    if not config.checkpoints:
+        raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
+    found = [library.open_checkpoint(path, reads) for path in library.find(config.checkpoints)]
+    if not found:
+        where = ", ".join(str(path) for path in config.checkpoints)
+        raise CheckpointError(f"{where}: holds no checkpoints")
+    candidates = library.narrow(
+        library.in_order(found), config.last, config.every, config.from_step, config.to_step
+    )
+    library.check_agreement(candidates)
+    return candidates
+
+
+def set_up(config: Config, task: Task, listener: Listener) -> Bench:
+    device = resolve_device(config.device)
+    reads = Reads()
+    candidates = open_candidates(config, reads)
+    check_budget(config.K, candidates)
+    try:
+        model = FlatModel(task.build_model(), device)
+    except ValueError as error:
+        raise TaskError(f"build_model(): {error}") from error
+    if model.layout.size == 0:
+        raise TaskError("build_model(): the model has no floating-point weights")
+    names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
+    objective = Objective(model, task.predict, task.loss, task.backward)
+    bench = Bench(config, task, listener, candidates, model, names, objective, reads)
+    if candidates[0].step is None:
+        bench.warn("no checkpoint has a step in its metadata or name; they are taken in name order")
+    return bench
+
+
+def check_budget(K: int, candidates: Sequence[Checkpoint]) -> None:
+    k = len(candidates)
+    if k == 1:
+        raise CheckpointError(
+            f"{candidates[0].path}: is the only checkpoint; there is none to choose"
+        )
+    if k <= K:
+        raise ConfigError(
+            f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
+        )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The user's code draws from seeded generators; the caller's are put back afterwards."""
+    kept = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            random.setstate(kept[0])
+            np.random.set_state(kept[1])

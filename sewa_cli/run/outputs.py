@@ -1,0 +1,102 @@
+"""Where results go: decided and refused before the work, written together after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.config import STDOUT, Config
+from sewa_cli.errors import ConfigError, OutputError
+from sewa_cli.report import Report, to_json
+from sewa_cli.run.recipe import Averaged, from_recipe
+from sewa_cli.write import check_free, first_free, staged
+
+DEFAULT_OUTPUT = "averaged.safetensors"
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where results go. None: not written."""
+
+    average: Path | None
+    report: Path | None
+    stdout: IO[bytes] | None  # the averaged file goes here instead
+    force: bool
+
+    @property
+    def named(self) -> str:
+        return str(self.average) if self.average is not None else STDOUT
+
+
+def decide_outputs(
+    config: Config, inputs: Sequence[Checkpoint], force: bool, stdout: IO[bytes] | None
+) -> Outputs:
+    """Decide where results go, and refuse now what would fail in the end."""
+    if config.output == STDOUT:
+        if stdout is None:
+            raise ConfigError("output: - needs a standard output to write to")
+        average = None
+        report = config.report
+    else:
+        if config.output is not None:
+            average = Path(config.output)
+        else:  # nobody named a file, so a name that is taken is no reason to stop
+            average = Path(DEFAULT_OUTPUT)
+            if not force:
+                average = first_free(average, lambda path: [_report_path(path)])
+        report = config.report or _report_path(average)
+        if report.resolve() == average.resolve():
+            raise ConfigError(f"{report}: --report and --output name the same file")
+    files = [path for path in (average, report) if path is not None]
+    taken = {checkpoint.path.resolve() for checkpoint in inputs}
+    for path in files:
+        if path.resolve() in taken:
+            raise OutputError(f"{path}: is one of the checkpoints; inputs are never overwritten")
+        check_free(path, force)
+    return Outputs(average, report, stdout if config.output == STDOUT else None, force)
+
+
+def _report_path(output: Path) -> Path:
+    return output.with_name(f"{output.stem}.report.json")
+
+
+def write_results(
+    averaged: Averaged, outputs: Outputs, make_report: Callable[[], Report]
+) -> Report:
+    """The average and the report appear together: both are complete before either gets its name."""
+    with ExitStack() as stack:
+        stages = []
+        if outputs.stdout is not None:
+            averaged.write(outputs.stdout)
+            outputs.stdout.flush()
+        elif outputs.average is not None:
+            stages.append(stack.enter_context(staged(outputs.average, outputs.force)))
+            averaged.write(stages[-1].file)
+        report = make_report()
+        if outputs.report is not None:
+            stages.append(stack.enter_context(staged(outputs.report, outputs.force)))
+            stages[-1].file.write(to_json(report).encode())
+        for stage in stages:
+            stage.commit()
+    return report
+
+
+def run_apply(
+    report: Report, beside: Path, output: Path | IO[bytes], *, force: bool = False
+) -> None:
+    """Rebuild the averaged file of a report, byte for byte."""
+    if isinstance(output, Path):
+        check_free(output, force)
+    averaged = from_recipe(report.recipe, beside)
+    if not isinstance(output, Path):
+        averaged.write(output)
+        return
+    if output.resolve() in {checkpoint.path.resolve() for checkpoint in averaged.sources}:
+        raise OutputError(f"{output}: is one of the checkpoints; inputs are never overwritten")
+    with staged(output, force) as stage:
+        averaged.write(stage.file)
+        stage.commit()

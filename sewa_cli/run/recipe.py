@@ -1,0 +1,130 @@
+"""An averaged checkpoint as a recipe: sources, weights, names; built, written, and built again.
+
+`select` makes one and `apply` reads it back from a report, so both go through the same lines and
+give the same bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from sewa_cli.average import weighted_mean
+from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, open_checkpoint
+from sewa_cli.errors import CheckpointError, OutputError
+from sewa_cli.report import Recipe, Source
+from sewa_cli.write import sha256, write_safetensors
+
+# safetensors' words for the dtypes an output can be asked for
+WORDS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
+_BYTES |= {"F16": 2, "BF16": 2, "I16": 2, "U16": 2}  # the rest: one byte
+
+
+@dataclass
+class Averaged:
+    """The mean of `sources` (in step order), tensor by tensor, never whole in memory."""
+
+    sources: list[Checkpoint]
+    coefficients: list[float]
+    names: dict[str, str]  # name in the output → name in the checkpoints
+    dtype: str | None = None  # of floating-point tensors; None: as in the checkpoints
+    metadata: dict[str, str] = field(default_factory=dict)
+    replaced: dict[str, Tensor] = field(default_factory=dict)  # recomputed, not averaged
+
+    def tensor(self, name: str) -> Tensor:
+        if name in self.replaced:
+            return self.replaced[name]
+        source = self.names[name]
+        if not self.sources[0].tensors[source].is_float:
+            return self.sources[-1].read(source)  # counters and the like are never averaged
+        dtype = getattr(torch, self.dtype) if self.dtype else None
+        try:
+            parts = (checkpoint.read(source) for checkpoint in self.sources)
+            return weighted_mean(parts, self.coefficients, dtype)
+        except ValueError as error:
+            raise OutputError(f"{name}: {error}; choose a wider --output-dtype") from error
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for name in self.names:
+            yield name, self.tensor(name)
+
+    def dtype_of(self, name: str) -> torch.dtype:
+        """What a floating-point tensor is written as."""
+        word = self._word(name)
+        return safetensors.torch._TYPES[word]  # type: ignore[no-any-return]
+
+    def _word(self, name: str) -> str:
+        info = self.sources[0].tensors[self.names[name]]
+        return WORDS[self.dtype] if info.is_float and self.dtype else info.dtype
+
+    def write(self, file: IO[bytes]) -> None:
+        entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        for name, source in self.names.items():
+            shape = self.sources[0].tensors[source].shape
+            elements = int(torch.Size(shape).numel())
+            entries[name] = (self._word(name), shape, elements * _BYTES.get(self._word(name), 1))
+        write_safetensors(file, entries, self.tensor, self.metadata)
+
+    def recipe(self) -> Recipe:
+        """Hashes the sources, so that a rebuild can tell whether they are still the same."""
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            hashes = list(pool.map(sha256, [c.path for c in self.sources]))
+        blob = base64.b64encode(safetensors.torch.save(self.replaced)) if self.replaced else None
+        return Recipe(
+            working_directory=str(Path.cwd()),
+            sources=[
+                Source(path=str(c.path), coefficient=weight, size=c.size, sha256=digest)
+                for c, weight, digest in zip(self.sources, self.coefficients, hashes, strict=True)
+            ],
+            tensors=self.names,
+            dtype=self.dtype,
+            metadata=self.metadata,
+            replaced=blob.decode() if blob else None,
+        )
+
+
+def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
+    """Open a report's sources again; `beside`: the report's folder, in case the run was moved."""
+    reads = Reads()
+    sources = []
+    for source in recipe.sources:
+        path = _locate(Path(source.path), [beside, Path(recipe.working_directory), Path()])
+        if (size := path.stat().st_size) != source.size:
+            raise CheckpointError(
+                f"{path}: has changed since the report: expected {source.size} bytes, found {size}"
+            )
+        if (digest := sha256(path)) != source.sha256:
+            raise CheckpointError(
+                f"{path}: has changed since the report: expected SHA-256 {source.sha256[:12]}…, "
+                f"found {digest[:12]}…"
+            )
+        sources.append(open_checkpoint(path, reads))
+    check_agreement(sources)
+    lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
+    if lost is not None:
+        raise CheckpointError(f"{sources[0].path}: {lost}: no such tensor; is the report intact?")
+    replaced = base64.b64decode(recipe.replaced) if recipe.replaced else None
+    return Averaged(
+        sources=sources,
+        coefficients=[source.coefficient for source in recipe.sources],
+        names=recipe.tensors,
+        dtype=recipe.dtype,
+        metadata=recipe.metadata,
+        replaced=safetensors.torch.load(replaced) if replaced else {},
+    )
+
+
+def _locate(path: Path, folders: list[Path]) -> Path:
+    for folder in folders:
+        if (folder / path).is_file():  # an absolute path stays itself
+            return folder / path
+    raise CheckpointError(f"{path}: the report's checkpoint is gone")

@@ -1,0 +1,64 @@
+"""`sewa validate`: everything that can go wrong early, tried on one batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite, prod
+
+from sewa_cli.config import Config
+from sewa_cli.errors import TaskError
+from sewa_cli.evaluate import batchnorm_layers, cycle, rows
+from sewa_cli.run.bench import Listener, seeded, set_up
+from sewa_cli.task import Task
+
+
+@dataclass(frozen=True)
+class Check:
+    """What `validate` found in order."""
+
+    task: str
+    device: str
+    checkpoints: int
+    first_step: int | None
+    last_step: int | None
+    tensors: int
+    parameters: int
+    dtypes: list[str]
+    batchnorm_layers: int
+    batch_rows: int
+    loss: float
+    heldout_data: bool
+    training_data: bool
+    metrics: bool
+
+
+def run_validate(config: Config, task: Task, listener: Listener | None = None) -> Check:
+    """Do config, task and checkpoints fit together? One batch, forward and back, newest weights."""
+    with seeded(config.seed):
+        bench = set_up(config, task, listener or Listener())
+        newest = bench.checkpoints[-1]
+        bench.model.load((bench.model.canonical(n), newest.read(s)) for n, s in bench.names.items())
+        try:
+            batch = next(cycle(task.selection_data, bench.model.device))
+        except ValueError as error:
+            raise TaskError(f"selection_data(): {error}") from error
+        loss, _ = bench.objective.loss_and_gradient(bench.model.flat.clone(), [batch])
+    if not isfinite(float(loss)):
+        raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
+    infos = newest.tensors.values()
+    return Check(
+        task=task.source,
+        device=str(bench.model.device),
+        checkpoints=len(bench.checkpoints),
+        first_step=bench.checkpoints[0].step,
+        last_step=newest.step,
+        tensors=len(newest.tensors),
+        parameters=sum(prod(info.shape) for info in infos if info.is_float),
+        dtypes=sorted({info.dtype for info in infos}),
+        batchnorm_layers=len(batchnorm_layers(bench.model.module)),
+        batch_rows=rows(batch),
+        loss=float(loss),
+        heldout_data=task.heldout_data is not None,
+        training_data=task.training_data is not None,
+        metrics=task.metrics is not None,
+    )
