@@ -1,0 +1,96 @@
+"""Draw the README's picture from a fresh demo: `python benchmarks/picture.py docs/demo.png`.
+
+Trains the demo's network, selects K=10, and shows where the chosen checkpoints lie and what each
+average scores on held-out images. Every number comes from the report.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import torch
+from safetensors.torch import load_file
+
+from sewa_cli.demo import run_demo
+from sewa_cli.report import Report
+from sewa_cli.run import Listener
+from sewa_cli.task import load_task
+
+
+def single_losses(folder: Path, report: Report) -> list[float]:
+    """Held-out loss of each checkpoint alone, for the grey dots."""
+    task = load_task(str(folder / "task.py"), {})
+    model = task.build_model().eval()
+    if task.heldout_data is None:
+        raise ValueError("the demo has held-out data")
+    batches = list(task.heldout_data)
+    losses = []
+    for candidate in report.candidates:
+        model.load_state_dict(load_file(candidate.path))
+        with torch.no_grad():
+            parts = [(len(b[1]), float(task.loss(task.predict(model, b), b))) for b in batches]
+        losses.append(sum(n * loss for n, loss in parts) / sum(n for n, _ in parts))
+    return losses
+
+
+def draw(report: Report, singles: list[float], target: Path) -> None:
+    steps = [candidate.step or 0 for candidate in report.candidates]
+    chosen = set(report.selected)
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(8, 5.2), sharex=True, height_ratios=[3, 2], layout="constrained"
+    )
+    others = [i for i in range(len(steps)) if i not in chosen]
+    top.scatter([steps[i] for i in others], [singles[i] for i in others], s=12, c="0.6")
+    top.scatter(
+        [steps[i] for i in sorted(chosen)],
+        [singles[i] for i in sorted(chosen)],
+        s=34,
+        marker="D",
+        c="black",
+        label="chosen checkpoints, each alone",
+    )
+    rows = {"learned, K=10": report.average, **report.references}
+    names = {
+        "last": "last checkpoint",
+        "uniform": "mean of all 100",
+        "lawa": "10 at equal intervals",
+    }
+    styles = ["-", ":", "--", "-."]
+    for (name, scores), style in zip(rows.items(), styles, strict=True):
+        loss = scores.heldout_loss or 0.0
+        width = 2.2 if name.startswith("learned") else 1.2
+        label = f"{names.get(name, name)}: {loss:.3f}"
+        top.axhline(loss, ls=style, lw=width, c="black", label=label)
+    top.set_yscale("log")
+    ticks = [0.1, 0.2, 0.3, 0.5, 1.0]
+    top.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
+    top.set_yticks([], minor=True)
+    top.set_ylabel("held-out loss")
+    top.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.26), frameon=False)
+    heights = [candidate.probability for candidate in report.candidates]
+    colours = ["black" if i in chosen else "0.7" for i in range(len(steps))]
+    bottom.bar(steps, heights, width=8, color=colours)
+    bottom.set_ylabel("mask probability")
+    bottom.set_xlabel("training step")
+    bottom.set_ylim(0, 1)
+    figure.savefig(target, dpi=130)
+
+
+def main(target: Path) -> None:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "demo"
+        report = run_demo(folder, 0, Listener()).report
+        draw(report, single_losses(folder, report), target)
+    for name, scores in {"learned": report.average, **report.references}.items():
+        print(f"{name:>8}  held-out loss {scores.heldout_loss:.4f}  {scores.metrics}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
