@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SUFFIX = ".safetensors"
 WRITTEN_BY = "sewa_version"  # metadata key of our own outputs
+FLOAT_WORDS = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
+INTEGER_WORDS = {"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
 # wrappers that put a word before every name: DistributedDataParallel, torch.compile, many trainers
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
@@ -35,7 +37,7 @@ class TensorInfo:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype.startswith(("F", "BF"))
+        return self.dtype in FLOAT_WORDS
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
@@ -127,7 +129,9 @@ def open_checkpoint(path: Path, reads: Reads) -> Checkpoint:
     if not tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     for name, info in tensors.items():
-        if info.dtype.startswith(("C", "F4", "F6")):  # complex, or several values packed in a byte
+        if (
+            info.dtype not in FLOAT_WORDS | INTEGER_WORDS
+        ):  # complex, or several values packed in a byte
             raise CheckpointError(f"{path}: {name}: {info.dtype} tensors cannot be averaged")
     return Checkpoint(path, _step(path, metadata), size, tensors, metadata, reads)
 

@@ -70,7 +70,8 @@ def train(
     for step in range(1, WARM_UP + CHECKPOINTS * SPACING + 1):
         chosen = torch.randint(len(labels), (BATCH,), generator=generator)
         optimizer.zero_grad()
-        F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
+        loss = F.cross_entropy(model(images[chosen]), labels[chosen])
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step > WARM_UP and step % SPACING == 0:
             yield step, model

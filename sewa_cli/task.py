@@ -130,7 +130,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
 
 
 def default_predict(model: nn.Module, batch: Any) -> Any:
-    """model(batch[0]) for a tuple or list, model(**batch) for a dict; .logits where there are any."""
+    """model(batch[0]) for a tuple or list, model(**batch) for a dict; .logits if there are any."""
     if isinstance(batch, Mapping):
         outputs = model(
             **{key: value for key, value in batch.items() if _takes(model.forward, key)}

@@ -147,7 +147,7 @@ def _bytes(tensor: Tensor) -> memoryview:
     import torch
 
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data
 
 
 def sha256(path: Path) -> str:

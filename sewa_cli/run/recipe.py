@@ -10,6 +10,7 @@ import base64
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import IO
 
@@ -23,10 +24,25 @@ from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.report import Recipe, Source
 from sewa_cli.write import sha256, write_safetensors
 
-# safetensors' words for the dtypes an output can be asked for
-WORDS = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4}
-_BYTES |= {"F16": 2, "BF16": 2, "I16": 2, "U16": 2}  # the rest: one byte
+# safetensors' words for dtypes
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+WORDS = {str(dtype).removeprefix("torch."): word for word, dtype in DTYPES.items()}
 
 
 @dataclass
@@ -58,9 +74,8 @@ class Averaged:
             yield name, self.tensor(name)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """What a floating-point tensor is written as."""
-        word = self._word(name)
-        return safetensors.torch._TYPES[word]  # type: ignore[no-any-return]
+        """What a tensor is written as."""
+        return DTYPES[self._word(name)]
 
     def _word(self, name: str) -> str:
         info = self.sources[0].tensors[self.names[name]]
@@ -70,8 +85,8 @@ class Averaged:
         entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
         for name, source in self.names.items():
             shape = self.sources[0].tensors[source].shape
-            elements = int(torch.Size(shape).numel())
-            entries[name] = (self._word(name), shape, elements * _BYTES.get(self._word(name), 1))
+            size = prod(shape) * self.dtype_of(name).itemsize
+            entries[name] = (self._word(name), shape, size)
         write_safetensors(file, entries, self.tensor, self.metadata)
 
     def recipe(self) -> Recipe:
