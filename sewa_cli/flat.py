@@ -47,9 +47,9 @@ class FlatModel:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.aliases = _tied_names(model)
         self.module = model.to(device).eval()
         self.device = device
-        self.aliases = _tied_names(self.module)
         state = _state(self.module)
         self.shapes = {names[0]: tuple(state[names[0]].shape) for names in self.aliases}
         self._first = {name: names[0] for names in self.aliases for name in names}

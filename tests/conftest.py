@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -16,6 +17,9 @@ from torch.nn import functional as F
 from sewa_cli.cli import main
 
 torch.set_num_threads(1)
+# the machine is shared: how long one example takes says nothing
+hypothesis.settings.register_profile("shared", deadline=None)
+hypothesis.settings.load_profile("shared")
 
 TASK = """
 import torch

@@ -1,0 +1,199 @@
+"""The flat-buffer core against its naive twin: autograd through stacked checkpoints."""
+
+from __future__ import annotations
+
+import copy
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from sewa_cli.evaluate import Objective
+from sewa_cli.flat import FlatModel
+from sewa_cli.trajectory import Trajectory
+
+CPU = torch.device("cpu")
+
+
+class Tied(nn.Module):
+    """An embedding used twice, a frozen layer, an integer and a float buffer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, width)
+        self.mix = nn.Linear(width, width)
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.head = nn.Linear(width, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.rand(width) + 0.5)
+        self.register_buffer("count", torch.tensor(3))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scale = self.get_buffer("scale")
+        hidden = torch.tanh(self.frozen(torch.tanh(self.mix(self.embed(tokens)))) * scale)
+        return self.head(hidden)  # type: ignore[no-any-return]
+
+
+def random_model(kind: str, width: int) -> tuple[nn.Module, Tensor]:
+    if kind == "mlp":
+        mlp = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 7))
+        return mlp, torch.randn(9, 5)
+    if kind == "conv":
+        conv = nn.Sequential(
+            nn.Conv1d(2, width, 3), nn.BatchNorm1d(width), nn.Flatten(), nn.Linear(3 * width, 7)
+        )
+        return conv, torch.randn(9, 2, 5)
+    return Tied(width), torch.randint(7, (9,))
+
+
+def perturbed(model: nn.Module) -> dict[str, Tensor]:
+    state = {n: t.detach().clone() for n, t in model.state_dict().items()}
+    tied = {id(t): n for n, t in model.state_dict(keep_vars=True).items()}
+    for name in tied.values():
+        if state[name].is_floating_point():
+            state[name] += 0.1 * torch.rand_like(state[name])
+    if "head.weight" in state:
+        state["embed.weight"] = state["head.weight"]
+    return state
+
+
+def objective_of(model: FlatModel, target: Tensor) -> Objective:
+    def loss(outputs: Tensor, _batch: object) -> Tensor:
+        return nn.functional.cross_entropy(outputs, target)
+
+    return Objective(model, lambda m, x: m(x), loss, lambda value: torch.autograd.backward(value))
+
+
+def naive_twin(
+    model: nn.Module, states: list[dict[str, Tensor]], a: Tensor, x: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Loss at Σ a_i w_i and its gradient in a, by autograd through the stacked tensors."""
+    a = a.clone().requires_grad_(True)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    mixed = {}
+    for name, first in states[0].items():
+        if first.is_floating_point():
+            stacked = torch.stack([state[name] for state in states])
+            # buffers move along with the mask, but carry no gradient: native BatchNorm has none
+            weights = a if name in parameters else a.detach()
+            mixed[name] = torch.einsum("k,k...->...", weights.float(), stacked)
+        else:
+            mixed[name] = first
+    outputs = functional_call(model.eval(), mixed, (x,), tie_weights=False)
+    loss = nn.functional.cross_entropy(outputs, target)
+    (gradient,) = torch.autograd.grad(loss, a)
+    return loss.detach(), gradient
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from(["mlp", "conv", "tied"]),
+    st.integers(1, 12),
+    st.integers(2, 9),
+    st.integers(1, 3),
+    st.integers(0, 2**31),
+)
+def test_mixing_and_its_gradient_equal_autograd_through_the_stacked_checkpoints(
+    kind: str, width: int, k: int, samples: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    model, x = random_model(kind, width)
+    target = torch.randint(7, (9,))
+    states = [perturbed(model) for _ in range(k)]
+    a = torch.rand(samples, k, dtype=torch.float64)
+    expected = [naive_twin(copy.deepcopy(model), states, row, x, target) for row in a]
+
+    flat = FlatModel(model, CPU)
+    trajectory = Trajectory(k, flat.layout, CPU)
+    for state in states:
+        assert trajectory.append((n, state[n]) for n in flat.layout.slices) is None
+    objective = objective_of(flat, target)
+    gradients = []
+    for row, (loss, _) in zip(trajectory.mix(a), expected, strict=True):
+        found, gradient = objective.loss_and_gradient(row, [x])
+        assert float(found) == pytest.approx(float(loss), rel=2e-6)
+        gradients.append(gradient.clone())
+    pulled = trajectory.pull_back(torch.stack(gradients))
+    for row, (_, gradient) in zip(pulled, expected, strict=True):
+        torch.testing.assert_close(row.double(), gradient.double(), rtol=2e-5, atol=2e-6)
+
+
+def test_tied_weights_stand_once_in_the_flat_vector_and_stay_tied() -> None:
+    model = Tied(4)
+    flat = FlatModel(model, CPU)
+    assert ("embed.weight", "head.weight") in flat.aliases
+    assert "head.weight" not in flat.layout.slices
+    flat.load([("head.weight", torch.full((7, 4), 2.0))])
+    assert torch.equal(model.embed.weight, torch.full((7, 4), 2.0))
+    assert model.embed.weight is model.head.weight
+
+
+def test_parameters_come_before_buffers() -> None:
+    flat = FlatModel(Tied(4), CPU)
+    assert flat.layout.slices["scale"].start == flat.layout.parameters
+    assert flat.layout.size == flat.layout.parameters + 4
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 7)).to(dtype)
+    model[2].float()  # mixed: the last layer stays float32
+    twin = copy.deepcopy(model)
+    flat = FlatModel(model, CPU)
+    x, target = torch.randn(9, 5, dtype=dtype), torch.randint(7, (9,))
+
+    def predict(module: nn.Module, batch: Tensor) -> Tensor:
+        assert isinstance(module, nn.Sequential)
+        return module[2](module[1](module[0](batch)).float())  # type: ignore[no-any-return]
+
+    objective = objective_of(flat, target)
+    objective.predict = predict
+    loss, gradient = objective.loss_and_gradient(flat.flat.clone(), [x])
+    expected = nn.functional.cross_entropy(predict(twin, x), target)
+    expected.backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(loss, expected.detach(), check_dtype=False)
+    for name, parameter in twin.named_parameters():
+        assert parameter.grad is not None
+        own = gradient[flat.layout.slices[name]].view(parameter.shape)
+        torch.testing.assert_close(own, parameter.grad.float())
+    assert model[0].weight.dtype == dtype
+
+
+def test_a_row_with_nan_is_named_and_its_place_is_taken_by_the_next() -> None:
+    flat = FlatModel(nn.Linear(2, 1), CPU)
+    trajectory = Trajectory(3, flat.layout, CPU)
+    good = {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
+    bad = {**good, "bias": torch.tensor([float("inf")])}
+    assert trajectory.append(good.items()) is None
+    assert trajectory.append(bad.items()) == "bias"
+    assert trajectory.append((n, 2 * t) for n, t in good.items()) is None
+    assert trajectory.W.tolist() == [[1, 1, 1], [2, 2, 2]]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "word"),
+    [(torch.empty(2, device="meta"), "meta"), (torch.zeros(2, dtype=torch.complex64), "complex")],
+)
+def test_weights_that_cannot_be_averaged_are_refused_by_name(tensor: Tensor, word: str) -> None:
+    model = nn.Module()
+    model.register_parameter("odd", nn.Parameter(tensor))
+    with pytest.raises(ValueError, match=f"odd is .*{word}"):
+        FlatModel(model, CPU)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_mixing_on_cuda_equals_mixing_on_the_cpu() -> None:
+    flats = []
+    for device in (CPU, torch.device("cuda")):
+        torch.manual_seed(0)
+        flat = FlatModel(nn.Linear(20, 10), device)
+        trajectory = Trajectory(5, flat.layout, device)
+        for _ in range(5):
+            trajectory.append((n, torch.randn(s)) for n, s in flat.layout.shapes.items())
+        flats.append(trajectory.mix(torch.full((1, 5), 0.2)).cpu())
+    torch.testing.assert_close(flats[0], flats[1])

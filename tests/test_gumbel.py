@@ -1,0 +1,126 @@
+"""The solver finds what is there to be found, and says so when it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sewa_cli.config import GumbelConfig
+from sewa_cli.flat import FlatModel
+from sewa_cli.solvers import Solution, gumbel
+from sewa_cli.trajectory import Trajectory
+
+CPU = torch.device("cpu")
+P = 40
+
+
+def planted(k: int, good: set[int], seed: int) -> tuple[Trajectory, Tensor]:
+    """k points, of which the good ones scatter around a target and the others lie off to a side."""
+    generator = torch.Generator().manual_seed(seed)
+    target = torch.randn(P, generator=generator)
+    side = torch.randn(P, generator=generator)
+    layout = FlatModel(nn.Linear(P, 1, bias=False), CPU).layout
+    trajectory = Trajectory(k, layout, CPU)
+    for i in range(k):
+        noise = 0.3 * torch.randn(P, generator=generator)
+        trajectory.append([("weight", target + noise + (0 if i in good else side))])
+    return trajectory, target
+
+
+def solve(trajectory: Trajectory, target: Tensor, K: int, **settings: Any) -> Solution:
+    def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+        difference = flat - target
+        return difference @ difference / P, 2 * difference / P
+
+    seed = settings.pop("seed", 0)
+    return gumbel.solve(trajectory, loss_and_gradient, K, GumbelConfig(**settings), seed)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"parametrization": "projected"},
+        {"temperature": 1.0, "temperature_end": 0.2},
+        {"samples": 1},
+        {"samples": 5, "iterations": 60},
+        {"normalize": "paper"},
+        {"normalize": "paper", "parametrization": "projected"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_setting_finds_the_planted_checkpoints(settings: dict[str, Any], seed: int) -> None:
+    good = {2, 5, 11, 17}
+    trajectory, target = planted(20, good, seed)
+    solution = solve(trajectory, target, 4, seed=seed, **settings)
+    assert set(solution.selected) == good
+
+
+def test_the_probabilities_are_feasible_and_the_selection_is_their_top() -> None:
+    trajectory, target = planted(30, set(range(10, 20)), 3)
+    for parametrization in ("logits", "projected"):
+        solution = solve(trajectory, target, 7, parametrization=parametrization)
+        s = solution.probabilities
+        assert all(0 <= p <= 1 for p in s)
+        assert sum(s) <= 7 + 1e-6
+        assert min(s[i] for i in solution.selected) >= max(
+            s[i] for i in range(30) if i not in solution.selected
+        )
+        assert solution.selected == sorted(solution.selected)
+
+
+def test_the_loss_falls_and_has_one_entry_for_each_iteration() -> None:
+    trajectory, target = planted(40, set(range(8)), 1)
+    history = solve(trajectory, target, 6, iterations=50).history
+    assert len(history) == 50
+    assert sum(history[-10:]) < 0.5 * sum(history[:10])
+
+
+def test_the_same_seed_gives_the_same_probabilities_and_another_does_not() -> None:
+    trajectory, target = planted(20, {1, 2, 3, 4}, 0)
+    first, again, other = (solve(trajectory, target, 3, seed=seed) for seed in (5, 5, 6))
+    assert first.probabilities == again.probabilities
+    assert first.probabilities != other.probabilities
+
+
+def test_the_samples_of_an_iteration_see_the_same_batches() -> None:
+    trajectory, target = planted(6, {1, 2}, 0)
+    calls: list[str] = []
+
+    def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append("loss")
+        return ((flat - target) ** 2).mean(), 2 * (flat - target) / P
+
+    settings = GumbelConfig(iterations=2, samples=3)
+    gumbel.solve(
+        trajectory, loss_and_gradient, 2, settings, next_batches=lambda: calls.append("batches")
+    )
+    assert calls == ["batches", "loss", "loss", "loss"] * 2
+
+
+@pytest.mark.parametrize("K", [0, 6, 7])
+def test_a_budget_that_leaves_no_choice_is_refused(K: int) -> None:
+    trajectory, target = planted(6, {1}, 0)
+    with pytest.raises(ValueError, match="K must lie between 1 and 5"):
+        solve(trajectory, target, K)
+
+
+def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
+    trajectory, _ = planted(6, {1}, 0)
+
+    def broken(flat: Tensor) -> tuple[Tensor, Tensor]:
+        return flat.sum() * float("nan"), flat * float("nan")
+
+    for parametrization in ("logits", "projected"):
+        settings = GumbelConfig(iterations=3, parametrization=parametrization)
+        with pytest.raises(ValueError, match="NaN"):
+            gumbel.solve(trajectory, broken, 2, settings)
+
+
+def test_one_of_two_checkpoints_can_be_chosen() -> None:
+    trajectory, target = planted(2, {0}, 0)
+    assert solve(trajectory, target, 1).selected == [0]

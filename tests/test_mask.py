@@ -1,0 +1,121 @@
+"""The mask's promises, as properties."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor
+
+from sewa_cli import mask
+
+vectors = st.lists(st.floats(-30, 30), min_size=2, max_size=40).map(
+    lambda values: torch.tensor(values, dtype=torch.float64)
+)
+
+
+@given(vectors, st.floats(0.01, 0.99))
+def test_shifted_logits_put_the_sum_where_it_is_asked(theta: Tensor, share: float) -> None:
+    total = share * theta.numel()
+    s = torch.sigmoid(mask.shifted_logits(theta, total))
+    assert float(s.sum()) == pytest.approx(total, abs=1e-6)
+    assert (s[torch.argsort(theta)].diff() >= 0).all()  # a shift keeps the order
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(-4, 4), min_size=2, max_size=8), st.floats(0.05, 0.95))
+def test_the_gradient_through_the_shift_equals_finite_differences(
+    values: list[float], share: float
+) -> None:
+    theta = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    total = share * theta.numel()
+    assert torch.autograd.gradcheck(
+        lambda x: torch.sigmoid(mask.shifted_logits(x, total)), (theta,), atol=1e-4
+    )
+
+
+@given(vectors, st.integers(1, 39))
+def test_the_projection_lands_in_the_set_and_is_the_nearest_point(v: Tensor, K: int) -> None:
+    K = min(K, v.numel())
+    s = mask.project(v, K)
+    edge = min(mask.EDGE, K / (2 * v.numel()))
+    assert float(s.sum()) <= K + 1e-9
+    assert float(s.min()) >= edge - 1e-12
+    assert float(s.max()) <= 1 - edge + 1e-12
+    # nearest: no feasible point z makes an acute angle, (v − s)·(z − s) ≤ 0
+    for z in _feasible_points(v.numel(), K, edge):
+        assert float((v - s) @ (z - s)) <= 1e-6
+
+
+def _feasible_points(k: int, K: int, edge: float) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(k)
+    points = [torch.full((k,), edge, dtype=torch.float64)]
+    for _ in range(10):
+        z = torch.rand(k, dtype=torch.float64, generator=generator).clamp(edge, 1 - edge)
+        if float(z.sum()) > K:  # move towards the floor until the sum fits
+            floor = torch.full_like(z, edge)
+            t = (K - float(floor.sum())) / (float(z.sum()) - float(floor.sum()))
+            z = floor + t * (z - floor)
+        points.append(z)
+    return points
+
+
+def test_projecting_a_feasible_point_leaves_it_where_it_is() -> None:
+    s = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
+    assert torch.equal(mask.project(s, 2), s)
+
+
+def test_the_noise_is_the_difference_of_two_gumbels() -> None:
+    noise = mask.logistic_noise(200, 500, torch.Generator().manual_seed(0))
+    # logistic: mean 0, variance π²/3, and P(noise < x) = σ(x)
+    assert float(noise.mean()) == pytest.approx(0, abs=0.02)
+    assert float(noise.var()) == pytest.approx(math.pi**2 / 3, rel=0.02)
+    for x in (-2.0, 0.5, 3.0):
+        share = float((noise < x).double().mean())
+        assert share == pytest.approx(1 / (1 + math.exp(-x)), abs=0.005)
+    assert torch.isfinite(noise).all()
+
+
+def test_a_cold_mask_is_a_bernoulli_draw_of_its_probabilities() -> None:
+    s = torch.tensor([0.1, 0.5, 0.8], dtype=torch.float64)
+    noise = mask.logistic_noise(40_000, 3, torch.Generator().manual_seed(1))
+    cold = mask.relax(torch.logit(s), noise, temperature=1e-3)
+    assert cold.mean(0).tolist() == pytest.approx(s.tolist(), abs=0.01)
+    assert float(((cold > 0.01) & (cold < 0.99)).double().mean()) < 0.02
+
+
+def test_sum_normalisation_gives_a_mean_and_the_papers_divides_by_k() -> None:
+    masks = torch.tensor([[0.5, 0.25, 0.25, 1.0]])
+    assert mask.coefficients(masks, 2, "sum").sum().item() == pytest.approx(1)
+    assert mask.coefficients(masks, 2, "paper").tolist() == [[0.25, 0.125, 0.125, 0.5]]
+
+
+def test_the_largest_are_in_step_order_and_the_later_wins_a_tie() -> None:
+    assert mask.largest(torch.tensor([0.9, 0.1, 0.5, 0.95]), 2) == [0, 3]
+    assert mask.largest(torch.full((5,), 0.4), 2) == [3, 4]
+
+
+def test_annealing_is_geometric_and_reaches_both_ends() -> None:
+    values = [mask.anneal(1.0, 0.01, i, 3) for i in range(3)]
+    assert values == pytest.approx([1.0, 0.1, 0.01])
+    assert mask.anneal(0.5, None, 7, 10) == 0.5
+    assert mask.anneal(0.5, 0.1, 0, 1) == 0.5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: mask.shifted_logits(torch.zeros(3), 3),
+        lambda: mask.project(torch.zeros(3), 0),
+        lambda: mask.largest(torch.zeros(3), 4),
+        lambda: mask.relax(torch.zeros(3), torch.zeros(1, 3), 0.0),
+        lambda: mask.coefficients(torch.ones(1, 3), 2, "none"),
+    ],
+)
+def test_what_has_no_meaning_is_a_value_error(call: object) -> None:
+    assert callable(call)
+    with pytest.raises(ValueError, match=r"."):
+        call()
