@@ -64,7 +64,7 @@ def select(
         "output": None if output is None else os.fspath(output),
     }
     return run_select(
-        load_config(None, flags), task, listener, force=force, write=output is not None
+        load_config(None, flags, dashes=""), task, listener, force=force, write=output is not None
     )
 
 

@@ -57,7 +57,9 @@ class GumbelConfig(_Frozen):
     temperature_end: Positive | None = Field(
         None, description="anneal geometrically from `temperature` to this; null: constant"
     )
-    lr: Positive | None = Field(None, description="Adam's; null: 0.3 for logits, 0.1 for projected")
+    lr: Positive | None = Field(
+        None, description="Adam's; null: 0.3 for logits, 0.05 for projected"
+    )
     batches: Count = Field(1, description="selection batches used in each iteration")
     normalize: Literal["sum", "paper"] = Field(
         "sum", description="divide the mixed weights by the sum of the mask, or by K"
@@ -110,7 +112,10 @@ def find_config(explicit: Path | None) -> Path | None:
 
 
 def load_config(
-    path: Path | None, flags: Mapping[str, object] | None = None, sets: Sequence[str] = ()
+    path: Path | None,
+    flags: Mapping[str, object] | None = None,
+    sets: Sequence[str] = (),
+    dashes: str = "--",
 ) -> Config:
     """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win."""
     settings: dict[str, Any] = {}
@@ -121,7 +126,7 @@ def load_config(
     for key, value in (flags or {}).items():
         if value is not None:
             _put(settings, key, value)
-            sources[key] = "--" + key.rpartition(".")[2].replace("_", "-")
+            sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
     for text in sets:
         key, equals, raw = text.partition("=")
         try:

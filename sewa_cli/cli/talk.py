@@ -109,13 +109,13 @@ def verdict(report: Report) -> str:
         return "no held-out loss: define heldout_data in the task to see whether choosing pays"
     if report.beaten_by:
         best = report.beaten_by[0]
-        return f"on held-out data `{best.name}` is better by {best.by:.5g}; use it instead"
+        return f"choosing did not pay: `{best.name}` has a lower held-out loss, by {best.by:.5g}"
     others = {n: s.heldout_loss for n, s in report.references.items() if s.heldout_loss is not None}
     if not others:
-        return "on held-out data no reference has a finite loss"
+        return "no reference has a finite held-out loss"
     name = min(others, key=lambda n: others[n])
     gain = others[name] - chosen
-    return f"on held-out data the learned average is better than `{name}` by {gain:.5g}"
+    return f"choosing paid: the held-out loss is {gain:.5g} below that of `{name}`, the next best"
 
 
 def _number(value: float | None) -> str:

@@ -21,7 +21,7 @@ from sewa_cli.config import GumbelConfig
 from sewa_cli.solvers import LossAndGradient, Solution
 from sewa_cli.trajectory import Trajectory
 
-LEARNING_RATES = {"logits": 0.3, "projected": 0.1}
+LEARNING_RATES = {"logits": 0.3, "projected": 0.05}
 
 
 def solve(

@@ -1,0 +1,109 @@
+"""From Python: the README's example runs, and the objects handed in stay as they were."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import train_tiny
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sewa_cli import Selection, select
+from sewa_cli.errors import ConfigError, UserCodeError
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
+    x = torch.randn(200, 6, generator=torch.Generator().manual_seed(seed))
+    return list(zip(x.split(100), (x[:, 0] * x[:, 1] > 0).long().split(100), strict=True))
+
+
+def loss(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(outputs, batch[1])
+
+
+def test_select_on_objects_does_the_same_job(tmp_path: Path) -> None:
+    paths = train_tiny(tmp_path / "ckpts")
+    model = network()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    result = select(
+        tmp_path / "ckpts",
+        model=model,
+        loss=loss,
+        selection_data=batches(1),
+        heldout_data=lambda: iter(batches(2)),
+        K=3,
+        output=tmp_path / "out.safetensors",
+        device="cpu",
+        gumbel={"iterations": 5},
+    )
+    assert isinstance(result, Selection)
+    assert len(result.selected) == 3
+    assert result.paths == [paths[i] for i in result.selected]
+    assert result.steps == [10 * (i + 1) for i in result.selected]
+    assert len(result.probabilities) == 12
+    assert result.output == tmp_path / "out.safetensors"
+    assert (tmp_path / "out.report.json").is_file()
+    written = load_file(tmp_path / "out.safetensors")
+    for name, tensor in result.state_dict().items():
+        assert torch.equal(tensor, written[name])
+    # the caller's model and random numbers are untouched
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_without_an_output_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = train_tiny(tmp_path / "ckpts")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    settings = {"last": 8, "gumbel": {"iterations": 2}}
+    result = select(
+        list(reversed(paths)),
+        model=network(),
+        loss=loss,
+        selection_data=batches(1),
+        K=2,
+        **settings,
+    )
+    assert sorted(tmp_path.rglob("*")) == before
+    assert result.output is None
+    assert result.report.k == 8
+    network().load_state_dict(result.state_dict())
+
+
+def test_faults_are_typed_exceptions(tmp_path: Path) -> None:
+    train_tiny(tmp_path, k=3)
+    with pytest.raises(ConfigError, match="K: 3 of 3 checkpoints"):
+        select(tmp_path, model=network(), loss=loss, selection_data=batches(1), K=3)
+    with pytest.raises(ConfigError, match="lats: unknown key; did you mean last"):
+        select(tmp_path, model=network(), loss=loss, selection_data=batches(1), K=2, lats=3)
+
+    def broken(outputs: Tensor, batch: object) -> Tensor:
+        raise RuntimeError(f"no loss for {type(batch).__name__} {outputs.shape}")
+
+    with pytest.raises(UserCodeError, match=r"loss\(\) raised RuntimeError: no loss for tuple"):
+        select(tmp_path, model=network(), loss=broken, selection_data=batches(1), K=2)
+
+
+def test_the_readmes_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    [example] = [text for text in examples if "from sewa_cli import select" in text]
+    monkeypatch.chdir(tmp_path)
+    train_tiny(tmp_path / "ckpts")
+    namespace: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), namespace)
+    assert isinstance(namespace["result"], Selection)
+    assert (tmp_path / "averaged.safetensors").is_file()
