@@ -178,15 +178,17 @@ def narrow(
     """The step range first, then every n-th counted back from the newest, then the last so many."""
     if (from_step is not None or to_step is not None) and checkpoints[0].step is None:
         raise ConfigError("--from-step and --to-step: these checkpoints have no steps")
-    low = from_step if from_step is not None else 0
-    high = to_step if to_step is not None else sys.maxsize
-    kept = [c for c in checkpoints if c.step is None or low <= c.step <= high]
+    kept = [
+        c
+        for c in checkpoints
+        if (from_step is None or (c.step is not None and c.step >= from_step))
+        and (to_step is None or (c.step is not None and c.step <= to_step))
+    ]
     if not kept:
+        asked = f"{'' if from_step is None else from_step}..{'' if to_step is None else to_step}"
         first, newest = checkpoints[0].step, checkpoints[-1].step
-        raise ConfigError(
-            f"--from-step, --to-step: no checkpoint lies in {low}..{to_step or ''}; "
-            f"the steps are {first}..{newest}"
-        )
+        there = f"the steps are {first}..{newest}"
+        raise ConfigError(f"--from-step, --to-step: no checkpoint lies in {asked}; {there}")
     if every is not None:
         kept = kept[::-1][::every][::-1]
     return kept[-last:] if last is not None else kept
@@ -218,9 +220,12 @@ def match_names(
     Of tied names, the one that the checkpoint has is kept, so the averaged file looks like it.
     """
     tied = [tuple(names) for names in tied]
-    model_names = {name for names in tied for name in names}
-    by_variant = {variant: name for name in model_names for variant in _variants(name)}
-    by_variant |= {name: name for name in model_names}  # a name as it is beats a stripped one
+    by_variant: dict[str, str] = {}
+    stripped = [(name, list(_variants(name))) for names in tied for name in names]
+    for depth in range(max(len(variants) for _, variants in stripped)):
+        for name, variants in stripped:  # a name as it is beats one without a prefix, and so on
+            if depth < len(variants):
+                by_variant.setdefault(variants[depth], name)
     sources: dict[str, str] = {}
     extra: list[str] = []
     for found in checkpoint.tensors:
@@ -236,6 +241,8 @@ def match_names(
             f"{_first_few('missing from the checkpoint', missing)}; "
             f"{_first_few('not in the model', extra)}"
         )
+    for names in tied:
+        _check_tied(checkpoint, [sources[name] for name in names if name in sources])
     kept = {next(name for name in names if name in sources): names[0] for names in tied}
     float_names = set(floats)
     for name, first in kept.items():
@@ -247,6 +254,25 @@ def match_names(
                 f"{list(shapes[first])} as in the model, found {info}"
             )
     return {name: sources[name] for name in kept}
+
+
+def _check_tied(checkpoint: Checkpoint, names: Sequence[str]) -> None:
+    """Copies of one tensor of the model must be copies in the file, as only one is averaged."""
+    for other in names[1:]:
+        one, two = checkpoint.read(names[0]), checkpoint.read(other)
+        same = one.dtype == two.dtype and one.shape == two.shape
+        # by their bytes, so that a NaN equals itself and is told of later
+        if not (same and bool((_raw(one) == _raw(two)).all())):
+            raise CheckpointError(
+                f"{checkpoint.path}: {names[0]} and {other} are one tensor in the model, "
+                "but differ in the file"
+            )
+
+
+def _raw(tensor: Tensor) -> Any:
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _variants(name: str) -> Iterator[str]:

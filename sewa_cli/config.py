@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -95,7 +96,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 raise yaml.MarkedYAMLError(
                     problem=f"the key {key.value!r} is given twice", problem_mark=key.start_mark
@@ -125,8 +126,9 @@ def load_config(
         settings = _relative_to(path.parent, _read_yaml(path))
     for key, value in (flags or {}).items():
         if value is not None:
-            _put(settings, key, value)
-            sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
+            with suppress(ValueError):  # the section is no section: validation will tell
+                _put(settings, key, value)
+                sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
     for text in sets:
         key, equals, raw = text.partition("=")
         try:
@@ -221,8 +223,12 @@ def _put(settings: dict[str, Any], dotted: str, value: object) -> None:
 def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str:
     """One line: where (the file and the key, or the flag), what, and what was found."""
     key = ".".join(str(part) for part in fault["loc"] if part != "function-before[_as_paths()]")
-    source = next((s for k, s in sources.items() if key == k or key.startswith(k + ".")), None)
-    where = source or f"{file}: {key}"
+    where = f"{file}: {key}"
+    for given, source in sources.items():
+        if key == given or given.startswith(f"{key}."):
+            where = source
+        elif key.startswith(f"{given}."):
+            where = f"{source}: {key.removeprefix(given + '.')}"
     found = fault["input"]
     match fault["type"]:
         case "extra_forbidden":
@@ -231,6 +237,10 @@ def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str
             what = "must be a whole number"
         case "float_parsing" | "float_type":
             what = "must be a number"
+        case "model_type":
+            what = "must be a section with keys of its own"
+        case "tuple_type":
+            what = "must be a path or a list of paths"
         case "value_error":
             return f"{where}: {fault['ctx']['error']}"
         case _:

@@ -49,6 +49,8 @@ class Objective:
         with torch.no_grad():
             for batch in data:
                 n = rows(batch)
+                if n == 0:  # its mean is NaN, and it weighs nothing
+                    continue
                 total += n * float(self.batch_loss(to_device(batch, self.model.device)))
                 seen += n
         if seen == 0:
@@ -91,14 +93,14 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     """The same batch with every tensor on `device`; tuples, lists and dicts are walked."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if callable(move := getattr(batch, "to", None)):  # transformers' BatchEncoding, for one
+        return move(device)
     if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device) for item in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(item, device) for item in batch)
-    if callable(move := getattr(batch, "to", None)):
-        return move(device)
     return batch
 
 
@@ -107,8 +109,9 @@ def cycle(data: Data, device: torch.device) -> Iterator[Batch]:
     while True:
         empty = True
         for batch in data:
-            empty = False
-            yield to_device(batch, device)
+            if rows(batch) > 0:
+                empty = False
+                yield to_device(batch, device)
         if empty:
             raise ValueError("there are no batches")
 

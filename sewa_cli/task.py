@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -19,7 +20,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.config import names_a_file
-from sewa_cli.errors import ConfigError, TaskError, UserCodeError
+from sewa_cli.errors import ConfigError, SewaError, TaskError, UserCodeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -143,22 +144,22 @@ def default_predict(model: nn.Module, batch: Any) -> Any:
 @contextmanager
 def user_code(name: str) -> Iterator[None]:
     """Everything raised in here is the user's, and is told as such."""
-    from sewa_cli.errors import SewaError
-
     try:
         yield
     except SewaError:
         raise
     except (Exception, SystemExit) as error:
-        message = " ".join(str(error).split()) or "no message"
-        raise UserCodeError(
-            f"{name}() raised {type(error).__name__}: {message}", _frames(error)
-        ) from error
+        message = f"{name}() raised {type(error).__name__}: {_one_line(error)}"
+        raise UserCodeError(message, _frames(error)) from error
+
+
+def _one_line(error: BaseException | None) -> str:
+    return " ".join(str(error).split()) or "no message"
 
 
 def _frames(error: BaseException) -> str:
     """The traceback, only the user's own files; if there are none, all but ours."""
-    ours = str(Path(__file__).parent)
+    ours = str(Path(__file__).parent) + os.sep
     libraries = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platlib", "purelib"))
     stack = traceback.extract_tb(_after_us(error.__traceback__, ours))
     outside = [frame for frame in stack if not frame.filename.startswith((ours, "<frozen"))]
@@ -178,13 +179,20 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # so that the task can import its neighbours
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
+    # under its own name, as DataLoader workers pickle functions by module; but never in the
+    # place of a standard module
+    name = path.stem if path.stem not in sys.stdlib_module_names else f"{path.stem}_task"
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
         raise TaskError(f"{path}: is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # DataLoader workers pickle functions by module name
-    with _importing(path):
-        spec.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        with _importing(path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
@@ -212,7 +220,7 @@ def _importing(what: object) -> Iterator[None]:
     except UserCodeError as error:
         cause = error.__cause__
         raise UserCodeError(
-            f"{what}: cannot be imported: {type(cause).__name__}: {cause}", error.frames
+            f"{what}: cannot be imported: {type(cause).__name__}: {_one_line(cause)}", error.frames
         ) from cause
 
 

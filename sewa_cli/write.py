@@ -26,23 +26,34 @@ _ALIGNMENT = 8
 
 
 class Staged:
-    """A file being written beside its final place; `commit` puts it there."""
+    """A file written beside its final place; `seal` ends the writing, `publish` puts it there."""
 
     def __init__(self, path: Path, force: bool) -> None:
         self.path = path
         self._force = force
+        self._published = False
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         self.file: IO[bytes] = open(self._temporary, "xb")  # noqa: SIM115
 
-    def commit(self) -> None:
+    def seal(self) -> None:
+        """All bytes are on the disk: what can fail for want of space has not failed."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.file.close()
+
+    def publish(self) -> None:
         if self._force:
             os.replace(self._temporary, self.path)
         else:
             self._link()
+        self._published = True
         _sync_folder(self.path.parent)
+
+    def retract(self) -> None:
+        """Take back what was published; not with --force, as the older file is gone already."""
+        if self._published and not self._force:
+            with suppress(OSError):
+                os.unlink(self.path)
 
     def _link(self) -> None:
         """Unlike a rename, a link fails if someone else made the file since we looked."""
@@ -56,21 +67,37 @@ class Staged:
             os.replace(self._temporary, self.path)
 
     def discard(self) -> None:
-        """Nothing to do once committed."""
-        self.file.close()
+        """Nothing to do once published."""
+        with suppress(OSError):  # closing flushes, and on a full disk fails again
+            self.file.close()
         with suppress(OSError):
             os.unlink(self._temporary)
 
 
 @contextmanager
 def staged(path: Path, force: bool = False) -> Iterator[Staged]:
-    """A `Staged` that is discarded, whatever happens, unless it was committed."""
+    """A `Staged` that is discarded, whatever happens, unless it was published."""
     with told_as_output_error(path):
         stage = Staged(path, force)
         try:
             yield stage
         finally:
             stage.discard()
+
+
+def publish_together(stages: Sequence[Staged]) -> None:
+    """All of them appear, or none: each is sealed before the first gets its name."""
+    for stage in stages:
+        with told_as_output_error(stage.path):
+            stage.seal()
+    try:
+        for stage in stages:
+            with told_as_output_error(stage.path):
+                stage.publish()
+    except BaseException:
+        for stage in stages:
+            stage.retract()
+        raise
 
 
 @contextmanager
@@ -94,7 +121,7 @@ def check_free(path: Path, force: bool) -> None:
     if not folder.is_dir():
         raise OutputError(f"{folder}: no such folder; make it first")
     if not os.access(folder, os.W_OK):
-        raise OutputError(f"{folder}: is not writable")
+        raise OutputError(f"{folder}: is not writable; choose another with --output")
 
 
 def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:

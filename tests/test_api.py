@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,8 @@ def network() -> nn.Module:
 
 def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
     x = torch.randn(200, 6, generator=torch.Generator().manual_seed(seed))
-    return list(zip(x.split(100), (x[:, 0] * x[:, 1] > 0).long().split(100), strict=True))
+    labels = (x[:, 0] * x[:, 1] > 0).long()
+    return [(x[:100], labels[:100]), (x[100:], labels[100:])]
 
 
 def loss(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -69,7 +71,7 @@ def test_without_an_output_nothing_is_written(
     paths = train_tiny(tmp_path / "ckpts")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    settings = {"last": 8, "gumbel": {"iterations": 2}}
+    settings: dict[str, Any] = {"last": 8, "gumbel": {"iterations": 2}}
     result = select(
         list(reversed(paths)),
         model=network(),

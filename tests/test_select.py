@@ -314,3 +314,19 @@ def test_a_closer_look_at_the_learned_mask_pays_on_the_selection_data(sewa: Sewa
     report = report_of()
     chosen = report["average"]["selection_loss"]
     assert chosen < min(s["selection_loss"] for s in report["references"].values())
+
+
+def test_tied_names_with_different_values_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(TIED_TASK)
+    Path("ckpts").mkdir()
+    model = runpy.run_path("task.py")["build_model"]()
+    for step in range(3):
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state["head.weight"] += 1
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    ended = sewa("select", "ckpts", "--K", 1, "--task", "task.py")
+    assert ended.code == 3
+    assert "embed.weight and head.weight are one tensor in the model" in ended.error

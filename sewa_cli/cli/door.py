@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -9,9 +10,9 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from types import FrameType
-from typing import BinaryIO
+from typing import IO, Any
 
-from sewa_cli.errors import ConfigError, SewaError, UserCodeError
+from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
 
 INTERRUPTED = 130
 
@@ -44,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         if callable(format_message := getattr(error, "format_message", None)):
-            _say(f"error: {format_message()} See `sewa --help`.")  # a usage error of typer's
+            _say(
+                f"error: {format_message().rstrip('.')}. See `sewa --help`"
+            )  # a usage error of typer's
             return 2
         if verbose:
             _say(traceback.format_exc())
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def stdout_for_data() -> Iterator[BinaryIO]:
+def stdout_for_data() -> Iterator[IO[bytes]]:
     """Yields the real standard output; meanwhile everything else that prints goes to stderr.
 
     At the level of file descriptors, so that prints of C libraries and of worker processes in the
@@ -66,7 +69,7 @@ def stdout_for_data() -> Iterator[BinaryIO]:
     """
     sys.stdout.flush()
     ours = os.dup(1)
-    data = os.fdopen(ours, "wb")
+    data = io.BufferedWriter(_Stdout(ours, "wb"))
     os.dup2(2, 1)
     try:
         with redirect_stdout(sys.stderr):
@@ -74,8 +77,20 @@ def stdout_for_data() -> Iterator[BinaryIO]:
         data.flush()
     finally:
         os.dup2(ours, 1)
-        with suppress(BrokenPipeError):  # told already by the flush above
+        with suppress(OSError, OutputError):  # told already by the flush above
             data.close()
+
+
+class _Stdout(io.FileIO):
+    """Standard output whose faults (a full disk behind `>`) are told like those of any output."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
 
 
 def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:

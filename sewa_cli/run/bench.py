@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Bench:
     names: dict[str, str]  # model name → checkpoint name
     objective: Objective
     reads: Reads
+    inputs: list[Path]  # never to be overwritten
     warnings: list[str] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
@@ -73,8 +75,11 @@ def resolve_device(wanted: str) -> torch.device:
     return device
 
 
-def open_candidates(config: Config, reads: Reads) -> list[Checkpoint]:
-    """Find, order, narrow down and cross-check the checkpoints, from their headers alone."""
+def open_candidates(config: Config, reads: Reads) -> tuple[list[Checkpoint], list[Path]]:
+    """Find, order, narrow down and cross-check the checkpoints, from their headers alone.
+
+    Also returns the paths of all that were found: inputs, even if they take no part.
+    """
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
     found = [library.open_checkpoint(path, reads) for path in library.find(config.checkpoints)]
@@ -85,13 +90,13 @@ def open_candidates(config: Config, reads: Reads) -> list[Checkpoint]:
         library.in_order(found), config.last, config.every, config.from_step, config.to_step
     )
     library.check_agreement(candidates)
-    return candidates
+    return candidates, [checkpoint.path for checkpoint in found]
 
 
 def set_up(config: Config, task: Task, listener: Listener) -> Bench:
     device = resolve_device(config.device)
     reads = Reads()
-    candidates = open_candidates(config, reads)
+    candidates, found = open_candidates(config, reads)
     check_budget(config.K, candidates)
     try:
         model = FlatModel(task.build_model(), device)
@@ -100,8 +105,9 @@ def set_up(config: Config, task: Task, listener: Listener) -> Bench:
     if model.layout.size == 0:
         raise TaskError("build_model(): the model has no floating-point weights")
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
+    inputs = [*found, Path(task.source)]
     objective = Objective(model, task.predict, task.loss, task.backward)
-    bench = Bench(config, task, listener, candidates, model, names, objective, reads)
+    bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
     if candidates[0].step is None:
         bench.warn("no checkpoint has a step in its metadata or name; they are taken in name order")
     return bench

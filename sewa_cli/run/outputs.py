@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.report import Report, to_json
 from sewa_cli.run.recipe import Averaged, from_recipe
-from sewa_cli.write import check_free, first_free, staged
+from sewa_cli.write import check_free, first_free, publish_together, staged
 
 DEFAULT_OUTPUT = "averaged.safetensors"
 
@@ -33,7 +32,7 @@ class Outputs:
 
 
 def decide_outputs(
-    config: Config, inputs: Sequence[Checkpoint], force: bool, stdout: IO[bytes] | None
+    config: Config, inputs: Sequence[Path], force: bool, stdout: IO[bytes] | None
 ) -> Outputs:
     """Decide where results go, and refuse now what would fail in the end."""
     if config.output == STDOUT:
@@ -52,10 +51,10 @@ def decide_outputs(
         if report.resolve() == average.resolve():
             raise ConfigError(f"{report}: --report and --output name the same file")
     files = [path for path in (average, report) if path is not None]
-    taken = {checkpoint.path.resolve() for checkpoint in inputs}
+    taken = {path.resolve() for path in inputs}
     for path in files:
         if path.resolve() in taken:
-            raise OutputError(f"{path}: is one of the checkpoints; inputs are never overwritten")
+            raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
         check_free(path, force)
     return Outputs(average, report, stdout if config.output == STDOUT else None, force)
 
@@ -80,8 +79,7 @@ def write_results(
         if outputs.report is not None:
             stages.append(stack.enter_context(staged(outputs.report, outputs.force)))
             stages[-1].file.write(to_json(report).encode())
-        for stage in stages:
-            stage.commit()
+        publish_together(stages)
     return report
 
 
@@ -96,7 +94,7 @@ def run_apply(
         averaged.write(output)
         return
     if output.resolve() in {checkpoint.path.resolve() for checkpoint in averaged.sources}:
-        raise OutputError(f"{output}: is one of the checkpoints; inputs are never overwritten")
+        raise OutputError(f"{output}: is one of the inputs, which are never overwritten")
     with staged(output, force) as stage:
         averaged.write(stage.file)
-        stage.commit()
+        publish_together([stage])

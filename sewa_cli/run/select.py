@@ -94,7 +94,7 @@ def _select(
     if config.strict and task.heldout_data is None:
         raise ConfigError(f"--strict needs held-out data: define heldout_data in {task.source}")
     bench = set_up(config, task, listener)
-    outputs = decide_outputs(config, bench.checkpoints, force, stdout) if write else None
+    outputs = decide_outputs(config, bench.inputs, force, stdout) if write else None
 
     with clock("read"):
         trajectory, used, left_out = _read(bench)
@@ -191,7 +191,9 @@ def _read(bench: Bench) -> tuple[Trajectory, list[Checkpoint], list[LeftOut]]:
         else:
             reason = f"{broken} holds NaN or Inf"
             if config.nonfinite == "error":
-                raise CheckpointError(f"{checkpoint.path}: {reason}")
+                raise CheckpointError(
+                    f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out"
+                )
             left_out.append(LeftOut(path=str(checkpoint.path), step=checkpoint.step, reason=reason))
             bench.warn(f"{checkpoint.path}: left out: {reason}")
         bench.listener.progress("reading", n, total)

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from math import isfinite, prod
 
 from sewa_cli.config import Config
-from sewa_cli.errors import TaskError
+from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.evaluate import batchnorm_layers, cycle, rows
 from sewa_cli.run.bench import Listener, seeded, set_up
 from sewa_cli.task import Task
+from sewa_cli.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,18 @@ def run_validate(config: Config, task: Task, listener: Listener | None = None) -
     with seeded(config.seed):
         bench = set_up(config, task, listener or Listener())
         newest = bench.checkpoints[-1]
-        bench.model.load((bench.model.canonical(n), newest.read(s)) for n, s in bench.names.items())
+        # a row of a trajectory, so that NaN is found here as `select` would find it
+        row = Trajectory(1, bench.model.layout, bench.model.device)
+        if broken := row.append(bench.floats(newest)):
+            raise CheckpointError(
+                f"{newest.path}: {broken} holds NaN or Inf; `select` leaves it out"
+            )
+        bench.load_integers(newest)
         try:
             batch = next(cycle(task.selection_data, bench.model.device))
         except ValueError as error:
             raise TaskError(f"selection_data(): {error}") from error
-        loss, _ = bench.objective.loss_and_gradient(bench.model.flat.clone(), [batch])
+        loss, _ = bench.objective.loss_and_gradient(row.W[0], [batch])
     if not isfinite(float(loss)):
         raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
     infos = newest.tensors.values()

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sewa_cli.errors import OutputError
-from sewa_cli.write import check_free, staged
+from sewa_cli.write import check_free, publish_together, staged
 
 
 def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:
@@ -23,5 +23,5 @@ def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:
     for source, path in zip(sources, paths, strict=True):
         with staged(path, force) as stage:
             stage.file.write(source.read_bytes())
-            stage.commit()
+            publish_together([stage])
     return paths

@@ -1,0 +1,283 @@
+"""The office: YAML, flags and --set become one frozen Config; faults are told all at once."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from sewa_cli.config import Config, GumbelConfig, find_config, load_config
+from sewa_cli.errors import ConfigError
+from sewa_cli.run.outputs import DEFAULT_OUTPUT
+from sewa_cli.solvers.gumbel import LEARNING_RATES
+
+
+def write_yaml(folder: Path, text: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "sewa.yaml"
+    path.write_text(text)
+    return path
+
+
+def faults(*arguments: Any) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(*arguments)
+    return caught.value.faults
+
+
+# ---- which file, and which of three wins -------------------------------------------------------
+
+
+def test_the_yaml_here_is_found_unless_another_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_config(None) is None
+    write_yaml(tmp_path, "K: 3")
+    assert find_config(None) == Path("sewa.yaml")
+    assert find_config(Path("other.yaml")) == Path("other.yaml")
+
+
+def test_a_flag_beats_the_yaml_and_set_beats_both(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "K: 3\nseed: 3\nlast: 30\nevery: 2")
+    config = load_config(path, {"K": "4", "seed": "4"}, ["K=5"])
+    assert (config.K, config.seed, config.last) == (5, 4, 30)
+    assert load_config(path, {}, ["every=null"]).every is None
+
+
+def test_a_flag_that_was_not_given_leaves_the_yaml_alone(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "K: 3\nstrict: true")
+    config = load_config(path, {"K": None, "strict": None})
+    assert config.K == 3
+    assert config.strict
+
+
+def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "gumbel: {lr: 0.1, samples: 7}\nargs: {a: {b: 1, c: 2}}")
+    config = load_config(
+        path, {"gumbel.iterations": "9"}, ["gumbel.lr=0.2", "args.a.b=[3, x]", "args.new.deep=on"]
+    )
+    assert (config.gumbel.lr, config.gumbel.samples, config.gumbel.iterations) == (0.2, 7, 9)
+    assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
+
+
+def test_set_may_hold_an_equals_sign_in_its_value() -> None:
+    assert load_config(None, {}, ["args.filter=a=b"]).args == {"filter": "a=b"}
+
+
+def test_the_callers_mappings_stay_as_they_were() -> None:
+    flags = {"args": {"a": 1}}
+    load_config(None, flags, ["args.a=2"])
+    assert flags == {"args": {"a": 1}}
+
+
+def test_an_empty_yaml_is_all_defaults(tmp_path: Path) -> None:
+    assert load_config(write_yaml(tmp_path, "# nothing yet\n")) == Config() == load_config(None)
+
+
+# ---- paths -----------------------------------------------------------------------------------
+
+
+def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    path = write_yaml(
+        run, "task: ./task.py\ncheckpoints: ckpts/\noutput: out.safetensors\nreport: r.json"
+    )
+    config = load_config(path)
+    assert config.task == str(run / "task.py")
+    assert config.checkpoints == (run / "ckpts",)
+    assert config.output == str(run / "out.safetensors")
+    assert config.report == run / "r.json"
+    flagged = load_config(
+        path,
+        {"checkpoints": [Path("mine/")], "output": "mine.safetensors", "task": "mine.py"},
+        ["report=mine.json"],
+    )
+    assert flagged.checkpoints == (Path("mine"),)
+    assert flagged.output == "mine.safetensors"
+    assert flagged.task == "mine.py"
+    assert flagged.report == Path("mine.json")
+
+
+def test_a_list_of_files_is_relative_to_the_yaml_each(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, f"checkpoints: [a.safetensors, {tmp_path}/b/c.safetensors]")
+    assert load_config(path).checkpoints == (
+        tmp_path / "a.safetensors",
+        tmp_path / "b" / "c.safetensors",
+    )
+
+
+def test_a_module_and_a_dash_are_no_paths(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, 'task: package.task\noutput: "-"\ncheckpoints: "-"')
+    config = load_config(path)
+    assert config.task == "package.task"
+    assert config.output == "-"
+    assert config.checkpoints == (Path("-"),)
+
+
+def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = load_config(write_yaml(tmp_path, "checkpoints: ~/ckpts"))
+    assert config.checkpoints == (Path("/home/someone/ckpts"),)
+
+
+def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path: Path) -> None:
+    path = write_yaml(
+        tmp_path,
+        "args:\n  data: ./data\n  up: ../shared\n  name: data\n  glob: .*/x\n  n: 3\n"
+        "  nested: {files: [./a, plain]}",
+    )
+    assert load_config(path).args == {
+        "data": str(tmp_path / "data"),
+        "up": str(tmp_path / "../shared"),
+        "name": "data",
+        "glob": ".*/x",
+        "n": 3,
+        "nested": {"files": [str(tmp_path / "a"), "plain"]},
+    }
+
+
+# ---- faults ----------------------------------------------------------------------------------
+
+
+def test_all_faults_are_told_together_each_with_its_place(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "K: many\nlasst: 3\ngumbel: {lr: -1, smaples: 2}\nbn: maybe")
+    told = faults(path, {"seed": "-5", "gumbel.iterations": "x"}, ["every", "to_step=soon"])
+    starts = (
+        f"{path}: K: must be a whole number, found 'many'",
+        f"{path}: lasst: unknown key; did you mean last?",
+        f"{path}: gumbel.lr: must be greater than 0, found -1",
+        f"{path}: gumbel.smaples: unknown key; did you mean samples?",
+        f"{path}: bn: must be 'auto', 'on' or 'off', found 'maybe'",
+        "--seed: must be greater than or equal to 0",
+        "--iterations: must be a whole number, found 'x'",
+        "--set every: must look like key=value",
+        "--set to_step: must be a whole number, found 'soon'",
+    )
+    for start in starts:
+        assert len([fault for fault in told if fault.startswith(start)]) == 1, (start, told)
+    assert len(told) == len(starts)
+    assert not any("\n" in fault for fault in told)
+
+
+def test_a_key_overridden_by_a_flag_is_blamed_on_the_flag(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "K: 3")
+    assert faults(path, {"K": "0"})[0].startswith("--K: ")
+    assert faults(path, {"K": "4"}, ["K=0"])[0].startswith("--set K: ")
+
+
+def test_a_fault_inside_a_section_given_by_set_names_set_and_the_key() -> None:
+    [told] = faults(None, {}, ["gumbel={lr: fast, samples: 3}"])
+    assert told.startswith("--set gumbel")
+    assert "lr: must be a number, found 'fast'" in told
+
+
+def test_a_key_like_no_other_gets_the_list_of_keys(tmp_path: Path) -> None:
+    [told] = faults(write_yaml(tmp_path, "zzz: 1"))
+    assert "known keys: task, args, checkpoints, K, " in told
+    [inner] = faults(write_yaml(tmp_path, "gumbel: {zzz: 1}"))
+    assert "known keys: iterations, samples, " in inner
+
+
+def test_set_with_broken_yaml_is_told_in_one_line() -> None:
+    [told] = faults(None, {}, ["args.x={a: [1"])
+    assert told.startswith("--set args.x={a: [1: ")
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("task: ./task.py\nK: 3\nK: 4\n", ":3:1: the key 'K' is given twice"),
+        ("gumbel:\n  lr: 1\n  lr: 2\n", ":3:3: the key 'lr' is given twice"),
+        ("task: ./task.py\nK: [3\n", ":3:1: "),
+        ("K:\t- 3\n", ":1:"),
+    ],
+)
+def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, place: str) -> None:
+    path = write_yaml(tmp_path, text)
+    [told] = faults(path)
+    assert told.startswith(f"{path}{place}")
+    assert told.endswith("; mend the YAML")
+
+
+def test_a_yaml_that_is_no_text_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "sewa.yaml"
+    path.write_bytes(b"\x80\x81\x82")
+    assert faults(path) == (f"{path}: is not a UTF-8 text file; check --config",)
+
+
+def test_checkpoints_of_the_wrong_kind_are_told_in_plain_words(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "checkpoints: {folder: ckpts}")
+    [told] = faults(path)
+    assert told.startswith(f"{path}: checkpoints: ")
+    assert "tuple" not in told  # Python's word; a user of YAML knows paths and lists
+
+
+def test_a_config_cannot_be_changed() -> None:
+    config = Config()
+    with pytest.raises(ValidationError, match="frozen"):
+        config.K = 3  # type: ignore[misc]
+    with pytest.raises(ValidationError, match="frozen"):
+        config.gumbel.lr = 0.5  # type: ignore[misc]
+
+
+# ---- the annotated template ------------------------------------------------------------------
+
+TEMPLATE = (files("sewa_cli") / "templates" / "init" / "sewa.yaml").read_text(encoding="utf-8")
+
+
+def commented_out() -> dict[str, Any]:
+    """The template's commented keys, read as YAML."""
+    is_key = re.compile(r"# ( *\w+:(?: .*)?)$")
+    lines = [found[1] for line in TEMPLATE.splitlines() if (found := is_key.match(line))]
+    settings = yaml.safe_load("\n".join(lines))
+    assert isinstance(settings, dict)
+    return settings
+
+
+def sections() -> dict[str, type[BaseModel]]:
+    return {
+        name: type(field.default)
+        for name, field in Config.model_fields.items()
+        if isinstance(field.default, BaseModel)
+    }
+
+
+def test_the_template_is_a_valid_config_and_so_is_all_it_comments_out() -> None:
+    live = yaml.safe_load(TEMPLATE)
+    Config.model_validate(live)
+    Config.model_validate({**live, **commented_out()})
+    assert not live.keys() & commented_out().keys()
+
+
+def test_the_template_shows_every_key_there_is() -> None:
+    shown = {**yaml.safe_load(TEMPLATE), **commented_out()}
+    assert shown.keys() == Config.model_fields.keys()
+    for name, section in sections().items():
+        assert shown[name].keys() == section.model_fields.keys(), name
+
+
+def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
+    shown = commented_out()
+    assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
+    assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
+    real = Config().model_dump()
+    assert shown == {name: real[name] for name in shown}
+
+
+def test_the_live_keys_of_the_template_are_the_defaults_where_there_are_any() -> None:
+    assert yaml.safe_load(TEMPLATE)["K"] == Config().K
+
+
+def test_the_learning_rates_told_to_people_are_those_the_solver_takes() -> None:
+    [shown] = [line for line in TEMPLATE.splitlines() if line.startswith("#   lr:")]
+    described = GumbelConfig.model_fields["lr"].description or ""
+    for parametrization, rate in LEARNING_RATES.items():
+        assert f"{rate} for {parametrization}" in shown
+        assert f"{rate} for {parametrization}" in described
