@@ -210,7 +210,7 @@ def check_agreement(checkpoints: Sequence[Checkpoint]) -> None:
 
 def match_names(
     checkpoint: Checkpoint,
-    tied: Iterable[tuple[str, ...]],
+    tied: Sequence[tuple[str, ...]],
     shapes: Mapping[str, tuple[int, ...]],
     floats: Iterable[str],
 ) -> dict[str, str]:
@@ -219,7 +219,31 @@ def match_names(
     `tied`: the model's names, those of one tensor together; `shapes`: of the model's tensors.
     Of tied names, the one that the checkpoint has is kept, so the averaged file looks like it.
     """
-    tied = [tuple(names) for names in tied]
+    sources, extra = _sources(checkpoint, tied)
+    missing = [names[0] for names in tied if not any(name in sources for name in names)]
+    if missing or extra:
+        raise CheckpointError(
+            f"{checkpoint.path}: does not fit the model that build_model() returns: "
+            f"{_first_few('missing from the checkpoint', missing)}; "
+            f"{_first_few('not in the model', extra)}"
+        )
+    kept = {next(name for name in names if name in sources): names[0] for names in tied}
+    float_names = set(floats)
+    for name, first in kept.items():
+        info = checkpoint.tensors[sources[name]]
+        kind = "a floating-point" if first in float_names else "an integer"
+        if info.shape != tuple(shapes[first]) or info.is_float != (first in float_names):
+            raise CheckpointError(
+                f"{checkpoint.path}: {sources[name]}: expected {kind} tensor of shape "
+                f"{list(shapes[first])} as in the model, found {info}"
+            )
+    return {name: sources[name] for name in kept}
+
+
+def _sources(
+    checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]
+) -> tuple[dict[str, str], list[str]]:
+    """Model name → the checkpoint's name for it; and what of the checkpoint is left over."""
     by_variant: dict[str, str] = {}
     stripped = [(name, list(_variants(name))) for names in tied for name in names]
     for depth in range(max(len(variants) for _, variants in stripped)):
@@ -234,42 +258,26 @@ def match_names(
             extra.append(found)
         else:
             sources[target] = found
-    missing = [names[0] for names in tied if not any(name in sources for name in names)]
-    if missing or extra:
-        raise CheckpointError(
-            f"{checkpoint.path}: does not fit the model that build_model() returns: "
-            f"{_first_few('missing from the checkpoint', missing)}; "
-            f"{_first_few('not in the model', extra)}"
-        )
+    return sources, extra
+
+
+def check_tied(checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]) -> None:
+    """Several names of one tensor of the model must hold the same bytes: only one is averaged."""
+    sources, _ = _sources(checkpoint, tied)
     for names in tied:
-        _check_tied(checkpoint, [sources[name] for name in names if name in sources])
-    kept = {next(name for name in names if name in sources): names[0] for names in tied}
-    float_names = set(floats)
-    for name, first in kept.items():
-        info = checkpoint.tensors[sources[name]]
-        kind = "a floating-point" if first in float_names else "an integer"
-        if info.shape != tuple(shapes[first]) or info.is_float != (first in float_names):
-            raise CheckpointError(
-                f"{checkpoint.path}: {sources[name]}: expected {kind} tensor of shape "
-                f"{list(shapes[first])} as in the model, found {info}"
-            )
-    return {name: sources[name] for name in kept}
-
-
-def _check_tied(checkpoint: Checkpoint, names: Sequence[str]) -> None:
-    """Copies of one tensor of the model must be copies in the file, as only one is averaged."""
-    for other in names[1:]:
-        one, two = checkpoint.read(names[0]), checkpoint.read(other)
-        same = one.dtype == two.dtype and one.shape == two.shape
-        # by their bytes, so that a NaN equals itself and is told of later
-        if not (same and bool((_raw(one) == _raw(two)).all())):
-            raise CheckpointError(
-                f"{checkpoint.path}: {names[0]} and {other} are one tensor in the model, "
-                "but differ in the file"
-            )
+        present = [sources[name] for name in names if name in sources]
+        for other in present[1:]:
+            one, two = checkpoint.read(present[0]), checkpoint.read(other)
+            alike = one.dtype == two.dtype and one.shape == two.shape
+            if not (alike and bool((_raw(one) == _raw(two)).all())):
+                raise CheckpointError(
+                    f"{checkpoint.path}: {present[0]} and {other} are one tensor in the model, "
+                    "but differ in the file"
+                )
 
 
 def _raw(tensor: Tensor) -> Any:
+    """Its bytes, so that a NaN equals itself: NaN is told of later."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)

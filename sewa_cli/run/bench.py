@@ -105,6 +105,7 @@ def set_up(config: Config, task: Task, listener: Listener) -> Bench:
     if model.layout.size == 0:
         raise TaskError("build_model(): the model has no floating-point weights")
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
+    library.check_tied(candidates[-1], model.aliases)
     inputs = [*found, Path(task.source)]
     objective = Objective(model, task.predict, task.loss, task.backward)
     bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
