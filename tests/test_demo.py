@@ -35,7 +35,7 @@ def test_the_demo_leaves_a_folder_that_the_next_commands_work_in(
         assert name in ended.err
     assert len(list(Path("here/ckpts").glob("*.safetensors"))) == 100
     monkeypatch.chdir("here")
-    commands = [line.strip() for line in ended.err.splitlines() if line.startswith("  sewa ")]
+    commands = [line.strip() for line in ended.err.splitlines() if " select ckpts/ " in line]
     assert len(commands) == 3
     for command in commands:
         program = command.partition("|")[0].split()

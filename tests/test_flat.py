@@ -116,9 +116,12 @@ def test_mixing_and_its_gradient_equal_autograd_through_the_stacked_checkpoints(
         found, gradient = objective.loss_and_gradient(row, [x])
         assert float(found) == pytest.approx(float(loss), rel=2e-6)
         gradients.append(gradient.clone())
-    pulled = trajectory.pull_back(torch.stack(gradients))
-    for row, (_, gradient) in zip(pulled, expected, strict=True):
-        torch.testing.assert_close(row.double(), gradient.double(), rtol=2e-5, atol=2e-6)
+    G = torch.stack(gradients)
+    pulled = trajectory.pull_back(G)
+    # float32 precision of a dot product: relative to the sum of its terms' sizes, not to its value
+    terms = G.abs() @ trajectory.W[:, : G.shape[1]].abs().T
+    for row, size, (_, gradient) in zip(pulled, terms, expected, strict=True):
+        assert ((row - gradient).abs() <= 2e-5 * size.max() + 1e-8).all()
 
 
 def test_tied_weights_stand_once_in_the_flat_vector_and_stay_tied() -> None:

@@ -22,7 +22,7 @@ def test_shifted_logits_put_the_sum_where_it_is_asked(theta: Tensor, share: floa
     total = share * theta.numel()
     s = torch.sigmoid(mask.shifted_logits(theta, total))
     assert float(s.sum()) == pytest.approx(total, abs=1e-6)
-    assert (s[torch.argsort(theta)].diff() >= 0).all()  # a shift keeps the order
+    assert (s[torch.argsort(theta)].diff() >= -1e-12).all()  # a shift keeps the order
 
 
 @settings(max_examples=40)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -286,10 +288,12 @@ def demo(
             selection = run_demo(folder, seed, talk, force=force)
         talk.summary(selection.report)
         stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
+    # from a virtual environment that is not activated, `sewa` alone would not be found
+    sewa = "sewa" if which("sewa") else os.path.relpath(Path(sys.argv[0]).resolve(), folder)
     talk.say(
-        f"\ntry next:\n  cd {folder}\n  sewa select ckpts/ --K 5\n"
-        "  sewa select ckpts/ --K 10 --json | jq .average\n"
-        "  sewa select ckpts/ --K 10 --last 50 -o last50.safetensors"
+        f"\ntry next:\n  cd {folder}\n  {sewa} select ckpts/ --K 5\n"
+        f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
+        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
     )
 
 
@@ -317,7 +321,3 @@ def _plain(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-if __name__ == "__main__":
-    sys.exit("run `sewa`, or `python -m sewa_cli`")

@@ -63,7 +63,9 @@ class Talk(Listener):
 
     def summary(self, report: Report) -> None:
         """The average beside its references, what was chosen, and whether it was worth it."""
-        self.scores({"learned": report.average, **report.references}, report)
+        titles = {"uniform": f"uniform (all {report.k})", "lawa": "lawa (equal intervals)"}
+        references = {titles.get(n, n): scores for n, scores in report.references.items()}
+        self.scores({"learned": report.average, **references}, report)
         steps = ", ".join(
             str(index if step is None else step)
             for index, step in zip(report.selected, report.selected_steps, strict=True)

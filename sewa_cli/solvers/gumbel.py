@@ -82,12 +82,12 @@ def solve(
             on_iteration(iteration, history[-1])
 
     with torch.no_grad():
-        s = torch.sigmoid(_logits(variable, K, settings.parametrization)).cpu()
-    if not torch.isfinite(s).all():
+        logits = _logits(variable, K, settings.parametrization).cpu()
+    if not torch.isfinite(logits).all():
         raise ValueError("the loss or its gradient became NaN or Inf while learning the mask")
     return Solution(
-        probabilities=s.tolist(),
-        selected=mask.largest(s, K),
+        probabilities=torch.sigmoid(logits).tolist(),
+        selected=mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
         history=torch.stack(history).cpu().tolist(),
     )
 
