@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -143,3 +145,20 @@ def wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_the_bare_command_shows_the_help_and_no_error() -> None:
+    ended = shell("sewa")
+    assert ended.returncode == 2
+    assert "select" in ended.stdout + ended.stderr
+    assert "error" not in ended.stderr
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_terminal_sees_the_loss_while_it_learns() -> None:
+    if not shutil.which("script"):
+        pytest.skip("no `script` to make a terminal with")
+    ended = shell("script -qec 'sewa select --iterations 150' /dev/null")
+    assert ended.returncode == 0, ended.stdout
+    assert "learning" in ended.stdout
+    assert re.search(r"loss \d\.\d+", ended.stdout)

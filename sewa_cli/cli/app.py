@@ -27,7 +27,7 @@ app = typer.Typer(
 Checkpoints = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="[CKPTS]...",
+        metavar="CKPTS",
         help="A folder of *.safetensors, files, or - for paths on standard input.",
         show_default=False,
     ),

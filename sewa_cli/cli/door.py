@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _pipe_closed()
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
+        # a usage error of typer's; without a message where it has shown the help instead
         if callable(format_message := getattr(error, "format_message", None)):
-            _say(
-                f"error: {format_message().rstrip('.')}. See `sewa --help`"
-            )  # a usage error of typer's
+            if message := format_message().rstrip("."):
+                _say(f"error: {message}. See `sewa --help`")
             return 2
         if verbose:
             _say(traceback.format_exc())
