@@ -21,7 +21,7 @@ def weighted_mean(
     """
     items = iter(tensors)
     first = next(items)
-    wide = torch.promote_types(first.dtype, torch.float32)
+    wide = torch.float64 if first.dtype == torch.float64 else torch.float32
     equal = len(set(coefficients)) == 1
     total = first.to(wide, copy=True)
     if not equal:
@@ -31,6 +31,6 @@ def weighted_mean(
     if equal:
         total /= 1 / coefficients[0]
     result = total.to(dtype or first.dtype)
-    if not torch.isfinite(result).all():
+    if not torch.isfinite(result.to(wide)).all():
         raise ValueError(f"the mean does not fit into {str(result.dtype).removeprefix('torch.')}")
     return result

@@ -109,6 +109,7 @@ def _is_ours(path: Path) -> bool:
 def open_checkpoint(path: Path, reads: Reads) -> Checkpoint:
     """Read the header of one file."""
     try:
+        str(path).encode()  # a report could not name it
         if path.is_dir():
             raise CheckpointError(f"{path}: is a folder; name the files in it, or it alone")
         size = path.stat().st_size
@@ -119,6 +120,8 @@ def open_checkpoint(path: Path, reads: Reads) -> Checkpoint:
                 name: TensorInfo(part.get_dtype(), tuple(part.get_shape()))
                 for name, part in slices.items()
             }
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it") from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or 'no such file'}") from error
     except SafetensorError as error:

@@ -157,7 +157,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error.strerror or error}; check --config") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not a UTF-8 text file; check --config") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
         raise ConfigError(f"{where}: {_one_line(error)}; mend the YAML") from error
@@ -165,7 +165,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: must hold `key: value` lines, found {_kind(content)}")
-    return {str(key): value for key, value in content.items()}
+    # `args:` with nothing behind it is the same as no `args:`; an unknown key is told all the same
+    known = Config.model_fields
+    return {str(k): v for k, v in content.items() if v is not None or str(k) not in known}
 
 
 def _one_line(error: Exception) -> str:

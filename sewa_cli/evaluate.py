@@ -39,26 +39,37 @@ class Objective:
     passes: Passes = field(default_factory=Passes)
 
     def batch_loss(self, batch: Batch) -> Tensor:
-        """Mean loss over one batch that is already on the device; 0-d."""
+        """Mean loss over one batch; 0-d. The batch is left as it was, or it is an error."""
         self.passes.forward += 1
-        return self.loss(self.predict(self.model.module, batch), batch).reshape(())
+        batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
+        tensors = [x for x in _arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
+        versions = [tensor._version for tensor in tensors]  # torch counts in-place changes
+        loss = self.loss(self.predict(self.model.module, batch), batch).reshape(())
+        if [tensor._version for tensor in tensors] != versions:
+            raise ValueError(
+                "predict() or loss() changes the batch in place, so the next pass over it would "
+                "see other data; work on a copy (x.clone())"
+            )
+        return loss
 
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
+        self.model.module.eval()
         total, seen = 0.0, 0
         with torch.no_grad():
             for batch in data:
                 n = rows(batch)
                 if n == 0:  # its mean is NaN, and it weighs nothing
                     continue
-                total += n * float(self.batch_loss(to_device(batch, self.model.device)))
+                total += n * float(self.batch_loss(batch))
                 seen += n
         if seen == 0:
             raise ValueError("there are no rows to take a mean over")
+        self.model.check_untouched()
         return total / seen, seen
 
     def loss_and_gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
-        """Loss at the weights `flat` [P] over `batches` (on the device), and its gradient."""
+        """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
         self.model.set(flat)
         self.model.zero_gradients()
         counts = [rows(batch) for batch in batches]
@@ -69,6 +80,7 @@ class Objective:
                 self.backward(part)
             self.passes.backward += 1
             total += part.detach()
+        self.model.check_untouched()
         return total, self.model.collect_gradients()
 
 
@@ -128,36 +140,56 @@ def batchnorm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
 def recompute_batchnorm(objective: Objective, data: Data) -> int:
     """Set running means and variances to their mean over the batches of `data`; returns its rows.
 
-    Only the BatchNorm layers run in train mode. Each batch weighs by its rows: with momentum
-    n_b / (n_1 + … + n_b) the running value is the weighted mean so far. `num_batches_tracked` is
-    left as it was. A batch of one row has no variance and is passed over.
+    Only the BatchNorm layers run in train mode. Each use of a layer weighs by the rows it saw: with
+    momentum n_b / (n_1 + … + n_b) the running value is the weighted mean so far. What is too small
+    to have a variance is passed over, a layer that is never used keeps its statistics, and
+    `num_batches_tracked` is left as it was.
     """
     layers = list(batchnorm_layers(objective.model.module).values())
     seen = 0
-    with _training(layers), torch.no_grad():
+    with _tracking(layers) as updates, torch.no_grad():
         for batch in data:
-            n = rows(batch)
-            if n < 2:
-                continue
-            seen += n
-            for layer in layers:
-                layer.momentum = n / seen
+            seen += rows(batch)
             objective.passes.forward += 1
             objective.predict(objective.model.module, to_device(batch, objective.model.device))
-    if seen == 0:
+    if not any(updates.values()):
         raise ValueError("BatchNorm statistics need batches of two rows or more")
     objective.model.absorb_buffers()
     return seen
 
 
 @contextmanager
-def _training(layers: list[_BatchNorm]) -> Iterator[None]:
+def _tracking(layers: list[_BatchNorm]) -> Iterator[dict[int, int]]:
+    """Train mode for `layers`, with the right momentum at each use; counts rows by id of layer."""
     kept = [(layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
+    seen = {id(layer): 0 for layer in layers}
+
+    def before(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not layer.training:
+            raise ValueError(
+                "the model is put into eval mode while BatchNorm statistics are recomputed; leave "
+                "the mode alone in predict(), or use --bn off"
+            )
+        x: Tensor = inputs[0]
+        assert isinstance(layer, _BatchNorm)
+        if x.numel() // layer.num_features < 2:
+            layer.training = False  # for this use only
+            return
+        seen[id(layer)] += x.shape[0]
+        layer.momentum = x.shape[0] / seen[id(layer)]
+
+    def after(layer: nn.Module, *_: Any) -> None:
+        layer.training = True
+
+    hooks = [layer.register_forward_pre_hook(before) for layer in layers]
+    hooks += [layer.register_forward_hook(after) for layer in layers]
     try:
         for layer in layers:
             layer.train()
-        yield
+        yield seen
     finally:
+        for hook in hooks:
+            hook.remove()
         for layer, (momentum, tracked) in zip(layers, kept, strict=True):
             layer.eval()
             layer.momentum = momentum

@@ -1,12 +1,12 @@
 """A model whose parameters are views into one flat vector, and their gradients into another.
 
 Setting all weights is then one copy, reading all gradients is one vector, and any `nn.Module`
-works: no `functional_call`, no per-tensor loop inside the solver.
+works: no `functional_call`, no stacking, no per-tensor arithmetic inside the solver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -26,15 +26,23 @@ class Layout:
     parameters: int  # the first so many of the P are parameters, the rest buffers
     size: int  # P
 
-    def slice_of(self, name: str) -> slice:
-        return self.slices[name]
-
 
 @dataclass(frozen=True)
 class _Cast:
     """A stretch of the flat vector that the model keeps in another dtype."""
 
     where: slice
+    values: Tensor
+    gradients: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A tensor of the model, where its module keeps it, and the views it was given."""
+
+    name: str
+    shelf: dict[str, Tensor]  # the module's own _parameters or _buffers
+    key: str
     values: Tensor
     gradients: Tensor | None
 
@@ -53,12 +61,12 @@ class FlatModel:
         state = _state(self.module)
         self.shapes = {names[0]: tuple(state[names[0]].shape) for names in self.aliases}
         self._first = {name: names[0] for names in self.aliases for name in names}
-        floats = [names for names in self.aliases if state[names[0]].is_floating_point()]
         groups: dict[tuple[bool, str], list[tuple[str, ...]]] = {}
-        for names in floats:
+        for names in self.aliases:
             tensor = state[names[0]]
-            is_buffer = not isinstance(tensor, nn.Parameter)
-            groups.setdefault((is_buffer, str(tensor.dtype)), []).append(names)
+            if tensor.is_floating_point():
+                is_buffer = not isinstance(tensor, nn.Parameter)
+                groups.setdefault((is_buffer, str(tensor.dtype)), []).append(names)
         ordered = [groups[key] for key in sorted(groups)]
 
         slices: dict[str, slice] = {}
@@ -75,35 +83,42 @@ class FlatModel:
         self.flat = torch.zeros(offset, dtype=torch.float32, device=device)
         self.grad = torch.zeros(parameters, dtype=torch.float32, device=device)
         self._casts: list[_Cast] = []
+        self._bound: list[_Bound] = []
+        shelves = dict(_shelves(self.module))
         for group in ordered:
-            self._bind(group, state)
+            self._bind(group, state, shelves)
 
-    def _bind(self, group: list[tuple[str, ...]], state: dict[str, Tensor]) -> None:
+    def _bind(
+        self,
+        group: list[tuple[str, ...]],
+        state: dict[str, Tensor],
+        shelves: dict[int, list[tuple[dict[str, Tensor], str]]],
+    ) -> None:
         """Make every tensor of a one-dtype group a view into the flat vector, or into its copy."""
         first = state[group[0][0]]
         where = slice(self.layout.slices[group[0][0]].start, self.layout.slices[group[-1][0]].stop)
-        trainable = isinstance(first, nn.Parameter)
         values = self.flat[where]
-        gradients = self.grad[where] if trainable else None
+        gradients = self.grad[where] if isinstance(first, nn.Parameter) else None
         if first.dtype != torch.float32:
             values = values.to(first.dtype)
-            gradients = torch.zeros_like(values) if trainable else None
+            gradients = None if gradients is None else torch.zeros_like(values)
             self._casts.append(_Cast(where, values, gradients))
         for names in group:
             own = self.layout.slices[names[0]]
             here = slice(own.start - where.start, own.stop - where.start)
-            shape = self.layout.shapes[names[0]]
+            view = values[here].view(self.shapes[names[0]])
+            gradient = None if gradients is None else gradients[here].view(view.shape)
             with torch.no_grad():
-                self.flat[own] = state[names[0]].detach().reshape(-1).to(self.flat.dtype)
+                self.flat[own] = state[names[0]].detach().reshape(-1).to(torch.float32)
+                view.copy_(state[names[0]])
             for name in names:
                 tensor = state[name]
-                tensor.data = values[here].view(shape)
-                if gradients is not None:
+                tensor.data = view
+                if gradient is not None:
                     # a frozen parameter may differ between checkpoints: the mask needs its gradient
                     tensor.requires_grad_(True)
-                    tensor.grad = gradients[here].view(shape)
-        if first.dtype != torch.float32:
-            values.copy_(self.flat[where])
+                for shelf, key in shelves[id(tensor)]:
+                    self._bound.append(_Bound(name, shelf, key, view, gradient))
 
     def canonical(self, name: str) -> str:
         """The layout's name of a tensor that may be tied to others."""
@@ -146,6 +161,9 @@ class FlatModel:
         for cast in self._casts:
             if cast.gradients is not None:
                 cast.gradients.zero_()
+        for bound in self._bound:  # again each time: a zero_grad() in the user's code drops them
+            if bound.gradients is not None:
+                bound.shelf[bound.key].grad = bound.gradients
 
     def collect_gradients(self) -> Tensor:
         """The gradient of all that was back-propagated since `zero_gradients`; [parameters]."""
@@ -159,17 +177,45 @@ class FlatModel:
         for cast in self._casts:
             self.flat[cast.where].copy_(cast.values)
 
+    def check_untouched(self) -> None:
+        """Weights that the user's code has moved or cast no longer follow `flat`: say so."""
+        if self.module.training:
+            raise ValueError("the model was switched to train mode; it is judged in eval mode")
+        for bound in self._bound:
+            tensor = bound.shelf.get(bound.key)
+            if tensor is None or tensor.data_ptr() != bound.values.data_ptr():
+                raise ValueError(
+                    f"{bound.name} was moved, cast or replaced; leave the model's weights where "
+                    "they are, or work on a copy of the model"
+                )
+
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers themselves; extra state that is no tensor is not ours."""
+    """Parameters and persistent buffers themselves, under the names that state_dict() gives."""
     state = model.state_dict(keep_vars=True)
     return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
+def _shelves(model: nn.Module) -> Iterator[tuple[int, list[tuple[dict[str, Tensor], str]]]]:
+    """id of a tensor → the dicts and keys under which the modules keep it."""
+    found: dict[int, list[tuple[dict[str, Tensor], str]]] = {}
+    for module in model.modules():
+        for shelf in (module._parameters, module._buffers):
+            for key, tensor in shelf.items():
+                if tensor is not None:
+                    found.setdefault(id(tensor), []).append((shelf, key))  # type: ignore[arg-type]
+    yield from found.items()
+
+
 def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     """Names of the model's state, in its order, those of one and the same tensor together."""
+    real = dict(_shelves(model))
     groups: dict[object, list[str]] = {}
     for name, tensor in _state(model).items():
+        if id(tensor) not in real:
+            raise ValueError(
+                f"{name} in its state_dict() is a copy or extra state, not a parameter or buffer"
+            )
         if tensor.is_meta:
             raise ValueError(f"{name} is on the meta device; build the model with real weights")
         if tensor.is_complex():

@@ -6,6 +6,8 @@ the model and the mixing. Everything is differentiable by autograd where a solve
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ def shifted_logits(theta: Tensor, total: float) -> Tensor:
     if not 0 < total < k:
         raise ValueError(f"the sum of {k} probabilities cannot be held at {total}")
     with torch.no_grad():
-        centre = torch.logit(torch.tensor(total / k, dtype=theta.dtype))
+        centre = math.log(total / (k - total))
         low, high = centre - theta.max(), centre - theta.min()  # Σσ ≤ total ≤ Σσ at these two
         for _ in range(_BISECTIONS):
             middle = (low + high) / 2
@@ -67,26 +69,29 @@ def logistic_noise(samples: int, k: int, generator: torch.Generator) -> Tensor:
     The difference of two Gumbels is logistic, so this is Algorithm 1's noise with half the draws.
     Drawn on the CPU, so that every device sees the same masks.
     """
-    u = torch.rand(samples, k, dtype=torch.float64, generator=generator)
+    u = torch.rand(samples, k, dtype=torch.float64, generator=generator, device=generator.device)
     return torch.logit(u, eps=1e-12)
 
 
 def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """m̃ = σ((log s − log(1 − s) + g_1 − g_0) / t); logits [k], noise [M, k] → [M, k]."""
+    """log m̃, m̃ = σ((log s − log(1 − s) + g_1 − g_0) / t); logits [k], noise [M, k] → [M, k].
+
+    As a logarithm, because a cold mask may round to zero everywhere, and then has no sum.
+    """
     if temperature <= 0:
         raise ValueError(f"the temperature must be above 0, found {temperature}")
-    return torch.sigmoid((logits + noise) / temperature)
+    return torch.nn.functional.logsigmoid((logits + noise) / temperature)
 
 
-def coefficients(masks: Tensor, K: int, normalize: str) -> Tensor:
+def coefficients(log_masks: Tensor, K: int, normalize: str) -> Tensor:
     """Mixing weights of relaxed masks, [M, k] → [M, k]: m̃ / Σ m̃ (`sum`) or m̃ / K (`paper`).
 
     With 1/K the sum of the weights drifts from one and rescales every parameter of the network.
     """
     if normalize == "paper":
-        return masks / K
+        return log_masks.exp() / K
     if normalize == "sum":
-        return masks / masks.sum(dim=-1, keepdim=True)
+        return log_masks.softmax(dim=-1)
     raise ValueError(f"normalize must be sum or paper, found {normalize!r}")
 
 

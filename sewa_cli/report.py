@@ -98,9 +98,13 @@ class Recipe(_Part):
     """All that `sewa apply` needs to write the same bytes again."""
 
     working_directory: str = Field(description="what relative paths in `sources` are relative to")
-    sources: list[Source] = Field(description="in step order; integer tensors come from the last")
+    sources: list[Source] = Field(
+        min_length=1, description="in step order; integer tensors come from the last"
+    )
     tensors: dict[str, str] = Field(description="name in the output → name in the checkpoints")
-    dtype: str | None = Field(description="of floating-point tensors; null: as in the checkpoints")
+    dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = Field(
+        description="of floating-point tensors; null: as in the checkpoints"
+    )
     metadata: dict[str, str]
     replaced: str | None = Field(
         None, description="recomputed tensors, as base64 of a safetensors file"
@@ -123,7 +127,9 @@ class Report(_Part):
     selected: list[int]
     selected_steps: list[int | None]
     selected_paths: list[str]
-    history: list[float] = Field(description="mean loss over the M samples, by iteration")
+    history: list[float | None] = Field(
+        description="mean loss over the M samples, by iteration; null where not finite"
+    )
     selection_rows: int
     heldout_rows: int | None
     average: Scores

@@ -82,6 +82,7 @@ class Task:
 
 def load_task(spec: str, args: Mapping[str, Any]) -> Task:
     """Import `spec` (a .py file or a module name) and make a Task of its functions."""
+    _folder.theirs = None
     module = _import_file(Path(spec)) if names_a_file(spec) else _import_module(spec)
     functions = {
         name: getattr(module, name)
@@ -144,6 +145,9 @@ def default_predict(model: nn.Module, batch: Any) -> Any:
 @contextmanager
 def user_code(name: str) -> Iterator[None]:
     """Everything raised in here is the user's, and is told as such."""
+    ours = Path.cwd()
+    if _folder.theirs is not None:
+        os.chdir(_folder.theirs)
     try:
         yield
     except SewaError:
@@ -151,6 +155,19 @@ def user_code(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         message = f"{name}() raised {type(error).__name__}: {_one_line(error)}"
         raise UserCodeError(message, _frames(error)) from error
+    finally:
+        if (now := Path.cwd()) != ours:
+            _folder.theirs = now
+            os.chdir(ours)
+
+
+class _Folder:
+    """Where the user's code has gone with os.chdir: it finds itself there again, and we stay."""
+
+    theirs: Path | None = None
+
+
+_folder = _Folder()
 
 
 def _one_line(error: BaseException | None) -> str:

@@ -48,9 +48,9 @@ class Trajectory:
         """
         row = self._rows[self._count]
         for name, tensor in tensors:
-            # checked in the source's dtype: a float64 that overflows float32 is not finite here
-            segment = row[self.layout.slice_of(name)]
+            segment = row[self.layout.slices[name]]
             segment.copy_(tensor.reshape(-1))
+            # checked as float32: a float64 that overflows it is of no use here either
             if not torch.isfinite(segment).all():
                 return name
         self._count += 1

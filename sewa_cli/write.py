@@ -113,9 +113,20 @@ def told_as_output_error(path: Path | str) -> Iterator[None]:
 
 def check_free(path: Path, force: bool) -> None:
     """Refuse, before any work is done, what could not be written in the end."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise OutputError(f"{str(path)!r}: is not a UTF-8 name; choose another") from None
+    with told_as_output_error(path):
+        _check_free(path, force)
+
+
+def _check_free(path: Path, force: bool) -> None:
     folder = path.parent
-    if path.is_dir():
+    if not path.name or path.is_dir():
         raise OutputError(f"{path}: is a folder; name a file")
+    if path.is_symlink() and not path.exists():
+        raise OutputError(f"{path}: is a link to nowhere; choose another name")
     if path.exists() and not force:
         raise OutputError(f"{path}: exists; use --force to overwrite it, or another name")
     if not folder.is_dir():

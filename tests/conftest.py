@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -109,7 +110,14 @@ def sewa(capfd: pytest.CaptureFixture[str]) -> Sewa:
 
     def call(*arguments: object) -> Ended:
         capfd.readouterr()
-        code = main([str(argument) for argument in arguments])
+        # the command keeps standard output to itself until its process ends; ours goes on
+        stdout, kept = sys.stdout, os.dup(1)
+        try:
+            code = main([str(argument) for argument in arguments])
+        finally:
+            sys.stdout = stdout
+            os.dup2(kept, 1)
+            os.close(kept)
         out, err = capfd.readouterr()
         return Ended(code, out, err)
 

@@ -167,7 +167,7 @@ def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
     batches = [torch.randn(n, 3) * n for n in (8, 8, 5, 1)]  # the single row has no variance
     objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
-    assert recompute_batchnorm(objective, batches) == 21
+    assert recompute_batchnorm(objective, batches) == 22
     means = sum(len(b) * b.mean(0) for b in batches[:3]) / 21
     variances = sum(len(b) * b.var(0) for b in batches[:3]) / 21
     torch.testing.assert_close(layer.running_mean, means)
@@ -175,3 +175,51 @@ def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     assert layer.num_batches_tracked == 0
     assert layer.momentum == 0.1
     assert not layer.training
+
+
+def test_a_layer_used_twice_in_a_pass_weighs_both_uses() -> None:
+    layer = nn.BatchNorm1d(2)
+    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
+    batches = [torch.randn(6, 2) for _ in range(3)]
+
+    def predict(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(x) + module(x + 10)  # type: ignore[no-any-return]
+
+    objective = Objective(model, predict, lambda o, _: o.mean(), lambda _: None)
+    recompute_batchnorm(objective, batches)
+    torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0) + 5)
+
+
+def test_single_images_have_a_variance_over_their_pixels() -> None:
+    layer = nn.BatchNorm2d(1)
+    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
+    batches = [torch.randn(1, 1, 4, 4) for _ in range(5)]
+    objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
+    assert recompute_batchnorm(objective, batches) == 5
+    expected = torch.stack([b.var() for b in batches]).mean()
+    assert layer.running_var is not None
+    torch.testing.assert_close(layer.running_var[0], expected)
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_a_single_chosen_checkpoint_keeps_its_own_statistics(sewa: Sewa) -> None:
+    assert sewa("select", "--K", 1, "-o", "out.safetensors").code == 0
+    report = json.loads(Path("out.report.json").read_text())
+    assert report["batchnorm"]["data"] is None
+    chosen = load_file(report["selected_paths"][0])
+    assert all(torch.equal(t, chosen[n]) for n, t in load_file("out.safetensors").items())
+
+
+@pytest.mark.parametrize(("mode", "word"), [("eval", "eval mode"), ("train", "train mode")])
+def test_a_predict_that_sets_the_mode_is_told(
+    bn_run: Path, sewa: Sewa, mode: str, word: str
+) -> None:
+    task = bn_run / "task.py"
+    changed = task.read_text().replace(
+        "    return model(signal", f"    model.{mode}()\n    return model(signal"
+    )
+    task.write_text(changed)
+    ended = sewa("select", "-o", "out.safetensors")
+    assert ended.code == 4
+    assert word in ended.error
+    assert not Path("out.safetensors").exists()

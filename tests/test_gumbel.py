@@ -136,3 +136,16 @@ def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
 def test_one_of_two_checkpoints_can_be_chosen() -> None:
     trajectory, target = planted(2, {0}, 0)
     assert solve(trajectory, target, 1).selected == [0]
+
+
+def test_our_adam_takes_the_steps_of_torchs() -> None:
+    torch.manual_seed(0)
+    ours = torch.randn(7, dtype=torch.float64)
+    theirs = ours.clone().requires_grad_(True)
+    adam, reference = gumbel._Adam(ours, 0.3), torch.optim.Adam([theirs], lr=0.3)
+    for _ in range(20):
+        gradient = torch.randn(7, dtype=torch.float64)
+        theirs.grad = gradient.clone()
+        reference.step()
+        adam.step(gradient)
+        torch.testing.assert_close(ours, theirs.detach())

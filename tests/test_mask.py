@@ -82,15 +82,25 @@ def test_the_noise_is_the_difference_of_two_gumbels() -> None:
 def test_a_cold_mask_is_a_bernoulli_draw_of_its_probabilities() -> None:
     s = torch.tensor([0.1, 0.5, 0.8], dtype=torch.float64)
     noise = mask.logistic_noise(40_000, 3, torch.Generator().manual_seed(1))
-    cold = mask.relax(torch.logit(s), noise, temperature=1e-3)
+    cold = mask.relax(torch.logit(s), noise, temperature=1e-3).exp()
     assert cold.mean(0).tolist() == pytest.approx(s.tolist(), abs=0.01)
     assert float(((cold > 0.01) & (cold < 0.99)).double().mean()) < 0.02
 
 
 def test_sum_normalisation_gives_a_mean_and_the_papers_divides_by_k() -> None:
-    masks = torch.tensor([[0.5, 0.25, 0.25, 1.0]])
-    assert mask.coefficients(masks, 2, "sum").sum().item() == pytest.approx(1)
-    assert mask.coefficients(masks, 2, "paper").tolist() == [[0.25, 0.125, 0.125, 0.5]]
+    masks = torch.tensor([[0.5, 0.25, 0.25, 1.0]], dtype=torch.float64).log()
+    found = mask.coefficients(masks, 2, "sum").tolist()[0]
+    assert found == pytest.approx([0.25, 0.125, 0.125, 0.5])
+    found = mask.coefficients(masks, 1, "paper").tolist()[0]
+    assert found == pytest.approx([0.5, 0.25, 0.25, 1.0])
+
+
+def test_a_mask_too_cold_to_have_a_sum_still_has_coefficients() -> None:
+    logits = torch.full((20,), -3.0, dtype=torch.float64)
+    noise = mask.logistic_noise(500, 20, torch.Generator().manual_seed(0))
+    a = mask.coefficients(mask.relax(logits, noise, 1e-4), 1, "sum")
+    assert torch.isfinite(a).all()
+    torch.testing.assert_close(a.sum(-1), torch.ones(500, dtype=torch.float64))
 
 
 def test_the_largest_are_in_step_order_and_the_later_wins_a_tie() -> None:

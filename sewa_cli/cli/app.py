@@ -54,7 +54,7 @@ Nonfinite = Annotated[
     str | None,
     typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
 ]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps …")]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
 Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
@@ -117,6 +117,7 @@ def select(
     Prints the chosen checkpoints' paths, one a line.
     """
     from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.config import find_config
     from sewa_cli.report import to_json
 
     settings = _load(
@@ -148,8 +149,14 @@ def select(
         from sewa_cli.run import run_select
 
         with Talk(quiet, verbose) as talk:
-            user_task = _load_task(settings, talk.say)
-            selection = run_select(settings, user_task, talk, force=force, stdout=stdout)
+            selection = run_select(
+                settings,
+                _load_task(settings, talk.say),
+                talk,
+                force=force,
+                stdout=stdout,
+                protected=[path for path in [find_config(config)] if path is not None],
+            )
         talk.summary(selection.report)
         if as_json:
             stdout.write(to_json(selection.report).encode())
@@ -240,7 +247,7 @@ def apply(
 
     with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
         target = stdout if output == "-" else Path(output)
-        run_apply(past, report.parent, target, force=force)
+        run_apply(past, report, target, force=force)
         if output != "-":
             talk.say(f"wrote {output}")
 
@@ -248,9 +255,11 @@ def apply(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the report."""
+    from sewa_cli.cli.door import stdout_for_data
     from sewa_cli.report import schema as report_schema
 
-    typer.echo(json.dumps(report_schema(), indent=2))
+    with stdout_for_data() as stdout:
+        stdout.write((json.dumps(report_schema(), indent=2) + "\n").encode())
 
 
 @app.command()
@@ -261,10 +270,12 @@ def init(
     force: Force = False,
 ) -> None:
     """Write a commented sewa.yaml and task.py to start from."""
+    from sewa_cli.cli.door import stdout_for_data
     from sewa_cli.templates import write_template
 
-    for path in write_template("init", folder, force):
-        typer.echo(str(path))
+    with stdout_for_data() as stdout:
+        for path in write_template("init", folder, force):
+            stdout.write(f"{path}\n".encode())
 
 
 @app.command()
@@ -306,11 +317,13 @@ def _load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
 
 
 def _load_task(settings: Config, say: Any) -> Task:
+    from sewa_cli.run import seeded
     from sewa_cli.task import load_task
 
     if settings.task is None:
         raise ConfigError("no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both")
-    loaded = load_task(settings.task, settings.args)
+    with seeded(settings.seed):  # a task may shuffle while it is imported
+        loaded = load_task(settings.task, settings.args)
     say(f"task {loaded.source}")
     return loaded
 

@@ -8,9 +8,9 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
 
@@ -23,10 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     verbose = "-v" in arguments or "--verbose" in arguments
-    signal.signal(signal.SIGTERM, _end_as_if_interrupted)
+    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        if number := getattr(signal, name, None):
+            signal.signal(number, _end_as_if_interrupted)
     try:
         code = app(arguments, prog_name="sewa", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except SewaError as error:
         if isinstance(error, UserCodeError):
             _say(_all_frames(error) if verbose else error.frames)
@@ -56,29 +59,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"error: a bug in sewa: {type(error).__name__}: {what}; {where}")
         return 1
     if code == INTERRUPTED:
-        _say("interrupted; nothing was written")
+        _say("interrupted; nothing half-written is left")
     return code if isinstance(code, int) else 0
 
 
 @contextmanager
 def stdout_for_data() -> Iterator[IO[bytes]]:
-    """Yields the real standard output; meanwhile everything else that prints goes to stderr.
+    """Yields the real standard output; from now on everything else that prints goes to stderr.
 
     At the level of file descriptors, so that prints of C libraries and of worker processes in the
-    user's code do not end up in the middle of a piped checkpoint either.
+    user's code do not end up in the middle of a piped checkpoint either. It stays so to the end of
+    the process: what prints at exit shall not follow the checkpoint.
     """
+    if sys.stdout is None:  # started with `>&-`
+        raise OutputError("standard output: is closed")
     sys.stdout.flush()
-    ours = os.dup(1)
-    data = io.BufferedWriter(_Stdout(ours, "wb"))
+    data = io.BufferedWriter(_Stdout(os.dup(1), "wb"))
     os.dup2(2, 1)
+    sys.stdout = _Aside(sys.stderr)
     try:
-        with redirect_stdout(sys.stderr):
-            yield data
+        yield data
         data.flush()
     finally:
-        os.dup2(ours, 1)
         with suppress(OSError, OutputError):  # told already by the flush above
             data.close()
+
+
+class _Aside(io.TextIOBase):
+    """Prints of the user's code: to stderr, and into the void when nobody reads that any more."""
+
+    def __init__(self, stderr: TextIO) -> None:
+        self._stderr = stderr
+
+    def write(self, text: str) -> int:
+        with suppress(BrokenPipeError):
+            self._stderr.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(BrokenPipeError):
+            self._stderr.flush()
+
+    def fileno(self) -> int:
+        return self._stderr.fileno()
+
+    def isatty(self) -> bool:
+        return self._stderr.isatty()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stderr.encoding
+
+    def writable(self) -> bool:
+        return True
 
 
 class _Stdout(io.FileIO):

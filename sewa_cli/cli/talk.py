@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from sewa_cli.report import Report, Scores
 from sewa_cli.run import Listener
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads what we say any more; the work goes on in silence."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class Talk(Listener):
     """Progress bars on a terminal only; `quiet` leaves errors alone; `verbose` adds notes."""
 
     def __init__(self, quiet: bool, verbose: bool) -> None:
-        self.console = Console(stderr=True, quiet=quiet, soft_wrap=True, highlight=False)
+        self.console = _Console(
+            stderr=True,
+            quiet=quiet,
+            soft_wrap=True,
+            highlight=False,
+            width=None if sys.stderr.isatty() else 240,  # a file has no edge to cut a table at
+        )
         self._verbose = verbose
         self._progress = Progress(
             TextColumn("{task.description:>10}"),
@@ -94,9 +109,9 @@ class Talk(Listener):
             table.add_column(f"held-out loss ({report.heldout_rows})", justify="right")
         metrics = list(report.average.metrics or {})
         for name in metrics:
-            table.add_column(name, justify="right")
+            table.add_column(Text(name), justify="right")
         for name, scores in rows.items():
-            cells = [name, _number(scores.selection_loss)]
+            cells: list[str | Text] = [name, _number(scores.selection_loss)]
             if report.heldout_rows is not None:
                 cells.append(_number(scores.heldout_loss))
             cells += [_number((scores.metrics or {}).get(metric)) for metric in metrics]

@@ -7,9 +7,9 @@ outputs   where results go, refused early, written together
 select    the main job        validate   a dry look at everything
 """
 
-from sewa_cli.run.bench import Listener
+from sewa_cli.run.bench import Listener, seeded
 from sewa_cli.run.outputs import run_apply
 from sewa_cli.run.select import Selection, run_select
 from sewa_cli.run.validate import Check, run_validate
 
-__all__ = ["Check", "Listener", "Selection", "run_apply", "run_select", "run_validate"]
+__all__ = ["Check", "Listener", "Selection", "run_apply", "run_select", "run_validate", "seeded"]

@@ -110,7 +110,9 @@ def set_up(config: Config, task: Task, listener: Listener) -> Bench:
     objective = Objective(model, task.predict, task.loss, task.backward)
     bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
     if candidates[0].step is None:
-        bench.warn("no checkpoint has a step in its metadata or name; they are taken in name order")
+        bench.warn(
+            "no checkpoint has a step in its metadata or name; they are taken in the order given"
+        )
     return bench
 
 

@@ -35,6 +35,8 @@ def decide_outputs(
     config: Config, inputs: Sequence[Path], force: bool, stdout: IO[bytes] | None
 ) -> Outputs:
     """Decide where results go, and refuse now what would fail in the end."""
+    if str(config.report) == STDOUT:
+        raise ConfigError("report: - is not a file; --json prints the report")
     if config.output == STDOUT:
         if stdout is None:
             raise ConfigError("output: - needs a standard output to write to")
@@ -43,6 +45,7 @@ def decide_outputs(
     else:
         if config.output is not None:
             average = Path(config.output)
+            check_free(average, force)
         else:  # nobody named a file, so a name that is taken is no reason to stop
             average = Path(DEFAULT_OUTPUT)
             if not force:
@@ -84,16 +87,17 @@ def write_results(
 
 
 def run_apply(
-    report: Report, beside: Path, output: Path | IO[bytes], *, force: bool = False
+    report: Report, read_from: Path, output: Path | IO[bytes], *, force: bool = False
 ) -> None:
     """Rebuild the averaged file of a report, byte for byte."""
     if isinstance(output, Path):
         check_free(output, force)
-    averaged = from_recipe(report.recipe, beside)
+    averaged = from_recipe(report.recipe, read_from.parent)
     if not isinstance(output, Path):
         averaged.write(output)
         return
-    if output.resolve() in {checkpoint.path.resolve() for checkpoint in averaged.sources}:
+    inputs = [read_from, *(checkpoint.path for checkpoint in averaged.sources)]
+    if output.resolve() in {path.resolve() for path in inputs}:
         raise OutputError(f"{output}: is one of the inputs, which are never overwritten")
     with staged(output, force) as stage:
         averaged.write(stage.file)

@@ -112,7 +112,9 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
     reads = Reads()
     sources = []
     for source in recipe.sources:
-        path = _locate(Path(source.path), [beside, Path(recipe.working_directory), Path()])
+        above = beside.resolve().parents[:2]  # the report may stand in a folder of its own
+        folders = [beside, Path(recipe.working_directory), Path(), *above]
+        path = _locate(Path(source.path), folders)
         if (size := path.stat().st_size) != source.size:
             raise CheckpointError(
                 f"{path}: has changed since the report: expected {source.size} bytes, found {size}"

@@ -32,7 +32,6 @@ class Scales:
             raise ConfigError(
                 "bn: on, but the model has no BatchNorm layer with running statistics"
             )
-        self._recomputes = bool(self._layers) and bench.config.bn != "off"
         bench.load_integers(used[-1])
 
     def weigh(self, coefficients: Sequence[float]) -> Scores:
@@ -41,7 +40,7 @@ class Scales:
         model = self._bench.model
         model.set(mixed[0])
         self._round(self._bench.names)
-        if self._recomputes and sum(c > 0 for c in coefficients) > 1:
+        if self._recomputes(sum(c > 0 for c in coefficients)):
             self._recompute()
         return self._scores()
 
@@ -52,7 +51,7 @@ class Scales:
             return self._scores(), None
         mode = self._bench.config.bn
         before = self._scores()
-        if not self._recomputes:
+        if not self._recomputes(len(averaged.sources)):
             return before, BatchNorm(layers=len(self._layers), mode=mode, before=before)
         data, rows = self._recompute()
         averaged.replaced = {
@@ -63,6 +62,11 @@ class Scales:
         return after, BatchNorm(
             layers=len(self._layers), mode=mode, data=data, rows=rows, before=before, after=after
         )
+
+    def _recomputes(self, sources: int) -> bool:
+        """A single checkpoint has its own statistics already."""
+        mode = self._bench.config.bn
+        return bool(self._layers) and (mode == "on" or (mode == "auto" and sources > 1))
 
     def _recompute(self) -> tuple[Literal["training_data", "selection_data"], int]:
         task = self._bench.task
@@ -102,6 +106,10 @@ class Scales:
             with torch.no_grad():
                 metrics = {n: _finite(v) for n, v in task.metrics(bench.model.module).items()}
             bench.model.module.eval()  # in case metrics() left it training
+            try:
+                bench.model.check_untouched()
+            except ValueError as error:
+                raise TaskError(f"metrics(): {error}") from error
         return Scores(selection_loss=selection, heldout_loss=heldout, metrics=metrics)
 
     def _loss(self, data: Batches) -> tuple[float | None, int]:

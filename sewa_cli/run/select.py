@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
@@ -76,10 +77,14 @@ def run_select(
     force: bool = False,
     stdout: IO[bytes] | None = None,
     write: bool = True,
+    protected: Sequence[Path] = (),
 ) -> Selection:
-    """Learn a mask, evaluate its average beside the references, write the file and the report."""
+    """Learn a mask, evaluate its average beside the references, write the file and the report.
+
+    `protected`: inputs besides the task and the checkpoints, which force does not overwrite either.
+    """
     with seeded(config.seed):
-        return _select(config, task, listener or Listener(), force, stdout, write)
+        return _select(config, task, listener or Listener(), force, stdout, write, protected)
 
 
 def _select(
@@ -89,12 +94,13 @@ def _select(
     force: bool,
     stdout: IO[bytes] | None,
     write: bool,
+    protected: Sequence[Path],
 ) -> Selection:
     clock = _Clock()
     if config.strict and task.heldout_data is None:
         raise ConfigError(f"--strict needs held-out data: define heldout_data in {task.source}")
     bench = set_up(config, task, listener)
-    outputs = decide_outputs(config, bench.inputs, force, stdout) if write else None
+    outputs = decide_outputs(config, [*bench.inputs, *protected], force, stdout) if write else None
 
     with clock("read"):
         trajectory, used, left_out = _read(bench)
@@ -151,7 +157,7 @@ def _select(
             selected=solution.selected,
             selected_steps=[c.step for c in averaged.sources],
             selected_paths=[str(c.path) for c in averaged.sources],
-            history=solution.history,
+            history=[loss if isfinite(loss) else None for loss in solution.history],
             selection_rows=scales.selection_rows,
             heldout_rows=scales.heldout_rows,
             average=average,

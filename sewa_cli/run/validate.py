@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
 
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, TaskError
@@ -60,7 +60,7 @@ def run_validate(config: Config, task: Task, listener: Listener | None = None) -
         first_step=bench.checkpoints[0].step,
         last_step=newest.step,
         tensors=len(newest.tensors),
-        parameters=sum(prod(info.shape) for info in infos if info.is_float),
+        parameters=bench.model.layout.parameters,
         dtypes=sorted({info.dtype for info in infos}),
         batchnorm_layers=len(batchnorm_layers(bench.model.module)),
         batch_rows=rows(batch),

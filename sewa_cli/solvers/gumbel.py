@@ -21,6 +21,7 @@ from sewa_cli.config import GumbelConfig
 from sewa_cli.solvers import LossAndGradient, Solution
 from sewa_cli.trajectory import Trajectory
 
+CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it
 LEARNING_RATES = {"logits": 0.3, "projected": 0.05}
 
 
@@ -45,51 +46,79 @@ def solve(
     # float64 costs nothing at length k; MPS has none
     dtype = torch.float32 if device.type == "mps" else torch.float64
     generator = torch.Generator().manual_seed(seed)
-    variable = _start(k, K, settings.parametrization).to(device, dtype).requires_grad_(True)
+    variable = _start(k, K, settings.parametrization).to(device, dtype)
     lr = settings.lr if settings.lr is not None else LEARNING_RATES[settings.parametrization]
-    optimizer = torch.optim.Adam([variable], lr=lr)
+    adam = _Adam(variable, lr)
 
     M = settings.samples
     layout = trajectory.layout
-    flats = torch.empty(M, layout.size, device=device)
-    gradients = torch.empty(M, layout.parameters, device=device)
+    flats = torch.empty(M, layout.size, dtype=torch.float32, device=device)
+    gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
     history: list[Tensor] = []
     for iteration in range(settings.iterations):
         t = mask.anneal(
             settings.temperature, settings.temperature_end, iteration, settings.iterations
         )
         noise = mask.logistic_noise(M, k, generator).to(device, dtype)
-        masks = mask.relax(_logits(variable, K, settings.parametrization), noise, t)
-        a = mask.coefficients(masks, K, settings.normalize)  # [M, k]
+        with torch.enable_grad():  # whatever the user's code has left it at
+            leaf = variable.detach().requires_grad_(True)
+            log_masks = mask.relax(_logits(leaf, K, settings.parametrization), noise, t)
+            a = mask.coefficients(log_masks, K, settings.normalize)  # [M, k]
 
         trajectory.mix(a.detach(), out=flats)
         if next_batches is not None:
             next_batches()
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), dtype=torch.float32, device=device)
         for sample in range(M):
             loss, gradient = loss_and_gradient(flats[sample])
             gradients[sample].copy_(gradient)
             total += loss.to(device)
         grad_a = trajectory.pull_back(gradients).to(dtype) / M
 
-        (variable.grad,) = torch.autograd.grad(a, variable, grad_a)
-        optimizer.step()
+        (gradient,) = torch.autograd.grad(a, leaf, grad_a)
+        variable = adam.step(gradient)
         if settings.parametrization == "projected":
-            with torch.no_grad():
-                variable.copy_(mask.project(variable, K))
+            variable.copy_(mask.project(variable, K))
         history.append(total / M)
         if on_iteration is not None:
             on_iteration(iteration, history[-1])
+        if iteration % CHECK_EVERY == 0:
+            _check_finite(variable)
 
-    with torch.no_grad():
-        logits = _logits(variable, K, settings.parametrization).cpu()
-    if not torch.isfinite(logits).all():
-        raise ValueError("the loss or its gradient became NaN or Inf while learning the mask")
+    _check_finite(variable)
+    logits = _logits(variable, K, settings.parametrization).cpu()
     return Solution(
         probabilities=torch.sigmoid(logits).tolist(),
         selected=mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
         history=torch.stack(history).cpu().tolist(),
     )
+
+
+class _Adam:
+    """Adam (Kingma and Ba 2015) on one vector of length k, with its usual constants.
+
+    Our own because constructing torch's takes a second of imports, as long as all else together.
+    """
+
+    def __init__(self, variable: Tensor, lr: float) -> None:
+        self.variable = variable
+        self.lr = lr
+        self.mean = torch.zeros_like(variable)
+        self.square = torch.zeros_like(variable)
+        self.steps = 0
+
+    def step(self, gradient: Tensor, beta1: float = 0.9, beta2: float = 0.999) -> Tensor:
+        self.steps += 1
+        self.mean.lerp_(gradient, 1 - beta1)
+        self.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        size = (self.square / (1 - beta2**self.steps)).sqrt_().add_(1e-8)
+        self.variable.addcdiv_(self.mean, size, value=-self.lr / (1 - beta1**self.steps))
+        return self.variable
+
+
+def _check_finite(variable: Tensor) -> None:
+    if not torch.isfinite(variable).all():
+        raise ValueError("the loss or its gradient became NaN or Inf while learning the mask")
 
 
 def _start(k: int, K: int, parametrization: str) -> Tensor:
