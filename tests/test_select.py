@@ -330,3 +330,17 @@ def test_tied_names_with_different_values_are_refused(
     ended = sewa("select", "ckpts", "--K", 1, "--task", "task.py")
     assert ended.code == 3
     assert "embed.weight and head.weight are one tensor in the model" in ended.error
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("run_dir")
+def test_select_on_cuda_finds_a_loss_like_the_cpus(sewa: Sewa) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        ended = sewa(
+            "select", "--device", device, "--iterations", 100, "-o", f"{device}.safetensors"
+        )
+        assert ended.code == 0, ended.err
+        losses.append(report_of(f"{device}.report.json")["average"]["selection_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)  # masks are not unique, losses are close

@@ -132,7 +132,7 @@ def check_budget(K: int, candidates: Sequence[Checkpoint]) -> None:
 def seeded(seed: int) -> Iterator[None]:
     """The user's code draws from seeded generators; the caller's are put back afterwards."""
     kept = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
