@@ -25,12 +25,12 @@ class Versions(_Part):
 
 
 class Candidate(_Part):
-    """A checkpoint that took part. `probability` is its final s."""
+    """A checkpoint that took part. `probability` is its final s, where one was learned."""
 
     index: int
     path: str
     step: int | None
-    probability: float
+    probability: float | None = None
 
 
 class LeftOut(_Part):
@@ -142,12 +142,82 @@ class Report(_Part):
     warnings: list[str]
 
 
-def to_json(report: Report) -> str:
+class Interval(_Part):
+    low: float
+    high: float
+
+
+class RowCost(_Part):
+    """What the row would have cost alone: averages it shares with other rows count in full."""
+
+    forward_passes: int
+    backward_passes: int
+    bytes_read: int = Field(description="of checkpoints held in memory, by mixing and pulling back")
+    seconds: float
+
+
+class Row(_Part):
+    """One method at one K. A method that draws several masks has the mean of their losses."""
+
+    method: str = Field(description="as asked for, options included")
+    K: int | None = Field(description="null for a method that takes none")
+    size: int = Field(description="checkpoints with a weight above zero")
+    coefficients: list[list[float]] = Field(description="over the candidates, one list a draw")
+    selection_loss: float | None
+    heldout_loss: float | None
+    interval: Interval | None = Field(description="95 % of bootstrapped held-out losses")
+    spread: float | None = Field(description="standard deviation of held-out loss over the draws")
+    difference: float | None = Field(description="held-out loss minus the best row's")
+    difference_interval: Interval | None = Field(
+        description="95 %, paired, holding for all pairs of rows at once"
+    )
+    mark: Literal["best", "tie", "worse"] | None
+    metrics: dict[str, float | None] | None
+    cost: RowCost
+
+
+class Comparison(_Part):
+    """The report of `sewa compare`."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: Literal["compare"] = "compare"
+    versions: Versions
+    created: str
+    config: dict[str, Any]
+    task: str
+    device: str
+    seed: int
+    k: int
+    parameters: int
+    candidates: list[Candidate]
+    left_out: list[LeftOut]
+    selection_rows: int
+    heldout_rows: int | None
+    unit: Literal["rows", "batches"] | None = Field(description="what the bootstrap resamples")
+    rows: list[Row]
+    best: int | None = Field(description="index of the row with the lowest held-out loss")
+    winner: str | None = Field(description="the best row, if no other ties with it")
+    batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
+    averages_evaluated: int
+    cost: Cost
+    output: str | None
+    recipe: Recipe | None = Field(description="of the best row, if it was written")
+    warnings: list[str]
+
+
+class Rebuildable(BaseModel):
+    """As much of any report as `sewa apply` needs."""
+
+    schema_version: Literal[1]
+    recipe: Recipe
+
+
+def to_json(report: BaseModel) -> str:
     return report.model_dump_json(indent=2) + "\n"
 
 
-def schema() -> dict[str, Any]:
+def schema(of: type[BaseModel] = Report) -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **Report.model_json_schema(mode="serialization"),
+        **of.model_json_schema(mode="serialization"),
     }

@@ -7,15 +7,30 @@ import os
 import sys
 from pathlib import Path
 from shutil import which
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from sewa_cli.cli.options import (
+    Budget,
+    Checkpoints,
+    ConfigFile,
+    Device,
+    Every,
+    Force,
+    FromStep,
+    Last,
+    Nonfinite,
+    Quiet,
+    Seed,
+    Sets,
+    TaskSpec,
+    ToStep,
+    Verbose,
+    load,
+    load_user_task,
+)
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
-
-if TYPE_CHECKING:
-    from sewa_cli.config import Config
-    from sewa_cli.task import Task
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,42 +38,6 @@ app = typer.Typer(
     add_completion=False,
     help="Learn which checkpoints of a training run to average.",
 )
-
-Checkpoints = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="CKPTS",
-        help="A folder of *.safetensors, files, or - for paths on standard input.",
-        show_default=False,
-    ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Default: sewa.yaml here, if there is one.")
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override any key: --set gumbel.lr=0.1"),
-]
-TaskSpec = Annotated[str | None, typer.Option(help="The task: a .py file or a module.")]
-# numbers arrive as text, so that the config tells all faults together and in the same words
-Budget = Annotated[
-    str | None, typer.Option("--K", "-K", metavar="N", help="How many checkpoints to average.")
-]
-Last = Annotated[str | None, typer.Option(metavar="N", help="Only the last N take part.")]
-Every = Annotated[
-    str | None, typer.Option(metavar="N", help="Only every N-th, counted back from the newest.")
-]
-FromStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint before this.")]
-ToStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint after this.")]
-Nonfinite = Annotated[
-    str | None,
-    typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
-Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr, full tracebacks.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -120,7 +99,7 @@ def select(
     from sewa_cli.config import find_config
     from sewa_cli.report import to_json
 
-    settings = _load(
+    settings = load(
         config,
         set_,
         checkpoints=ckpts,
@@ -151,7 +130,7 @@ def select(
         with Talk(quiet, verbose) as talk:
             selection = run_select(
                 settings,
-                _load_task(settings, talk.say),
+                load_user_task(settings, talk.say),
                 talk,
                 force=force,
                 stdout=stdout,
@@ -188,7 +167,7 @@ def validate(
 
     from sewa_cli.cli.door import stdout_for_data
 
-    settings = _load(
+    settings = load(
         config,
         set_,
         checkpoints=ckpts,
@@ -205,7 +184,7 @@ def validate(
         from sewa_cli.run import run_validate
 
         with Talk(quiet, verbose) as talk:
-            found = asdict(run_validate(settings, _load_task(settings, talk.say), talk))
+            found = asdict(run_validate(settings, load_user_task(settings, talk.say), talk))
         if as_json:
             text = json.dumps(found, indent=2) + "\n"
         else:
@@ -306,26 +285,6 @@ def demo(
         f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
         f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
     )
-
-
-def _load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
-    from sewa_cli.config import find_config, load_config
-
-    if not flags.get("checkpoints"):
-        flags["checkpoints"] = None  # typer gives an empty list
-    return load_config(find_config(config), flags, sets or ())
-
-
-def _load_task(settings: Config, say: Any) -> Task:
-    from sewa_cli.run import seeded
-    from sewa_cli.task import load_task
-
-    if settings.task is None:
-        raise ConfigError("no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both")
-    with seeded(settings.seed):  # a task may shuffle while it is imported
-        loaded = load_task(settings.task, settings.args)
-    say(f"task {loaded.source}")
-    return loaded
 
 
 def _plain(value: object) -> str:

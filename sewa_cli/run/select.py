@@ -56,7 +56,7 @@ class Selection:
 
     @property
     def probabilities(self) -> list[float]:
-        return [candidate.probability for candidate in self.report.candidates]
+        return [candidate.probability or 0.0 for candidate in self.report.candidates]
 
     @property
     def output(self) -> Path | None:

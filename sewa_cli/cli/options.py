@@ -1,0 +1,71 @@
+"""Flags that several commands share, and what they do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sewa_cli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sewa_cli.config import Config
+    from sewa_cli.task import Task
+
+Checkpoints = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="CKPTS",
+        help="A folder of *.safetensors, files, or - for paths on standard input.",
+        show_default=False,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", help="Default: sewa.yaml here, if there is one.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override any key: --set gumbel.lr=0.1"),
+]
+TaskSpec = Annotated[str | None, typer.Option(help="The task: a .py file or a module.")]
+# numbers arrive as text, so that the config tells all faults together and in the same words
+Budget = Annotated[
+    str | None, typer.Option("--K", "-K", metavar="N", help="How many checkpoints to average.")
+]
+Last = Annotated[str | None, typer.Option(metavar="N", help="Only the last N take part.")]
+Every = Annotated[
+    str | None, typer.Option(metavar="N", help="Only every N-th, counted back from the newest.")
+]
+FromStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint before this.")]
+ToStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint after this.")]
+Nonfinite = Annotated[
+    str | None,
+    typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
+Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
+Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr, full tracebacks.")]
+
+
+def load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
+    from sewa_cli.config import find_config, load_config
+
+    if not flags.get("checkpoints"):
+        flags["checkpoints"] = None  # typer gives an empty list
+    return load_config(find_config(config), flags, sets or ())
+
+
+def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
+    from sewa_cli.run import seeded
+    from sewa_cli.task import load_task
+
+    if settings.task is None:
+        raise ConfigError("no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both")
+    with seeded(settings.seed):  # a task may shuffle while it is imported
+        loaded = load_task(settings.task, settings.args)
+    say(f"task {loaded.source}")
+    return loaded
