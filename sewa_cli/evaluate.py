@@ -6,9 +6,9 @@ Gets callables and tensors only; what the callables are (the user's functions) i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,19 @@ class Passes:
     backward: int = 0
 
 
+@dataclass(frozen=True)
+class UnitLosses:
+    """Losses [n] float64 of units (rows, or whole batches) and the rows in each, [n] float64."""
+
+    losses: Tensor
+    weights: Tensor
+    unit: Literal["rows", "batches"]
+
+    @property
+    def mean(self) -> float:
+        return float(self.losses @ self.weights / self.weights.sum())
+
+
 @dataclass
 class Objective:
     """The user's loss as a function of the model's weights."""
@@ -40,17 +53,21 @@ class Objective:
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Mean loss over one batch; 0-d. The batch is left as it was, or it is an error."""
+        return self._outputs_and_loss(batch)[1]
+
+    def _outputs_and_loss(self, batch: Batch) -> tuple[Any, Tensor]:
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
         tensors = [x for x in _arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
         versions = [tensor._version for tensor in tensors]  # torch counts in-place changes
-        loss = self.loss(self.predict(self.model.module, batch), batch).reshape(())
+        outputs = self.predict(self.model.module, batch)
+        loss = self.loss(outputs, batch).reshape(())
         if [tensor._version for tensor in tensors] != versions:
             raise ValueError(
                 "predict() or loss() changes the batch in place, so the next pass over it would "
                 "see other data; work on a copy (x.clone())"
             )
-        return loss
+        return outputs, loss
 
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
@@ -67,6 +84,35 @@ class Objective:
             raise ValueError("there are no rows to take a mean over")
         self.model.check_untouched()
         return total / seen, seen
+
+    def unit_losses(self, data: Data) -> UnitLosses:
+        """The loss of every row on its own; of every batch, if the loss is no mean over rows."""
+        self.model.module.eval()
+        by_row: list[Tensor] = []
+        by_batch: list[tuple[float, int]] = []
+        splits = True
+        with torch.no_grad():
+            for batch in data:
+                if (n := rows(batch)) == 0:
+                    continue
+                outputs, loss = self._outputs_and_loss(batch)
+                by_batch.append((float(loss), n))
+                if splits:
+                    batch = to_device(batch, self.model.device)
+                    found = _row_losses(self.loss, outputs, batch, n)
+                    splits = found is not None and bool(
+                        torch.allclose(found.mean(), loss.double(), rtol=1e-4, atol=1e-6)
+                    )
+                    if found is not None:
+                        by_row.append(found)
+        if not by_batch:
+            raise ValueError("there are no rows to take a mean over")
+        self.model.check_untouched()
+        if splits:
+            losses = torch.cat(by_row).cpu()
+            return UnitLosses(losses, torch.ones_like(losses), "rows")
+        values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
+        return UnitLosses(values, counts, "batches")
 
     def loss_and_gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
@@ -103,17 +149,55 @@ def _arrays(batch: Batch) -> Iterator[Any]:
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
     """The same batch with every tensor on `device`; tuples, lists and dicts are walked."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if callable(move := getattr(batch, "to", None)):  # transformers' BatchEncoding, for one
-        return move(device)
-    if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(item, device) for item in batch)
-    return batch
+
+    def move(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(device, non_blocking=True)
+        own = getattr(item, "to", None)  # transformers' BatchEncoding, for one
+        return own(device) if callable(own) else _WALK
+
+    return _change(batch, move)
+
+
+_WALK = object()  # «this is no leaf»
+
+
+def _change(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """A copy of nested tuples, lists and dicts, every leaf changed; `change` may answer _WALK."""
+    if (changed := change(nest)) is not _WALK:
+        return changed
+    if isinstance(nest, Mapping):
+        return {key: _change(value, change) for key, value in nest.items()}
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(_change(item, change) for item in nest))
+    if isinstance(nest, list | tuple):
+        return type(nest)(_change(item, change) for item in nest)
+    return nest
+
+
+def _row_losses(
+    loss: Callable[[Any, Batch], Tensor], outputs: Any, batch: Batch, n: int
+) -> Tensor | None:
+    """loss(outputs, batch) of each of the n rows alone, [n] float64; None if it cannot be split."""
+
+    def has_rows(item: Any) -> bool:
+        return isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == n
+
+    tensors: list[Tensor] = []
+    _change((outputs, batch), lambda x: tensors.append(x) if has_rows(x) else _WALK)
+
+    def one(*parts: Tensor) -> Tensor:
+        left = iter(parts)
+        single = _change((outputs, batch), lambda x: next(left)[None] if has_rows(x) else _WALK)
+        return loss(*single).reshape(())
+
+    # in one go where the user's loss allows it; row by row is slow, but takes any loss
+    with suppress(Exception):
+        together: Tensor = torch.func.vmap(one)(*tensors)
+        return together.double()
+    with suppress(Exception):  # whatever the user's loss makes of a single row
+        return torch.stack([one(*(x[i] for x in tensors)) for i in range(n)]).double()
+    return None
 
 
 def cycle(data: Data, device: torch.device) -> Iterator[Batch]:

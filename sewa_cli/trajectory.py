@@ -23,6 +23,7 @@ class Trajectory:
         self.layout = layout
         self._rows = torch.empty(capacity, layout.size, dtype=torch.float32, device=device)
         self._count = 0
+        self.bytes_moved = 0  # of W, by mixing and pulling back
 
     @staticmethod
     def bytes_needed(k: int, layout: Layout) -> int:
@@ -58,9 +59,11 @@ class Trajectory:
 
     def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
         """a [M, k] → a·W [M, P], float32 on W's device."""
+        self.bytes_moved += 4 * self.W.numel()
         return torch.mm(coefficients.to(self.device, torch.float32), self.W, out=out)
 
     def pull_back(self, gradients: Tensor) -> Tensor:
         """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
         gradients = gradients.to(self.device, torch.float32)
+        self.bytes_moved += 4 * self.k * gradients.shape[1]
         return torch.mm(gradients, self.W[:, : gradients.shape[1]].T)

@@ -17,6 +17,9 @@ FLOORS = {
     "flat": 1,
     "trajectory": 1,
     "average": 1,
+    "adam": 1,
+    "bootstrap": 1,
+    "geometry": 1,
     "report": 1,
     "solvers": 2,
     "methods": 2,
@@ -24,13 +27,25 @@ FLOORS = {
     "checkpoints": 2,
     "task": 2,
     "write": 2,
+    "plots": 3,
     "run": 3,
     "templates": 3,
     "demo": 4,
     "api": 4,
     "cli": 5,
 }
-MATH = {"mask", "flat", "trajectory", "average", "solvers", "methods", "evaluate"}
+MATH = {
+    "adam",
+    "bootstrap",
+    "geometry",
+    "mask",
+    "flat",
+    "trajectory",
+    "average",
+    "solvers",
+    "methods",
+    "evaluate",
+}
 FILES = {"report", "checkpoints", "task", "write"}
 
 

@@ -1,4 +1,4 @@
-"""Means against a float64 twin, and the simple ways to average against hand-made examples."""
+"""Means against a float64 twin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 
-from sewa_cli import methods
 from sewa_cli.average import weighted_mean
 
 
@@ -54,30 +53,3 @@ def test_a_mean_that_overflows_the_wanted_dtype_is_an_error() -> None:
 def test_as_many_coefficients_as_tensors() -> None:
     with pytest.raises(ValueError, match="shorter"):
         weighted_mean([torch.ones(1)] * 3, [0.5, 0.3])
-
-
-def test_simple_averages_by_hand() -> None:
-    assert methods.last(3) == [0, 0, 1]
-    assert methods.uniform(4) == [0.25] * 4
-    assert methods.lawa(10, 2) == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0.5]
-    assert methods.mean_of([2, 0], 3) == [0.5, 0, 0.5]
-
-
-@given(st.integers(1, 300), st.data())
-def test_equal_intervals_take_exactly_k_at_steps_that_differ_by_one_at_most(
-    k: int, data: st.DataObject
-) -> None:
-    K = data.draw(st.integers(1, k))
-    chosen = [i for i, c in enumerate(methods.lawa(k, K)) if c > 0]
-    assert len(chosen) == K
-    assert chosen[-1] == k - 1
-    assert sum(methods.lawa(k, K)) == pytest.approx(1)
-    gaps = [b - a for a, b in zip([-1, *chosen], chosen, strict=False)]
-    assert max(gaps) - min(gaps) <= 1
-
-
-def test_what_cannot_be_taken_is_refused() -> None:
-    with pytest.raises(ValueError, match="cannot take 4 of 3"):
-        methods.lawa(3, 4)
-    with pytest.raises(ValueError, match="between 0 and 2"):
-        methods.mean_of([3], 3)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sewa_cli.adam import Adam
 from sewa_cli.config import GumbelConfig
 from sewa_cli.flat import FlatModel
 from sewa_cli.solvers import Solution, gumbel
@@ -142,7 +143,7 @@ def test_our_adam_takes_the_steps_of_torchs() -> None:
     torch.manual_seed(0)
     ours = torch.randn(7, dtype=torch.float64)
     theirs = ours.clone().requires_grad_(True)
-    adam, reference = gumbel._Adam(ours, 0.3), torch.optim.Adam([theirs], lr=0.3)
+    adam, reference = Adam(ours, 0.3), torch.optim.Adam([theirs], lr=0.3)
     for _ in range(20):
         gradient = torch.randn(7, dtype=torch.float64)
         theirs.grad = gradient.clone()

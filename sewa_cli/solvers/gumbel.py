@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli import mask
+from sewa_cli.adam import Adam
 from sewa_cli.config import GumbelConfig
 from sewa_cli.solvers import LossAndGradient, Solution
 from sewa_cli.trajectory import Trajectory
@@ -48,7 +49,7 @@ def solve(
     generator = torch.Generator().manual_seed(seed)
     variable = _start(k, K, settings.parametrization).to(device, dtype)
     lr = settings.lr if settings.lr is not None else LEARNING_RATES[settings.parametrization]
-    adam = _Adam(variable, lr)
+    adam = Adam(variable, lr)
 
     M = settings.samples
     layout = trajectory.layout
@@ -92,28 +93,6 @@ def solve(
         selected=mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
         history=torch.stack(history).cpu().tolist(),
     )
-
-
-class _Adam:
-    """Adam (Kingma and Ba 2015) on one vector of length k, with its usual constants.
-
-    Our own because constructing torch's takes a second of imports, as long as all else together.
-    """
-
-    def __init__(self, variable: Tensor, lr: float) -> None:
-        self.variable = variable
-        self.lr = lr
-        self.mean = torch.zeros_like(variable)
-        self.square = torch.zeros_like(variable)
-        self.steps = 0
-
-    def step(self, gradient: Tensor, beta1: float = 0.9, beta2: float = 0.999) -> Tensor:
-        self.steps += 1
-        self.mean.lerp_(gradient, 1 - beta1)
-        self.square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        size = (self.square / (1 - beta2**self.steps)).sqrt_().add_(1e-8)
-        self.variable.addcdiv_(self.mean, size, value=-self.lr / (1 - beta1**self.steps))
-        return self.variable
 
 
 def _check_finite(variable: Tensor) -> None:

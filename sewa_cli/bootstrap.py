@@ -1,0 +1,80 @@
+"""Is a difference real? Intervals by resampling examples.
+
+Losses come as a matrix [R, n]: R averages on the same n examples (or batches), so that differences
+are paired. The best of many is lucky by selection alone; the intervals of differences therefore
+hold for all pairs of rows at once, by the bootstrapped maximum of the studentised differences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LEVEL = 0.95
+FEWEST = 10  # with fewer examples than this, resampling them says nothing
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Per row: its mean, its own interval, its difference from the best and that one's interval."""
+
+    means: list[float]
+    intervals: list[tuple[float, float]]
+    differences: list[float]
+    difference_intervals: list[tuple[float, float]]
+    best: int
+
+
+def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 2000) -> Spread:
+    """losses [R, n] and weights [n] (rows in each unit), float64. n must be FEWEST or more.
+
+    Means are weighted: Σ w l / Σ w. In a resample every unit counts as often as it was drawn.
+    """
+    rows, n = losses.shape
+    if n < FEWEST:
+        raise ValueError(f"{n} examples are too few to resample; {FEWEST} are the least")
+    means = losses @ weights / weights.sum()
+    best = int(means.argmin())
+    resampled = _resample(losses, weights, seed, samples)  # [B, R]
+    tail = (1 - LEVEL) / 2
+    low, high = resampled.quantile(tail, dim=0), resampled.quantile(1 - tail, dim=0)
+
+    # all pairs at once, one row against all others at a time to bound memory
+    errors = resampled - means  # [B, R]
+    largest = torch.zeros(samples, dtype=torch.float64)
+    for i in range(rows):
+        error = errors - errors[:, i : i + 1]  # of the difference to row i
+        size = error.std(dim=0)
+        real = size > 1e-12  # the same average twice has no error
+        if real.any():
+            largest = torch.maximum(largest, (error.abs() / size)[:, real].max(dim=1).values)
+    critical = float(largest.quantile(LEVEL))
+    differences = means - means[best]
+    half = critical * (errors - errors[:, best : best + 1]).std(dim=0)
+    return Spread(
+        means=means.tolist(),
+        intervals=list(zip(low.tolist(), high.tolist(), strict=True)),
+        differences=differences.tolist(),
+        difference_intervals=list(
+            zip((differences - half).tolist(), (differences + half).tolist(), strict=True)
+        ),
+        best=best,
+    )
+
+
+def _resample(losses: Tensor, weights: Tensor, seed: int, samples: int) -> Tensor:
+    """Weighted means of resampled units, [B, R]; in blocks, as [B, n] may be large."""
+    n = losses.shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    means = []
+    block = max(1, min(samples, 5_000_000 // n))
+    for start in range(0, samples, block):
+        size = min(block, samples - start)
+        drawn = torch.randint(n, (size, n), generator=generator)
+        counts = torch.zeros(size, n, dtype=torch.float64)
+        counts.scatter_add_(1, drawn, torch.ones_like(counts))
+        counts *= weights
+        means.append(counts @ losses.T / counts.sum(dim=1, keepdim=True))
+    return torch.cat(means)

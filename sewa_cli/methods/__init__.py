@@ -1,0 +1,150 @@
+"""Every way to average, behind one registry: from a run of k checkpoints to coefficients.
+
+A method is a small function of a `Run`, of a budget `K` if it has one, and of its options, which
+are keyword-only arguments with defaults. It returns k coefficients in step order that sum to one
+(or several such lists, if it draws at random):
+
+    @method()
+    def latest(run: Run, K: int) -> list[float]:
+        '''The last K checkpoints, equally. c_i = 1/K for i > k − K.'''
+        return mean_of(range(run.k - K, run.k), run.k)
+
+A user's own methods are registered the same way, from a Python file (`--methods-from`) or from an
+entry point in the group `sewa.methods`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from sewa_cli.solvers import Solution
+
+Coefficients = list[float]
+REGISTRY: dict[str, Method] = {}
+
+
+class NeedsLoss(ValueError):
+    """The method was asked for where there is no task."""
+
+
+def _no_loss(*_: object) -> Any:
+    raise NeedsLoss("needs a loss, and there is none here")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a method may know of a run: its length, its steps, and, where there is a task, a loss.
+
+    `loss(c)` is the selection loss of the average with coefficients c. `gradient(c)` is a loss on
+    the next selection batch and its gradient in c. `learn(K)` asks the configured solver.
+    """
+
+    k: int
+    steps: Sequence[int] | None = None
+    seed: int = 0
+    loss: Callable[[Sequence[float]], float] = _no_loss
+    gradient: Callable[[Sequence[float]], tuple[float, list[float]]] = _no_loss
+    learn: Callable[[int], Solution] = _no_loss
+
+
+@dataclass(frozen=True)
+class Method:
+    name: str
+    function: Callable[..., Any]
+    needs_loss: bool
+    has_budget: bool
+    options: Mapping[str, Any]  # name → default
+
+    @property
+    def line(self) -> str:
+        """The first line of its docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method with the options it was asked for. `label` is what the user wrote."""
+
+    label: str
+    method: Method
+    options: Mapping[str, Any]
+
+    def __call__(self, run: Run, K: int | None) -> list[Coefficients]:
+        """Coefficients, one list a draw. K is ignored by methods that take none."""
+        budget = {"K": K} if self.method.has_budget else {}
+        found = self.method.function(run, **budget, **self.options)
+        draws = found if found and isinstance(found[0], list | tuple) else [found]
+        return [checked(coefficients, run.k, self.label) for coefficients in draws]
+
+
+def method(name: str | None = None, *, needs_loss: bool = False) -> Callable[[Any], Any]:
+    """Register a function under its own name, or another."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = name or function.__name__.replace("_", "-")
+        if own in REGISTRY and REGISTRY[own].function.__module__ != function.__module__:
+            raise ValueError(f"there is a method named {own} already")
+        parameters = inspect.signature(function).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+        if missing := [key for key, default in options.items() if default is inspect._empty]:
+            raise ValueError(f"{own}: the option {missing[0]} needs a default")
+        has_budget = any(p.name == "K" for p in parameters)
+        REGISTRY[own] = Method(own, function, needs_loss, has_budget, options)
+        return function
+
+    return register
+
+
+def parse(text: str) -> list[Call]:
+    """`lawa,ema:decay=0.5` → calls; raises ValueError on an unknown method or option."""
+    specs = [spec.strip() for spec in text.split(",")]
+    return [parse_one(spec) for spec in specs if spec]
+
+
+def parse_one(spec: str) -> Call:
+    """`name` or `name:option=value:option=value`."""
+    name, *settings = spec.split(":")
+    if name not in REGISTRY:
+        raise ValueError(f"unknown method {name!r}; there are {', '.join(sorted(REGISTRY))}")
+    found = REGISTRY[name]
+    options: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or key not in found.options:
+            known = ", ".join(found.options) or "none"
+            raise ValueError(f"{name} has no option {key!r} (write key=value); it has: {known}")
+        kind = type(found.options[key])
+        try:
+            options[key] = kind(value)
+        except ValueError:
+            what = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
+            raise ValueError(f"{name}: {key} must be {what}, found {value!r}") from None
+    return Call(spec, found, options)
+
+
+def mean_of(indices: Iterable[int], k: int) -> Coefficients:
+    """Equal weights on `indices`, zero elsewhere."""
+    chosen = set(indices)
+    if not chosen or min(chosen) < 0 or max(chosen) >= k:
+        raise ValueError(f"indices must lie between 0 and {k - 1}, found {sorted(chosen)}")
+    return [1.0 / len(chosen) if i in chosen else 0.0 for i in range(k)]
+
+
+def checked(coefficients: Sequence[float], k: int, name: str) -> Coefficients:
+    values = [float(c) for c in coefficients]
+    if len(values) != k:
+        raise ValueError(f"{name} gave {len(values)} coefficients for {k} checkpoints")
+    if not all(isfinite(c) for c in values) or abs(sum(values) - 1) > 1e-6:
+        raise ValueError(f"{name} gave coefficients that sum to {sum(values):.6g} instead of 1")
+    return values
+
+
+def _register_ours() -> None:
+    from sewa_cli.methods import fixed, searched  # noqa: F401 - importing registers
+
+
+_register_ours()

@@ -1,0 +1,120 @@
+"""Averages that look at nothing but the order of the checkpoints."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import torch
+
+from sewa_cli.methods import Coefficients, Run, mean_of, method
+
+
+@method()
+def last(run: Run) -> Coefficients:
+    """The newest checkpoint alone: what training itself gives.
+
+    c_k = 1.
+    """
+    return mean_of([run.k - 1], run.k)
+
+
+@method()
+def uniform(run: Run) -> Coefficients:
+    """The mean of all k checkpoints.
+
+    c_i = 1/k. Polyak and Juditsky 1992, over checkpoints.
+    """
+    return mean_of(range(run.k), run.k)
+
+
+@method()
+def lawa(run: Run, K: int) -> Coefficients:
+    """K checkpoints at equal intervals of k/K, the newest among them.
+
+    c_i = 1/K for i = ⌊jk/K⌋, j = 1…K. LAWA, Kaddour 2022, post hoc.
+    """
+    if not 0 < K <= run.k:
+        raise ValueError(f"cannot take {K} of {run.k}")
+    return mean_of(((j + 1) * run.k // K - 1 for j in range(K)), run.k)
+
+
+@method()
+def latest(run: Run, K: int) -> Coefficients:
+    """The last K checkpoints, equally.
+
+    c_i = 1/K for i > k − K.
+    """
+    if not 0 < K <= run.k:
+        raise ValueError(f"cannot take {K} of {run.k}")
+    return mean_of(range(run.k - K, run.k), run.k)
+
+
+@method()
+def swa(run: Run, *, start: float = 0.75, every: int = 1) -> Coefficients:
+    """The mean of what comes after `start` of training (by step, where known), every n-th of it.
+
+    c_i equal for step_i > start · step_k, counted back from the newest in strides of `every`. SWA,
+    Izmailov et al. 2018, post hoc: the learning rate is what it was.
+    """
+    if not 0 <= start < 1 or every < 1:
+        raise ValueError(f"swa: start must lie in [0, 1) and every be 1 or more: {start}, {every}")
+    steps = run.steps if run.steps is not None else range(1, run.k + 1)
+    late = [i for i, step in enumerate(steps) if step > start * steps[-1]] or [run.k - 1]
+    return mean_of(late[::-1][::every], run.k)
+
+
+def decaying(k: int, decay: float) -> Coefficients:
+    """c_1 = d^{k−1}, c_i = (1 − d)·d^{k−i}."""
+    weights = [(1 - decay) * decay ** (k - 1 - i) for i in range(k)]
+    weights[0] = decay ** (k - 1)
+    return weights
+
+
+@method()
+def ema(run: Run, *, decay: float = 0.9) -> Coefficients:
+    """Exponential moving average over the checkpoints, with a fixed decay.
+
+    m_1 = w_1, m_i = d·m_{i−1} + (1 − d)·w_i, so c_1 = d^{k−1}, c_i = (1 − d)·d^{k−i}.
+    """
+    if not 0 <= decay < 1:
+        raise ValueError(f"ema: the decay must lie in [0, 1), found {decay}")
+    return decaying(run.k, decay)
+
+
+@method()
+def ema_window(run: Run, K: int) -> Coefficients:
+    """Exponential moving average whose decay matches a window of K checkpoints.
+
+    `ema` with d = (K − 1)/(K + 1): its mean age is that of the mean of the last K.
+    """
+    return decaying(run.k, (K - 1) / (K + 1))
+
+
+@method()
+def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
+    """K checkpoints at random, several times over: mean and spread.
+
+    c_i = 1/K on a uniformly drawn subset of size K. The paper's control for `sewa`.
+    """
+    if not 0 < K <= run.k or draws < 1:
+        raise ValueError(f"cannot draw {K} of {run.k} {draws} times")
+    generator = torch.Generator().manual_seed(run.seed)
+    order = [torch.randperm(run.k, generator=generator)[:K].tolist() for _ in range(draws)]
+    return [mean_of(chosen, run.k) for chosen in order]
+
+
+@method()
+def wsm(run: Run, K: int, *, decay: str = "1-sqrt") -> Coefficients:
+    """The last K, weighted as if the learning rate had decayed over them (linear or 1-sqrt).
+
+    With u_j = w_j − w_{j−1}, Σ c_j w_j = w_1 + Σ r_j u_j where r_j = Σ_{i≥j} c_i is the factor on
+    the j-th update; so c_j = r_j − r_{j+1}. r_j = 1 − j/K (`linear`, which is `latest`) or
+    1 − √(j/K) (`1-sqrt`), j = 0…K. WSM, Tian et al. 2025.
+    """
+    if decay not in ("linear", "1-sqrt"):
+        raise ValueError(f"wsm: decay must be linear or 1-sqrt, found {decay!r}")
+    if not 0 < K <= run.k:
+        raise ValueError(f"cannot take {K} of {run.k}")
+    factors = [1 - (j / K if decay == "linear" else sqrt(j / K)) for j in range(K + 1)]
+    weights = [factors[j] - factors[j + 1] for j in range(K)]
+    return [0.0] * (run.k - K) + weights

@@ -1,0 +1,97 @@
+"""Averages that look at the selection loss, and so need a task."""
+
+from __future__ import annotations
+
+import torch
+
+from sewa_cli.adam import Adam
+from sewa_cli.methods import Coefficients, Run, mean_of, method
+
+
+@method(needs_loss=True)
+def sewa(run: Run, K: int) -> Coefficients:
+    """K checkpoints chosen by the learned mask.
+
+    c_i = 1/K on the K largest probabilities that the configured solver learns. SeWA, Wang et al.
+    2025.
+    """
+    return mean_of(run.learn(K).selected, run.k)
+
+
+@method(needs_loss=True)
+def best(run: Run) -> Coefficients:
+    """The single checkpoint with the lowest selection loss.
+
+    c_j = 1 for j = argmin L(w_i).
+    """
+    return mean_of(_by_loss(run)[:1], run.k)
+
+
+@method(needs_loss=True)
+def topk(run: Run, K: int) -> Coefficients:
+    """The K checkpoints that are best alone, equally.
+
+    c_i = 1/K on the K lowest L(w_i).
+    """
+    return mean_of(_by_loss(run)[:K], run.k)
+
+
+@method(needs_loss=True)
+def greedy(run: Run) -> Coefficients:
+    """Greedy soup: from the best checkpoint down, each is added if that lowers the loss.
+
+    Wortsman et al. 2022, Recipe 1, over checkpoints and with the selection loss.
+    """
+    chosen: list[int] = []
+    lowest = float("inf")
+    for candidate in _by_loss(run):
+        loss = run.loss(mean_of([*chosen, candidate], run.k))
+        if loss < lowest:
+            chosen, lowest = [*chosen, candidate], loss
+    return mean_of(chosen, run.k) if chosen else mean_of([run.k - 1], run.k)
+
+
+@method(needs_loss=True)
+def forward(run: Run, K: int) -> Coefficients:
+    """Greedy forward selection: adds the checkpoint that lowers the loss most, up to K.
+
+    S ← S ∪ {argmin_j L(mean of S ∪ {j})}, until |S| = K or nothing lowers the loss. About K·k
+    losses. Caruana et al. 2004, without replacement.
+    """
+    chosen: list[int] = []
+    lowest = float("inf")
+    while len(chosen) < K:
+        rest = [j for j in range(run.k) if j not in chosen]
+        losses = {j: run.loss(mean_of([*chosen, j], run.k)) for j in rest}
+        j = min(rest, key=lambda j: (_finite_first(losses[j]), -j))
+        if not losses[j] < lowest:
+            break
+        chosen, lowest = [*chosen, j], losses[j]
+    return mean_of(chosen, run.k) if chosen else mean_of([run.k - 1], run.k)
+
+
+@method(needs_loss=True)
+def twa(run: Run, *, iterations: int = 100, lr: float = 0.1) -> Coefficients:
+    """Learned weights on all k checkpoints: non-negative, summing to one, none of them exact zeros.
+
+    c = softmax(θ), θ from 0 by Adam on the selection loss, a batch an iteration. After TWA, Li et
+    al. 2023, whose coefficients are learned on training data.
+    """
+    theta = torch.zeros(run.k, dtype=torch.float64)
+    adam = Adam(theta, lr)
+    for _ in range(iterations):
+        c = theta.softmax(0)
+        _, gradient = run.gradient(c.tolist())
+        g = torch.tensor(gradient, dtype=torch.float64)
+        adam.step(c * (g - c @ g))
+    return [float(c) for c in theta.softmax(0)]
+
+
+def _by_loss(run: Run) -> list[int]:
+    """Indices by the loss of each checkpoint alone, lowest first; of equals, the later first."""
+    losses = [run.loss(mean_of([i], run.k)) for i in range(run.k)]
+    return sorted(range(run.k), key=lambda i: (_finite_first(losses[i]), -i))
+
+
+def _finite_first(loss: float) -> float:
+    return loss if loss == loss else float("inf")
