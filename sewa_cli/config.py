@@ -21,6 +21,7 @@ from sewa_cli.errors import ConfigError
 
 DEFAULT_FILE = "sewa.yaml"
 STDOUT = "-"
+DEFAULT_METHODS = ("sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy")
 
 
 def _refuse_bool(value: object) -> object:
@@ -68,6 +69,26 @@ class GumbelConfig(_Frozen):
     parametrization: Literal["logits", "projected"] = "logits"
 
 
+def _as_list(value: object) -> object:
+    """`lawa, swa` and `5,10` on the command line are lists in the YAML."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",")]
+    return [value] if isinstance(value, int) else value
+
+
+class CompareConfig(_Frozen):
+    """Settings of `sewa compare`."""
+
+    methods: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = DEFAULT_METHODS
+    K: Annotated[tuple[Count, ...], BeforeValidator(_as_list)] = Field(
+        (), description="budgets; empty: the K above"
+    )
+    methods_from: Path | None = Field(None, description="a Python file with methods of your own")
+    bootstrap: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=100)] = Field(
+        2000, description="resamples of the held-out rows"
+    )
+
+
 class Config(_Frozen):
     """Everything a run depends on, but for the files themselves."""
 
@@ -82,6 +103,7 @@ class Config(_Frozen):
     nonfinite: Literal["skip", "error"] = "skip"
     solver: Literal["gumbel"] = "gumbel"
     gumbel: GumbelConfig = GumbelConfig()
+    compare: CompareConfig = CompareConfig()
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
     seed: Seed = 0
     bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
@@ -202,6 +224,9 @@ def _relative_to(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         resolved["checkpoints"] = join(checkpoints)
     if isinstance(args := settings.get("args"), dict):
         resolved["args"] = join_dotted(args)
+    compare = settings.get("compare")
+    if isinstance(compare, dict) and compare.get("methods_from") is not None:
+        resolved["compare"] = {**compare, "methods_from": join(compare["methods_from"])}
     return resolved
 
 
@@ -251,9 +276,8 @@ def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str
 
 
 def _suggest(location: tuple[int | str, ...]) -> str:
-    model: type[BaseModel] = (
-        GumbelConfig if location[0] == "gumbel" and len(location) > 1 else Config
-    )
+    sections: dict[object, type[BaseModel]] = {"gumbel": GumbelConfig, "compare": CompareConfig}
+    model = sections.get(location[0], Config) if len(location) > 1 else Config
     near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
     return (
         f"; did you mean {near[0]}?" if near else f"; known keys: {', '.join(model.model_fields)}"

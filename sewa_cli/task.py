@@ -83,7 +83,7 @@ class Task:
 def load_task(spec: str, args: Mapping[str, Any]) -> Task:
     """Import `spec` (a .py file or a module name) and make a Task of its functions."""
     _folder.theirs = None
-    module = _import_file(Path(spec)) if names_a_file(spec) else _import_module(spec)
+    module = import_user_module(spec)
     functions = {
         name: getattr(module, name)
         for name in (*REQUIRED, *OPTIONAL)
@@ -188,6 +188,11 @@ def _after_us(start: TracebackType | None, ours: str) -> TracebackType | None:
     while start is not None and start.tb_frame.f_code.co_filename.startswith(ours):
         start = start.tb_next
     return start
+
+
+def import_user_module(spec: str) -> ModuleType:
+    """A .py file or a module by name, its exceptions told as the user's."""
+    return _import_file(Path(spec)) if names_a_file(spec) else _import_module(spec)
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -223,3 +223,28 @@ def test_a_predict_that_sets_the_mode_is_told(
     assert ended.code == 4
     assert word in ended.error
     assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_compare_recomputes_the_statistics_of_every_row_alike(sewa: Sewa) -> None:
+    tables = {}
+    for mode in ("auto", "off"):
+        ended = sewa("compare", "--methods", "last,uniform", "--bn", mode, "--format", "json")
+        assert ended.code == 0, ended.err
+        tables[mode] = json.loads(ended.out)
+    assert tables["auto"]["batchnorm"] == "training_data"
+    assert tables["off"]["batchnorm"] is None
+    for row, kept in zip(tables["auto"]["rows"], tables["off"]["rows"], strict=True):
+        assert row["heldout_loss"] != kept["heldout_loss"]
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Sewa) -> None:
+    arguments = ["--methods", "last,uniform,lawa", "--output-best", "best.safetensors"]
+    ended = sewa("compare", *arguments, "--format", "json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    model = make_net(Path())
+    load_model(model, "best.safetensors")
+    best = found["rows"][found["best"]]
+    assert heldout_loss(model) == pytest.approx(best["heldout_loss"], rel=1e-5)

@@ -267,7 +267,7 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
     shown = commented_out()
     assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
     assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
-    real = Config().model_dump()
+    real = Config().model_dump(mode="json")
     assert shown == {name: real[name] for name in shown}
 
 

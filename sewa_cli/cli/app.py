@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from sewa_cli.cli.compare import compare, methods
+from sewa_cli.cli.inspect import inspect
 from sewa_cli.cli.options import (
     Budget,
     Checkpoints,
@@ -21,15 +23,19 @@ from sewa_cli.cli.options import (
     FromStep,
     Last,
     Nonfinite,
+    Plot,
     Quiet,
     Seed,
     Sets,
     TaskSpec,
     ToStep,
     Verbose,
+    inputs_of,
     load,
     load_user_task,
+    refuse_plot,
 )
+from sewa_cli.cli.plain import average, evaluate
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 
 app = typer.Typer(
@@ -85,6 +91,7 @@ def select(
     ] = False,
     device: Device = None,
     seed: Seed = None,
+    plot: Plot = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report instead of the chosen paths.")
     ] = False,
@@ -96,7 +103,6 @@ def select(
     Prints the chosen checkpoints' paths, one a line.
     """
     from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.config import find_config
     from sewa_cli.report import to_json
 
     settings = load(
@@ -122,6 +128,7 @@ def select(
     )
     if settings.output == "-" and as_json:
         raise ConfigError("--json and --output - both want standard output; use --report")
+    refuse_plot(plot, force)
 
     with stdout_for_data() as stdout:
         from sewa_cli.cli.talk import Talk
@@ -134,9 +141,15 @@ def select(
                 talk,
                 force=force,
                 stdout=stdout,
-                protected=[path for path in [find_config(config)] if path is not None],
+                protected=inputs_of(config, settings),
             )
         talk.summary(selection.report)
+        if plot is not None:
+            from sewa_cli.plots import save_figure
+            from sewa_cli.plots.select import plot_selection
+
+            save_figure(plot_selection(selection.report), plot, force)
+            talk.say(f"wrote {plot}")
         if as_json:
             stdout.write(to_json(selection.report).encode())
         elif settings.output != "-":
@@ -209,10 +222,10 @@ def apply(
     """
     from pydantic import ValidationError
 
-    from sewa_cli.report import Report
+    from sewa_cli.report import Rebuildable
 
     try:
-        past = Report.model_validate_json(report.read_bytes())
+        past = Rebuildable.model_validate_json(report.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{report}: {error.strerror}") from error
     except ValidationError as error:
@@ -232,13 +245,21 @@ def apply(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    of: Annotated[str, typer.Argument(help="select or compare")] = "select",
+) -> None:
     """Print the JSON Schema of the report."""
+    from pydantic import BaseModel
+
     from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.report import Comparison, Report
     from sewa_cli.report import schema as report_schema
 
+    reports: dict[str, type[BaseModel]] = {"select": Report, "compare": Comparison}
+    if of not in reports:
+        raise ConfigError(f"there is no report of {of!r}; there are {', '.join(reports)}")
     with stdout_for_data() as stdout:
-        stdout.write((json.dumps(report_schema(), indent=2) + "\n").encode())
+        stdout.write((json.dumps(report_schema(reports[of]), indent=2) + "\n").encode())
 
 
 @app.command()
@@ -285,6 +306,10 @@ def demo(
         f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
         f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
     )
+
+
+for command in (compare, methods, average, evaluate, inspect):
+    app.command()(command)
 
 
 def _plain(value: object) -> str:

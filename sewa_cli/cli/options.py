@@ -51,6 +51,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stder
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr, full tracebacks.")]
 
 
+Format = Annotated[
+    str, typer.Option("--format", metavar="NAME", help="table, markdown, csv, jsonl or json.")
+]
+Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf")]
+MethodsFrom = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A Python file with methods of your own.")
+]
+
+
 def load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
     from sewa_cli.config import find_config, load_config
 
@@ -69,3 +78,20 @@ def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
         loaded = load_task(settings.task, settings.args)
     say(f"task {loaded.source}")
     return loaded
+
+
+def refuse_plot(plot: Path | None, force: bool) -> None:
+    """Before any work: a picture that could not be drawn or written in the end."""
+    if plot is not None:
+        from sewa_cli.plots import check_plot
+        from sewa_cli.write import check_free
+
+        check_plot(plot)
+        check_free(plot, force)
+
+
+def inputs_of(config: Path | None, settings: Config) -> list[Path]:
+    """Files a command has read that are neither task nor checkpoints: never to be overwritten."""
+    from sewa_cli.config import find_config
+
+    return [path for path in (find_config(config), settings.compare.methods_from) if path]

@@ -1,15 +1,35 @@
 """Joins the wings. Nothing here prints; whoever listens is told through a `Listener`.
 
-bench     what every command with a task needs before any work
-scales    an average into the model, and onto the user's data
-recipe    an average as sources, weights and names; built and built again
-outputs   where results go, refused early, written together
-select    the main job        validate   a dry look at everything
+bench       what every command with a task needs before any work
+learning    a trajectory from files, a mask from the solver
+scales      an average into the model, and onto the user's data
+recipe      an average as sources, weights and names; built and built again
+outputs     where results go, refused early, written together
+accounts    cost, versions, metadata
+court       what methods see of a run, and the judge of what they propose
+select      the main job            compare     every method, fairly
+averaging   without a task          evaluating  files, one by one
+validate    a dry look at everything
 """
 
+from sewa_cli.run.averaging import run_average
 from sewa_cli.run.bench import Listener, seeded
+from sewa_cli.run.compare import load_methods, run_compare
+from sewa_cli.run.evaluating import run_evaluate
 from sewa_cli.run.outputs import run_apply
 from sewa_cli.run.select import Selection, run_select
 from sewa_cli.run.validate import Check, run_validate
 
-__all__ = ["Check", "Listener", "Selection", "run_apply", "run_select", "run_validate", "seeded"]
+__all__ = [
+    "Check",
+    "Listener",
+    "Selection",
+    "load_methods",
+    "run_apply",
+    "run_average",
+    "run_compare",
+    "run_evaluate",
+    "run_select",
+    "run_validate",
+    "seeded",
+]

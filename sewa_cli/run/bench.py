@@ -93,27 +93,34 @@ def open_candidates(config: Config, reads: Reads) -> tuple[list[Checkpoint], lis
     return candidates, [checkpoint.path for checkpoint in found]
 
 
-def set_up(config: Config, task: Task, listener: Listener) -> Bench:
-    device = resolve_device(config.device)
+def set_up(config: Config, task: Task, listener: Listener, K: int | None = None) -> Bench:
+    """`K`: the largest budget, if it is not the config's."""
     reads = Reads()
     candidates, found = open_candidates(config, reads)
-    check_budget(config.K, candidates)
-    try:
-        model = FlatModel(task.build_model(), device)
-    except ValueError as error:
-        raise TaskError(f"build_model(): {error}") from error
-    if model.layout.size == 0:
-        raise TaskError("build_model(): the model has no floating-point weights")
+    check_budget(config.K if K is None else K, candidates)
+    objective = build_objective(config, task)
+    model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
     inputs = [*found, Path(task.source)]
-    objective = Objective(model, task.predict, task.loss, task.backward)
     bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
     if candidates[0].step is None:
         bench.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
     return bench
+
+
+def build_objective(config: Config, task: Task) -> Objective:
+    """The user's model on its device, with the user's loss."""
+    device = resolve_device(config.device)
+    try:
+        model = FlatModel(task.build_model(), device)
+    except ValueError as error:
+        raise TaskError(f"build_model(): {error}") from error
+    if model.layout.size == 0:
+        raise TaskError("build_model(): the model has no floating-point weights")
+    return Objective(model, task.predict, task.loss, task.backward)
 
 
 def check_budget(K: int, candidates: Sequence[Checkpoint]) -> None:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+from pydantic import BaseModel
 
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.report import Report, to_json
+from sewa_cli.report import Rebuildable, to_json
 from sewa_cli.run.recipe import Averaged, from_recipe
 from sewa_cli.write import check_free, first_free, publish_together, staged
 
+R = TypeVar("R", bound=BaseModel)
 DEFAULT_OUTPUT = "averaged.safetensors"
 
 
@@ -49,30 +52,41 @@ def decide_outputs(
         else:  # nobody named a file, so a name that is taken is no reason to stop
             average = Path(DEFAULT_OUTPUT)
             if not force:
-                average = first_free(average, lambda path: [_report_path(path)])
-        report = config.report or _report_path(average)
-        if report.resolve() == average.resolve():
-            raise ConfigError(f"{report}: --report and --output name the same file")
-    files = [path for path in (average, report) if path is not None]
+                average = first_free(average, lambda path: [report_path(path)])
+        report = config.report or report_path(average)
+        check_apart(average, report)
+    to_stdout = stdout if config.output == STDOUT else None
+    return check_outputs(Outputs(average, report, to_stdout, force), inputs)
+
+
+def check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> Outputs:
+    """Refuse now what would fail in the end, and what would overwrite an input."""
     taken = {path.resolve() for path in inputs}
-    for path in files:
+    for path in (outputs.average, outputs.report):
+        if path is None:
+            continue
+        check_free(path, outputs.force)
         if path.resolve() in taken:
             raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
-        check_free(path, force)
-    return Outputs(average, report, stdout if config.output == STDOUT else None, force)
+    return outputs
 
 
-def _report_path(output: Path) -> Path:
+def check_apart(average: Path, report: Path) -> None:
+    if report.resolve() == average.resolve():
+        raise ConfigError(f"{report}: --report and --output name the same file")
+
+
+def report_path(output: Path) -> Path:
     return output.with_name(f"{output.stem}.report.json")
 
 
-def write_results(
-    averaged: Averaged, outputs: Outputs, make_report: Callable[[], Report]
-) -> Report:
+def write_results(averaged: Averaged | None, outputs: Outputs, make_report: Callable[[], R]) -> R:
     """The average and the report appear together: both are complete before either gets its name."""
     with ExitStack() as stack:
         stages = []
-        if outputs.stdout is not None:
+        if averaged is None:
+            pass
+        elif outputs.stdout is not None:
             averaged.write(outputs.stdout)
             outputs.stdout.flush()
         elif outputs.average is not None:
@@ -87,7 +101,7 @@ def write_results(
 
 
 def run_apply(
-    report: Report, read_from: Path, output: Path | IO[bytes], *, force: bool = False
+    report: Rebuildable, read_from: Path, output: Path | IO[bytes], *, force: bool = False
 ) -> None:
     """Rebuild the averaged file of a report, byte for byte."""
     if isinstance(output, Path):

@@ -67,6 +67,11 @@ class Averaged:
             parts = (checkpoint.read(source) for checkpoint in self.sources)
             return weighted_mean(parts, self.coefficients, dtype)
         except ValueError as error:
+            for checkpoint in self.sources:
+                if not torch.isfinite(checkpoint.read(source).float()).all():
+                    raise CheckpointError(
+                        f"{checkpoint.path}: {source} holds NaN or Inf; leave it out"
+                    ) from error
             raise OutputError(f"{name}: {error}; choose a wider --output-dtype") from error
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -2,31 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import isfinite
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.evaluate import batchnorm_layers, recompute_batchnorm
+from sewa_cli.evaluate import Objective, UnitLosses, batchnorm_layers, recompute_batchnorm
 from sewa_cli.report import BatchNorm, Scores
 from sewa_cli.run.bench import Bench
 from sewa_cli.run.recipe import Averaged
-from sewa_cli.task import Batches
+from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory
 
 
-class Scales:
+class Weigher:
+    """Losses and metrics of whatever weights are in the model."""
+
+    def __init__(self, objective: Objective, task: Task) -> None:
+        self._objective = objective
+        self._task = task
+        self.selection_rows = 0
+        self.heldout_rows: int | None = None
+
+    def scores(self) -> Scores:
+        """Everything the task can say of what is in the model."""
+        heldout = self._task.heldout_data
+        return Scores(
+            selection_loss=self.selection_loss(),
+            heldout_loss=None if heldout is None else self._heldout_loss(heldout),
+            metrics=self.metrics(),
+        )
+
+    def selection_loss(self) -> float | None:
+        """Of what is in the model; None where it is not finite."""
+        data = self._task.selection_data
+        with _told_of(data):
+            loss, self.selection_rows = self._objective.mean_loss(data)
+        return finite(loss)
+
+    def _heldout_loss(self, data: Batches) -> float | None:
+        with _told_of(data):
+            loss, self.heldout_rows = self._objective.mean_loss(data)
+        return finite(loss)
+
+    def heldout_units(self) -> UnitLosses | None:
+        """Held-out losses row by row, for intervals."""
+        data = self._task.heldout_data
+        if data is None:
+            return None
+        with _told_of(data):
+            units = self._objective.unit_losses(data)
+        self.heldout_rows = int(units.weights.sum())
+        return units
+
+    def metrics(self) -> dict[str, float | None] | None:
+        task, model = self._task, self._objective.model
+        if task.metrics is None:
+            return None
+        with torch.no_grad():
+            found = {name: finite(value) for name, value in task.metrics(model.module).items()}
+        model.module.eval()  # in case metrics() left it training
+        try:
+            model.check_untouched()
+        except ValueError as error:
+            raise TaskError(f"metrics(): {error}") from error
+        return found
+
+
+class Scales(Weigher):
     """One model, one set of data, the same treatment for every average."""
 
     def __init__(self, bench: Bench, trajectory: Trajectory, used: list[Checkpoint]) -> None:
+        super().__init__(bench.objective, bench.task)
         self._bench = bench
         self._trajectory = trajectory
         self._as_written = Averaged([used[-1]], [1.0], bench.names, bench.config.output_dtype)
-        self.selection_rows = 0
-        self.heldout_rows: int | None = None
+        self.recomputed_on: Literal["training_data", "selection_data"] | None = None
         self._layers = batchnorm_layers(bench.model.module)
         if bench.config.bn == "on" and not self._layers:
             raise ConfigError(
@@ -35,48 +91,71 @@ class Scales:
         bench.load_integers(used[-1])
 
     def weigh(self, coefficients: Sequence[float]) -> Scores:
-        """An average that is not written, from W, rounded as a file of it would be."""
-        mixed = self._trajectory.mix(torch.tensor([coefficients], dtype=torch.float64))
-        model = self._bench.model
-        model.set(mixed[0])
-        self._round(self._bench.names)
-        if self._recomputes(sum(c > 0 for c in coefficients)):
-            self._recompute()
-        return self._scores()
+        """An average that is not written, from W; BatchNorm as for a file of it."""
+        self.load(coefficients)
+        if self._recomputes(sum(c != 0 for c in coefficients)):
+            self.recompute()
+        return self.scores()
 
     def weigh_file(self, averaged: Averaged) -> tuple[Scores, BatchNorm | None]:
         """The very tensors that will be written; BatchNorm statistics are recomputed into it."""
         self._bench.model.load(averaged.tensors())
         if not self._layers:
-            return self._scores(), None
-        mode = self._bench.config.bn
-        before = self._scores()
+            return self.scores(), None
+        layers, mode = len(self._layers), self._bench.config.bn
+        before = self.scores()
         if not self._recomputes(len(averaged.sources)):
-            return before, BatchNorm(layers=len(self._layers), mode=mode, before=before)
-        data, rows = self._recompute()
-        averaged.replaced = {
-            name: self._bench.model.value(name).to(averaged.dtype_of(name)).cpu()
-            for name in self._statistics()
-        }
-        after = self._scores()
+            return before, BatchNorm(layers=layers, mode=mode, before=before)
+        rows = self.recompute()
+        averaged.replaced = self._recomputed(averaged)
+        after = self.scores()
         return after, BatchNorm(
-            layers=len(self._layers), mode=mode, data=data, rows=rows, before=before, after=after
+            layers=layers,
+            mode=mode,
+            data=self.recomputed_on,
+            rows=rows,
+            before=before,
+            after=after,
         )
+
+    def load(self, coefficients: Sequence[float]) -> None:
+        """Mix an average from W into the model, rounded as a file of it would be."""
+        mixed = self._trajectory.mix(torch.tensor([list(coefficients)], dtype=torch.float64))
+        self._bench.model.set(mixed[0])
+        self._round(self._bench.names)
+
+    def finish(self, averaged: Averaged) -> None:
+        """Recompute the BatchNorm statistics of a file, if those of every average are."""
+        if self.recomputes_all:
+            self._bench.model.load(averaged.tensors())
+            self.recompute()
+            averaged.replaced = self._recomputed(averaged)
+
+    @property
+    def recomputes_all(self) -> bool:
+        return bool(self._layers) and self._bench.config.bn != "off"
 
     def _recomputes(self, sources: int) -> bool:
         """A single checkpoint has its own statistics already."""
-        mode = self._bench.config.bn
-        return bool(self._layers) and (mode == "on" or (mode == "auto" and sources > 1))
+        return self.recomputes_all and (self._bench.config.bn == "on" or sources > 1)
 
-    def _recompute(self) -> tuple[Literal["training_data", "selection_data"], int]:
+    def recompute(self) -> int:
+        """BatchNorm statistics of what is in the model; returns the rows they were taken over."""
         task = self._bench.task
         data = task.training_data or task.selection_data
+        self.recomputed_on = "training_data" if task.training_data else "selection_data"
         try:
             rows = recompute_batchnorm(self._bench.objective, data)
         except ValueError as error:
             raise TaskError(f"{data.name}(): {error}") from error
         self._round(self._statistics())
-        return "training_data" if task.training_data else "selection_data", rows
+        return rows
+
+    def _recomputed(self, averaged: Averaged) -> dict[str, Tensor]:
+        return {
+            name: self._bench.model.value(name).to(averaged.dtype_of(name)).cpu()
+            for name in self._statistics()
+        }
 
     def _statistics(self) -> list[str]:
         """Output names of the recomputed tensors."""
@@ -90,35 +169,17 @@ class Scales:
         model, as_written = self._bench.model, self._as_written
         floats = [name for name in names if model.canonical(name) in model.layout.slices]
         narrow = [name for name in floats if as_written.dtype_of(name) != torch.float32]
-        model.load(
-            (name, self._bench.model.value(name).to(as_written.dtype_of(name))) for name in narrow
-        )
-
-    def _scores(self) -> Scores:
-        bench, task = self._bench, self._bench.task
-        bench.listener.note("evaluating")
-        selection, self.selection_rows = self._loss(task.selection_data)
-        heldout = None
-        if task.heldout_data is not None:
-            heldout, self.heldout_rows = self._loss(task.heldout_data)
-        metrics = None
-        if task.metrics is not None:
-            with torch.no_grad():
-                metrics = {n: _finite(v) for n, v in task.metrics(bench.model.module).items()}
-            bench.model.module.eval()  # in case metrics() left it training
-            try:
-                bench.model.check_untouched()
-            except ValueError as error:
-                raise TaskError(f"metrics(): {error}") from error
-        return Scores(selection_loss=selection, heldout_loss=heldout, metrics=metrics)
-
-    def _loss(self, data: Batches) -> tuple[float | None, int]:
-        try:
-            loss, rows = self._bench.objective.mean_loss(data)
-        except ValueError as error:
-            raise TaskError(f"{data.name}(): {error}") from error
-        return _finite(loss), rows
+        model.load((name, model.value(name).to(as_written.dtype_of(name))) for name in narrow)
 
 
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
+@contextmanager
+def _told_of(data: Batches) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise TaskError(f"{data.name}(): {error}") from error
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no NaN: what is not a number is null."""
+    return value if value is not None and isfinite(value) else None

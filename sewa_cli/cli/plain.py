@@ -1,0 +1,143 @@
+"""`sewa average` and `sewa evaluate`: no learning."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from sewa_cli.cli.options import (
+    Budget,
+    Checkpoints,
+    ConfigFile,
+    Device,
+    Every,
+    Force,
+    Format,
+    FromStep,
+    Last,
+    MethodsFrom,
+    Quiet,
+    Seed,
+    Sets,
+    TaskSpec,
+    ToStep,
+    Verbose,
+    inputs_of,
+    load,
+    load_user_task,
+)
+from sewa_cli.errors import ConfigError
+
+
+def average(
+    ckpts: Checkpoints = None,
+    method: Annotated[
+        str, typer.Option(help="`sewa methods` lists them; options: ema:decay=0.5")
+    ] = "uniform",
+    K: Budget = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="A,B,..", help="One for each file, in the order given; sum 1."),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("--output", "-o", help="The averaged file; - for standard output.")
+    ] = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    force: Force = False,
+    last: Last = None,
+    every: Every = None,
+    from_step: FromStep = None,
+    to_step: ToStep = None,
+    output_dtype: Annotated[
+        str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16, float64.")
+    ] = None,
+    methods_from: MethodsFrom = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Average checkpoints without a model or data, by a method or by explicit weights.
+
+    Prints the paths that went into it. `sewa apply` on the report builds the same bytes again.
+    """
+    from sewa_cli.cli.door import stdout_for_data
+
+    numbers = _numbers(weights) if weights is not None else None
+    settings = load(
+        config,
+        set_,
+        checkpoints=ckpts,
+        K=K,
+        output=output,
+        last=last,
+        every=every,
+        from_step=from_step,
+        to_step=to_step,
+        output_dtype=output_dtype,
+        seed=seed,
+        **{"compare.methods_from": methods_from},
+    )
+    with stdout_for_data() as stdout:
+        from sewa_cli.cli.talk import Talk
+        from sewa_cli.run import load_methods, run_average
+
+        with Talk(quiet, verbose) as talk:
+            load_methods(settings)
+            averaged, written = run_average(
+                settings,
+                method,
+                numbers,
+                force=force,
+                stdout=stdout,
+                protected=inputs_of(config, settings),
+            )
+        if written != "-":
+            stdout.write("".join(f"{c.path}\n" for c in averaged.sources).encode())
+            stdout.flush()
+            talk.say(f"wrote {written}")
+
+
+def evaluate(
+    ckpts: Checkpoints = None,
+    config: ConfigFile = None,
+    set_: Sets = None,
+    task: TaskSpec = None,
+    form: Format = "table",
+    device: Device = None,
+    seed: Seed = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Loss and metrics of checkpoints or averaged files, each as it is."""
+    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.tables import Cell, check_format, render
+
+    check_format(form)
+    settings = load(config, set_, checkpoints=ckpts, task=task, device=device, seed=seed)
+    with stdout_for_data() as stdout:
+        from sewa_cli.cli.talk import Talk
+        from sewa_cli.run import run_evaluate
+
+        with Talk(quiet, verbose) as talk:
+            found = run_evaluate(settings, load_user_task(settings, talk.say), talk)
+        rows: list[dict[str, Cell]] = []
+        for file in found.files:
+            row: dict[str, Cell] = {"path": file.path, "step": file.step}
+            row["selection_loss"] = file.scores.selection_loss
+            if found.heldout_rows is not None:
+                row["heldout_loss"] = file.scores.heldout_loss
+            rows.append({**row, **(file.scores.metrics or {})})
+        text = json.dumps(rows, indent=2) + "\n" if form == "json" else render(rows, form)
+        stdout.write(text.encode())
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--weights: must be numbers with commas between, found {text!r}"
+        ) from None

@@ -1,0 +1,90 @@
+"""`sewa average`: for people without a task. Same reader, same writer, no model, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, find, open_checkpoint
+from sewa_cli.config import Config
+from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.methods import Run, checked, parse_one
+from sewa_cli.report import Rebuildable
+from sewa_cli.run.accounts import metadata_of
+from sewa_cli.run.bench import open_candidates
+from sewa_cli.run.outputs import decide_outputs, write_results
+from sewa_cli.run.recipe import Averaged
+
+
+def run_average(
+    config: Config,
+    method: str,
+    weights: Sequence[float] | None = None,
+    *,
+    force: bool = False,
+    stdout: IO[bytes] | None = None,
+    protected: Sequence[Path] = (),
+) -> tuple[Averaged, str]:
+    """Average by a method that needs no loss, or by explicit weights; returns where it was written.
+
+    With weights the files count in the order given, not by step.
+    """
+    if weights is None:
+        candidates, found = open_candidates(config, Reads())
+        coefficients = _coefficients(method, candidates, config)
+        label = method
+    else:
+        candidates = _as_given(config)
+        found = [checkpoint.path for checkpoint in candidates]
+        if len(weights) != len(candidates):
+            raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
+        try:
+            coefficients = checked(weights, len(candidates), "--weights")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        label = "weights"
+    chosen = [i for i, c in enumerate(coefficients) if c != 0]
+    averaged = Averaged(
+        sources=[candidates[i] for i in chosen],
+        coefficients=[coefficients[i] for i in chosen],
+        names={name: name for name in candidates[0].tensors},
+        dtype=config.output_dtype,
+    )
+    outputs = decide_outputs(config, [*found, *protected], force, stdout)
+    averaged.metadata = metadata_of(averaged, label, None)
+    write_results(
+        averaged, outputs, lambda: Rebuildable(schema_version=1, recipe=averaged.recipe())
+    )
+    return averaged, outputs.named
+
+
+def _as_given(config: Config) -> list[Checkpoint]:
+    reads = Reads()
+    checkpoints = [open_checkpoint(path, reads) for path in find(config.checkpoints)]
+    if not checkpoints:
+        raise ConfigError("no checkpoints named: give files, or a folder")
+    check_agreement(checkpoints)
+    return checkpoints
+
+
+def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -> list[float]:
+    try:
+        call = parse_one(spec)
+    except ValueError as error:
+        raise ConfigError(f"--method: {error}") from error
+    if call.method.needs_loss:
+        raise ConfigError(
+            f"--method: {spec} needs a loss, so a model and data; use `sewa select`, or `sewa "
+            "compare --output-best`"
+        )
+    if call.method.has_budget and len(candidates) < config.K:
+        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints; take fewer")
+    if not candidates:
+        raise CheckpointError("there are no checkpoints")
+    steps = [c.step for c in candidates if c.step is not None]
+    run = Run(len(candidates), steps if len(steps) == len(candidates) else None, config.seed)
+    try:
+        return call(run, config.K)[0]
+    except ValueError as error:
+        raise ConfigError(f"--method: {spec}: {error}") from error

@@ -1,0 +1,290 @@
+"""`sewa compare`: every method on the same checkpoints, the same data, the same evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import entry_points
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sewa_cli.bootstrap import FEWEST, Spread, compare_rows
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.config import Config
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.evaluate import UnitLosses
+from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, method, parse_one
+from sewa_cli.report import (
+    Candidate,
+    Comparison,
+    Interval,
+    Row,
+    RowCost,
+)
+from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
+from sewa_cli.run.bench import Bench, Listener, check_budget, seeded, set_up
+from sewa_cli.run.court import Court, Judged, Meter
+from sewa_cli.run.learning import read_trajectory
+from sewa_cli.run.outputs import Outputs, check_outputs, write_results
+from sewa_cli.run.recipe import Averaged
+from sewa_cli.run.scales import finite
+from sewa_cli.task import Task, import_user_module, user_code
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A row before the rows are compared with each other."""
+
+    label: str
+    K: int | None
+    draws: list[Coefficients]
+    judged: list[Judged]
+    cost: Meter
+
+
+def load_methods(config: Config) -> list[Call]:
+    """The methods asked for, after the user's own have been registered."""
+    for entry in entry_points(group="sewa.methods"):
+        if entry.name not in REGISTRY:
+            with user_code(f"entry point {entry.name}"):
+                found = entry.load()
+                if entry.name not in REGISTRY:  # unless loading it has registered it
+                    method(entry.name, needs_loss=True)(found)
+    if config.compare.methods_from is not None:
+        import_user_module(str(config.compare.methods_from))
+    calls, faults = [], []
+    for spec in config.compare.methods:
+        try:
+            calls.append(parse_one(spec))
+        except ValueError as error:
+            faults.append(f"methods: {error}")
+    if faults or not calls:
+        raise ConfigError(*(faults or ["methods: none named"]))
+    return calls
+
+
+def run_compare(
+    config: Config,
+    task: Task,
+    listener: Listener | None = None,
+    *,
+    output_best: Path | None = None,
+    report: Path | None = None,
+    force: bool = False,
+    protected: Sequence[Path] = (),
+) -> Comparison:
+    """Judge every method at every K, and say which differences are real."""
+    with seeded(config.seed):
+        return _compare(config, task, listener or Listener(), output_best, report, force, protected)
+
+
+def _compare(
+    config: Config,
+    task: Task,
+    listener: Listener,
+    output_best: Path | None,
+    report_path: Path | None,
+    force: bool,
+    protected: Sequence[Path],
+) -> Comparison:
+    clock = Clock()
+    calls = load_methods(config)
+    budgets = sorted(set(config.compare.K or (config.K,)))
+    if output_best is not None and task.heldout_data is None:
+        raise ConfigError(
+            f"--output-best needs held-out data to tell which is best: define heldout_data in "
+            f"{task.source}"
+        )
+    bench = set_up(config, task, listener, max(budgets))
+    outputs = check_outputs(
+        Outputs(output_best, report_path, None, force), [*bench.inputs, *protected]
+    )
+    with clock("read"):
+        trajectory, used, left_out = read_trajectory(bench, max(budgets))
+    check_budget(max(budgets), used)
+    court = Court(bench, trajectory, used)
+    with clock("evaluate"):
+        drafts = _drafts(court, calls, budgets, listener)
+    if all(judged.selection_loss is None for draft in drafts for judged in draft.judged):
+        raise TaskError("loss() is NaN or Inf on the selection data for every average")
+    rows, best, unit = _rows(drafts, bench, config)
+    if task.heldout_data is None:
+        bench.warn(
+            "no held-out data: no held-out loss, interval, tie or winner can be reported, and "
+            "selection losses flatter the methods that minimise them"
+        )
+    averaged = None
+    if output_best is not None and best is not None:
+        averaged = _winner(court, bench, used, rows[best], config)
+        averaged.metadata = metadata_of(averaged, rows[best].method, rows[best].K)
+    recipe = averaged.recipe() if averaged is not None else None
+
+    def make_report() -> Comparison:
+        return Comparison(
+            versions=versions(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=config.model_dump(mode="json"),
+            task=task.source,
+            device=str(bench.model.device),
+            seed=config.seed,
+            k=trajectory.k,
+            parameters=bench.model.layout.parameters,
+            candidates=[
+                Candidate(index=i, path=str(c.path), step=c.step) for i, c in enumerate(used)
+            ],
+            left_out=left_out,
+            selection_rows=court.scales.selection_rows,
+            heldout_rows=court.scales.heldout_rows,
+            unit=unit,
+            rows=rows,
+            best=best,
+            winner=_sole_winner(rows, best),
+            batchnorm=court.scales.recomputed_on,
+            averages_evaluated=court.ledger.count("judge"),
+            cost=total_cost(bench, clock),
+            output=str(output_best) if averaged is not None else None,
+            recipe=recipe,
+            warnings=bench.warnings,
+        )
+
+    return write_results(averaged, outputs, make_report)
+
+
+def _drafts(
+    court: Court, calls: Sequence[Call], budgets: Sequence[int], listener: Listener
+) -> list[_Draft]:
+    asked = [(call, K) for call in calls for K in (budgets if call.method.has_budget else [None])]
+    drafts = []
+    for n, (call, K) in enumerate(asked, 1):
+        draws = _propose(call, court.run, K)
+        judged = [court.judge(coefficients) for coefficients in draws]
+        drafts.append(_Draft(call.label, K, draws, judged, court.ledger.next_row()))
+        listener.progress("comparing", n, len(asked))
+    return drafts
+
+
+def _propose(call: Call, run: Run, K: int | None) -> list[Coefficients]:
+    """Ask a method; a fault in a user's own is told like any of the user's code."""
+    if not call.method.function.__module__.startswith("sewa_cli."):
+        with user_code(call.label):
+            return call(run, K)
+    try:
+        return call(run, K)
+    except ValueError as error:
+        raise ConfigError(f"methods: {call.label}: {error}") from error
+
+
+def _rows(
+    drafts: Sequence[_Draft], bench: Bench, config: Config
+) -> tuple[list[Row], int | None, Any]:
+    """Compare the drafts with each other; returns rows, the best one's index, the unit."""
+    heldout = [[j.heldout for j in draft.judged if j.heldout is not None] for draft in drafts]
+    unit = next((units[0].unit for units in heldout if units), None)
+    # a draw more or less is no other example: the row's loss on an example is its mean over draws
+    means = [torch.stack([u.losses for u in units]).mean(0) if units else None for units in heldout]
+    finite = [i for i, m in enumerate(means) if m is not None and bool(torch.isfinite(m).all())]
+    spread: Spread | None = None
+    if finite:
+        weights = heldout[finite[0]][0].weights
+        matrix = torch.stack([m for i in finite if (m := means[i]) is not None])
+        if len(weights) >= FEWEST:
+            spread = compare_rows(matrix, weights, config.seed, config.compare.bootstrap)
+        else:
+            bench.warn(
+                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are the least"
+            )
+    at = {row: position for position, row in enumerate(finite)}
+    best = finite[spread.best] if spread is not None else None
+    rows = [_row(draft, heldout[i], at.get(i), spread, i == best) for i, draft in enumerate(drafts)]
+    if best is None and finite:  # no intervals: the lowest is known, but nothing about its lead
+        best = min(finite, key=lambda i: rows[i].heldout_loss or 0.0)
+    return rows, best, unit
+
+
+def _row(
+    draft: _Draft,
+    heldout: Sequence[UnitLosses],
+    position: int | None,
+    spread: Spread | None,
+    is_best: bool,
+) -> Row:
+    losses = [units.mean for units in heldout]
+    interval = difference = difference_interval = None
+    mark: Any = None
+    if spread is not None:
+        mark = "worse"
+        if position is not None:
+            low, high = spread.intervals[position]
+            interval = Interval(low=low, high=high)
+            difference = spread.differences[position]
+            low, high = spread.difference_intervals[position]
+            difference_interval = Interval(low=low, high=high)
+            mark = "best" if is_best else "tie" if low <= 0 else "worse"
+    return Row(
+        method=draft.label,
+        K=draft.K,
+        size=max(sum(c != 0 for c in coefficients) for coefficients in draft.draws),
+        coefficients=draft.draws,
+        selection_loss=_mean([j.selection_loss for j in draft.judged]),
+        heldout_loss=_mean(list(losses)) if losses else None,
+        interval=interval,
+        spread=float(torch.tensor(losses).std()) if len(losses) > 1 else None,
+        difference=difference,
+        difference_interval=difference_interval,
+        mark=mark,
+        metrics=_mean_metrics([j.metrics for j in draft.judged]),
+        cost=RowCost(
+            forward_passes=draft.cost.forward,
+            backward_passes=draft.cost.backward,
+            bytes_read=draft.cost.bytes,
+            seconds=draft.cost.seconds,
+        ),
+    )
+
+
+def _sole_winner(rows: Sequence[Row], best: int | None) -> str | None:
+    """The best row's name, if what ties with it is the very same average."""
+    if best is None or rows[best].mark != "best":
+        return None
+    ties = [row for row in rows if row.mark == "tie"]
+    same = all(row.coefficients == rows[best].coefficients for row in ties)
+    K = rows[best].K
+    return (rows[best].method + (f" K={K}" if K is not None else "")) if same else None
+
+
+def _winner(
+    court: Court, bench: Bench, used: Sequence[Checkpoint], row: Row, config: Config
+) -> Averaged:
+    """The best row as a file; of several draws, the one with the lowest held-out loss."""
+
+    def loss(coefficients: Coefficients) -> float:
+        heldout = court.judge(coefficients).heldout
+        return heldout.mean if heldout is not None and isfinite(heldout.mean) else float("inf")
+
+    coefficients = min(row.coefficients, key=loss)
+    chosen = [i for i, c in enumerate(coefficients) if c != 0]
+    averaged = Averaged(
+        sources=[used[i] for i in chosen],
+        coefficients=[coefficients[i] for i in chosen],
+        names=bench.names,
+        dtype=config.output_dtype,
+    )
+    court.scales.finish(averaged)
+    return averaged
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return finite(sum(known) / len(known)) if len(known) == len(values) and known else None
+
+
+def _mean_metrics(
+    metrics: Sequence[dict[str, float | None] | None],
+) -> dict[str, float | None] | None:
+    if not metrics or metrics[0] is None:
+        return None
+    return {name: _mean([m[name] if m else None for m in metrics]) for name in metrics[0]}

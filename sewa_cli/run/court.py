@@ -1,0 +1,163 @@
+"""The run as methods see it, and the judge of what they propose.
+
+No average is evaluated twice, whoever asks for it; every row is charged in full for what it asked,
+so that its cost is what the method would have cost alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.errors import TaskError
+from sewa_cli.evaluate import UnitLosses, cycle
+from sewa_cli.methods import Run
+from sewa_cli.run.bench import Bench
+from sewa_cli.run.learning import learn
+from sewa_cli.run.scales import Scales, finite
+from sewa_cli.trajectory import Trajectory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Meter:
+    forward: int = 0
+    backward: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: Meter) -> Meter:
+        return Meter(
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.bytes + other.bytes,
+            self.seconds + other.seconds,
+        )
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One average, evaluated to the end."""
+
+    selection_loss: float | None
+    heldout: UnitLosses | None
+    metrics: dict[str, float | None] | None
+
+
+class Ledger:
+    """Does each piece of work once, and charges it to every row that asks for it."""
+
+    def __init__(self, bench: Bench, trajectory: Trajectory) -> None:
+        self._bench = bench
+        self._trajectory = trajectory
+        self._done: dict[tuple[object, ...], tuple[Any, Meter]] = {}
+        self._charged: set[tuple[object, ...]] = set()
+        self._row = Meter()
+
+    def once(self, kind: str, key: Sequence[float], work: Callable[[], T]) -> T:
+        full = (kind, *key)
+        if full not in self._done:
+            with self._metered() as spent:
+                value = work()
+            self._done[full] = (value, spent[0])
+        value, cost = self._done[full]
+        if full not in self._charged:
+            self._charged.add(full)
+            self._row = self._row.plus(cost)
+        return value
+
+    def charge(self, work: Callable[[], T]) -> T:
+        with self._metered() as spent:
+            value = work()
+        self._row = self._row.plus(spent[0])
+        return value
+
+    def next_row(self) -> Meter:
+        """What the row that ends here has cost."""
+        cost, self._row = self._row, Meter()
+        self._charged.clear()
+        return cost
+
+    def count(self, kind: str) -> int:
+        return sum(key[0] == kind for key in self._done)
+
+    @contextmanager
+    def _metered(self) -> Iterator[list[Meter]]:
+        passes, start = self._bench.objective.passes, time.perf_counter()
+        before = passes.forward, passes.backward, self._trajectory.bytes_moved
+        spent: list[Meter] = []
+        yield spent
+        spent.append(
+            Meter(
+                passes.forward - before[0],
+                passes.backward - before[1],
+                self._trajectory.bytes_moved - before[2],
+                time.perf_counter() - start,
+            )
+        )
+
+
+class Court:
+    """The run as methods see it, and the judge of what they propose."""
+
+    def __init__(self, bench: Bench, trajectory: Trajectory, used: list[Checkpoint]) -> None:
+        self.scales = Scales(bench, trajectory, used)
+        self.ledger = Ledger(bench, trajectory)
+        self._bench = bench
+        self._trajectory = trajectory
+        steps = [c.step for c in used if c.step is not None]
+        self._stream = cycle(bench.task.selection_data, bench.model.device)
+        self.run = Run(
+            k=len(used),
+            steps=steps if len(steps) == len(used) else None,
+            seed=bench.config.seed,
+            loss=self.selection_loss,
+            gradient=self.gradient,
+            learn=lambda K: self.ledger.once("learn", [K], lambda: learn(bench, trajectory, K)),
+        )
+
+    def selection_loss(self, coefficients: Sequence[float]) -> float:
+        """Of the average as it is mixed, BatchNorm statistics averaged along."""
+
+        def work() -> float:
+            self.scales.load(coefficients)
+            loss = self.scales.selection_loss()
+            return float("nan") if loss is None else loss
+
+        return self.ledger.once("loss", coefficients, work)
+
+    def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
+        def work() -> tuple[float, list[float]]:
+            a = torch.tensor([list(coefficients)], dtype=torch.float64)
+            batch = next(self._stream)
+            flat = self._trajectory.mix(a)[0]
+            try:
+                loss, gradient = self._bench.objective.loss_and_gradient(flat, [batch])
+            except ValueError as error:
+                raise TaskError(f"selection_data(): {error}") from error
+            return float(loss), self._trajectory.pull_back(gradient[None])[0].tolist()
+
+        return self.ledger.charge(work)
+
+    def judge(self, coefficients: Sequence[float]) -> Judged:
+        """Selection loss, held-out losses by row and metrics; BatchNorm alike for all."""
+        scales = self.scales
+        # without BatchNorm the loss that methods see is the loss that is reported
+        known = None if scales.recomputes_all else self.selection_loss(coefficients)
+
+        def work() -> Judged:
+            scales.load(coefficients)
+            selection = known
+            if scales.recomputes_all:
+                scales.recompute()
+                selection = scales.selection_loss()
+            return Judged(finite(selection), scales.heldout_units(), scales.metrics())
+
+        return self.ledger.once("judge", coefficients, work)

@@ -1,0 +1,182 @@
+"""`sewa average` and `sewa evaluate`: no learning, same reader, same writer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import TASK, Sewa, train_tiny
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_pipelines import shell
+from test_select import user_loss
+
+
+@pytest.fixture
+def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Checkpoints alone: no sewa.yaml, no task."""
+    monkeypatch.chdir(tmp_path)
+    return [path.relative_to(tmp_path) for path in train_tiny(tmp_path / "ckpts")]
+
+
+def mean(paths: list[Path], weights: list[float] | None = None) -> dict[str, torch.Tensor]:
+    states = [load_file(path) for path in paths]
+    weights = weights or [1 / len(paths)] * len(paths)
+    return {
+        n: torch.stack([w * s[n].double() for w, s in zip(weights, states, strict=True)]).sum(0)
+        for n in states[0]
+    }
+
+
+def assert_equal(path: str, expected: dict[str, torch.Tensor]) -> None:
+    found = load_file(path)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa: Sewa) -> None:
+    ended = sewa("average", "ckpts/", "--method", "lawa", "--K", 3, "-o", "out.safetensors")
+    assert ended.code == 0, ended.err
+    chosen = [ckpts[3], ckpts[7], ckpts[11]]
+    assert ended.out.split() == [str(path) for path in chosen]
+    assert_equal("out.safetensors", mean(chosen))
+    with safe_open("out.safetensors", framework="pt") as file:
+        assert file.metadata()["sewa_method"] == "lawa"
+        assert file.metadata()["sewa_steps"] == "40,80,120"
+    assert sewa("apply", "out.report.json", "-o", "again.safetensors").code == 0
+    assert Path("again.safetensors").read_bytes() == Path("out.safetensors").read_bytes()
+
+
+def test_explicit_weights_go_by_the_order_given(ckpts: list[Path], sewa: Sewa) -> None:
+    pair = [ckpts[9], ckpts[2]]  # not by step
+    ended = sewa("average", *pair, "--weights", "0.7,0.3", "-o", "out.safetensors")
+    assert ended.code == 0, ended.err
+    assert_equal("out.safetensors", mean(pair, [0.7, 0.3]))
+    with safe_open("out.safetensors", framework="pt") as file:
+        assert file.metadata()["sewa_coefficients"] == "0.7,0.3"
+
+
+def test_the_default_is_the_mean_of_all(ckpts: list[Path], sewa: Sewa) -> None:
+    assert sewa("average", "ckpts").code == 0
+    assert_equal("averaged.safetensors", mean(ckpts))
+
+
+def test_paths_on_standard_input_and_the_file_on_standard_output(ckpts: list[Path]) -> None:
+    Path("list.txt").write_text("".join(f"{path}\n" for path in ckpts[:3]))
+    ended = shell("sewa average - -o - < list.txt > out.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    assert_equal("out.safetensors", mean(ckpts[:3]))
+
+
+def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts: list[Path], sewa: Sewa) -> None:
+    train_tiny(Path("ckpts"), dtype=torch.bfloat16)
+    ended = sewa("average", "ckpts", "--method", "ema:decay=0.5", "--output-dtype", "float32")
+    assert ended.code == 0, ended.err
+    weights = [0.5 ** (len(ckpts) - i) for i in range(len(ckpts))]
+    weights[0] = 0.5 ** (len(ckpts) - 1)
+    assert_equal("averaged.safetensors", mean(ckpts, weights))
+
+
+def test_names_and_integers_are_kept_as_they_are(ckpts: list[Path], sewa: Sewa) -> None:
+    for n, path in enumerate(ckpts):
+        state = {f"module.{name}": t for name, t in load_file(path).items()}
+        save_file({**state, "module.count": torch.tensor(n)}, path)
+    assert sewa("average", "ckpts", "--method", "latest", "--K", 2).code == 0
+    found = load_file("averaged.safetensors")
+    assert "module.0.weight" in found
+    assert int(found["module.count"]) == 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ckpts", "--method", "sewa"], 2, "sewa needs a loss, so a model and data; use `sewa sel"),
+        (["ckpts", "--method", "nope"], 2, "--method: unknown method 'nope'"),
+        (["ckpts", "--method", "lawa", "--K", "13"], 2, "K: 13 of 12 checkpoints"),
+        (["ckpts", "--weights", "1"], 2, "--weights: 1 for 12 checkpoints"),
+        (["ckpts", "--weights", "a,b"], 2, "--weights: must be numbers"),
+        (["ckpts/step-10.safetensors", "--weights", "2"], 2, "sum to 2 instead of 1"),
+        (["ckpts", "-o", "ckpts/step-10.safetensors", "-f"], 3, "is one of the inputs"),
+        (["nowhere"], 3, "nowhere"),
+        ([], 2, "no checkpoints named"),
+    ],
+)
+@pytest.mark.usefixtures("ckpts")
+def test_bad_input_to_average(sewa: Sewa, arguments: list[str], code: int, words: str) -> None:
+    ended = sewa("average", *arguments)
+    assert ended.code == code, ended.err
+    assert words in ended.error
+    assert not list(Path().glob("averaged*"))
+
+
+def test_a_checkpoint_with_nan_is_named_and_nothing_is_written(
+    ckpts: list[Path], sewa: Sewa
+) -> None:
+    state = load_file(ckpts[5])
+    save_file({**state, "2.bias": state["2.bias"] * float("nan")}, ckpts[5])
+    ended = sewa("average", "ckpts")
+    assert ended.code == 3
+    assert "step-60.safetensors: 2.bias holds NaN or Inf" in ended.error
+    assert not list(Path().glob("*averaged*"))
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_evaluate_gives_the_losses_of_any_files(sewa: Sewa) -> None:
+    assert sewa("average", "ckpts", "--output-dtype", "bfloat16").code == 0
+    Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'one': 1}\n")
+    files = ["averaged.safetensors", "ckpts/step-120.safetensors"]
+    ended = sewa("evaluate", *files, "--format", "json")
+    assert ended.code == 0, ended.err
+    rows = json.loads(ended.out)
+    assert [row["path"] for row in rows] == files
+    for row in rows:
+        for data, key in (("selection_data", "selection_loss"), ("heldout_data", "heldout_loss")):
+            assert row[key] == pytest.approx(user_loss(row["path"], data), rel=1e-6)
+        assert row["one"] == 1
+    table = sewa("evaluate", *files).out.splitlines()
+    assert table[0].split() == ["path", "step", "selection_loss", "heldout_loss", "one"]
+    assert len(table) == 3
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
+    save_file({"other": torch.ones(2)}, "odd.safetensors")
+    ended = sewa("evaluate", "ckpts/step-10.safetensors", "odd.safetensors")
+    assert ended.code == 3
+    assert "odd.safetensors: does not fit the model" in ended.error
+    assert ended.out == ""
+
+
+def test_averaging_holds_a_few_tensors_in_memory_not_the_files(tmp_path: Path) -> None:
+    """20 files of 24 MB: the peak of anonymous memory stays far below one file for each."""
+    for step in range(20):
+        state = {f"w{i}": torch.full((500_000,), float(step)) for i in range(12)}
+        save_file(state, tmp_path / f"step-{step}.safetensors")
+    code = (
+        "import re, sys, threading, time, torch\n"
+        "from sewa_cli.cli import main\n"
+        "import sewa_cli.run\n"
+        "def anonymous():\n"
+        "    status = open('/proc/self/status').read()\n"
+        "    return int(re.search(r'RssAnon:\\s+(\\d+)', status)[1]) * 1024\n"
+        "base, peak, run = anonymous(), [0], [True]\n"
+        "def watch():\n"
+        "    while run[0]:\n"
+        "        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)\n"
+        "thread = threading.Thread(target=watch); thread.start()\n"
+        "code = main(['average', sys.argv[1], '-o', sys.argv[1] + '/out.safetensors', '-q'])\n"
+        "run[0] = False; thread.join()\n"
+        "print(peak[0] - base, file=sys.stderr); sys.exit(code)\n"
+    )
+    if not Path("/proc/self/status").exists():
+        pytest.skip("anonymous memory is read from /proc")
+    python = Path(torch.__file__).parents[4] / "bin" / "python"
+    ended = subprocess.run(
+        [python, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert int(ended.stderr.split()[-1]) < 60e6
+    assert load_file(tmp_path / "out.safetensors")["w3"][0] == pytest.approx(9.5)
