@@ -28,6 +28,8 @@ def test_a_real_report_fits_the_schema_that_sewa_prints(
     jsonschema.validate(reported, schema)
     for key in schema["properties"]:
         assert key in reported
+    assert json.loads(sewa("schema", "inspect").out)["title"] == "Inspection"
+    assert sewa("schema", "nonsense").code == 2
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**reported, "selected": ["first"]}, schema)
 

@@ -246,7 +246,7 @@ def apply(
 
 @app.command()
 def schema(
-    of: Annotated[str, typer.Argument(help="select or compare")] = "select",
+    of: Annotated[str, typer.Argument(help="select, compare or inspect")] = "select",
 ) -> None:
     """Print the JSON Schema of the report."""
     from pydantic import BaseModel
@@ -256,9 +256,14 @@ def schema(
     from sewa_cli.report import schema as report_schema
 
     reports: dict[str, type[BaseModel]] = {"select": Report, "compare": Comparison}
-    if of not in reports:
-        raise ConfigError(f"there is no report of {of!r}; there are {', '.join(reports)}")
     with stdout_for_data() as stdout:
+        if of == "inspect":
+            from sewa_cli.run import Inspection
+
+            reports[of] = Inspection
+        if of not in reports:
+            known = ", ".join([*reports, "inspect"])
+            raise ConfigError(f"there is no report of {of!r}; there are {known}")
         stdout.write((json.dumps(report_schema(reports[of]), indent=2) + "\n").encode())
 
 

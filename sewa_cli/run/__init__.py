@@ -10,18 +10,21 @@ court       what methods see of a run, and the judge of what they propose
 select      the main job            compare     every method, fairly
 averaging   without a task          evaluating  files, one by one
 validate    a dry look at everything
+inspect     what is there, and how the run moved
 """
 
 from sewa_cli.run.averaging import run_average
 from sewa_cli.run.bench import Listener, seeded
 from sewa_cli.run.compare import load_methods, run_compare
 from sewa_cli.run.evaluating import run_evaluate
+from sewa_cli.run.inspect import Inspection, run_inspect
 from sewa_cli.run.outputs import run_apply
 from sewa_cli.run.select import Selection, run_select
 from sewa_cli.run.validate import Check, run_validate
 
 __all__ = [
     "Check",
+    "Inspection",
     "Listener",
     "Selection",
     "load_methods",
@@ -29,6 +32,7 @@ __all__ = [
     "run_average",
     "run_compare",
     "run_evaluate",
+    "run_inspect",
     "run_select",
     "run_validate",
     "seeded",

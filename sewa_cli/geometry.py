@@ -1,0 +1,175 @@
+"""How the checkpoints of a run lie to each other, and what that says of the way it moved.
+
+Weights come in blocks of columns, W [n, c] float64: n checkpoints in the order of their steps, c of
+their P elements. Every number here is built from sums over columns, so blocks are added one by one
+and the whole of W never stands in memory. docs/inspect.md derives the formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import sqrt
+from statistics import fmean, pstdev
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+Word = Literal["moving", "drifting", "wandering", "settled", "unknown"]
+
+ENOUGH: Final = 5  # with fewer checkpoints a line, a walk and noise look too much alike
+STILL: Final = 0.2  # a later half that covers less than this part of what steady motion would
+SMALL: Final = 0.001  # a radius in lengths of the mean; rounding to bfloat16 does about as much
+
+
+@dataclass(frozen=True)
+class Signs:
+    """Three numbers without a unit that tell the ways of moving apart; None where undefined."""
+
+    net_to_path: float | None  # ‖w_n − w_1‖ / Σ ‖w_{i+1} − w_i‖
+    cosine: float | None  # mean over i of cos(w_{i+1} − w_i, w_i − w_{i−1})
+    trend: float | None  # part of Σ ‖w_i − w̄‖² that a straight line in time explains
+
+
+@dataclass(frozen=True)
+class Shape:
+    """L2 lengths, over all P elements together."""
+
+    to_last: list[float]  # [n] ‖w_i − w_n‖
+    to_mean: list[float]  # [n] ‖w_i − w̄‖
+    lengths: list[float]  # [n−1] ‖w_{i+1} − w_i‖
+    cosines: list[float | None]  # [n−2] of each step with the one before; None if one is zero
+    norm: float  # ‖w̄‖
+    radius: float  # √(mean ‖w_i − w̄‖²)
+    late_radius: float  # the same of the later half alone, around its own mean
+    signs: Signs
+
+    @property
+    def net(self) -> float:
+        return self.to_last[0]
+
+    @property
+    def path(self) -> float:
+        return sum(self.lengths)
+
+
+class Geometry:
+    """Adds up blocks of W [n, c]; `times` [n] ascend, and only their ratios matter."""
+
+    def __init__(self, times: Sequence[float]) -> None:
+        n = len(times)
+        t = torch.tensor(times, dtype=torch.float64)
+        self._t = t - t.mean()
+        self._late = n // 2  # where the later half begins
+        self._to_last = torch.zeros(n, dtype=torch.float64)
+        self._to_mean = torch.zeros(n, dtype=torch.float64)
+        self._steps = torch.zeros(n - 1, dtype=torch.float64)
+        self._turns = torch.zeros(max(n - 2, 0), dtype=torch.float64)
+        self._norm = torch.zeros((), dtype=torch.float64)
+        self._late_spread = torch.zeros((), dtype=torch.float64)
+        self._slope = torch.zeros((), dtype=torch.float64)
+
+    def add(self, W: Tensor) -> None:
+        """Squares and products of one block W [n, c], float64."""
+        self._to_last += (W - W[-1]).square_().sum(1)
+        steps = W.diff(dim=0)
+        self._turns += (steps[1:] * steps[:-1]).sum(1)
+        self._steps += steps.square_().sum(1)
+        late = W[self._late :]
+        self._late_spread += (late - late.mean(0)).square_().sum()
+        mean = W.mean(0)
+        self._norm += mean.square().sum()
+        centred = W - mean  # before the product with t: what is common to all would cancel badly
+        self._slope += (self._t @ centred).square_().sum()
+        self._to_mean += centred.square_().sum(1)
+
+    def measure(self) -> Shape:
+        """The shape of all blocks added so far."""
+        lengths = self._steps.sqrt().tolist()
+        cosines = [
+            max(-1.0, min(1.0, dot / a / b)) if a > 0 and b > 0 else None
+            for dot, (a, b) in zip(self._turns.tolist(), pairwise(lengths), strict=True)
+        ]
+        to_last = self._to_last.sqrt().tolist()
+        spread, n = float(self._to_mean.sum()), len(to_last)
+        defined = [c for c in cosines if c is not None]
+        return Shape(
+            to_last=to_last,
+            to_mean=self._to_mean.sqrt().tolist(),
+            lengths=lengths,
+            cosines=cosines,
+            norm=sqrt(float(self._norm)),
+            radius=sqrt(spread / n),
+            late_radius=sqrt(float(self._late_spread) / (n - self._late)),
+            signs=Signs(
+                net_to_path=min(1.0, to_last[0] / sum(lengths)) if sum(lengths) > 0 else None,
+                cosine=fmean(defined) if defined else None,
+                trend=min(1.0, float(self._slope / self._t.square().sum()) / spread)
+                if spread > 0
+                else None,
+            ),
+        )
+
+
+def expect(times: Sequence[float]) -> dict[str, Signs]:
+    """What three simple ways of moving would show at these times, in many dimensions.
+
+    line    w_i = w_0 + v t_i
+    walk    w_{i+1} = w_i + independent noise, of variance t_{i+1} − t_i
+    noise   w_i = w* + independent noise, of equal variance
+    """
+    n, mean = len(times), fmean(times)
+    waits = [after - before for before, after in pairwise(times)]
+    centred = [t - mean for t in times]
+    # a walk's step m moves every later checkpoint, so it meets the sum of their centred times
+    tails = [-head for head in accumulate(centred)][:-1]
+    explained = sum(w * tail**2 for w, tail in zip(waits, tails, strict=True))
+    spread = sum(w * m * (n - m) / n for m, w in enumerate(waits, 1))
+    walk = Signs(
+        net_to_path=sqrt(sum(waits)) / sum(map(sqrt, waits)),
+        cosine=0.0,
+        trend=explained / sum(t**2 for t in centred) / spread,
+    )
+    return {
+        "line": Signs(1.0, 1.0, 1.0),
+        "walk": walk,
+        "noise": Signs(1 / (n - 1), -0.5, 1 / (n - 1)),
+    }
+
+
+def judge(shape: Shape, times: Sequence[float]) -> Word:
+    """Settled if it has all but stopped; else the nearest of line, walk and noise."""
+    if len(times) < ENOUGH:
+        return "unknown"
+    trend = shape.signs.trend
+    if trend is None or slows_down(shape, times):
+        return "settled"
+    expected = expect(times)
+    walk, noise = (expected[name].trend or 0.0 for name in ("walk", "noise"))
+    if trend > (1 + walk) / 2 or goes_straight(shape, times):
+        return "moving"
+    if trend > (walk + noise) / 2:
+        return "drifting"
+    return "settled" if shape.radius < SMALL * shape.norm else "wandering"
+
+
+def goes_straight(shape: Shape, times: Sequence[float]) -> bool:
+    """Do steps point the same way and lead away? So does a straight path at uneven speed."""
+    walk = expect(times)["walk"].net_to_path or 0.0
+    cosine, net_to_path = shape.signs.cosine or 0.0, shape.signs.net_to_path or 0.0
+    return cosine > 1 / 2 and net_to_path > (1 + walk) / 2
+
+
+def slows_down(shape: Shape, times: Sequence[float]) -> bool:
+    """Does the later half cover much less ground than steady motion would at these times?"""
+    steady = pstdev(times[len(times) // 2 :]) / pstdev(times)
+    return shape.late_radius < STILL * steady * shape.radius
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """As float32, like `select`: a float64 that overflows it could not be averaged either."""
+    wide = tensor.to(torch.float32)
+    # a finite sum has finite parts; only another one asks for a look at each (50 times slower)
+    return bool(wide.sum().isfinite()) or bool(wide.isfinite().all())

@@ -1,0 +1,58 @@
+"""The documentation says what the code does."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from conftest import Sewa, train_tiny
+
+from sewa_cli.methods import REGISTRY
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_table_of_methods_is_that_of_the_docstrings() -> None:
+    text = (ROOT / "docs" / "methods.md").read_text()
+    for name, method in REGISTRY.items():
+        what, _, formula = (inspect.getdoc(method.function) or "").partition("\n\n")
+        options = ", ".join(f"`{k}={v}`" for k, v in method.options.items()) or "–"
+        flags = ["yes" if flag else "no" for flag in (method.has_budget, method.needs_loss)]
+        row = [f"`{name}`", what, " ".join(formula.split()), *flags, options]
+        assert "| " + " | ".join(row) + " |" in text
+
+
+def test_the_example_of_an_own_method_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    text = (ROOT / "docs" / "methods.md").read_text()
+    [example] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    train_tiny(Path("ckpts"))
+    Path("own.py").write_text(example)
+    kept = dict(REGISTRY)
+    try:
+        ended = sewa(
+            "average", "ckpts/", "--method", "halves", "--K", 3, "--methods-from", "own.py"
+        )
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(kept)
+    assert ended.code == 0, ended.err
+    assert len(ended.out.split()) == 3
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_command_in_the_readme_exists(sewa: Sewa) -> None:
+    used = set(re.findall(r"\bsewa ([a-z]+)", (ROOT / "README.md").read_text()))
+    listed = set(re.findall(r"^[│|] ([a-z]+)  ", sewa("--help").out, re.MULTILINE))
+    assert {"select", "compare", "average", "inspect"} <= used
+    assert used - listed <= {"takes", "chose", "says"}, used - listed
