@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,20 @@ def _refuse_bool(value: object) -> object:
     if isinstance(value, bool):
         raise ValueError(f"must be a number, found {str(value).lower()}")
     return value
+
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def _as_bytes(value: object) -> object:
+    """8GiB, 500MB or plain bytes."""
+    if isinstance(value, str):
+        found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value)
+        if found is None or found[2].upper() not in _UNITS:
+            raise ValueError(f"must be a size such as 8GiB or 500MB, found {value!r}")
+        return int(float(found[1]) * _UNITS[found[2].upper()])
+    return _refuse_bool(value)
 
 
 def _on_off(value: object) -> object:
@@ -104,6 +119,9 @@ class Config(_Frozen):
     solver: Literal["gumbel"] = "gumbel"
     gumbel: GumbelConfig = GumbelConfig()
     compare: CompareConfig = CompareConfig()
+    memory: Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)] | None = Field(
+        None, description="cap on what sewa allocates, 8GiB; null: half of what is free"
+    )
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
     seed: Seed = 0
     bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"

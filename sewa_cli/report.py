@@ -74,6 +74,15 @@ class Seconds(_Part):
     write: float
 
 
+class Placement(_Part):
+    """Where the checkpoints were held while learning, and why."""
+
+    tier: Literal["memory", "bf16", "host", "files"]
+    reason: str
+    cap_bytes: int
+    planned_bytes: int = Field(description="on top of Python, torch, the model and the data")
+
+
 class Cost(_Part):
     """Passes are counted in batches, bytes as tensor data read from checkpoints."""
 
@@ -135,6 +144,7 @@ class Report(_Part):
     average: Scores
     references: dict[str, Scores]
     beaten_by: list[Better]
+    placement: Placement
     batchnorm: BatchNorm | None
     cost: Cost
     output: str | None
@@ -199,6 +209,7 @@ class Comparison(_Part):
     winner: str | None = Field(description="the best row, if no other ties with it")
     batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
     averages_evaluated: int
+    placement: Placement
     cost: Cost
     output: str | None
     recipe: Recipe | None = Field(description="of the best row, if it was written")

@@ -4,42 +4,43 @@
     pull back  grad_a = G · Wᵀ      [M, P] · [P, k] → [M, k]
 
 Two reads of W for each step, whatever M is, and no autograd through W. The rest of the program
-knows W only through these two, so that where it lives can change.
+knows W only through these two, so that where it lives can change:
+
+    Trajectory   float32 in the memory of the device
+    Deltas       bfloat16 differences from the mean, half the memory, sums in float32
+    Streamed     no copy of W: rows come from elsewhere (host memory, files), the next ones
+                 fetched while these are worked on
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from sewa_cli.flat import Layout
 
+ROWS = 50  # of W that one product takes: enough to pay for a pass over `out`, few enough for cache
+
 
 class Trajectory:
+    """W float32 [k, P] on `device`."""
+
+    exact = True  # mixes what the files hold, to float32
+
     def __init__(self, capacity: int, layout: Layout, device: torch.device) -> None:
         """Room for `capacity` checkpoints; fill it with `append`."""
         self.layout = layout
+        self.device = device
+        self.k = 0
+        self.bytes_moved = 0  # of W as float32, by mixing and pulling back
         self._rows = torch.empty(capacity, layout.size, dtype=torch.float32, device=device)
-        self._count = 0
-        self.bytes_moved = 0  # of W, by mixing and pulling back
-
-    @staticmethod
-    def bytes_needed(k: int, layout: Layout) -> int:
-        return 4 * k * layout.size
-
-    @property
-    def k(self) -> int:
-        return self._count
-
-    @property
-    def device(self) -> torch.device:
-        return self._rows.device
 
     @property
     def W(self) -> Tensor:
-        return self._rows[: self._count]
+        return self._rows[: self.k]
 
     def append(self, tensors: Iterable[tuple[str, Tensor]]) -> str | None:
         """Copy one checkpoint's tensors into the next row, as float32.
@@ -47,23 +48,136 @@ class Trajectory:
         Returns None, or the name of the first tensor that holds NaN or Inf; the row is then not
         kept, and the next checkpoint takes its place.
         """
-        row = self._rows[self._count]
-        for name, tensor in tensors:
-            segment = row[self.layout.slices[name]]
-            segment.copy_(tensor.reshape(-1))
-            # checked as float32: a float64 that overflows it is of no use here either
-            if not torch.isfinite(segment).all():
-                return name
-        self._count += 1
-        return None
+        broken = fill_row(self._rows[self.k], tensors, self.layout)
+        if broken is None:
+            self.k += 1
+        return broken
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """W in order, as (rows, float32 [r, P] on the device); a block is valid until the next."""
+        for start in range(0, self.k, ROWS):
+            rows = slice(start, min(start + ROWS, self.k))
+            yield rows, self._rows[rows]
 
     def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
-        """a [M, k] → a·W [M, P], float32 on W's device."""
-        self.bytes_moved += 4 * self.W.numel()
-        return torch.mm(coefficients.to(self.device, torch.float32), self.W, out=out)
+        """a [M, k] → a·W [M, P], float32 on the device."""
+        a = coefficients.to(self.device, torch.float32)
+        self.bytes_moved += 4 * self.k * self.layout.size
+        if out is None:
+            out = torch.empty(a.shape[0], self.layout.size, dtype=torch.float32, device=self.device)
+        for rows, block in self.blocks():
+            if rows.start == 0:
+                torch.mm(a[:, rows], block, out=out)
+            else:
+                out.addmm_(a[:, rows], block)
+        return out
 
     def pull_back(self, gradients: Tensor) -> Tensor:
         """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
-        gradients = gradients.to(self.device, torch.float32)
-        self.bytes_moved += 4 * self.k * gradients.shape[1]
-        return torch.mm(gradients, self.W[:, : gradients.shape[1]].T)
+        G = gradients.to(self.device, torch.float32)
+        self.bytes_moved += 4 * self.k * G.shape[1]
+        pulled = torch.empty(G.shape[0], self.k, dtype=torch.float32, device=self.device)
+        for rows, block in self.blocks():
+            pulled[:, rows] = G @ block[:, : G.shape[1]].T
+        return pulled
+
+
+class Deltas(Trajectory):
+    """W as w̄ float32 [P] and differences w_i − w̄ in bfloat16 [k, P].
+
+    Rounding acts on the differences only: an error of 2⁻⁸ of how far a checkpoint is from the
+    mean, not of the weights themselves.
+    """
+
+    exact = False
+
+    def __init__(self, capacity: int, layout: Layout, device: torch.device, mean: Tensor) -> None:
+        self.layout = layout
+        self.device = device
+        self.k = 0
+        self.bytes_moved = 0
+        self._mean = mean.to(device, torch.float32)
+        self._rows = torch.empty(capacity, layout.size, dtype=torch.bfloat16, device=device)
+        # one product's rows at a time become float32 again, always in the same place
+        self._few = max(1, min(capacity, ROWS // 5))
+        self._wide = torch.empty(self._few, layout.size, dtype=torch.float32, device=device)
+
+    def append(self, tensors: Iterable[tuple[str, Tensor]]) -> str | None:
+        row = self._wide[0]
+        broken = fill_row(row, tensors, self.layout)
+        if broken is None:
+            self._rows[self.k].copy_(row.sub_(self._mean))
+            self.k += 1
+        return broken
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Of the differences."""
+        for start in range(0, self.k, self._few):
+            rows = slice(start, min(start + self._few, self.k))
+            wide = self._wide[: rows.stop - rows.start]
+            yield rows, wide.copy_(self._rows[rows])
+
+    def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
+        """Σ a_i (w̄ + d_i) = (Σ a_i) w̄ + a·D."""
+        out = super().mix(coefficients, out)
+        total = coefficients.sum(dim=1, keepdim=True).to(self.device, torch.float32)
+        return out.addcmul_(total, self._mean)
+
+    def pull_back(self, gradients: Tensor) -> Tensor:
+        pulled = super().pull_back(gradients)
+        G = gradients.to(self.device, torch.float32)
+        return pulled.add_((G @ self._mean[: G.shape[1]])[:, None])
+
+
+class Streamed(Trajectory):
+    """No copy of W. `fill(i, row)` puts checkpoint i into a float32 row [P], wherever it is from.
+
+    Two buffers of `rows` rows: a thread fills one while the products go over the other.
+    """
+
+    def __init__(
+        self,
+        k: int,
+        layout: Layout,
+        device: torch.device,
+        fill: Callable[[int, Tensor], None],
+        rows: int = 1,
+    ) -> None:
+        self.layout = layout
+        self.device = device
+        self.k = k
+        self.bytes_moved = 0
+        self._fill = fill
+        self._few = max(1, min(rows, k))
+        self._buffers = [
+            torch.empty(self._few, layout.size, dtype=torch.float32, device=device)
+            for _ in range(2)
+        ]
+        self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fetch")
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        parts = [slice(i, min(i + self._few, self.k)) for i in range(0, self.k, self._few)]
+        ahead: Future[Tensor] = self._fetcher.submit(self._fetch, parts[0], self._buffers[0])
+        for n, part in enumerate(parts):
+            block = ahead.result()
+            if n + 1 < len(parts):
+                ahead = self._fetcher.submit(self._fetch, parts[n + 1], self._buffers[(n + 1) % 2])
+            yield part, block
+
+    def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:
+        for position, i in enumerate(range(rows.start, rows.stop)):
+            self._fill(i, buffer[position])
+        return buffer[: rows.stop - rows.start]
+
+
+def fill_row(row: Tensor, tensors: Iterable[tuple[str, Tensor]], layout: Layout) -> str | None:
+    """Tensors into their places in row [P] float32; the first name with NaN or Inf ends it.
+
+    Checked as float32: a float64 that overflows it is of no use here either.
+    """
+    for name, tensor in tensors:
+        segment = row[layout.slices[name]]
+        segment.copy_(tensor.reshape(-1))
+        if not torch.isfinite(segment).all():
+            return name
+    return None

@@ -139,6 +139,7 @@ def comparison(demo: Report, rows: Sequence[Row], heldout: bool = True) -> Compa
         winner=None,
         batchnorm=None,
         averages_evaluated=len(rows),
+        placement=demo.placement,
         cost=demo.cost,
         output=None,
         recipe=None,

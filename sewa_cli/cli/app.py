@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from shutil import which
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,6 +23,7 @@ from sewa_cli.cli.options import (
     Force,
     FromStep,
     Last,
+    Memory,
     Nonfinite,
     Plot,
     Quiet,
@@ -89,9 +91,13 @@ def select(
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 5 if a simple average does better held out.")
     ] = False,
+    memory: Memory = None,
     device: Device = None,
     seed: Seed = None,
     plot: Plot = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what it will read, hold and compute; no more.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report instead of the chosen paths.")
     ] = False,
@@ -122,6 +128,7 @@ def select(
         bn=bn,
         output_dtype=output_dtype,
         strict=strict or None,
+        memory=memory,
         device=device,
         seed=seed,
         **{"gumbel.iterations": iterations},
@@ -132,7 +139,16 @@ def select(
 
     with stdout_for_data() as stdout:
         from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import run_select
+        from sewa_cli.run import run_forecast, run_select
+
+        if dry_run:
+            with Talk(quiet, verbose) as talk:
+                forecast = run_forecast(settings, load_user_task(settings, talk.say), talk)
+            found = forecast.model_dump(exclude={"placement"})
+            found |= {f"tier {k}" if k == "reason" else k: v for k, v in forecast.placement}
+            text = to_json(forecast) if as_json else "".join(_lines(found))
+            stdout.write(text.encode())
+            return
 
         with Talk(quiet, verbose) as talk:
             selection = run_select(
@@ -201,7 +217,7 @@ def validate(
         if as_json:
             text = json.dumps(found, indent=2) + "\n"
         else:
-            text = "".join(f"{key.replace('_', ' '):>16}  {_plain(found[key])}\n" for key in found)
+            text = "".join(_lines(found))
         stdout.write(text.encode())
         talk.say("all fits together")
 
@@ -315,6 +331,15 @@ def demo(
 
 for command in (compare, methods, average, evaluate, inspect):
     app.command()(command)
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    from sewa_cli.run.placing import size
+
+    width = max(len(key) for key in found)
+    for key, value in found.items():
+        shown = size(value) if key.endswith(("_bytes", "bytes_read")) else _plain(value)
+        yield f"{key.replace('_', ' '):>{width}}  {shown}\n"
 
 
 def _plain(value: object) -> str:

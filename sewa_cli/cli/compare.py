@@ -18,6 +18,7 @@ from sewa_cli.cli.options import (
     Format,
     FromStep,
     Last,
+    Memory,
     MethodsFrom,
     Nonfinite,
     Plot,
@@ -68,6 +69,7 @@ def compare(
         str | None, typer.Option(metavar="auto|on|off", help="Recompute BatchNorm for every row.")
     ] = None,
     output_dtype: Annotated[str | None, typer.Option(metavar="DTYPE", help="Of the files.")] = None,
+    memory: Memory = None,
     device: Device = None,
     seed: Seed = None,
     quiet: Quiet = False,
@@ -94,6 +96,7 @@ def compare(
         nonfinite=nonfinite,
         bn=bn,
         output_dtype=output_dtype,
+        memory=memory,
         device=device,
         seed=seed,
         **{

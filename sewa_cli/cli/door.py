@@ -22,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from sewa_cli.cli.app import app
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    # OpenMP's threads spin while they wait; on a busy machine that makes a small run many times
+    # slower. Only takes effect before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     verbose = "-v" in arguments or "--verbose" in arguments
     for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
         if number := getattr(signal, name, None):

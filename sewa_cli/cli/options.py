@@ -45,6 +45,9 @@ Nonfinite = Annotated[
     typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
+Memory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Cap on what sewa allocates: 8GiB, 500MB.")
+]
 Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]

@@ -97,6 +97,9 @@ class Talk(Listener):
             f"{seconds.total:.1f} s on {report.device} (reading {seconds.read:.1f}, learning "
             f"{seconds.learn:.1f}, evaluating {seconds.evaluate:.1f}, writing {seconds.write:.1f})"
         )
+        placement = report.placement
+        if placement.tier != "memory":
+            self.say(f"checkpoints held in tier `{placement.tier}`: {placement.reason}")
         self.say(verdict(report))
         if report.output not in (None, "-"):
             self.say(f"wrote {report.output}")

@@ -1,7 +1,8 @@
 """Joins the wings. Nothing here prints; whoever listens is told through a `Listener`.
 
 bench       what every command with a task needs before any work
-learning    a trajectory from files, a mask from the solver
+placing     where the checkpoints are held, under a cap
+learning    a mask from the solver
 scales      an average into the model, and onto the user's data
 recipe      an average as sources, weights and names; built and built again
 outputs     where results go, refused early, written together
@@ -9,7 +10,7 @@ accounts    cost, versions, metadata
 court       what methods see of a run, and the judge of what they propose
 select      the main job            compare     every method, fairly
 averaging   without a task          evaluating  files, one by one
-validate    a dry look at everything
+validate    does it all fit?        planning    what will it cost?
 inspect     what is there, and how the run moved
 """
 
@@ -19,6 +20,7 @@ from sewa_cli.run.compare import load_methods, run_compare
 from sewa_cli.run.evaluating import run_evaluate
 from sewa_cli.run.inspect import Inspection, run_inspect
 from sewa_cli.run.outputs import run_apply
+from sewa_cli.run.planning import run_forecast
 from sewa_cli.run.select import Selection, run_select
 from sewa_cli.run.validate import Check, run_validate
 
@@ -32,6 +34,7 @@ __all__ = [
     "run_average",
     "run_compare",
     "run_evaluate",
+    "run_forecast",
     "run_inspect",
     "run_select",
     "run_validate",

@@ -18,6 +18,7 @@ from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.evaluate import Objective
 from sewa_cli.flat import FlatModel
+from sewa_cli.report import LeftOut
 from sewa_cli.task import Task
 
 
@@ -45,10 +46,26 @@ class Bench:
     reads: Reads
     inputs: list[Path]  # never to be overwritten
     warnings: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
         self.listener.warn(text)
+
+    def keeps(self, checkpoint: Checkpoint, broken: str | None) -> bool:
+        """Whether a checkpoint takes part; one with NaN or Inf is left out, or stops the run."""
+        if broken is None:
+            return True
+        reason = f"{broken} holds NaN or Inf"
+        if self.config.nonfinite == "error":
+            raise CheckpointError(f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out")
+        out = LeftOut(path=str(checkpoint.path), step=checkpoint.step, reason=reason)
+        self.left_out.append(out)
+        self.warn(f"{checkpoint.path}: left out: {reason}")
+        if len(self.left_out) == len(self.checkpoints):
+            total = len(self.checkpoints)
+            raise CheckpointError(f"all {total} checkpoints hold NaN or Inf; none is left")
+        return False
 
     def load_integers(self, checkpoint: Checkpoint) -> None:
         named = ((n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float)

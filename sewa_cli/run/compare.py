@@ -26,7 +26,7 @@ from sewa_cli.report import (
     RowCost,
 )
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
-from sewa_cli.run.bench import Bench, Listener, check_budget, seeded, set_up
+from sewa_cli.run.bench import Bench, Listener, seeded, set_up
 from sewa_cli.run.court import Court, Judged, Meter
 from sewa_cli.run.learning import read_trajectory
 from sewa_cli.run.outputs import Outputs, check_outputs, write_results
@@ -104,8 +104,8 @@ def _compare(
         Outputs(output_best, report_path, None, force), [*bench.inputs, *protected]
     )
     with clock("read"):
-        trajectory, used, left_out = read_trajectory(bench, max(budgets))
-    check_budget(max(budgets), used)
+        placed = read_trajectory(bench, max(budgets))
+        trajectory, used = placed.trajectory, placed.used
     court = Court(bench, trajectory, used)
     with clock("evaluate"):
         drafts = _drafts(court, calls, budgets, listener)
@@ -136,7 +136,8 @@ def _compare(
             candidates=[
                 Candidate(index=i, path=str(c.path), step=c.step) for i, c in enumerate(used)
             ],
-            left_out=left_out,
+            left_out=placed.left_out,
+            placement=placed.placement,
             selection_rows=court.scales.selection_rows,
             heldout_rows=court.scales.heldout_rows,
             unit=unit,

@@ -81,6 +81,7 @@ class Scales(Weigher):
         super().__init__(bench.objective, bench.task)
         self._bench = bench
         self._trajectory = trajectory
+        self._used = used
         self._as_written = Averaged([used[-1]], [1.0], bench.names, bench.config.output_dtype)
         self.recomputed_on: Literal["training_data", "selection_data"] | None = None
         self._layers = batchnorm_layers(bench.model.module)
@@ -119,7 +120,16 @@ class Scales(Weigher):
         )
 
     def load(self, coefficients: Sequence[float]) -> None:
-        """Mix an average from W into the model, rounded as a file of it would be."""
+        """An average into the model, rounded as a file of it would be.
+
+        From W, or, where W is not exact, from the files.
+        """
+        if not self._trajectory.exact:
+            chosen = [i for i, c in enumerate(coefficients) if c != 0]
+            sources, weights = [self._used[i] for i in chosen], [coefficients[i] for i in chosen]
+            names, dtype = self._bench.names, self._bench.config.output_dtype
+            self._bench.model.load(Averaged(sources, weights, names, dtype).tensors())
+            return
         mixed = self._trajectory.mix(torch.tensor([list(coefficients)], dtype=torch.float64))
         self._bench.model.set(mixed[0])
         self._round(self._bench.names)

@@ -96,7 +96,8 @@ def _select(
     outputs = decide_outputs(config, [*bench.inputs, *protected], force, stdout) if write else None
 
     with clock("read"):
-        trajectory, used, left_out = read_trajectory(bench, config.K)
+        placed = read_trajectory(bench, config.K)
+        trajectory, used = placed.trajectory, placed.used
     with clock("evaluate"):
         scales = Scales(bench, trajectory, used)
         k = trajectory.k
@@ -145,7 +146,7 @@ def _select(
                 Candidate(index=i, path=str(c.path), step=c.step, probability=p)
                 for i, (c, p) in enumerate(zip(used, solution.probabilities, strict=True))
             ],
-            left_out=left_out,
+            left_out=placed.left_out,
             selected=solution.selected,
             selected_steps=[c.step for c in averaged.sources],
             selected_paths=[str(c.path) for c in averaged.sources],
@@ -155,6 +156,7 @@ def _select(
             average=average,
             references=references,
             beaten_by=beaten_by,
+            placement=placed.placement,
             batchnorm=batchnorm,
             cost=total_cost(bench, clock),
             output=outputs.named if outputs else None,

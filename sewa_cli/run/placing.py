@@ -1,0 +1,182 @@
+"""Where W lives: decided by a cap on memory, told with its reason, and lowered if memory runs out.
+
+    memory   float32 on the device                       4·k·P bytes
+    bf16     bfloat16 differences from the mean, there   2·k·P + 4·P, and a few rows in float32
+    host     float32 in pinned host memory, streamed     4·k·P on the host   (CUDA only)
+    files    streamed from the memory-mapped files       two buffers of a few rows
+
+The cap is for what sewa allocates; Python, torch, the model and the user's data come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import psutil
+import torch
+from torch import Tensor
+
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.report import LeftOut, Placement
+from sewa_cli.run.bench import Bench
+from sewa_cli.trajectory import ROWS, Deltas, Streamed, Trajectory, fill_row
+
+Tier = Literal["memory", "bf16", "host", "files"]
+SHARE = 0.5  # of what is free, without --memory
+STREAM_ROWS = 8  # of a streaming buffer; more would only cost memory
+SPARE = 4  # float32 vectors of length P besides the solver's: an average being mixed, rounded …
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each tier would allocate, and which ones fit under the cap, best first."""
+
+    cap: int
+    named: bool  # the user said --memory
+    needs: dict[Tier, int]
+    fitting: list[Tier]
+    rows: int  # of a streaming buffer
+
+    @property
+    def tier(self) -> Tier:
+        return self.fitting[0]
+
+    def placement(self, tier: Tier) -> Placement:
+        cap = f"{size(self.cap)} ({'--memory' if self.named else 'half of what is free'})"
+        if tier == "memory":
+            reason = f"float32 needs {size(self.needs[tier])}, the cap is {cap}"
+        elif tier != self.tier:
+            reason = f"memory ran out in the {self.tier} tier; the cap was {cap}"
+        else:
+            reason = f"float32 would need {size(self.needs['memory'])}, the cap is {cap}"
+        return Placement(
+            tier=tier, reason=reason, cap_bytes=self.cap, planned_bytes=self.needs[tier]
+        )
+
+
+def make_plan(bench: Bench) -> Plan:
+    """From sizes alone; nothing is allocated."""
+    k, P = len(bench.checkpoints), bench.model.layout.size
+    device = bench.model.device
+    work = 4 * P * (2 * bench.config.gumbel.samples + SPARE)
+    named = bench.config.memory is not None
+    cap = bench.config.memory or int(SHARE * _free(device))
+    rows = max(1, min(STREAM_ROWS, k, (cap - work) // (2 * 4 * P)))
+    needs: dict[Tier, int] = {
+        "memory": 4 * k * P + work,
+        "bf16": 2 * k * P + 4 * P * (1 + max(1, min(k, ROWS // 5))) + work,
+        "files": 2 * 4 * rows * P + work,
+    }
+    fitting: list[Tier] = [tier for tier in ("memory", "bf16", "files") if needs[tier] <= cap]
+    if device.type == "cuda" and "memory" not in fitting:
+        needs["host"] = needs["files"]  # on the device
+        if 4 * k * P <= SHARE * psutil.virtual_memory().available:
+            at = fitting.index("files") if "files" in fitting else len(fitting)
+            fitting.insert(at, "host")
+    if not fitting:
+        raise ConfigError(
+            f"memory: {size(cap)} are too few: the least, streaming from the files, is "
+            f"{size(needs['files'])}"
+        )
+    return Plan(cap, named, needs, fitting, rows)
+
+
+def _free(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+@dataclass
+class Placed:
+    """W, the checkpoints in it, those that were left out, and where it lives."""
+
+    trajectory: Trajectory
+    used: list[Checkpoint]
+    left_out: list[LeftOut]
+    placement: Placement
+
+
+def place(bench: Bench) -> Placed:
+    """Read the checkpoints into the best tier that fits; fall to the next if memory runs out."""
+    plan = make_plan(bench)
+    for tier in plan.fitting:
+        bench.left_out.clear()
+        try:
+            trajectory, used = _build(bench, tier, plan.rows)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if "memory" not in str(error).lower() or tier == plan.fitting[-1]:
+                raise
+            bench.warn(f"memory ran out in the {tier} tier; trying the next")
+            continue
+        return Placed(trajectory, used, list(bench.left_out), plan.placement(tier))
+    raise AssertionError("the last tier either returns or raises")
+
+
+def _build(bench: Bench, tier: Tier, rows: int) -> tuple[Trajectory, list[Checkpoint]]:
+    layout, device, k = bench.model.layout, bench.model.device, len(bench.checkpoints)
+    if tier == "memory":
+        trajectory = Trajectory(k, layout, device)
+        return trajectory, list(_append_all(bench, trajectory))
+    if tier == "bf16":
+        row = torch.empty(layout.size, dtype=torch.float32)
+        total = torch.zeros_like(row)
+        whole = []
+        for checkpoint in _whole(bench, row):
+            whole.append(checkpoint)
+            total += row
+        deltas = Deltas(len(whole), layout, device, total / max(len(whole), 1))
+        for checkpoint in whole:
+            deltas.append(bench.floats(checkpoint))
+            checkpoint.close()
+        return deltas, whole
+    if tier == "host":
+        pinned = Trajectory(k, layout, torch.device("cpu"))
+        used = list(_append_all(bench, pinned))
+        W = pinned.W.pin_memory()
+        return Streamed(len(used), layout, device, lambda i, row: _copy(row, W[i]), rows), used
+    used = list(_whole(bench, torch.empty(layout.size, dtype=torch.float32)))
+
+    def fill(i: int, row: Tensor) -> None:
+        broken = fill_row(row, bench.floats(used[i]), layout)
+        if broken is not None:
+            raise CheckpointError(f"{used[i].path}: {broken} holds NaN or Inf; has it changed?")
+        used[i].close()
+
+    return Streamed(len(used), layout, device, fill, rows), used
+
+
+def _copy(row: Tensor, source: Tensor) -> None:
+    row.copy_(source, non_blocking=True)
+
+
+def _append_all(bench: Bench, trajectory: Trajectory) -> Iterator[Checkpoint]:
+    for n, checkpoint in enumerate(bench.checkpoints, 1):
+        broken = trajectory.append(bench.floats(checkpoint))
+        checkpoint.close()
+        if bench.keeps(checkpoint, broken):
+            yield checkpoint
+        bench.listener.progress("reading", n, len(bench.checkpoints))
+
+
+def _whole(bench: Bench, row: Tensor) -> Iterator[Checkpoint]:
+    """The checkpoints without NaN or Inf, each in `row` [P] when it is yielded."""
+    for n, checkpoint in enumerate(bench.checkpoints, 1):
+        broken = fill_row(row, bench.floats(checkpoint), bench.model.layout)
+        checkpoint.close()
+        if bench.keeps(checkpoint, broken):
+            yield checkpoint
+        bench.listener.progress("reading", n, len(bench.checkpoints))
+
+
+def size(number: int) -> str:
+    """1.5 GiB, as people write it."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
