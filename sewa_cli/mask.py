@@ -20,8 +20,9 @@ _BISECTIONS = 60
 def shifted_logits(theta: Tensor, total: float) -> Tensor:
     """θ + c with c such that Σ σ(θ_i + c) = total; [k] → [k], differentiable in θ.
 
-    c is found by bisection, outside autograd. The last line adds nothing to its value, but
-    carries the implicit derivative dc/dθ_j = −p_j / Σp, p = σ'(θ + c).
+    c is found by Newton's method, kept inside a bisected bracket, outside autograd. The last line
+    adds nothing to its value, but carries the implicit derivative dc/dθ_j = −p_j / Σp, where
+    p = σ'(θ + c).
     """
     k = theta.numel()
     if not 0 < total < k:
@@ -29,11 +30,16 @@ def shifted_logits(theta: Tensor, total: float) -> Tensor:
     with torch.no_grad():
         centre = math.log(total / (k - total))
         low, high = centre - theta.max(), centre - theta.min()  # Σσ ≤ total ≤ Σσ at these two
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            above = torch.sigmoid(theta + middle).sum() > total
-            low, high = torch.where(above, low, middle), torch.where(above, middle, high)
         c = (low + high) / 2
+        for _ in range(_BISECTIONS):
+            p = torch.sigmoid(theta + c)
+            excess = p.sum() - total
+            if theta.is_cpu and abs(excess) < 1e-12 * k:  # on a device, looking means waiting
+                break
+            low, high = torch.where(excess > 0, low, c), torch.where(excess > 0, c, high)
+            newton = c - excess / (p * (1 - p)).sum()
+            inside = (newton > low) & (newton < high)
+            c = torch.where(inside, newton, (low + high) / 2)
         p = torch.sigmoid(theta + c)
         slope = (p * (1 - p)).sum().clamp_min(1e-12)  # all at 0 or 1: nothing moves, and not NaN
     shifted = theta + c

@@ -1,0 +1,62 @@
+"""What the benchmarks share: timing side by side, and tables.
+
+The machine may be busy with other things, so contestants take turns and the best time of each
+counts: noise only ever adds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def race(contestants: Mapping[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
+    """Best seconds of each, taking turns; one round to warm up."""
+    best = dict.fromkeys(contestants, float("inf"))
+    for turn in range(rounds + 1):
+        for name, work in contestants.items():
+            start = time.perf_counter()
+            work()
+            if turn > 0:
+                best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+@contextmanager
+def timed(owner: Any, name: str, spent: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the seconds in owner.name to spent[part]."""
+    plain: Callable[..., Any] = getattr(owner, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return plain(*arguments, **named)
+        finally:
+            spent[part] += time.perf_counter() - start
+
+    setattr(owner, name, wrapped)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+def markdown(rows: Sequence[Mapping[str, object]]) -> str:
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[show(row[column]) for column in columns] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def show(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def finish(name: str, rows: Sequence[Mapping[str, object]], path: str | None) -> None:
+    print(markdown(rows), flush=True)
+    if path is not None:
+        Path(path).write_text(json.dumps({"benchmark": name, "rows": list(rows)}, indent=2) + "\n")
