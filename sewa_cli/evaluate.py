@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from copy import copy
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,15 @@ class Passes:
 
 @dataclass(frozen=True)
 class UnitLosses:
-    """Losses [n] float64 of units (rows, or whole batches) and the rows in each, [n] float64."""
+    """Losses of whole batches [b] and the rows in each [b]; of single rows [n] where they split."""
 
-    losses: Tensor
-    weights: Tensor
-    unit: Literal["rows", "batches"]
+    batches: Tensor
+    counts: Tensor
+    rows: Tensor | None
 
     @property
     def mean(self) -> float:
-        return float(self.losses @ self.weights / self.weights.sum())
+        return float(self.batches @ self.counts / self.counts.sum())
 
 
 @dataclass
@@ -100,19 +101,14 @@ class Objective:
                 if splits:
                     batch = to_device(batch, self.model.device)
                     found = _row_losses(self.loss, outputs, batch, n)
-                    splits = found is not None and bool(
-                        torch.allclose(found.mean(), loss.double(), rtol=1e-4, atol=1e-6)
-                    )
+                    splits = found is not None and _are_parts(found, loss.double())
                     if found is not None:
                         by_row.append(found)
         if not by_batch:
             raise ValueError("there are no rows to take a mean over")
         self.model.check_untouched()
-        if splits:
-            losses = torch.cat(by_row).cpu()
-            return UnitLosses(losses, torch.ones_like(losses), "rows")
         values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
-        return UnitLosses(values, counts, "batches")
+        return UnitLosses(values, counts, torch.cat(by_row).cpu() if splits else None)
 
     def loss_and_gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
@@ -167,12 +163,37 @@ def _change(nest: Any, change: Callable[[Any], Any]) -> Any:
     if (changed := change(nest)) is not _WALK:
         return changed
     if isinstance(nest, Mapping):
-        return {key: _change(value, change) for key, value in nest.items()}
+        changed = {key: _change(value, change) for key, value in nest.items()}
+        return changed if isinstance(nest, dict) and type(nest) is dict else _like(nest, changed)
+    if is_dataclass(nest) and not isinstance(nest, type):
+        parts = {part.name: getattr(nest, part.name) for part in fields(nest)}
+        return replace(nest, **{name: _change(value, change) for name, value in parts.items()})
     if isinstance(nest, tuple) and hasattr(nest, "_fields"):
         return type(nest)(*(_change(item, change) for item in nest))
     if isinstance(nest, list | tuple):
         return type(nest)(_change(item, change) for item in nest)
     return nest
+
+
+def _like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """`items` in a mapping of the same kind if it can be: some outputs have attributes."""
+    try:
+        alike: Any = copy(nest)
+        for key, value in items.items():
+            alike[key] = value
+        return alike
+    except Exception:
+        return items
+
+
+def _are_parts(rows: Tensor, loss: Tensor) -> bool:
+    """Whether losses of single rows make up the batch's: their mean is it, and they see the rows.
+
+    A loss that was computed before it was split (in the model itself, say) is the same for each.
+    """
+    if not torch.allclose(rows.mean(), loss, rtol=1e-4, atol=1e-6, equal_nan=True):
+        return False
+    return len(rows) == 1 or not bool(torch.isfinite(loss)) or not bool((rows == rows[0]).all())
 
 
 def _row_losses(
@@ -184,7 +205,10 @@ def _row_losses(
         return isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == n
 
     tensors: list[Tensor] = []
-    _change((outputs, batch), lambda x: tensors.append(x) if has_rows(x) else _WALK)
+    _change(outputs, lambda x: tensors.append(x) if has_rows(x) else _WALK)
+    if not tensors:  # nothing of the outputs belongs to a row
+        return None
+    _change(batch, lambda x: tensors.append(x) if has_rows(x) else _WALK)
 
     def one(*parts: Tensor) -> Tensor:
         left = iter(parts)

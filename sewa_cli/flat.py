@@ -82,6 +82,7 @@ class FlatModel:
         self.layout = Layout(slices, shapes, parameters, offset)
         self.flat = torch.zeros(offset, dtype=torch.float32, device=device)
         self.grad = torch.zeros(parameters, dtype=torch.float32, device=device)
+        self.version = 0  # counts changes of the weights, by us
         self._casts: list[_Cast] = []
         self._bound: list[_Bound] = []
         shelves = dict(_shelves(self.module))
@@ -152,6 +153,7 @@ class FlatModel:
         self._refresh()
 
     def _refresh(self) -> None:
+        self.version += 1
         with torch.no_grad():
             for cast in self._casts:
                 cast.values.copy_(self.flat[cast.where])

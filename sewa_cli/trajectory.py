@@ -14,7 +14,7 @@ knows W only through these two, so that where it lives can change:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -71,6 +71,20 @@ class Trajectory:
             else:
                 out.addmm_(a[:, rows], block)
         return out
+
+    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
+        """Σ c_i w_i [P] over the rows whose coefficient is not zero: only those are read."""
+        chosen = [i for i, c in enumerate(coefficients) if c != 0]
+        if len(chosen) > self.k // 2:
+            return self.mix(torch.tensor([list(coefficients)], dtype=torch.float64))[0]
+        self.bytes_moved += 4 * len(chosen) * self.layout.size
+        total = torch.zeros(self.layout.size, dtype=torch.float32, device=self.device)
+        for i in chosen:
+            total.add_(self._row(i), alpha=coefficients[i])
+        return total
+
+    def _row(self, i: int) -> Tensor:
+        return self._rows[i]
 
     def pull_back(self, gradients: Tensor) -> Tensor:
         """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
@@ -163,6 +177,10 @@ class Streamed(Trajectory):
             if n + 1 < len(parts):
                 ahead = self._fetcher.submit(self._fetch, parts[n + 1], self._buffers[(n + 1) % 2])
             yield part, block
+
+    def _row(self, i: int) -> Tensor:
+        self._fill(i, self._buffers[0][0])
+        return self._buffers[0][0]
 
     def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:
         for position, i in enumerate(range(rows.start, rows.stop)):

@@ -51,6 +51,17 @@ def test_the_best_of_many_equals_is_crowned_no_more_often_than_promised() -> Non
     assert crowned <= 8  # 3 expected of 60
 
 
+def test_few_examples_are_not_trusted_too_much() -> None:
+    """Fifteen equal rows on twenty examples: the rate that is promised for many."""
+    crowned = 0
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+        rows = torch.randn(15, 20, dtype=torch.float64, generator=generator)
+        spread = compare_rows(rows, torch.ones(20, dtype=torch.float64), seed, samples=500)
+        crowned += any(low > 0 for low, _ in spread.difference_intervals)
+    assert crowned <= 12  # 5 expected; without the correction 18
+
+
 def test_the_same_average_twice_is_a_tie_of_zero_width() -> None:
     losses = torch.rand(1, 50, dtype=torch.float64)
     spread = compare_rows(losses.repeat(2, 1), torch.ones(50, dtype=torch.float64))

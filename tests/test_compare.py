@@ -15,7 +15,7 @@ from conftest import TASK, Sewa
 from safetensors.torch import load_file, save_file
 from test_select import user_loss
 
-from sewa_cli.methods import REGISTRY
+from sewa_cli.methods import REGISTRY, Run, method, parse_one
 
 EVERY = ",".join(REGISTRY)
 WEIGHTS = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # bytes of a checkpoint of the tiny run
@@ -115,7 +115,8 @@ def test_a_method_is_charged_for_the_losses_it_asks_for(sewa: Sewa) -> None:
     assert rows["best"]["forward_passes"] == 12 * 3 + 3
     assert rows["topk"]["forward_passes"] == 12 * 3 + 3 + 3
     assert rows["lawa"]["forward_passes"] == 3 + 3
-    assert rows["lawa"]["bytes_read"] == 2 * 12 * WEIGHTS  # mixed for each of the two
+    assert rows["lawa"]["bytes_read"] == 3 * WEIGHTS  # mixed once, from the three it takes
+    assert rows["best"]["bytes_read"] == (12 + 1) * WEIGHTS  # the best is mixed again to be judged
     assert found["cost"]["forward_passes"] == 12 * 3 + 3 + 3 + 3 + 3 + 3
 
 
@@ -267,8 +268,12 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
         (["--methods", "lawa,swaa"], 2, "methods: unknown method 'swaa'"),
         (["--methods", "ema:dekay=1"], 2, "ema has no option 'dekay'"),
         (["--methods", "ema:decay=2"], 2, "methods: ema:decay=2: ema: the decay must lie in"),
-        (["--methods", ""], 2, "methods: unknown method ''"),
-        (["--methods", "lawa", "--K", "12"], 2, "K: 12 of 12 checkpoints leaves nothing"),
+        (["--methods", ""], 2, "methods: none named"),
+        (["--methods", "sewa", "--K", "12"], 2, "K: 12 of 12 checkpoints is too many for sewa"),
+        (["--methods", "ema:decay=0.5:decay=0.6"], 2, "decay is given twice"),
+        (["--methods", "ema:decay"], 2, "ema: write decay=value"),
+        (["--methods", "last", "--output-best", "-"], 2, "--output-best: - is not a file"),
+        (["--methods", "last", "--report", "x.png", "--plot", "x.png"], 2, "different files"),
         (["--methods", "lawa", "--K", "99"], 2, "K: 99 of 12 checkpoints"),
         (["--methods", "lawa", "--K", "5,ten"], 2, "--K: 1: must be a whole number, found 'ten'"),
         (["--methods", "lawa", "--K", "5,,10"], 2, "must be a whole number, found ''"),
@@ -389,3 +394,204 @@ def test_the_table_comes_out_whole_when_nobody_reads_stderr_or_with_quiet(sewa: 
     ended = sewa("compare", "--methods", "last,lawa", "--quiet")
     assert ended.err == ""
     assert len(ended.out.splitlines()) == 3
+
+
+INNER = (
+    TASK.replace("def loss(outputs, batch):", "def unused(outputs, batch):")
+    + """
+def predict(model, batch):
+    logits = model(batch[0])
+    return {"logits": logits, "loss": F.cross_entropy(logits, batch[1])}
+
+def loss(outputs, batch):
+    return outputs["loss"]
+"""
+)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_loss_that_was_computed_in_the_model_is_not_taken_for_rows(sewa: Sewa) -> None:
+    Path("task.py").write_text(INNER)
+    ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
+    found = json.loads(ended.out)
+    assert found["unit"] == "batches"
+    assert "3 held-out batches are too few for intervals" in ended.err
+    assert found["winner"] is None
+
+
+TOKENS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def data(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(7, (512, 9), generator=generator)
+    y = (x + 1) % 7
+    y[::101, 5:] = -100   # a few rows are a little shorter
+    return list(zip(x.split(16), y.split(16)))
+
+def build_model():
+    return nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+
+def selection_data():
+    return data(1)
+
+def heldout_data():
+    return data(2)
+
+def loss(outputs, batch):   # a mean over tokens, as language models have it
+    return F.cross_entropy(outputs.transpose(1, 2), batch[1], ignore_index=-100)
+"""
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_one_unit_serves_all_rows_even_if_only_some_of_them_split(sewa: Sewa) -> None:
+    Path("task.py").write_text(TOKENS)
+    torch.manual_seed(0)
+    for path in Path("ckpts").iterdir():
+        shapes = {"0.weight": (7, 8), "1.weight": (7, 8), "1.bias": (7,)}
+        save_file({name: torch.randn(shape) for name, shape in shapes.items()}, path)
+    found = compare(sewa, "--methods", "last,lawa,uniform,latest,wsm,random", "--K", "2,3,5")
+    assert found["unit"] in ("rows", "batches")
+    assert all(row["interval"] is not None for row in found["rows"])
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa: Sewa) -> None:
+    Path("task.py").write_text(
+        TASK.replace(
+            "    return F.cross_entropy(outputs, batch[1])",
+            "    big = outputs.abs().max() > 7\n"
+            "    return F.cross_entropy(outputs, batch[1]) + (float('nan') if big else 0.0)",
+        )
+    )
+    ended = sewa("compare", "--methods", "uniform,last,random", "--K", 3, "--format", "jsonl")
+    assert ended.code == 0, ended.err
+    for line in ended.out.splitlines():
+        assert "NaN" not in line
+        json.loads(line)
+
+
+INTEGERS = TASK.replace(
+    "def build_model():\n    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))",
+    """class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.register_buffer("keep", torch.ones(2, dtype=torch.int64))
+
+    def forward(self, x):
+        return super().forward(x) * self.keep
+
+def build_model():
+    return Net()""",
+)
+EARLY = """
+from sewa_cli.methods import mean_of, method
+
+@method()
+def early(run):
+    "The first three."
+    return mean_of(range(3), run.k)
+"""
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_an_average_is_judged_with_the_integers_its_file_has(sewa: Sewa) -> None:
+    assert "class Net" in INTEGERS
+    Path("task.py").write_text(INTEGERS)
+    for path in Path("ckpts").iterdir():
+        step = int(path.stem.split("-")[1])
+        keep = torch.tensor([1, 1]) if step < 120 else torch.tensor([9, 0])
+        save_file({**load_file(path), "keep": keep}, path)
+    Path("own.py").write_text(EARLY)
+    arguments = ["--methods", "early,last", "--methods-from", "own.py"]
+    found = compare(sewa, *arguments, "--output-best", "best.safetensors")
+    best = found["rows"][found["best"]]
+    assert best["method"] == "early"
+    assert load_file("best.safetensors")["keep"].tolist() == [1, 1]
+    rows = json.loads(sewa("evaluate", "best.safetensors", "--format", "json").out)
+    assert rows[0]["heldout_loss"] == pytest.approx(best["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_shuffled_data_stay_paired_and_no_method_depends_on_its_neighbours(sewa: Sewa) -> None:
+    plain = compare(sewa, "--methods", "last,lawa,latest")
+    shuffled = TASK.replace(
+        "return list(zip(x.split(128), y.split(128)))",
+        "return torch.utils.data.DataLoader("
+        "torch.utils.data.TensorDataset(x, y), batch_size=128, shuffle=True)",
+    )
+    assert "DataLoader" in shuffled
+    Path("task.py").write_text(shuffled)
+    mixed = compare(sewa, "--methods", "last,lawa,latest")
+    for one, two in zip(plain["rows"], mixed["rows"], strict=True):
+        width = one["difference_interval"]["high"] - one["difference_interval"]["low"]
+        for end in ("low", "high"):
+            assert two["difference_interval"][end] == pytest.approx(
+                one["difference_interval"][end], abs=0.2 * width + 1e-9
+            )
+    alone = compare(sewa, "--methods", "sewa,twa")["rows"]
+    after = compare(sewa, "--methods", "last,twa:lr=0.2,sewa,twa")["rows"][2:]
+    for one, two in zip(alone, after, strict=True):
+        assert one["heldout_loss"] == pytest.approx(two["heldout_loss"], rel=1e-9)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_k_matters_only_to_methods_that_take_it(sewa: Sewa) -> None:
+    for path in sorted(Path("ckpts").iterdir())[5:]:
+        path.unlink()
+    found = compare(sewa, "--methods", "last,uniform,ema", "--K", 10)
+    assert len(found["rows"]) == 3
+    found = compare(sewa, "--methods", "lawa,uniform,", "--K", 5)
+    assert found["rows"][0]["coefficients"] == found["rows"][1]["coefficients"]
+    assert found["winner"] is None
+    assert "nothing to be compared with" in sewa("compare", "--methods", "lawa", "--K", 5).err
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_metrics_do_not_take_the_place_of_our_columns(sewa: Sewa) -> None:
+    Path("task.py").write_text(
+        TASK + "\nCALLS = []\ndef metrics(m):\n    CALLS.append(1)\n"
+        "    return {'size': 7, 'seconds': 1, **({'odd': 1} if len(CALLS) % 2 else {})}\n"
+    )
+    ended = sewa("compare", "--methods", "last,lawa", "--format", "jsonl")
+    assert ended.code == 0, ended.err
+    first, second = (json.loads(line) for line in ended.out.splitlines())
+    assert first["size"] == 1
+    assert first["metric_size"] == 7
+    assert second["odd"] is None
+    assert first.keys() == second.keys()
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_an_infinite_batch_stops_twa_but_not_the_comparison(sewa: Sewa) -> None:
+    count = "CALLS.append(1)\n    extra = float('inf') if len(CALLS) == 40 else 0.0\n    "
+    Path("task.py").write_text(
+        TASK.replace("def loss(", "CALLS = []\n\ndef loss(").replace(
+            "return F.cross", f"{count}return extra * outputs.sum() + F.cross"
+        )
+    )
+    found = compare(sewa, "--methods", "twa,last")
+    assert len(found["rows"]) == 2
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_methods_may_return_arrays_and_have_switches() -> None:
+    @method("array")
+    def array(run: Run, *, flip: bool = False) -> torch.Tensor:
+        """One end."""
+        c = torch.zeros(run.k)
+        c[0 if flip else -1] = 1
+        return c
+
+    assert parse_one("array")(Run(3), None) == [[0, 0, 1]]
+    assert parse_one("array:flip=true")(Run(3), None) == [[1, 0, 0]]
+    with pytest.raises(ValueError, match="flip must be true or false"):
+        parse_one("array:flip=yes")
+    with pytest.raises(ValueError, match="default of x must be"):
+
+        @method("odd")
+        def odd(run: Run, *, x: object = None) -> list[float]:
+            """Odd."""
+            return [1.0 if x is None else 0.0] * run.k

@@ -128,10 +128,9 @@ def test_every_tier_selects_an_average_of_the_same_loss(
 @pytest.mark.usefixtures("run_dir")
 def test_streaming_counts_what_it_reads(sewa: Sewa) -> None:
     report = run_in(sewa, "files")
-    # a scan; three references and thirty iterations, of which each goes over the files twice;
+    # a scan; last, uniform and lawa; thirty iterations, of which each goes over the files twice;
     # the chosen four, to be evaluated and to be written
-    mixes = 3 + 30 * 2
-    assert report["cost"]["bytes_read"] == (12 + 12 * mixes + 2 * 4) * BYTES
+    assert report["cost"]["bytes_read"] == (12 + (1 + 12 + 4) + 12 * 30 * 2 + 2 * 4) * BYTES
 
 
 @pytest.mark.usefixtures("run_dir")

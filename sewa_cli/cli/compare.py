@@ -33,6 +33,7 @@ from sewa_cli.cli.options import (
     load_user_task,
     refuse_plot,
 )
+from sewa_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from sewa_cli.cli.tables import Cell
@@ -105,15 +106,19 @@ def compare(
             "compare.methods_from": methods_from,
         },
     )
+    if str(output_best) == "-":
+        raise ConfigError("--output-best: - is not a file; name one")
     refuse_plot(plot, force)
     with stdout_for_data() as stdout:
         from sewa_cli.cli.talk import Talk
         from sewa_cli.run import run_compare
-        from sewa_cli.run.outputs import check_apart, report_path
+        from sewa_cli.run.outputs import report_path
 
         if output_best is not None:
             report = report or report_path(output_best)
-            check_apart(output_best, report)
+        files = [path.resolve() for path in (output_best, report, plot) if path is not None]
+        if len(set(files)) < len(files):
+            raise ConfigError("--output-best, --report and --plot must name different files")
         with Talk(quiet, verbose) as talk:
             found = run_compare(
                 settings,
@@ -124,11 +129,6 @@ def compare(
                 force=force,
                 protected=inputs_of(config, settings),
             )
-        if plot is not None:
-            from sewa_cli.plots import save_figure
-            from sewa_cli.plots.compare import plot_comparison
-
-            save_figure(plot_comparison(found), plot, force)
         if form == "json":
             text = to_json(found)
         else:
@@ -136,6 +136,11 @@ def compare(
             text = render(for_people(rows) if form in ("table", "markdown") else rows, form)
         stdout.write(text.encode())
         stdout.flush()
+        if plot is not None:
+            from sewa_cli.plots import save_figure
+            from sewa_cli.plots.compare import plot_comparison
+
+            save_figure(plot_comparison(found), plot, force)
         talk.say(verdict(found))
         for path in (found.output, plot):
             if path is not None:
@@ -143,7 +148,9 @@ def compare(
 
 
 def rows_of(found: Comparison) -> list[dict[str, Cell]]:
-    """Flat rows, the same columns in every format."""
+    """Flat rows, the same columns in every one."""
+    from sewa_cli.cli.tables import even
+
     flat: list[dict[str, Cell]] = []
     for row in found.rows:
         cells: dict[str, Cell] = {
@@ -159,20 +166,31 @@ def rows_of(found: Comparison) -> list[dict[str, Cell]]:
             "minus_best_low": row.difference_interval.low if row.difference_interval else None,
             "minus_best_high": row.difference_interval.high if row.difference_interval else None,
             "mark": row.mark,
-            **(row.metrics or {}),
+            **{_column(name): value for name, value in (row.metrics or {}).items()},
             "forward": row.cost.forward_passes,
             "backward": row.cost.backward_passes,
             "MB_read": round(row.cost.bytes_read / 1e6, 3),
             "seconds": round(row.cost.seconds, 3),
         }
         flat.append(cells)
-    empty = {c for c in flat[0] if c != "K" and all(r[c] is None for r in flat)} if flat else set()
-    return [{name: cell for name, cell in cells.items() if name not in empty} for cells in flat]
+    return even(flat)
+
+
+COLUMNS = {"method", "K", "size", "selection_loss", "heldout_loss", "low", "high", "spread"}
+COLUMNS |= {"minus_best", "minus_best_low", "minus_best_high", "mark"}
+COLUMNS |= {"forward", "backward", "MB_read", "seconds"}
+
+
+def _column(metric: str) -> str:
+    """A metric that is named like a column of ours must not take its place."""
+    return f"metric_{metric}" if metric in COLUMNS else metric
 
 
 def for_people(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
-    """Intervals in one column each, and shorter names."""
+    """Intervals in one column each, shorter names, and no column that says nothing."""
     from sewa_cli.cli.tables import show
+
+    empty = {name for name in rows[0] if name != "K" and all(row[name] is None for row in rows)}
 
     def interval(row: dict[str, Cell], low: str, high: str) -> Cell:
         return None if row[low] is None else f"{show(row[low])} .. {show(row[high])}"
@@ -191,7 +209,7 @@ def for_people(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
         for name, cell in row.items():
             if name in ("low", "minus_best_low"):
                 cell = interval(row, name, name.replace("low", "high"))
-            if name not in ("high", "minus_best_high"):
+            if name not in ("high", "minus_best_high") and name not in empty:
                 cells[names.get(name, name)] = cell
         short.append(cells)
     return short
@@ -203,6 +221,8 @@ def verdict(found: Comparison) -> str:
         return "no winner: there is no finite held-out loss to compare by"
     best = found.rows[found.best]
     name = best.method + (f" K={best.K}" if best.K is not None else "")
+    if len({str(row.coefficients) for row in found.rows}) == 1:
+        return f"{name} has nothing to be compared with"
     if found.winner is not None:
         return f"{name} has the lowest held-out loss, and nothing ties with it"
     if best.mark is None:
@@ -220,13 +240,14 @@ def methods(
 ) -> None:
     """List the ways to average, one line each."""
     from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.config import CompareConfig, Config
+    from sewa_cli.config import find_config, load_config
 
     with stdout_for_data() as stdout:
         from sewa_cli.methods import REGISTRY
-        from sewa_cli.run import load_methods
+        from sewa_cli.run import register_methods
 
-        load_methods(Config(compare=CompareConfig(methods_from=methods_from)))
+        settings = load_config(find_config(None), {"compare.methods_from": methods_from})
+        register_methods(settings)
         width = max(len(name) for name in REGISTRY)
         if as_json:
             listed = {

@@ -19,6 +19,12 @@ def check_format(name: str) -> str:
     return name
 
 
+def even(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
+    """Every row with every column that any row has, in the order of their first appearance."""
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
 def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:
     """`json` is left to the caller, who has more to say than rows."""
     columns = list(rows[0]) if rows else []
@@ -30,7 +36,7 @@ def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:
         writer.writerow(columns)
         writer.writerows([["" if row[c] is None else row[c] for c in columns] for row in rows])
         return text.getvalue()
-    shown = [[show(row[column]) for column in columns] for row in rows]
+    shown = [[" ".join(show(row[column]).split()) for column in columns] for row in rows]
     numeric = [all(not isinstance(row[c], str) for row in rows) for c in columns]
     if form == "markdown":
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in [columns, *shown]]

@@ -77,7 +77,9 @@ class Call:
         """Coefficients, one list a draw. K is ignored by methods that take none."""
         budget = {"K": K} if self.method.has_budget else {}
         found = self.method.function(run, **budget, **self.options)
-        draws = found if found and isinstance(found[0], list | tuple) else [found]
+        found = found.tolist() if hasattr(found, "tolist") else list(found)  # arrays, tensors
+        draws = [x.tolist() if hasattr(x, "tolist") else x for x in found]
+        draws = draws if draws and isinstance(draws[0], list | tuple) else [draws]
         return [checked(coefficients, run.k, self.label) for coefficients in draws]
 
 
@@ -92,6 +94,9 @@ def method(name: str | None = None, *, needs_loss: bool = False) -> Callable[[An
         options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         if missing := [key for key, default in options.items() if default is inspect._empty]:
             raise ValueError(f"{own}: the option {missing[0]} needs a default")
+        for key, default in options.items():
+            if not isinstance(default, bool | int | float | str):
+                raise ValueError(f"{own}: the default of {key} must be text, a number or a bool")
         has_budget = any(p.name == "K" for p in parameters)
         REGISTRY[own] = Method(own, function, needs_loss, has_budget, options)
         return function
@@ -114,15 +119,21 @@ def parse_one(spec: str) -> Call:
     options: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
-        if not equals or key not in found.options:
+        if key not in found.options:
             known = ", ".join(found.options) or "none"
-            raise ValueError(f"{name} has no option {key!r} (write key=value); it has: {known}")
+            raise ValueError(f"{name} has no option {key!r}; it has: {known}")
+        if not equals:
+            raise ValueError(f"{name}: write {key}=value")
+        if key in options:
+            raise ValueError(f"{name}: {key} is given twice")
         kind = type(found.options[key])
         try:
-            options[key] = kind(value)
-        except ValueError:
-            what = {"int": "a whole number", "float": "a number"}.get(kind.__name__, kind.__name__)
-            raise ValueError(f"{name}: {key} must be {what}, found {value!r}") from None
+            options[key] = {"true": True, "false": False}[value] if kind is bool else kind(value)
+        except (KeyError, ValueError):
+            what = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+            raise ValueError(
+                f"{name}: {key} must be {what[kind.__name__]}, found {value!r}"
+            ) from None
     return Call(spec, found, options)
 
 

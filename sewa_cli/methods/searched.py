@@ -40,7 +40,7 @@ def topk(run: Run, K: int) -> Coefficients:
 def greedy(run: Run) -> Coefficients:
     """Greedy soup: from the best checkpoint down, each is added if that lowers the loss.
 
-    Wortsman et al. 2022, Recipe 1, over checkpoints and with the selection loss.
+    Wortsman et al. 2022, Recipe 1, over checkpoints, by selection loss; what is equal is not added.
     """
     chosen: list[int] = []
     lowest = float("inf")
@@ -63,7 +63,7 @@ def forward(run: Run, K: int) -> Coefficients:
     while len(chosen) < K:
         rest = [j for j in range(run.k) if j not in chosen]
         losses = {j: run.loss(mean_of([*chosen, j], run.k)) for j in rest}
-        j = min(rest, key=lambda j: (_finite_first(losses[j]), -j))
+        j = min(rest, key=lambda j: (_nan_last(losses[j]), -j))
         if not losses[j] < lowest:
             break
         chosen, lowest = [*chosen, j], losses[j]
@@ -83,6 +83,8 @@ def twa(run: Run, *, iterations: int = 100, lr: float = 0.1) -> Coefficients:
         c = theta.softmax(0)
         _, gradient = run.gradient(c.tolist())
         g = torch.tensor(gradient, dtype=torch.float64)
+        if not torch.isfinite(g).all():
+            break  # a broken batch: what was learned so far stands
         adam.step(c * (g - c @ g))
     return [float(c) for c in theta.softmax(0)]
 
@@ -90,8 +92,8 @@ def twa(run: Run, *, iterations: int = 100, lr: float = 0.1) -> Coefficients:
 def _by_loss(run: Run) -> list[int]:
     """Indices by the loss of each checkpoint alone, lowest first; of equals, the later first."""
     losses = [run.loss(mean_of([i], run.k)) for i in range(run.k)]
-    return sorted(range(run.k), key=lambda i: (_finite_first(losses[i]), -i))
+    return sorted(range(run.k), key=lambda i: (_nan_last(losses[i]), -i))
 
 
-def _finite_first(loss: float) -> float:
+def _nan_last(loss: float) -> float:
     return loss if loss == loss else float("inf")

@@ -16,7 +16,7 @@ inspect     what is there, and how the run moved
 
 from sewa_cli.run.averaging import run_average
 from sewa_cli.run.bench import Listener, seeded
-from sewa_cli.run.compare import load_methods, run_compare
+from sewa_cli.run.compare import register_methods, run_compare
 from sewa_cli.run.evaluating import run_evaluate
 from sewa_cli.run.inspect import Inspection, run_inspect
 from sewa_cli.run.outputs import run_apply
@@ -29,7 +29,7 @@ __all__ = [
     "Inspection",
     "Listener",
     "Selection",
-    "load_methods",
+    "register_methods",
     "run_apply",
     "run_average",
     "run_compare",

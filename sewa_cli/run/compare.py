@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
-from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from sewa_cli.bootstrap import FEWEST, Spread, compare_rows
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import Config
-from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.errors import ConfigError, SewaError, TaskError
 from sewa_cli.evaluate import UnitLosses
 from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, method, parse_one
 from sewa_cli.report import (
@@ -46,24 +46,33 @@ class _Draft:
     cost: Meter
 
 
-def load_methods(config: Config) -> list[Call]:
-    """The methods asked for, after the user's own have been registered."""
+def register_methods(config: Config, listener: Listener | None = None) -> None:
+    """Methods of installed packages and of the user's own file join ours."""
     for entry in entry_points(group="sewa.methods"):
-        if entry.name not in REGISTRY:
+        if entry.name in REGISTRY:
+            continue
+        try:
             with user_code(f"entry point {entry.name}"):
                 found = entry.load()
-                if entry.name not in REGISTRY:  # unless loading it has registered it
-                    method(entry.name, needs_loss=True)(found)
+                if not any(known.function is found for known in REGISTRY.values()):
+                    method(entry.name)(found)
+        except SewaError as error:  # somebody else's package is no reason to stop
+            (listener or Listener()).warn(f"the method {entry.name} is not available: {error}")
     if config.compare.methods_from is not None:
         import_user_module(str(config.compare.methods_from))
+
+
+def parse_methods(specs: Sequence[str]) -> list[Call]:
+    """All faults at once."""
     calls, faults = [], []
-    for spec in config.compare.methods:
+    for spec in specs:
         try:
-            calls.append(parse_one(spec))
+            if spec:
+                calls.append(parse_one(spec))
         except ValueError as error:
             faults.append(f"methods: {error}")
     if faults or not calls:
-        raise ConfigError(*(faults or ["methods: none named"]))
+        raise ConfigError(*(faults or ["methods: none named; `sewa methods` lists them"]))
     return calls
 
 
@@ -92,19 +101,22 @@ def _compare(
     protected: Sequence[Path],
 ) -> Comparison:
     clock = Clock()
-    calls = load_methods(config)
+    register_methods(config, listener)
+    calls = parse_methods(config.compare.methods)
     budgets = sorted(set(config.compare.K or (config.K,)))
     if output_best is not None and task.heldout_data is None:
         raise ConfigError(
             f"--output-best needs held-out data to tell which is best: define heldout_data in "
             f"{task.source}"
         )
-    bench = set_up(config, task, listener, max(budgets))
+    bench = set_up(config, task, listener, 0)
+    _check_budgets(calls, budgets, len(bench.checkpoints))
     outputs = check_outputs(
         Outputs(output_best, report_path, None, force), [*bench.inputs, *protected]
     )
     with clock("read"):
-        placed = read_trajectory(bench, max(budgets))
+        placed = read_trajectory(bench, 0)
+        _check_budgets(calls, budgets, len(placed.used))
         trajectory, used = placed.trajectory, placed.used
     court = Court(bench, trajectory, used)
     with clock("evaluate"):
@@ -120,6 +132,11 @@ def _compare(
     averaged = None
     if output_best is not None and best is not None:
         averaged = _winner(court, bench, used, rows[best], config)
+        if len(rows[best].coefficients) > 1:
+            bench.warn(
+                f"{rows[best].method} is a mean over draws; the draw with the lowest selection "
+                "loss is written"
+            )
         averaged.metadata = metadata_of(averaged, rows[best].method, rows[best].K)
     recipe = averaged.recipe() if averaged is not None else None
 
@@ -155,20 +172,33 @@ def _compare(
     return write_results(averaged, outputs, make_report)
 
 
+def _check_budgets(calls: Sequence[Call], budgets: Sequence[int], k: int) -> None:
+    """`sewa` must have something to choose; the others can take all there are."""
+    for call in calls:
+        most = k - 1 if call.method.name == "sewa" else k
+        if call.method.has_budget and max(budgets) > most:
+            raise ConfigError(
+                f"K: {max(budgets)} of {k} checkpoints is too many for {call.label}; K must be at "
+                f"most {most}"
+            )
+
+
 def _drafts(
     court: Court, calls: Sequence[Call], budgets: Sequence[int], listener: Listener
 ) -> list[_Draft]:
     asked = [(call, K) for call in calls for K in (budgets if call.method.has_budget else [None])]
     drafts = []
     for n, (call, K) in enumerate(asked, 1):
-        draws = _propose(call, court.run, K)
+        court.begin_row()
+        with seeded(court.run.seed):
+            draws = propose(call, court.run, K)
         judged = [court.judge(coefficients) for coefficients in draws]
         drafts.append(_Draft(call.label, K, draws, judged, court.ledger.next_row()))
         listener.progress("comparing", n, len(asked))
     return drafts
 
 
-def _propose(call: Call, run: Run, K: int | None) -> list[Coefficients]:
+def propose(call: Call, run: Run, K: int | None) -> list[Coefficients]:
     """Ask a method; a fault in a user's own is told like any of the user's code."""
     if not call.method.function.__module__.startswith("sewa_cli."):
         with user_code(call.label):
@@ -184,26 +214,40 @@ def _rows(
 ) -> tuple[list[Row], int | None, Any]:
     """Compare the drafts with each other; returns rows, the best one's index, the unit."""
     heldout = [[j.heldout for j in draft.judged if j.heldout is not None] for draft in drafts]
-    unit = next((units[0].unit for units in heldout if units), None)
-    # a draw more or less is no other example: the row's loss on an example is its mean over draws
-    means = [torch.stack([u.losses for u in units]).mean(0) if units else None for units in heldout]
-    finite = [i for i, m in enumerate(means) if m is not None and bool(torch.isfinite(m).all())]
+    finite_rows = [i for i, units in enumerate(heldout) if units and _all_finite(units)]
     spread: Spread | None = None
-    if finite:
-        weights = heldout[finite[0]][0].weights
-        matrix = torch.stack([m for i in finite if (m := means[i]) is not None])
-        if len(weights) >= FEWEST:
-            spread = compare_rows(matrix, weights, config.seed, config.compare.bootstrap)
+    unit: Literal["rows", "batches"] | None = None
+    if finite_rows:
+        every = [u for i in finite_rows for u in heldout[i]]
+        unit = "rows" if all(u.rows is not None for u in every) else "batches"
+        # a draw more or less is no other example: a row's loss on one is its mean over the draws
+        matrix = torch.stack([_mean_units(heldout[i], unit) for i in finite_rows])
+        counts = every[0].counts if unit == "batches" else torch.ones_like(matrix[0])
+        if unit == "batches":
+            bench.warn("the loss does not split into rows, so whole batches are resampled")
+        if len(counts) >= FEWEST:
+            spread = compare_rows(matrix, counts, config.seed, config.compare.bootstrap)
         else:
             bench.warn(
-                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are the least"
+                f"{len(counts)} held-out {unit} are too few for intervals; {FEWEST} are the least"
             )
-    at = {row: position for position, row in enumerate(finite)}
-    best = finite[spread.best] if spread is not None else None
+    at = {row: position for position, row in enumerate(finite_rows)}
+    best = finite_rows[spread.best] if spread is not None else None
     rows = [_row(draft, heldout[i], at.get(i), spread, i == best) for i, draft in enumerate(drafts)]
-    if best is None and finite:  # no intervals: the lowest is known, but nothing about its lead
-        best = min(finite, key=lambda i: rows[i].heldout_loss or 0.0)
+    if (
+        best is None and finite_rows
+    ):  # no intervals: the lowest is known, but nothing about its lead
+        best = min(finite_rows, key=lambda i: rows[i].heldout_loss or 0.0)
     return rows, best, unit
+
+
+def _all_finite(units: Sequence[UnitLosses]) -> bool:
+    return all(bool(torch.isfinite(u.batches).all()) for u in units)
+
+
+def _mean_units(units: Sequence[UnitLosses], unit: str) -> Tensor:
+    losses = [u.batches if unit == "batches" or u.rows is None else u.rows for u in units]
+    return torch.stack(losses).mean(0)
 
 
 def _row(
@@ -233,7 +277,7 @@ def _row(
         selection_loss=_mean([j.selection_loss for j in draft.judged]),
         heldout_loss=_mean(list(losses)) if losses else None,
         interval=interval,
-        spread=float(torch.tensor(losses).std()) if len(losses) > 1 else None,
+        spread=finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None,
         difference=difference,
         difference_interval=difference_interval,
         mark=mark,
@@ -252,30 +296,35 @@ def _sole_winner(rows: Sequence[Row], best: int | None) -> str | None:
     if best is None or rows[best].mark != "best":
         return None
     ties = [row for row in rows if row.mark == "tie"]
-    same = all(row.coefficients == rows[best].coefficients for row in ties)
+    rivals = [row for row in rows if not _same_average(row, rows[best])]
+    same = bool(rivals) and all(_same_average(row, rows[best]) for row in ties)
     K = rows[best].K
     return (rows[best].method + (f" K={K}" if K is not None else "")) if same else None
+
+
+def _same_average(one: Row, two: Row) -> bool:
+    flat = [[round(c, 12) for draw in row.coefficients for c in draw] for row in (one, two)]
+    return flat[0] == flat[1]
 
 
 def _winner(
     court: Court, bench: Bench, used: Sequence[Checkpoint], row: Row, config: Config
 ) -> Averaged:
-    """The best row as a file; of several draws, the one with the lowest held-out loss."""
+    """The best row as a file; of several draws, the one with the lowest selection loss."""
 
-    def loss(coefficients: Coefficients) -> float:
-        heldout = court.judge(coefficients).heldout
-        return heldout.mean if heldout is not None and isfinite(heldout.mean) else float("inf")
+    def loss(draw: Coefficients) -> float:
+        found = court.judge(draw).selection_loss
+        return float("inf") if found is None else found
 
     coefficients = min(row.coefficients, key=loss)
     chosen = [i for i, c in enumerate(coefficients) if c != 0]
-    averaged = Averaged(
+    return Averaged(
         sources=[used[i] for i in chosen],
         coefficients=[coefficients[i] for i in chosen],
         names=bench.names,
         dtype=config.output_dtype,
+        replaced=court.judge(coefficients).statistics,
     )
-    court.scales.finish(averaged)
-    return averaged
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -288,4 +337,5 @@ def _mean_metrics(
 ) -> dict[str, float | None] | None:
     if not metrics or metrics[0] is None:
         return None
-    return {name: _mean([m[name] if m else None for m in metrics]) for name in metrics[0]}
+    names = dict.fromkeys(name for found in metrics for name in found or {})
+    return {name: _mean([(found or {}).get(name) for found in metrics]) for name in names}

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import UnitLosses, cycle
-from sewa_cli.methods import Run
-from sewa_cli.run.bench import Bench
+from sewa_cli.methods import Run, checked
+from sewa_cli.run.bench import Bench, seeded
 from sewa_cli.run.learning import learn
 from sewa_cli.run.scales import Scales, finite
+from sewa_cli.solvers import Solution
 from sewa_cli.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -49,6 +51,7 @@ class Judged:
     selection_loss: float | None
     heldout: UnitLosses | None
     metrics: dict[str, float | None] | None
+    statistics: dict[str, Tensor]  # of BatchNorm, as they were recomputed for it
 
 
 class Ledger:
@@ -62,7 +65,8 @@ class Ledger:
         self._row = Meter()
 
     def once(self, kind: str, key: Sequence[float], work: Callable[[], T]) -> T:
-        full = (kind, *key)
+        # two averages that differ in the last bit of a coefficient only are one
+        full = (kind, *(round(x, 12) for x in key))
         if full not in self._done:
             with self._metered() as spent:
                 value = work()
@@ -120,18 +124,32 @@ class Court:
             seed=bench.config.seed,
             loss=self.selection_loss,
             gradient=self.gradient,
-            learn=lambda K: self.ledger.once("learn", [K], lambda: learn(bench, trajectory, K)),
+            learn=self.learn,
         )
+
+    def begin_row(self) -> None:
+        """Every method sees the selection batches from the start, whoever came before it."""
+        self._stream = cycle(self._bench.task.selection_data, self._bench.model.device)
+
+    def learn(self, K: int) -> Solution:
+        def work() -> Solution:
+            with seeded(self._bench.config.seed):
+                return learn(self._bench, self._trajectory, K)
+
+        return self.ledger.once("learn", [K], work)
 
     def selection_loss(self, coefficients: Sequence[float]) -> float:
         """Of the average as it is mixed, BatchNorm statistics averaged along."""
 
+        c = checked(coefficients, self.run.k, "run.loss")
+
         def work() -> float:
-            self.scales.load(coefficients)
-            loss = self.scales.selection_loss()
+            with seeded(self._bench.config.seed):
+                self.scales.load(c)
+                loss = self.scales.selection_loss()
             return float("nan") if loss is None else loss
 
-        return self.ledger.once("loss", coefficients, work)
+        return self.ledger.once("loss", c, work)
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
         def work() -> tuple[float, list[float]]:
@@ -153,11 +171,17 @@ class Court:
         known = None if scales.recomputes_all else self.selection_loss(coefficients)
 
         def work() -> Judged:
-            scales.load(coefficients)
-            selection = known
-            if scales.recomputes_all:
-                scales.recompute()
-                selection = scales.selection_loss()
-            return Judged(finite(selection), scales.heldout_units(), scales.metrics())
+            # the same random numbers for each: shuffled data come in the same order, so that
+            # differences stay paired
+            with seeded(self._bench.config.seed):
+                scales.load(coefficients)
+                selection, statistics = known, {}
+                if scales.recomputes_all:
+                    scales.recompute()
+                    statistics = scales.recomputed()
+                    selection = scales.selection_loss()
+            with seeded(self._bench.config.seed):
+                heldout, metrics = scales.heldout_units(), scales.metrics()
+            return Judged(finite(selection), heldout, metrics, statistics)
 
         return self.ledger.once("judge", coefficients, work)

@@ -104,7 +104,8 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
         "memory": k,
         "host": k,
         "bf16": 2 * k + (1 + k + K),  # the mean, the differences; references from the files
-        "files": k + k * (references + 2 * config.gumbel.iterations),
+        # of an average of a few, only those are read; of one of many, all
+        "files": k + (1 + k + (K if k // 2 >= K else k)) + 2 * k * config.gumbel.iterations,
     }[tier]
     statistics = 0
     if recomputed:  # recomputed tensors are not read again to be written
@@ -112,7 +113,7 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
         kept = {bench.model.name_of(b) for x in layers for b in (x.running_mean, x.running_var)}
         statistics = sum(_size(i) for n, i in infos.items() if bench.model.canonical(n) in kept)
     total = (passes + 2 * K) * floats - K * statistics
-    return total + integers * (1 + 2 + (references if tier == "bf16" else 0))
+    return total + integers * (1 + references + 2)
 
 
 def _size(info: TensorInfo) -> int:

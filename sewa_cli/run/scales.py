@@ -57,7 +57,7 @@ class Weigher:
             return None
         with _told_of(data):
             units = self._objective.unit_losses(data)
-        self.heldout_rows = int(units.weights.sum())
+        self.heldout_rows = int(units.counts.sum())
         return units
 
     def metrics(self) -> dict[str, float | None] | None:
@@ -84,6 +84,10 @@ class Scales(Weigher):
         self._used = used
         self._as_written = Averaged([used[-1]], [1.0], bench.names, bench.config.output_dtype)
         self.recomputed_on: Literal["training_data", "selection_data"] | None = None
+        self._loaded: tuple[tuple[float, ...], int] | None = None
+        self._has_integers = any(
+            not used[-1].tensors[source].is_float for source in bench.names.values()
+        )
         self._layers = batchnorm_layers(bench.model.module)
         if bench.config.bn == "on" and not self._layers:
             raise ConfigError(
@@ -108,7 +112,7 @@ class Scales(Weigher):
         if not self._recomputes(len(averaged.sources)):
             return before, BatchNorm(layers=layers, mode=mode, before=before)
         rows = self.recompute()
-        averaged.replaced = self._recomputed(averaged)
+        averaged.replaced = self.recomputed()
         after = self.scores()
         return after, BatchNorm(
             layers=layers,
@@ -124,22 +128,20 @@ class Scales(Weigher):
 
         From W, or, where W is not exact, from the files.
         """
+        now = (tuple(coefficients), self._bench.model.version)
+        if now == self._loaded:
+            return
+        chosen = [i for i, c in enumerate(coefficients) if c != 0]
         if not self._trajectory.exact:
-            chosen = [i for i, c in enumerate(coefficients) if c != 0]
             sources, weights = [self._used[i] for i in chosen], [coefficients[i] for i in chosen]
             names, dtype = self._bench.names, self._bench.config.output_dtype
             self._bench.model.load(Averaged(sources, weights, names, dtype).tensors())
-            return
-        mixed = self._trajectory.mix(torch.tensor([list(coefficients)], dtype=torch.float64))
-        self._bench.model.set(mixed[0])
-        self._round(self._bench.names)
-
-    def finish(self, averaged: Averaged) -> None:
-        """Recompute the BatchNorm statistics of a file, if those of every average are."""
-        if self.recomputes_all:
-            self._bench.model.load(averaged.tensors())
-            self.recompute()
-            averaged.replaced = self._recomputed(averaged)
+        else:
+            self._bench.model.set(self._trajectory.mix_few(coefficients))
+            self._round(self._bench.names)
+            if self._has_integers:  # as in a file: those of the newest that takes part
+                self._bench.load_integers(self._used[chosen[-1]])
+        self._loaded = (tuple(coefficients), self._bench.model.version)
 
     @property
     def recomputes_all(self) -> bool:
@@ -158,12 +160,14 @@ class Scales(Weigher):
             rows = recompute_batchnorm(self._bench.objective, data)
         except ValueError as error:
             raise TaskError(f"{data.name}(): {error}") from error
+        self._loaded = None
         self._round(self._statistics())
         return rows
 
-    def _recomputed(self, averaged: Averaged) -> dict[str, Tensor]:
+    def recomputed(self) -> dict[str, Tensor]:
+        """The statistics that are in the model, as a file of it would hold them."""
         return {
-            name: self._bench.model.value(name).to(averaged.dtype_of(name)).cpu()
+            name: self._bench.model.value(name).to(self._as_written.dtype_of(name)).cpu()
             for name in self._statistics()
         }
 
