@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test lint picture clean
+.PHONY: demo test lint picture bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +28,13 @@ lint: $(VENV)/.installed
 # the picture in the README, from a fresh demo
 picture: $(VENV)/.installed
 	$(BIN)/python benchmarks/picture.py docs/demo.png
+
+# every table of docs/performance.md and docs/averaging.md
+bench: $(VENV)/.installed
+	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/average.py
+	$(BIN)/python benchmarks/select_command.py
+	$(BIN)/python benchmarks/startup.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

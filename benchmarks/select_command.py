@@ -91,6 +91,9 @@ def draw(rows: list[dict[str, Any]], path: str) -> None:
         axes.plot(ends, slope, color="0.7", lw=5, zorder=0, label="linear, for comparison")
         axes.set_xscale("log")
         axes.set_yscale("log")
+        ticks = [row[key] for row in chosen]
+        axes.set_xticks(ticks, [f"{x:,}" if x < 10_000 else f"{x / 1000:,.0f}k" for x in ticks])
+        axes.set_xticks([], minor=True)
         axes.set_xlabel("checkpoints k (P = 320,800)" if key == "k" else "parameters P (k = 100)")
         axes.set_ylabel("ms")
     right.legend(frameon=False, fontsize=8)

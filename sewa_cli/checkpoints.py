@@ -75,8 +75,11 @@ class Checkpoint:
         self._handle = None
 
 
-def find(given: Sequence[Path]) -> list[Path]:
-    """Files from what the user named: folders, files, or `-` for paths on standard input."""
+def find(given: Sequence[Path], keep_ours: bool = False) -> list[Path]:
+    """Files from what the user named: folders, files, or `-` for paths on standard input.
+
+    Averages that we wrote into a folder are not among its checkpoints, unless `keep_ours`.
+    """
     paths: list[Path] = []
     for path in given:
         if str(path) == "-":
@@ -88,7 +91,7 @@ def find(given: Sequence[Path]) -> list[Path]:
             inside = sorted(path.glob("*" + SUFFIX))
             if not inside:
                 raise CheckpointError(f"{path}: holds no *{SUFFIX} files")
-            paths += [file for file in inside if not _is_ours(file)]
+            paths += [file for file in inside if keep_ours or not _is_ours(file)]
         else:
             paths.append(path)
     repeated = [path for path, n in Counter(path.resolve() for path in paths).items() if n > 1]

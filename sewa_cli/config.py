@@ -32,14 +32,14 @@ def _refuse_bool(value: object) -> object:
     return value
 
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def _as_bytes(value: object) -> object:
     """8GiB, 500MB or plain bytes."""
     if isinstance(value, str):
-        found = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value)
+        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
         if found is None or found[2].upper() not in _UNITS:
             raise ValueError(f"must be a size such as 8GiB or 500MB, found {value!r}")
         return int(float(found[1]) * _UNITS[found[2].upper()])
@@ -127,6 +127,9 @@ class Config(_Frozen):
     bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
     output: str | None = Field(None, description="a path, or - for standard output")
     output_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    shard_size: Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)] | None = Field(
+        None, description="an output larger than this becomes a sharded set, 5GB; null: never"
+    )
     report: Path | None = None
     strict: bool = False
 

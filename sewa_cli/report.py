@@ -118,6 +118,9 @@ class Recipe(_Part):
     replaced: str | None = Field(
         None, description="recomputed tensors, as base64 of a safetensors file"
     )
+    shard_size: int | None = Field(
+        None, ge=1, description="bytes by which the output was split into a set; null: one file"
+    )
 
 
 class Report(_Part):
@@ -171,7 +174,7 @@ class Row(_Part):
 
     method: str = Field(description="as asked for, options included")
     K: int | None = Field(description="null for a method that takes none")
-    size: int = Field(description="checkpoints with a weight above zero")
+    size: int = Field(description="checkpoints with a weight other than zero")
     coefficients: list[list[float]] = Field(description="over the candidates, one list a draw")
     selection_loss: float | None
     heldout_loss: float | None

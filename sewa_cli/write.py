@@ -1,8 +1,8 @@
 """Packing: files appear whole under their final name, or not at all.
 
 The safetensors writer is our own because the library's wants every tensor in memory at once; this
-one asks for them one by one, in the order they stand in the file, and needs no seeking, so it can
-write to a pipe as well. The format: an 8-byte length, a JSON header, the tensors' bytes.
+one asks for them piece by piece, in the order they stand in the file, and needs no seeking, so it
+can write to a pipe as well. The format: an 8-byte length, a JSON header, the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ALIGNMENT = 8
+_SUFFIX = ".safetensors"
 
 
 class Staged:
@@ -32,7 +34,9 @@ class Staged:
         self.path = path
         self._force = force
         self._published = False
-        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        token = secrets.token_hex(4)
+        self._temporary = path.with_name(f".{path.name}.{token}.tmp")
+        self._older = path.with_name(f".{path.name}.{token}.old")
         self.file: IO[bytes] = open(self._temporary, "xb")  # noqa: SIM115
 
     def seal(self) -> None:
@@ -43,6 +47,8 @@ class Staged:
 
     def publish(self) -> None:
         if self._force:
+            with suppress(OSError):  # there is none, or the file system has no hard links
+                os.link(self.path, self._older)
             os.replace(self._temporary, self.path)
         else:
             self._link()
@@ -50,10 +56,13 @@ class Staged:
         _sync_folder(self.path.parent)
 
     def retract(self) -> None:
-        """Take back what was published; not with --force, as the older file is gone already."""
-        if self._published and not self._force:
+        """Take back what was published; what --force has replaced stands there again."""
+        if self._published:
             with suppress(OSError):
-                os.unlink(self.path)
+                if self._older.exists():
+                    os.replace(self._older, self.path)
+                elif not self._force:  # else the older file may be gone already
+                    os.unlink(self.path)
 
     def _link(self) -> None:
         """Unlike a rename, a link fails if someone else made the file since we looked."""
@@ -67,11 +76,12 @@ class Staged:
             os.replace(self._temporary, self.path)
 
     def discard(self) -> None:
-        """Nothing to do once published."""
+        """Clear away what is left beside the final place; once published, only the older file."""
         with suppress(OSError):  # closing flushes, and on a full disk fails again
             self.file.close()
-        with suppress(OSError):
-            os.unlink(self._temporary)
+        for path in (self._temporary, self._older):
+            with suppress(OSError):
+                os.unlink(path)
 
 
 @contextmanager
@@ -147,11 +157,12 @@ def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:
 def write_safetensors(
     file: IO[bytes],
     entries: Mapping[str, tuple[str, tuple[int, ...], int]],
-    tensor: Callable[[str], Tensor],
+    pieces: Callable[[Sequence[str]], Generator[tuple[str, Tensor], None, None]],
     metadata: Mapping[str, str],
 ) -> None:
-    """Stream a safetensors file. entries: name → (dtype word, shape, bytes); tensor: name → data.
+    """Stream a safetensors file. entries: name → (dtype word, shape, bytes).
 
+    pieces: given the names in the order of the file, gives each tensor's data in one or more parts.
     Wider dtypes first, then by name, as the library orders them: every tensor is then aligned.
     """
     header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
@@ -168,11 +179,15 @@ def write_safetensors(
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(struct.pack("<Q", len(text)) + text)
+    written = dict.fromkeys(order, 0)
+    with closing(pieces(order)) as stream:
+        for name, piece in stream:
+            data = _bytes(piece)
+            written[name] += len(data)
+            file.write(data)
     for name in order:
-        data = _bytes(tensor(name))
-        if len(data) != entries[name][2]:
-            raise ValueError(f"{name}: {len(data)} bytes instead of {entries[name][2]}")
-        file.write(data)
+        if written[name] != entries[name][2]:
+            raise ValueError(f"{name}: {written[name]} bytes instead of {entries[name][2]}")
 
 
 def _width(entry: tuple[str, tuple[int, ...], int]) -> int:
@@ -186,6 +201,60 @@ def _bytes(tensor: Tensor) -> memoryview:
 
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+# ---- sharded sets, as the Hugging Face libraries name and split them ---------------------------
+
+
+def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
+    """Names, file by file, in their order; a file is closed when the next tensor would not fit.
+
+    A tensor larger than `limit` has a file for itself, before the one that is being filled.
+    """
+    shards: list[list[str]] = []
+    filling: list[str] = []
+    filled = 0
+    for name, size in sizes.items():
+        if size > limit:
+            shards.append([name])
+            continue
+        if filled + size > limit:
+            shards.append(filling)
+            filling, filled = [], 0
+        filling.append(name)
+        filled += size
+    return [*shards, filling] if filling else shards
+
+
+def shard_path(output: Path, number: int, of: int) -> Path:
+    return output.with_name(f"{_stem(output)}-{number:05d}-of-{of:05d}{_SUFFIX}")
+
+
+def index_path(output: Path) -> Path:
+    return output.with_name(f"{_stem(output)}{_SUFFIX}.index.json")
+
+
+def belongs_to_set(path: Path, output: Path) -> bool:
+    """Whether it has a name that a file of a set called `output` has, whatever their number."""
+    shard = rf"{re.escape(_stem(output))}-\d{{5,}}-of-\d{{5,}}{re.escape(_SUFFIX)}"
+    named = path.name == index_path(output).name or re.fullmatch(shard, path.name)
+    return bool(named) and path.parent.resolve() == output.parent.resolve()
+
+
+def index_of(output: Path, shards: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
+    """The index: which file holds which tensor, and the bytes of all tensors."""
+    of = len(shards)
+    files = {
+        name: shard_path(output, number, of).name
+        for number, names in enumerate(shards, 1)
+        for name in names
+    }
+    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": files}
+    return (json.dumps(index, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
+
+
+def _stem(output: Path) -> str:
+    return output.name.removesuffix(_SUFFIX)
 
 
 def sha256(path: Path) -> str:

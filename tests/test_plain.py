@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_pipelines import shell
 from test_select import user_loss
+
+from sewa_cli import average
+from sewa_cli.config import Config
+from sewa_cli.run import recipe, run_average
 
 
 @pytest.fixture
@@ -39,7 +46,17 @@ def assert_equal(path: str, expected: dict[str, torch.Tensor]) -> None:
 
 
 def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa: Sewa) -> None:
-    ended = sewa("average", "ckpts/", "--method", "lawa", "--K", 3, "-o", "out.safetensors")
+    arguments = [
+        "--method",
+        "lawa",
+        "--K",
+        3,
+        "-o",
+        "out.safetensors",
+        "--report",
+        "out.report.json",
+    ]
+    ended = sewa("average", "ckpts/", *arguments)
     assert ended.code == 0, ended.err
     chosen = [ckpts[3], ckpts[7], ckpts[11]]
     assert ended.out.split() == [str(path) for path in chosen]
@@ -57,7 +74,7 @@ def test_explicit_weights_go_by_the_order_given(ckpts: list[Path], sewa: Sewa) -
     assert ended.code == 0, ended.err
     assert_equal("out.safetensors", mean(pair, [0.7, 0.3]))
     with safe_open("out.safetensors", framework="pt") as file:
-        assert file.metadata()["sewa_coefficients"] == "0.7,0.3"
+        assert file.metadata()["sewa_coefficients"] == "0.3,0.7"  # in step order
 
 
 def test_the_default_is_the_mean_of_all(ckpts: list[Path], sewa: Sewa) -> None:
@@ -151,32 +168,124 @@ def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
     assert ended.out == ""
 
 
-def test_averaging_holds_a_few_tensors_in_memory_not_the_files(tmp_path: Path) -> None:
-    """20 files of 24 MB: the peak of anonymous memory stays far below one file for each."""
+@pytest.mark.parametrize("method", ["uniform", "ema"])
+def test_the_file_is_the_same_whatever_the_blocks_and_threads(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    assert sewa("average", *ckpts, "--method", method, "-o", "whole.safetensors").code == 0
+    for threads, block in [(1, 7), (3, 7), (2, 64)]:
+        monkeypatch.setattr(average, "BLOCK", block)
+        torch.set_num_threads(threads)
+        try:
+            ended = sewa("average", *ckpts, "--method", method, "-o", "cut.safetensors", "--force")
+        finally:
+            torch.set_num_threads(1)
+        assert ended.code == 0, ended.err
+        assert Path("cut.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
+
+
+def test_nan_in_a_late_block_of_a_tensor_is_found(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(average, "BLOCK", 5)
+    state = load_file(ckpts[5])
+    state["0.weight"][-1, -1] = float("inf")
+    save_file(state, ckpts[5])
+    ended = sewa("average", "ckpts")
+    assert ended.code == 3
+    assert "step-60.safetensors: 0.weight holds NaN or Inf; leave it out" in ended.error
+    assert not list(Path().glob("*averaged*"))
+
+
+def test_without_a_report_the_sources_are_not_hashed(
+    ckpts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "sha256", None)  # calling it would be an error
+    stdout = io.BytesIO()
+    run_average(Config(checkpoints=tuple(ckpts), output="-"), "uniform", stdout=stdout)
+    Path("out.safetensors").write_bytes(stdout.getvalue())
+    assert_equal("out.safetensors", mean(ckpts))
+
+
+PEAK = """
+import re, sys, threading, time, torch
+from sewa_cli.cli import main
+import sewa_cli.run
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+base, peak, run = anonymous(), [0], [True]
+def watch():
+    while run[0]:
+        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)
+thread = threading.Thread(target=watch); thread.start()
+code = main(["average", sys.argv[1], "-o", sys.argv[1] + "/out.safetensors", "-q", "--force"])
+run[0] = False; thread.join()
+print(peak[0] - base, file=sys.stderr); sys.exit(code)
+"""
+
+
+def peak_of_averaging(folder: Path) -> int:
+    """Bytes of anonymous memory on top of what the imports take."""
+    command = [sys.executable, "-W", "ignore", "-c", PEAK, str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(ended.stderr.split()[-1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_averaging_holds_a_few_blocks_in_memory_however_many_files(tmp_path: Path) -> None:
+    """Files of 24 MB: the peak of anonymous memory stays below two of them, for 20 and for 200."""
     for step in range(20):
         state = {f"w{i}": torch.full((500_000,), float(step)) for i in range(12)}
         save_file(state, tmp_path / f"step-{step}.safetensors")
-    code = (
-        "import re, sys, threading, time, torch\n"
-        "from sewa_cli.cli import main\n"
-        "import sewa_cli.run\n"
-        "def anonymous():\n"
-        "    status = open('/proc/self/status').read()\n"
-        "    return int(re.search(r'RssAnon:\\s+(\\d+)', status)[1]) * 1024\n"
-        "base, peak, run = anonymous(), [0], [True]\n"
-        "def watch():\n"
-        "    while run[0]:\n"
-        "        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)\n"
-        "thread = threading.Thread(target=watch); thread.start()\n"
-        "code = main(['average', sys.argv[1], '-o', sys.argv[1] + '/out.safetensors', '-q'])\n"
-        "run[0] = False; thread.join()\n"
-        "print(peak[0] - base, file=sys.stderr); sys.exit(code)\n"
-    )
-    if not Path("/proc/self/status").exists():
-        pytest.skip("anonymous memory is read from /proc")
-    python = Path(torch.__file__).parents[4] / "bin" / "python"
-    ended = subprocess.run(
-        [python, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True, check=True
-    )
-    assert int(ended.stderr.split()[-1]) < 60e6
+    few = peak_of_averaging(tmp_path)
     assert load_file(tmp_path / "out.safetensors")["w3"][0] == pytest.approx(9.5)
+    for step in range(20, 200):
+        os.link(tmp_path / f"step-{step % 20}.safetensors", tmp_path / f"step-{step}.safetensors")
+    many = peak_of_averaging(tmp_path)
+    assert max(few, many) < 48e6
+    assert abs(many - few) < 20e6
+
+
+def test_weights_of_a_folder_go_by_step_and_integers_come_from_the_newest(
+    ckpts: list[Path], sewa: Sewa
+) -> None:
+    for path in ckpts[:8]:
+        path.unlink()
+    for path in Path("ckpts").iterdir():  # step-90 and step-100 sort the other way by name
+        step = int(path.stem.split("-")[1])
+        save_file({**load_file(path), "n": torch.tensor(step)}, path)
+    assert sewa("average", "ckpts", "--weights", "1,0,0,0", "-o", "one.safetensors").code == 0
+    assert int(load_file("one.safetensors")["n"]) == 90
+    pair = ["ckpts/step-100.safetensors", "ckpts/step-90.safetensors"]
+    assert sewa("average", *pair, "--weights", "0.5,0.5", "-o", "two.safetensors").code == 0
+    assert int(load_file("two.safetensors")["n"]) == 100
+    ended = sewa("average", *pair, "--weights", "0.5,0.5", "--method", "lawa")
+    assert ended.code == 2
+    assert "--weights names every file's share" in ended.error
+
+
+@pytest.mark.usefixtures("ckpts")
+def test_a_users_method_that_fails_is_told_as_the_users(sewa: Sewa) -> None:
+    from sewa_cli.methods import REGISTRY
+
+    kept = dict(REGISTRY)
+    Path("own.py").write_text(
+        "from sewa_cli.methods import method\n@method()\ndef broken(run):\n"
+        "    'Fails.'\n    return {}['no']\n"
+    )
+    try:
+        ended = sewa("average", "ckpts", "--method", "broken", "--methods-from", "own.py")
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(kept)
+    assert ended.code == 4
+    assert "broken() raised KeyError" in ended.error
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_evaluate_takes_averages_in_a_folder_too(sewa: Sewa) -> None:
+    Path("averages").mkdir()
+    assert sewa("average", "ckpts", "-o", "averages/all.safetensors").code == 0
+    ended = sewa("evaluate", "averages")
+    assert ended.code == 0, ended.err
+    assert "averages/all.safetensors" in ended.out

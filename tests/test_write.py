@@ -7,6 +7,7 @@ import io
 import json
 import os
 import struct
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import pytest
@@ -40,8 +41,15 @@ def streamed(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None)
         for name, t in tensors.items()
     }
     file = io.BytesIO()
-    write_safetensors(file, entries, tensors.__getitem__, metadata or {})
+    write_safetensors(file, entries, whole(tensors.__getitem__), metadata or {})
     return file.getvalue()
+
+
+def whole(
+    tensor: Callable[[str], Tensor],
+) -> Callable[[Sequence[str]], Generator[tuple[str, Tensor], None, None]]:
+    """Every tensor in one piece."""
+    return lambda names: ((name, tensor(name)) for name in names)
 
 
 def raw(tensor: Tensor) -> bytes:
@@ -128,7 +136,7 @@ def test_tensors_are_asked_for_one_by_one_in_the_order_of_the_file() -> None:
         return torch.ones(1000)
 
     entries = dict.fromkeys("cab", ("F32", (1000,), 4000))
-    write_safetensors(file, entries, tensor, {})
+    write_safetensors(file, entries, whole(tensor), {})
     _, start = header_of(file.getvalue())
     assert asked == [("a", start), ("b", start + 4000), ("c", start + 8000)]
 
@@ -142,7 +150,7 @@ def test_the_metadata_is_read_back(tmp_path: Path) -> None:
 
 def test_a_tensor_of_another_size_than_the_header_says_is_refused() -> None:
     with pytest.raises(ValueError, match="w: 12 bytes instead of 8"):
-        write_safetensors(io.BytesIO(), {"w": ("F32", (2,), 8)}, lambda _: torch.ones(3), {})
+        write_safetensors(io.BytesIO(), {"w": ("F32", (2,), 8)}, whole(lambda _: torch.ones(3)), {})
 
 
 # ---- whole or not at all -----------------------------------------------------------------------
@@ -280,6 +288,29 @@ def test_ctrl_c_in_mid_write_leaves_nothing_of_a_run(
     assert ended.code == 130
     assert ended.out == ""
     assert {path for path in run_dir.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_force_that_fails_half_way_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        path.write_bytes(b"old")
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if target == paths[1]:
+            raise OSError(errno.EIO, "broken")
+        real(source, target)
+
+    with staged(paths[0], force=True) as one, staged(paths[1], force=True) as two:
+        one.file.write(b"new")
+        two.file.write(b"new")
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(OutputError, match="broken"):
+            publish_together([one, two])
+    assert [path.read_bytes() for path in paths] == [b"old", b"old"]
+    assert sorted(tmp_path.iterdir()) == paths
 
 
 # ---- free names ------------------------------------------------------------------------------

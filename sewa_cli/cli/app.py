@@ -29,6 +29,7 @@ from sewa_cli.cli.options import (
     Quiet,
     Seed,
     Sets,
+    ShardSize,
     TaskSpec,
     ToStep,
     Verbose,
@@ -88,6 +89,7 @@ def select(
     output_dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16, float64.")
     ] = None,
+    shard_size: ShardSize = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit 5 if a simple average does better held out.")
     ] = False,
@@ -127,6 +129,7 @@ def select(
         solver=solver,
         bn=bn,
         output_dtype=output_dtype,
+        shard_size=shard_size,
         strict=strict or None,
         memory=memory,
         device=device,
@@ -255,9 +258,9 @@ def apply(
 
     with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
         target = stdout if output == "-" else Path(output)
-        run_apply(past, report, target, force=force)
+        written = run_apply(past, report, target, force=force)
         if output != "-":
-            talk.say(f"wrote {output}")
+            talk.say(f"wrote {written}")
 
 
 @app.command()

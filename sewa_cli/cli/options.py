@@ -48,6 +48,10 @@ Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps .
 Memory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Cap on what sewa allocates: 8GiB, 500MB.")
 ]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(metavar="SIZE", help="Split an output larger than this into a set: 5GB, 2GiB."),
+]
 Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
 Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -21,6 +22,7 @@ from sewa_cli.cli.options import (
     Quiet,
     Seed,
     Sets,
+    ShardSize,
     TaskSpec,
     ToStep,
     Verbose,
@@ -44,6 +46,9 @@ def average(
     output: Annotated[
         str | None, typer.Option("--output", "-o", help="The averaged file; - for standard output.")
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a report for `sewa apply`; it hashes the sources.")
+    ] = None,
     config: ConfigFile = None,
     set_: Sets = None,
     force: Force = False,
@@ -54,6 +59,7 @@ def average(
     output_dtype: Annotated[
         str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16, float64.")
     ] = None,
+    shard_size: ShardSize = None,
     methods_from: MethodsFrom = None,
     seed: Seed = None,
     quiet: Quiet = False,
@@ -61,31 +67,37 @@ def average(
 ) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.
 
-    Prints the paths that went into it. `sewa apply` on the report builds the same bytes again.
+    Prints the paths that went into it.
     """
     from sewa_cli.cli.door import stdout_for_data
 
     numbers = _numbers(weights) if weights is not None else None
+    if numbers is not None and (method != "uniform" or any((K, last, every, from_step, to_step))):
+        raise ConfigError(
+            "--weights names every file's share; --method, --K and --last do not apply"
+        )
     settings = load(
         config,
         set_,
         checkpoints=ckpts,
         K=K,
         output=output,
+        report=report,
         last=last,
         every=every,
         from_step=from_step,
         to_step=to_step,
         output_dtype=output_dtype,
+        shard_size=shard_size,
         seed=seed,
         **{"compare.methods_from": methods_from},
     )
     with stdout_for_data() as stdout:
         from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import load_methods, run_average
+        from sewa_cli.run import register_methods, run_average
 
         with Talk(quiet, verbose) as talk:
-            load_methods(settings)
+            register_methods(settings, talk)
             averaged, written = run_average(
                 settings,
                 method,

@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, find, open_checkpoint
+from sewa_cli.checkpoints import (
+    Checkpoint,
+    Reads,
+    check_agreement,
+    find,
+    in_order,
+    open_checkpoint,
+)
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.methods import Run, checked, parse_one
 from sewa_cli.report import Rebuildable
 from sewa_cli.run.accounts import metadata_of
 from sewa_cli.run.bench import open_candidates
-from sewa_cli.run.outputs import decide_outputs, write_results
+from sewa_cli.run.compare import propose
+from sewa_cli.run.outputs import decide_outputs, write_average, write_results
 from sewa_cli.run.recipe import Averaged
 
 
@@ -28,7 +36,7 @@ def run_average(
 ) -> tuple[Averaged, str]:
     """Average by a method that needs no loss, or by explicit weights; returns where it was written.
 
-    With weights the files count in the order given, not by step.
+    Weights belong to files in the order given; those of a folder, in the order of their steps.
     """
     if weights is None:
         candidates, found = open_candidates(config, Reads())
@@ -45,18 +53,24 @@ def run_average(
             raise ConfigError(str(error)) from error
         label = "weights"
     chosen = [i for i, c in enumerate(coefficients) if c != 0]
+    if all(candidates[i].step is not None for i in chosen):
+        chosen.sort(key=lambda i: candidates[i].step or 0)  # integers come from the newest
     averaged = Averaged(
         sources=[candidates[i] for i in chosen],
         coefficients=[coefficients[i] for i in chosen],
         names={name: name for name in candidates[0].tensors},
         dtype=config.output_dtype,
     )
-    outputs = decide_outputs(config, [*found, *protected], force, stdout)
+    # a report holds the sources' hashes, which take three times as long as averaging them
+    outputs = decide_outputs(config, [*found, *protected], force, stdout, always_report=False)
     averaged.metadata = metadata_of(averaged, label, None)
-    write_results(
-        averaged, outputs, lambda: Rebuildable(schema_version=1, recipe=averaged.recipe())
-    )
-    return averaged, outputs.named
+    if outputs.report is None:
+        write_average(averaged, outputs)
+    else:
+        write_results(
+            averaged, outputs, lambda: Rebuildable(schema_version=1, recipe=averaged.recipe())
+        )
+    return averaged, outputs.written_as(averaged)
 
 
 def _as_given(config: Config) -> list[Checkpoint]:
@@ -65,7 +79,8 @@ def _as_given(config: Config) -> list[Checkpoint]:
     if not checkpoints:
         raise ConfigError("no checkpoints named: give files, or a folder")
     check_agreement(checkpoints)
-    return checkpoints
+    is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
+    return in_order(checkpoints) if is_folder else checkpoints
 
 
 def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -> list[float]:
@@ -84,7 +99,4 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
         raise CheckpointError("there are no checkpoints")
     steps = [c.step for c in candidates if c.step is not None]
     run = Run(len(candidates), steps if len(steps) == len(candidates) else None, config.seed)
-    try:
-        return call(run, config.K)[0]
-    except ValueError as error:
-        raise ConfigError(f"--method: {spec}: {error}") from error
+    return propose(call, run, config.K)[0]

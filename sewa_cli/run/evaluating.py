@@ -30,7 +30,7 @@ class Evaluation:
 def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
     listener = listener or Listener()
-    paths = find(config.checkpoints)
+    paths = find(config.checkpoints, keep_ours=True)
     if not paths:
         raise ConfigError("no checkpoints named: give files, or a folder")
     with seeded(config.seed):

@@ -7,9 +7,12 @@ give the same bytes.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -18,11 +21,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from sewa_cli.average import weighted_mean
+from sewa_cli.average import blocks, in_order, weighted_mean
 from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, open_checkpoint
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.report import Recipe, Source
-from sewa_cli.write import sha256, write_safetensors
+from sewa_cli.write import sha256, split_into_shards, write_safetensors
 
 # safetensors' words for dtypes
 DTYPES = {
@@ -56,27 +59,40 @@ class Averaged:
     metadata: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, Tensor] = field(default_factory=dict)  # recomputed, not averaged
 
-    def tensor(self, name: str) -> Tensor:
-        if name in self.replaced:
-            return self.replaced[name]
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All of them, whole, one by one: the very bytes that `write` writes."""
+        with closing(self.pieces(list(self.names))) as stream:
+            for name, pieces in groupby(stream, key=lambda piece: piece[0]):
+                flat = [piece for _, piece in pieces]
+                whole = torch.cat(flat) if len(flat) > 1 else flat[0]
+                yield name, whole.reshape(self.sources[0].tensors[self.names[name]].shape)
+
+    def pieces(self, names: Sequence[str]) -> Generator[tuple[str, Tensor], None, None]:
+        """These tensors in this order, in flat pieces [≤ BLOCK]; a few are made ahead."""
+        return in_order(job for name in names for job in self._jobs(name))
+
+    def _jobs(self, name: str) -> Iterable[Callable[[], tuple[str, Tensor]]]:
         source = self.names[name]
-        if not self.sources[0].tensors[source].is_float:
-            return self.sources[-1].read(source)  # counters and the like are never averaged
+        if name in self.replaced:
+            parts = [blocks(self.replaced[name])]
+        elif not self.sources[0].tensors[source].is_float:
+            parts = [blocks(self.sources[-1].read(source))]  # counters are never averaged
+        else:
+            parts = [blocks(checkpoint.read(source)) for checkpoint in self.sources]
+            return (partial(self._mean, name, block) for block in zip(*parts, strict=True))
+        return (partial(_as_it_is, name, block) for block in parts[0])
+
+    def _mean(self, name: str, parts: Sequence[Tensor]) -> tuple[str, Tensor]:
         dtype = getattr(torch, self.dtype) if self.dtype else None
         try:
-            parts = (checkpoint.read(source) for checkpoint in self.sources)
-            return weighted_mean(parts, self.coefficients, dtype)
+            return name, weighted_mean(parts, self.coefficients, dtype)
         except ValueError as error:
-            for checkpoint in self.sources:
-                if not torch.isfinite(checkpoint.read(source).float()).all():
+            for checkpoint, part in zip(self.sources, parts, strict=True):
+                if not torch.isfinite(part.double()).all():
                     raise CheckpointError(
-                        f"{checkpoint.path}: {source} holds NaN or Inf; leave it out"
+                        f"{checkpoint.path}: {self.names[name]} holds NaN or Inf; leave it out"
                     ) from error
             raise OutputError(f"{name}: {error}; choose a wider --output-dtype") from error
-
-    def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for name in self.names:
-            yield name, self.tensor(name)
 
     def dtype_of(self, name: str) -> torch.dtype:
         """What a tensor is written as."""
@@ -86,17 +102,29 @@ class Averaged:
         info = self.sources[0].tensors[self.names[name]]
         return WORDS[self.dtype] if info.is_float and self.dtype else info.dtype
 
-    def write(self, file: IO[bytes]) -> None:
-        entries: dict[str, tuple[str, tuple[int, ...], int]] = {}
-        for name, source in self.names.items():
-            shape = self.sources[0].tensors[source].shape
-            size = prod(shape) * self.dtype_of(name).itemsize
-            entries[name] = (self._word(name), shape, size)
-        write_safetensors(file, entries, self.tensor, self.metadata)
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each tensor of the output."""
+        shapes = {
+            name: self.sources[0].tensors[source].shape for name, source in self.names.items()
+        }
+        return {name: prod(shapes[name]) * self.dtype_of(name).itemsize for name in self.names}
+
+    def shards(self, limit: int | None) -> list[list[str]]:
+        """The names that go into each file; None: all into one."""
+        return [list(self.names)] if limit is None else split_into_shards(self.sizes(), limit)
+
+    def write(self, file: IO[bytes], names: Sequence[str] | None = None) -> None:
+        """A safetensors file of all tensors, or of one shard's."""
+        sizes = self.sizes()
+        entries = {
+            name: (self._word(name), self.sources[0].tensors[self.names[name]].shape, sizes[name])
+            for name in (self.names if names is None else names)
+        }
+        write_safetensors(file, entries, self.pieces, self.metadata)
 
     def recipe(self) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
-        with ThreadPoolExecutor(max_workers=2) as pool:
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             hashes = list(pool.map(sha256, [c.path for c in self.sources]))
         blob = base64.b64encode(safetensors.torch.save(self.replaced)) if self.replaced else None
         return Recipe(
@@ -110,6 +138,10 @@ class Averaged:
             metadata=self.metadata,
             replaced=blob.decode() if blob else None,
         )
+
+
+def _as_it_is(name: str, piece: Tensor) -> tuple[str, Tensor]:
+    return name, piece
 
 
 def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
