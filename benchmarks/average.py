@@ -1,6 +1,6 @@
 """Averaging against the machine's limit, timm and mergekit: `python benchmarks/average.py`.
 
-    python benchmarks/average.py --files 20 --megabytes 100 --mergekit /tmp/mk/bin/python
+    python benchmarks/average.py --files 20 --megabytes 100 --mergekit PYTHON
 
 Makes the files (a small Llama of random weights) in a temporary folder, all of them in the page
 cache, and lets the contestants take turns; best time and median of each. The limit is a plain sum
