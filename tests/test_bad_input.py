@@ -88,7 +88,7 @@ def in_yaml(run_dir: Path, text: str) -> None:
         file.write(text + "\n")
 
 
-def says(error: str, *parts: str) -> None:
+def check_says(error: str, *parts: str) -> None:
     missing = [part for part in parts if part not in error]
     assert not missing, f"{missing} not in: {error}"
 
@@ -98,45 +98,51 @@ def says(error: str, *parts: str) -> None:
 
 def test_an_empty_folder_is_named(run_dir: Path, refused: Refused) -> None:
     (run_dir / "none").mkdir()
-    says(refused(FILES, "select", "none/"), "none: ", "holds no *.safetensors files")
+    check_says(refused(FILES, "select", "none/"), "none: ", "holds no *.safetensors files")
 
 
 def test_a_missing_folder_is_named(refused: Refused) -> None:
-    says(refused(FILES, "select", "nowhere/"), "nowhere: ", "No such file")
+    check_says(refused(FILES, "select", "nowhere/"), "nowhere: ", "No such file")
 
 
 def test_a_truncated_file_is_named(run_dir: Path, refused: Refused) -> None:
     path = checkpoint(run_dir)
     path.write_bytes(path.read_bytes()[:-40])
-    says(refused(FILES), "ckpts/step-60.safetensors: ", "not a whole safetensors file", "remove it")
+    check_says(
+        refused(FILES), "ckpts/step-60.safetensors: ", "not a whole safetensors file", "remove it"
+    )
 
 
 def test_a_text_file_named_safetensors_is_named(run_dir: Path, refused: Refused) -> None:
     checkpoint(run_dir).write_text("these are not the weights you are looking for\n")
-    says(refused(FILES), "ckpts/step-60.safetensors: ", "not a whole safetensors file", "remove it")
+    check_says(
+        refused(FILES), "ckpts/step-60.safetensors: ", "not a whole safetensors file", "remove it"
+    )
 
 
 def test_a_header_longer_than_the_file_is_told(run_dir: Path, refused: Refused) -> None:
     path = checkpoint(run_dir)
     path.write_bytes(struct.pack("<Q", 10_000) + path.read_bytes()[8:])
-    says(refused(FILES), "ckpts/step-60.safetensors: ", "not a whole safetensors file", "remove it")
+    check_says(
+        refused(FILES), "ckpts/step-60.safetensors: ", "not a whole safetensors file", "remove it"
+    )
 
 
 def test_an_empty_file_is_named(run_dir: Path, refused: Refused) -> None:
     checkpoint(run_dir).write_bytes(b"")
-    says(refused(FILES), "ckpts/step-60.safetensors: ", "remove it")
+    check_says(refused(FILES), "ckpts/step-60.safetensors: ", "remove it")
 
 
 def test_a_file_without_tensors_is_named(run_dir: Path, refused: Refused) -> None:
     save_file({}, checkpoint(run_dir))
-    says(refused(FILES), "ckpts/step-60.safetensors: ", "holds no tensors")
+    check_says(refused(FILES), "ckpts/step-60.safetensors: ", "holds no tensors")
 
 
 def test_a_shape_mismatch_tells_file_tensor_expected_and_found(
     run_dir: Path, refused: Refused
 ) -> None:
     resave(checkpoint(run_dir), lambda t: t.update({"2.weight": torch.zeros(3, 16)}))
-    says(
+    check_says(
         refused(FILES),
         "ckpts/step-60.safetensors: 2.weight: ",
         "expected F32 [2, 16]",
@@ -148,7 +154,7 @@ def test_a_dtype_mismatch_tells_file_tensor_expected_and_found(
     run_dir: Path, refused: Refused
 ) -> None:
     resave(checkpoint(run_dir), lambda t: t.update({"0.bias": t["0.bias"].bfloat16()}))
-    says(
+    check_says(
         refused(FILES),
         "ckpts/step-60.safetensors: 0.bias: ",
         "expected F32 [16]",
@@ -158,7 +164,7 @@ def test_a_dtype_mismatch_tells_file_tensor_expected_and_found(
 
 def test_a_missing_tensor_is_named_with_its_file(run_dir: Path, refused: Refused) -> None:
     resave(checkpoint(run_dir), lambda t: t.pop("2.bias"))
-    says(
+    check_says(
         refused(FILES),
         "ckpts/step-60.safetensors: 2.bias: ",
         "expected F32 [2]",
@@ -168,7 +174,7 @@ def test_a_missing_tensor_is_named_with_its_file(run_dir: Path, refused: Refused
 
 def test_an_extra_tensor_is_named_with_its_file(run_dir: Path, refused: Refused) -> None:
     resave(checkpoint(run_dir), lambda t: t.update({"optimizer.m": torch.zeros(5)}))
-    says(
+    check_says(
         refused(FILES),
         "ckpts/step-60.safetensors: optimizer.m: ",
         "expected no such tensor",
@@ -180,7 +186,7 @@ def test_checkpoints_of_another_model_list_names_on_each_side(
     run_dir: Path, refused: Refused
 ) -> None:
     in_task(run_dir, "def build_model(): return nn.Sequential(nn.ReLU(), nn.Linear(6, 2))")
-    says(
+    check_says(
         refused(FILES),
         "does not fit the model that build_model() returns",
         "missing from the checkpoint: 1.weight, 1.bias",
@@ -193,12 +199,12 @@ def test_a_model_of_another_width_is_told_with_both_shapes(run_dir: Path, refuse
         run_dir,
         "def build_model(): return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))",
     )
-    says(refused(FILES), "0.weight: ", "shape [8, 6] as in the model", "found F32 [16, 6]")
+    check_says(refused(FILES), "0.weight: ", "shape [8, 6] as in the model", "found F32 [16, 6]")
 
 
 def test_one_checkpoint_only_leaves_none_to_choose(run_dir: Path, refused: Refused) -> None:
     keep_only(run_dir, 1)
-    says(
+    check_says(
         refused(FILES, "select", "--K", 1),
         "ckpts/step-10.safetensors: ",
         "is the only checkpoint",
@@ -207,7 +213,7 @@ def test_one_checkpoint_only_leaves_none_to_choose(run_dir: Path, refused: Refus
 
 
 def test_a_checkpoint_named_twice_is_told(refused: Refused) -> None:
-    says(
+    check_says(
         refused(FILES, "select", "ckpts/", "ckpts/step-60.safetensors"),
         "step-60.safetensors: is named twice",
         "name each checkpoint once",
@@ -216,21 +222,23 @@ def test_a_checkpoint_named_twice_is_told(refused: Refused) -> None:
 
 def test_two_checkpoints_of_one_step_are_told(run_dir: Path, refused: Refused) -> None:
     (run_dir / "ckpts" / "again-60.safetensors").write_bytes(checkpoint(run_dir).read_bytes())
-    says(refused(FILES), "again-60.safetensors", "step-60.safetensors", "step 60", "leave one out")
+    check_says(
+        refused(FILES), "again-60.safetensors", "step-60.safetensors", "step 60", "leave one out"
+    )
 
 
 def test_a_dash_with_nothing_on_stdin_is_told(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
-    says(refused(FILES, "select", "-"), "-: no paths arrived on standard input")
+    check_says(refused(FILES, "select", "-"), "-: no paths arrived on standard input")
 
 
 def test_a_path_on_stdin_that_is_not_there_is_named(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("ckpts/step-10.safetensors\nckpts/typo-20\n"))
-    says(refused(FILES, "select", "-"), "ckpts/typo-20: No such file")
+    check_says(refused(FILES, "select", "-"), "ckpts/typo-20: No such file")
 
 
 # ---- NaN -------------------------------------------------------------------------------------
@@ -246,7 +254,7 @@ def test_a_nan_checkpoint_is_left_out_with_a_warning_that_names_it(
     warnings = [line for line in ended.err.splitlines() if line.startswith("warning: ")]
     named = [line for line in warnings if "ckpts/step-120.safetensors" in line]
     assert len(named) == 1
-    says(named[0], "left out", "2.weight holds NaN or Inf")
+    check_says(named[0], "left out", "2.weight holds NaN or Inf")
     report = json.loads(ended.out)
     assert report["k"] == 11
     assert [left["step"] for left in report["left_out"]] == [120]
@@ -256,7 +264,7 @@ def test_a_nan_checkpoint_is_left_out_with_a_warning_that_names_it(
 
 def test_nonfinite_error_stops_at_a_nan_checkpoint(run_dir: Path, refused: Refused) -> None:
     spoil(checkpoint(run_dir))
-    says(
+    check_says(
         refused(FILES, "select", "--nonfinite", "error"),
         "ckpts/step-60.safetensors: ",
         "2.weight holds NaN or Inf",
@@ -267,13 +275,13 @@ def test_nonfinite_error_stops_at_a_nan_checkpoint(run_dir: Path, refused: Refus
 def test_all_checkpoints_nan_leaves_none(run_dir: Path, refused: Refused) -> None:
     for path in (run_dir / "ckpts").iterdir():
         spoil(path)
-    says(refused(FILES), "all 12 checkpoints hold NaN or Inf", "none is left")
+    check_says(refused(FILES), "all 12 checkpoints hold NaN or Inf", "none is left")
 
 
 def test_dropped_nan_checkpoints_count_against_K(run_dir: Path, refused: Refused) -> None:
     for step in range(10, 90, 10):  # four remain, and K is 4
         spoil(checkpoint(run_dir, step))
-    says(refused(USAGE), "K: 4 of 4 checkpoints", "K must be at most 3")
+    check_says(refused(USAGE), "K: 4 of 4 checkpoints", "K must be at most 3")
 
 
 def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(run_dir: Path, sewa: Sewa) -> None:
@@ -288,14 +296,16 @@ def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(run_dir: Path, se
 
 
 def test_K_zero_is_told_with_its_bound(run_dir: Path, refused: Refused) -> None:
-    says(refused(USAGE, "select", "--K", 0), "--K: ", "greater than or equal to 1", "found '0'")
+    check_says(
+        refused(USAGE, "select", "--K", 0), "--K: ", "greater than or equal to 1", "found '0'"
+    )
     (run_dir / "sewa.yaml").write_text("task: ./task.py\ncheckpoints: ckpts/\nK: 0\n")
-    says(refused(USAGE, "select"), "sewa.yaml: K: ", "greater than or equal to 1", "found 0")
+    check_says(refused(USAGE, "select"), "sewa.yaml: K: ", "greater than or equal to 1", "found 0")
 
 
 @pytest.mark.parametrize("K", [12, 13, 1000])
 def test_K_of_k_or_more_is_told_with_the_largest_that_works(refused: Refused, K: int) -> None:
-    says(
+    check_says(
         refused(USAGE, "select", "--K", K),
         f"K: {K} of 12 checkpoints leaves nothing to choose",
         "K must be at most 11",
@@ -303,12 +313,14 @@ def test_K_of_k_or_more_is_told_with_the_largest_that_works(refused: Refused, K:
 
 
 def test_K_is_held_against_what_the_narrowing_flags_leave(refused: Refused) -> None:
-    says(refused(USAGE, "select", "--last", 3), "K: 4 of 3 checkpoints", "K must be at most 2")
+    check_says(
+        refused(USAGE, "select", "--last", 3), "K: 4 of 3 checkpoints", "K must be at most 2"
+    )
 
 
 @pytest.mark.parametrize("K", ["ten", "2.5", "", "nan"])
 def test_K_that_is_no_number_is_told(refused: Refused, K: str) -> None:
-    says(refused(USAGE, "select", "--K", K), f"--K: must be a whole number, found {K!r}")
+    check_says(refused(USAGE, "select", "--K", K), f"--K: must be a whole number, found {K!r}")
 
 
 @pytest.mark.parametrize(("text", "found"), [("true", "true"), ("yes", "true"), ("off", "false")])
@@ -316,7 +328,7 @@ def test_K_as_a_yaml_boolean_is_not_taken_as_1(
     run_dir: Path, refused: Refused, text: str, found: str
 ) -> None:
     (run_dir / "sewa.yaml").write_text(f"task: ./task.py\ncheckpoints: ckpts/\nK: {text}\n")
-    says(refused(USAGE), "sewa.yaml: K: must be a number", f"found {found}")
+    check_says(refused(USAGE), "sewa.yaml: K: must be a number", f"found {found}")
 
 
 def test_a_bare_yaml_off_is_the_word_off(run_dir: Path, sewa: Sewa) -> None:
@@ -328,73 +340,73 @@ def test_a_bare_yaml_off_is_the_word_off(run_dir: Path, sewa: Sewa) -> None:
 
 def test_bn_on_without_batchnorm_is_told(run_dir: Path, refused: Refused) -> None:
     in_yaml(run_dir, "bn: on")
-    says(refused(USAGE), "bn: on", "no BatchNorm layer")
+    check_says(refused(USAGE), "bn: on", "no BatchNorm layer")
 
 
 def test_an_unknown_yaml_key_is_told_with_the_likely_one(run_dir: Path, refused: Refused) -> None:
     in_yaml(run_dir, "outptu: best.safetensors")
-    says(refused(USAGE), "sewa.yaml: outptu: unknown key", "did you mean output?")
+    check_says(refused(USAGE), "sewa.yaml: outptu: unknown key", "did you mean output?")
 
 
 def test_an_unknown_key_in_set_is_blamed_on_set_and_not_on_the_yaml(refused: Refused) -> None:
     error = refused(USAGE, "select", "--set", "gumble.lr=0.1")
-    says(error, "--set gumble", "unknown key", "did you mean gumbel?")
+    check_says(error, "--set gumble", "unknown key", "did you mean gumbel?")
     assert "sewa.yaml" not in error
 
 
 def test_a_yaml_key_given_twice_is_told_with_its_line(run_dir: Path, refused: Refused) -> None:
     in_yaml(run_dir, "K: 5")
-    says(refused(USAGE), "sewa.yaml:6:1: ", "'K' is given twice")
+    check_says(refused(USAGE), "sewa.yaml:6:1: ", "'K' is given twice")
 
 
 def test_a_yaml_syntax_error_is_told_with_its_line(run_dir: Path, refused: Refused) -> None:
     (run_dir / "sewa.yaml").write_text("task: ./task.py\nK: [4\ndevice: cpu\n")
-    says(refused(USAGE), "sewa.yaml:3:", "mend the YAML")
+    check_says(refused(USAGE), "sewa.yaml:3:", "mend the YAML")
 
 
 def test_a_template_left_in_the_yaml_is_no_bug_of_ours(run_dir: Path, refused: Refused) -> None:
     """{{ K }} is, to YAML, a mapping with a mapping as its key."""
     (run_dir / "sewa.yaml").write_text("task: ./task.py\nK: {{ K }}\n")
-    says(refused(USAGE), "sewa.yaml:2:", "mend the YAML")
+    check_says(refused(USAGE), "sewa.yaml:2:", "mend the YAML")
 
 
 def test_a_yaml_list_is_told_for_what_it_is(run_dir: Path, refused: Refused) -> None:
     (run_dir / "sewa.yaml").write_text("- task: ./task.py\n")
-    says(refused(USAGE), "sewa.yaml: ", "`key: value`", "found a list")
+    check_says(refused(USAGE), "sewa.yaml: ", "`key: value`", "found a list")
 
 
 def test_a_section_given_as_one_value_is_told_even_beside_a_flag_into_it(
     run_dir: Path, refused: Refused
 ) -> None:
     (run_dir / "sewa.yaml").write_text("task: ./task.py\ncheckpoints: ckpts/\ngumbel: fast\n")
-    says(refused(USAGE), "sewa.yaml: gumbel: ", "found 'fast'")
-    says(refused(USAGE, "select", "--iterations", 5), "sewa.yaml: gumbel: ", "section")
+    check_says(refused(USAGE), "sewa.yaml: gumbel: ", "found 'fast'")
+    check_says(refused(USAGE, "select", "--iterations", 5), "sewa.yaml: gumbel: ", "section")
 
 
 def test_a_config_that_is_not_there_is_named(refused: Refused) -> None:
-    says(
+    check_says(
         refused(USAGE, "select", "--config", "other.yaml"), "other.yaml: No such", "check --config"
     )
 
 
 def test_without_a_task_the_way_to_one_is_told(run_dir: Path, refused: Refused) -> None:
     (run_dir / "sewa.yaml").unlink()
-    says(refused(USAGE, "select", "ckpts/", "--K", 3), "no task", "--task", "sewa init")
+    check_says(refused(USAGE, "select", "ckpts/", "--K", 3), "no task", "--task", "sewa init")
 
 
 def test_without_checkpoints_the_way_to_name_them_is_told(run_dir: Path, refused: Refused) -> None:
     (run_dir / "sewa.yaml").write_text("task: ./task.py\n")
-    says(refused(USAGE), "no checkpoints named", "`checkpoints:`")
+    check_says(refused(USAGE), "no checkpoints named", "`checkpoints:`")
 
 
 def test_an_empty_step_range_is_told_with_the_steps_there_are(refused: Refused) -> None:
-    says(
+    check_says(
         refused(USAGE, "select", "--from-step", 500),
         "--from-step",
         "no checkpoint lies in 500..",
         "the steps are 10..120",
     )
-    says(
+    check_says(
         refused(USAGE, "select", "--to-step", 0),
         "--to-step",
         "no checkpoint lies in ..0;",
@@ -405,12 +417,14 @@ def test_an_empty_step_range_is_told_with_the_steps_there_are(refused: Refused) 
 def test_a_step_range_over_files_without_steps_is_told(run_dir: Path, refused: Refused) -> None:
     for letter, path in zip("abcdefghijkl", sorted((run_dir / "ckpts").iterdir()), strict=True):
         path.rename(path.with_name(f"{letter}.safetensors"))
-    says(refused(USAGE, "select", "--to-step", 50), "--to-step", "have no steps")
+    check_says(refused(USAGE, "select", "--to-step", 50), "--to-step", "have no steps")
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99", "cpu:x"])
 def test_an_unknown_device_is_told(refused: Refused, device: str) -> None:
-    says(refused(USAGE, "select", "--device", device), "device: ", repr(device), "cannot be used")
+    check_says(
+        refused(USAGE, "select", "--device", device), "device: ", repr(device), "cannot be used"
+    )
 
 
 @pytest.mark.parametrize(
@@ -433,7 +447,7 @@ def test_an_unknown_device_is_told(refused: Refused, device: str) -> None:
 def test_a_bad_flag_is_told_by_its_own_name(
     refused: Refused, flags: list[str], parts: list[str]
 ) -> None:
-    says(refused(USAGE, "select", *flags), *parts)
+    check_says(refused(USAGE, "select", *flags), *parts)
 
 
 @pytest.mark.parametrize(
@@ -451,19 +465,19 @@ def test_a_usage_error_is_one_line(sewa: Sewa, arguments: list[str], named: str)
     assert ended.code == USAGE
     assert ended.out == ""
     assert len(ended.err.splitlines()) == 1
-    says(ended.error.lower(), named.lower(), "`sewa --help`")
+    check_says(ended.error.lower(), named.lower(), "`sewa --help`")
 
 
 def test_an_args_key_that_no_function_takes_is_told(run_dir: Path, refused: Refused) -> None:
     in_yaml(run_dir, "args: {widht: 16}")
-    says(refused(USAGE), "args.widht: ", "no function in task.py takes it")
+    check_says(refused(USAGE), "args.widht: ", "no function in task.py takes it")
 
 
 def test_strict_without_heldout_data_is_told_before_any_work(
     run_dir: Path, refused: Refused
 ) -> None:
     in_task(run_dir, "del heldout_data")
-    says(refused(USAGE, "select", "--strict"), "--strict", "heldout_data", "task.py")
+    check_says(refused(USAGE, "select", "--strict"), "--strict", "heldout_data", "task.py")
 
 
 # ---- the user's module: exit 4 -----------------------------------------------------------------
@@ -471,11 +485,11 @@ def test_strict_without_heldout_data_is_told_before_any_work(
 
 def test_a_missing_task_file_is_told_with_the_way_to_one(run_dir: Path, refused: Refused) -> None:
     (run_dir / "task.py").unlink()
-    says(refused(TASK_MODULE), "task.py: no such task file", "sewa init")
+    check_says(refused(TASK_MODULE), "task.py: no such task file", "sewa init")
 
 
 def test_a_missing_task_module_is_told_with_the_way_to_name_a_file(refused: Refused) -> None:
-    says(
+    check_says(
         refused(TASK_MODULE, "select", "--task", "my_lost_task"),
         "my_lost_task: no such module",
         "./my_lost_task.py",
@@ -494,12 +508,12 @@ def test_a_task_without_a_required_function_is_told_its_signature(
     run_dir: Path, refused: Refused, name: str, signature: str
 ) -> None:
     in_task(run_dir, f"del {name}")
-    says(refused(TASK_MODULE), f"task.py lacks {signature}: ")
+    check_says(refused(TASK_MODULE), f"task.py lacks {signature}: ")
 
 
 def test_a_task_function_that_is_no_function_is_told(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "selection_data = [1, 2]")
-    says(refused(TASK_MODULE), "task.py: selection_data must be a function")
+    check_says(refused(TASK_MODULE), "task.py: selection_data must be a function")
 
 
 def test_a_loss_that_returns_a_vector_is_told_with_its_shape(
@@ -510,12 +524,12 @@ def test_a_loss_that_returns_a_vector_is_told_with_its_shape(
         "def loss(outputs, batch):\n"
         "    return F.cross_entropy(outputs, batch[1], reduction='none')",
     )
-    says(refused(TASK_MODULE), "loss() must return one number", "the mean", "shape [128]")
+    check_says(refused(TASK_MODULE), "loss() must return one number", "the mean", "shape [128]")
 
 
 def test_a_loss_that_returns_a_float_is_told(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "def loss(outputs, batch): return 0.5")
-    says(refused(TASK_MODULE), "loss() must return a tensor", "found float")
+    check_says(refused(TASK_MODULE), "loss() must return a tensor", "found float")
 
 
 def test_a_loss_without_gradient_is_told(run_dir: Path, refused: Refused) -> None:
@@ -523,17 +537,17 @@ def test_a_loss_without_gradient_is_told(run_dir: Path, refused: Refused) -> Non
         run_dir,
         "def loss(outputs, batch): return F.cross_entropy(outputs.detach(), batch[1])",
     )
-    says(refused(TASK_MODULE), "loss() has no gradient", ".detach()")
+    check_says(refused(TASK_MODULE), "loss() has no gradient", ".detach()")
 
 
 def test_a_loss_that_is_nan_is_told(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "def loss(outputs, batch): return (outputs * float('nan')).mean()")
-    says(refused(TASK_MODULE), "loss() is NaN or Inf on the selection data")
+    check_says(refused(TASK_MODULE), "loss() is NaN or Inf on the selection data")
 
 
 def test_validate_finds_a_nan_loss(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "def loss(outputs, batch): return (outputs * float('nan')).mean()")
-    says(refused(TASK_MODULE, "validate"), "loss() is nan", "step-120.safetensors")
+    check_says(refused(TASK_MODULE, "validate"), "loss() is nan", "step-120.safetensors")
 
 
 @pytest.mark.parametrize("command", ["select", "validate"])
@@ -542,29 +556,31 @@ def test_empty_selection_data_is_told(
     run_dir: Path, refused: Refused, command: str, body: str
 ) -> None:
     in_task(run_dir, f"def selection_data():\n    {body}")
-    says(refused(TASK_MODULE, command), "selection_data(): ", "there are no ")
+    check_says(refused(TASK_MODULE, command), "selection_data(): ", "there are no ")
 
 
 def test_empty_heldout_data_is_told(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "def heldout_data(): return []")
-    says(refused(TASK_MODULE), "heldout_data(): ", "there are no ")
+    check_says(refused(TASK_MODULE), "heldout_data(): ", "there are no ")
 
 
 def test_selection_data_that_cannot_be_iterated_over_is_told(
     run_dir: Path, refused: Refused
 ) -> None:
     in_task(run_dir, "def selection_data(): return 7")
-    says(refused(TASK_MODULE), "selection_data() must return batches", "found int")
+    check_says(refused(TASK_MODULE), "selection_data() must return batches", "found int")
 
 
 def test_metrics_that_return_no_dict_are_told(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "def metrics(model): return 0.93")
-    says(refused(TASK_MODULE), "metrics() must return a dict", '{"accuracy": 0.93}', "found float")
+    check_says(
+        refused(TASK_MODULE), "metrics() must return a dict", '{"accuracy": 0.93}', "found float"
+    )
 
 
 def test_a_build_model_that_returns_no_module_is_told(run_dir: Path, refused: Refused) -> None:
     in_task(run_dir, "def build_model(): return {'weights': 1}")
-    says(refused(TASK_MODULE), "build_model() must return an nn.Module", "found dict")
+    check_says(refused(TASK_MODULE), "build_model() must return an nn.Module", "found dict")
 
 
 def test_an_exception_in_user_code_shows_the_users_frames_only(run_dir: Path, sewa: Sewa) -> None:
@@ -579,7 +595,7 @@ def test_an_exception_in_user_code_shows_the_users_frames_only(run_dir: Path, se
     assert ended.out == ""
     assert contents(run_dir) == before
     assert ended.error == "loss() raised ZeroDivisionError: division by zero"
-    says(
+    check_says(
         ended.err,
         f'File "{run_dir / "task.py"}", line ',
         "in loss\n    return divide(1, 0)",
@@ -611,14 +627,14 @@ def test_an_exception_anywhere_in_user_code_names_the_function_and_the_frame(
     ended = sewa("select")
     assert ended.code == TASK_MODULE, ended.err
     assert ended.out == ""
-    says(ended.error, error)
+    check_says(ended.error, error)
     assert f'File "{run_dir / "task.py"}", line ' in ended.err
     assert "sewa_cli" not in ended.err
 
 
 def test_a_syntax_error_in_the_task_is_told_with_its_line(run_dir: Path, refused: Refused) -> None:
     (run_dir / "task.py").write_text("import torch\n\ndef loss(outputs, batch:\n    pass\n")
-    says(refused(TASK_MODULE), "task.py: cannot be imported: SyntaxError", "task.py, line 3")
+    check_says(refused(TASK_MODULE), "task.py: cannot be imported: SyntaxError", "task.py, line 3")
 
 
 @pytest.mark.parametrize(
@@ -632,7 +648,7 @@ def test_an_exception_with_a_long_message_is_still_one_line(
     run_dir: Path, refused: Refused, code: str
 ) -> None:
     in_task(run_dir, code)
-    says(refused(TASK_MODULE), "RuntimeError: first line second line")
+    check_says(refused(TASK_MODULE), "RuntimeError: first line second line")
 
 
 # ---- outputs: exit 3 ---------------------------------------------------------------------------
@@ -641,7 +657,7 @@ def test_an_exception_with_a_long_message_is_still_one_line(
 def test_an_output_that_exists_is_not_overwritten(run_dir: Path, refused: Refused) -> None:
     (run_dir / "best.safetensors").write_text("precious")
     error = refused(FILES, "select", "-o", "best.safetensors")
-    says(error, "best.safetensors: exists", "--force", "another name")
+    check_says(error, "best.safetensors: exists", "--force", "another name")
 
 
 def test_an_output_named_in_the_yaml_that_exists_is_not_overwritten(
@@ -649,16 +665,18 @@ def test_an_output_named_in_the_yaml_that_exists_is_not_overwritten(
 ) -> None:
     (run_dir / "best.safetensors").write_text("precious")
     in_yaml(run_dir, "output: best.safetensors")
-    says(refused(FILES), "best.safetensors: exists", "--force")
+    check_says(refused(FILES), "best.safetensors: exists", "--force")
 
 
 def test_a_report_that_exists_is_not_overwritten(run_dir: Path, refused: Refused) -> None:
     (run_dir / "best.report.json").write_text("precious")
-    says(refused(FILES, "select", "-o", "best.safetensors"), "best.report.json: exists", "--force")
+    check_says(
+        refused(FILES, "select", "-o", "best.safetensors"), "best.report.json: exists", "--force"
+    )
 
 
 def test_an_output_folder_that_is_not_there_is_named(refused: Refused) -> None:
-    says(
+    check_says(
         refused(FILES, "select", "-o", "later/best.safetensors"),
         "later: no such folder",
         "make it first",
@@ -666,7 +684,9 @@ def test_an_output_folder_that_is_not_there_is_named(refused: Refused) -> None:
 
 
 def test_an_output_that_is_a_folder_is_told(refused: Refused) -> None:
-    says(refused(FILES, "select", "-o", "ckpts", "--force"), "ckpts: is a folder", "name a file")
+    check_says(
+        refused(FILES, "select", "-o", "ckpts", "--force"), "ckpts: is a folder", "name a file"
+    )
 
 
 def test_an_output_folder_that_is_not_writable_is_told_before_any_work(
@@ -680,7 +700,7 @@ def test_an_output_folder_that_is_not_writable_is_told_before_any_work(
         return not (Path(path).name == "locked" and mode & os.W_OK) and real(path, mode)
 
     monkeypatch.setattr(os, "access", no_writing)
-    says(
+    check_says(
         refused(FILES, "select", "-o", "locked/best.safetensors"),
         "locked: is not writable",
         "--output",
@@ -688,19 +708,19 @@ def test_an_output_folder_that_is_not_writable_is_told_before_any_work(
 
 
 def test_an_output_that_is_an_input_is_refused_even_with_force(refused: Refused) -> None:
-    says(
+    check_says(
         refused(FILES, "select", "-o", "ckpts/../ckpts/step-60.safetensors", "--force"),
         "step-60.safetensors: is one of the inputs",
         "never overwritten",
     )
-    says(
+    check_says(
         refused(FILES, "select", "--report", "ckpts/step-60.safetensors", "--force"),
         "step-60.safetensors: is one of the inputs",
     )
 
 
 def test_a_checkpoint_that_was_narrowed_away_is_still_an_input(refused: Refused) -> None:
-    says(
+    check_says(
         refused(FILES, "select", "--last", 6, "-o", "ckpts/step-10.safetensors", "--force"),
         "step-10.safetensors: is one of the inputs",
     )
@@ -708,7 +728,7 @@ def test_a_checkpoint_that_was_narrowed_away_is_still_an_input(refused: Refused)
 
 @pytest.mark.parametrize("report", ["best.safetensors", "ckpts/../best.safetensors"])
 def test_a_report_path_equal_to_the_output_path_is_told(refused: Refused, report: str) -> None:
-    says(
+    check_says(
         refused(USAGE, "select", "-o", "best.safetensors", "--report", report),
         "best.safetensors: ",
         "--report and --output name the same file",
@@ -742,7 +762,7 @@ def test_a_full_disk_leaves_nothing_behind(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, suffix: str
 ) -> None:
     fill_disk(monkeypatch, suffix)
-    says(
+    check_says(
         refused(FILES, "select", "-o", "best.safetensors"),
         f"best{suffix}: cannot be written",
         "No space left on device",
@@ -755,7 +775,7 @@ def test_a_full_disk_keeps_the_older_output_that_force_would_replace(
 ) -> None:
     (run_dir / "best.safetensors").write_text("precious")
     fill_disk(monkeypatch, ".safetensors")
-    says(
+    check_says(
         refused(FILES, "select", "-o", "best.safetensors", "--force"),
         "best.safetensors: cannot be written",
         "nothing was changed",
@@ -776,7 +796,7 @@ def test_a_disk_that_turns_out_full_at_the_last_moment_leaves_nothing_behind(
 
     monkeypatch.setattr(write, "_sync_folder", lambda _folder: None)  # files only
     monkeypatch.setattr(os, "fsync", full)
-    says(
+    check_says(
         refused(FILES, "select", "-o", "best.safetensors"),
         "No space left on device",
         "nothing was changed",
@@ -796,7 +816,7 @@ def test_a_report_that_appears_meanwhile_is_kept_and_no_average_is_left_alone(
     ended = sewa("select", "-o", "best.safetensors")
     assert ended.code == FILES
     assert ended.out == ""
-    says(ended.error, "best.report.json: appeared while we worked", "--force")
+    check_says(ended.error, "best.report.json: appeared while we worked", "--force")
     assert contents(run_dir) == {**before, "best.report.json": b"precious"}
 
 
@@ -819,4 +839,4 @@ def test_a_standard_output_that_is_full_is_no_bug_of_ours(sewa: Sewa, flags: lis
     with stdout_to("/dev/full"):
         ended = sewa("select", *flags)
     assert ended.code == FILES, ended.err
-    says(ended.error, "standard output", "No space left on device")
+    check_says(ended.error, "standard output", "No space left on device")
