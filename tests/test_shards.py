@@ -252,3 +252,16 @@ def test_a_set_appears_whole_or_not_at_all(
     ended = sewa(*arguments, *(["--force"] if force else []))
     assert ended.code == 3
     assert {path: Path(path).read_bytes() for path in files("*out*", ".*out*")} == before
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_best_of_a_comparison_can_be_a_set(sewa: Sewa) -> None:
+    arguments = ["--methods", "last,uniform", "--set", f"shard_size={SIZE}"]
+    ended = sewa("compare", *arguments, "--output-best", "best.safetensors")
+    assert ended.code == 0, ended.err
+    assert "wrote best.safetensors.index.json" in ended.err
+    assert len(files("best-*")) == 2
+    assert sewa("apply", "best.report.json", "-o", "again.safetensors").code == 0
+    for path in files("best-*"):
+        again = Path(path.replace("best", "again", 1))
+        assert again.read_bytes() == Path(path).read_bytes()

@@ -112,7 +112,8 @@ def _compare(
     bench = set_up(config, task, listener, 0)
     _check_budgets(calls, budgets, len(bench.checkpoints))
     outputs = check_outputs(
-        Outputs(output_best, report_path, None, force), [*bench.inputs, *protected]
+        Outputs(output_best, report_path, None, force, config.shard_size),
+        [*bench.inputs, *protected],
     )
     with clock("read"):
         placed = read_trajectory(bench, 0)
