@@ -469,7 +469,9 @@ def test_a_label_keeps_every_letter() -> None:
 def test_a_name_that_the_font_lacks_is_no_reason_to_warn(demo: Report, tmp_path: Path) -> None:
     rows = [row("平均", 5, 0.1), row("平均", 10, 0.2), row("最後", None, 0.2)]
     for suffix in ("png", "svg", "pdf"):
-        save_figure(plot_comparison(comparison(demo, rows)), tmp_path / f"a.{suffix}")
+        path = tmp_path / f"a.{suffix}"
+        save_figure(plot_comparison(comparison(demo, rows)), path)
+        assert path.stat().st_size > 1000  # drawn, and no warning became an error
 
 
 # --- saving
