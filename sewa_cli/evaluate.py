@@ -5,10 +5,9 @@ Gets callables and tensors only; what the callables are (the user's functions) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from copy import copy
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sewa_cli.flat import FlatModel
+from sewa_cli.nest import WALK, arrays, change, has_rows, rows, to_device
 
 Batch = Any
 Data = Iterable[Batch]
@@ -59,7 +59,7 @@ class Objective:
     def _outputs_and_loss(self, batch: Batch) -> tuple[Any, Tensor]:
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
-        tensors = [x for x in _arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
+        tensors = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
         versions = [tensor._version for tensor in tensors]  # torch counts in-place changes
         outputs = self.predict(self.model.module, batch)
         loss = self.loss(outputs, batch).reshape(())
@@ -100,8 +100,8 @@ class Objective:
                 by_batch.append((float(loss), n))
                 if splits:
                     batch = to_device(batch, self.model.device)
-                    found = _row_losses(self.loss, outputs, batch, n)
-                    splits = found is not None and _are_parts(found, loss.double())
+                    found = row_losses(self.loss, outputs, batch, n)
+                    splits = found is not None and are_parts(found, loss.double())
                     if found is not None:
                         by_row.append(found)
         if not by_batch:
@@ -126,67 +126,7 @@ class Objective:
         return total, self.model.collect_gradients()
 
 
-def rows(batch: Batch) -> int:
-    """The number of examples: the first dimension of the first array in the batch."""
-    first = next(_arrays(batch), None)
-    if first is not None:
-        return int(first.shape[0])
-    return len(batch) if isinstance(batch, list | tuple) else 1
-
-
-def _arrays(batch: Batch) -> Iterator[Any]:
-    """Everything in the batch with a shape of one dimension or more, outermost first to last."""
-    if getattr(batch, "shape", ()):
-        yield batch
-    elif isinstance(batch, list | tuple | Mapping):
-        for item in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _arrays(item)
-
-
-def to_device(batch: Batch, device: torch.device) -> Batch:
-    """The same batch with every tensor on `device`; tuples, lists and dicts are walked."""
-
-    def move(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return item.to(device, non_blocking=True)
-        own = getattr(item, "to", None)  # transformers' BatchEncoding, for one
-        return own(device) if callable(own) else _WALK
-
-    return _change(batch, move)
-
-
-_WALK = object()  # «this is no leaf»
-
-
-def _change(nest: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of nested tuples, lists and dicts, every leaf changed; `change` may answer _WALK."""
-    if (changed := change(nest)) is not _WALK:
-        return changed
-    if isinstance(nest, Mapping):
-        changed = {key: _change(value, change) for key, value in nest.items()}
-        return changed if isinstance(nest, dict) and type(nest) is dict else _like(nest, changed)
-    if is_dataclass(nest) and not isinstance(nest, type):
-        parts = {part.name: getattr(nest, part.name) for part in fields(nest)}
-        return replace(nest, **{name: _change(value, change) for name, value in parts.items()})
-    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
-        return type(nest)(*(_change(item, change) for item in nest))
-    if isinstance(nest, list | tuple):
-        return type(nest)(_change(item, change) for item in nest)
-    return nest
-
-
-def _like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """`items` in a mapping of the same kind if it can be: some outputs have attributes."""
-    try:
-        alike: Any = copy(nest)
-        for key, value in items.items():
-            alike[key] = value
-        return alike
-    except Exception:
-        return items
-
-
-def _are_parts(rows: Tensor, loss: Tensor) -> bool:
+def are_parts(rows: Tensor, loss: Tensor) -> bool:
     """Whether losses of single rows make up the batch's: their mean is it, and they see the rows.
 
     A loss that was computed before it was split (in the model itself, say) is the same for each.
@@ -196,23 +136,20 @@ def _are_parts(rows: Tensor, loss: Tensor) -> bool:
     return len(rows) == 1 or not bool(torch.isfinite(loss)) or not bool((rows == rows[0]).all())
 
 
-def _row_losses(
+def row_losses(
     loss: Callable[[Any, Batch], Tensor], outputs: Any, batch: Batch, n: int
 ) -> Tensor | None:
     """loss(outputs, batch) of each of the n rows alone, [n] float64; None if it cannot be split."""
 
-    def has_rows(item: Any) -> bool:
-        return isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == n
-
     tensors: list[Tensor] = []
-    _change(outputs, lambda x: tensors.append(x) if has_rows(x) else _WALK)
+    change(outputs, lambda x: tensors.append(x) if has_rows(x, n) else WALK)
     if not tensors:  # nothing of the outputs belongs to a row
         return None
-    _change(batch, lambda x: tensors.append(x) if has_rows(x) else _WALK)
+    change(batch, lambda x: tensors.append(x) if has_rows(x, n) else WALK)
 
     def one(*parts: Tensor) -> Tensor:
         left = iter(parts)
-        single = _change((outputs, batch), lambda x: next(left)[None] if has_rows(x) else _WALK)
+        single = change((outputs, batch), lambda x: next(left)[None] if has_rows(x, n) else WALK)
         return loss(*single).reshape(())
 
     # in one go where the user's loss allows it; row by row is slow, but takes any loss

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 from sewa_cli.checkpoints import TensorInfo
 from sewa_cli.config import Config
-from sewa_cli.evaluate import batchnorm_layers, cycle, rows
+from sewa_cli.evaluate import batchnorm_layers, cycle
 from sewa_cli.methods import parse
+from sewa_cli.nest import rows
 from sewa_cli.report import Placement
 from sewa_cli.run.bench import Bench, Listener, seeded, set_up
 from sewa_cli.run.placing import make_plan

@@ -7,7 +7,8 @@ from math import isfinite
 
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, TaskError
-from sewa_cli.evaluate import batchnorm_layers, cycle, rows
+from sewa_cli.evaluate import batchnorm_layers, cycle
+from sewa_cli.nest import rows
 from sewa_cli.run.bench import Listener, seeded, set_up
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
