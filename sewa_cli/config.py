@@ -15,13 +15,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 from pydantic_core import ErrorDetails
 
 from sewa_cli.errors import ConfigError
 
 DEFAULT_FILE = "sewa.yaml"
 STDOUT = "-"
+AUTO = 0  # K: auto
 DEFAULT_METHODS = ("sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy")
 
 
@@ -51,12 +61,24 @@ def _on_off(value: object) -> object:
     return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
+def _auto_or_count(value: object, count: ValidatorFunctionWrapHandler) -> object:
+    return AUTO if value == "auto" else count(value)
+
+
 def _as_paths(value: object) -> object:
     return (value,) if isinstance(value, str | os.PathLike) else value
 
 
 Count = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1)]
 Step = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)]
+# `auto` is kept as 0: a union with a word would tell every fault twice
+Budget = Annotated[
+    int,
+    Field(ge=1),
+    BeforeValidator(_refuse_bool),
+    WrapValidator(_auto_or_count),
+    PlainSerializer(lambda K: "auto" if K == AUTO else K),
+]
 Positive = Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0, allow_inf_nan=False)]
 Seed = Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0, lt=2**63)]
 
@@ -84,6 +106,30 @@ class GumbelConfig(_Frozen):
     parametrization: Literal["logits", "projected"] = "logits"
 
 
+class LinearConfig(_Frozen):
+    """Settings of the `linear` solver."""
+
+    h: Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0, le=1)] = Field(
+        0.1, description="how far towards each checkpoint the model is evaluated"
+    )
+    rounds: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=1, le=10)] = Field(
+        2, description="1: linearised at the mean of all; 2: once more at the average found"
+    )
+    iterations: Count = Field(100, description="of projected gradient, at most; no checkpoint read")
+    swaps: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)] = Field(
+        50, description="tried in output space before it is given up"
+    )
+    exact_swaps: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)] = Field(
+        0, description="tried with true weights in the end; each reads two checkpoints"
+    )
+    bootstrap: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)] = Field(
+        20, description="resamples of the selection rows for stability; 0: none"
+    )
+    folds: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=2)] = Field(
+        5, description="of the selection rows, for K: auto"
+    )
+
+
 def _as_list(value: object) -> object:
     """`lawa, swa` and `5,10` on the command line are lists in the YAML."""
     if isinstance(value, str):
@@ -102,6 +148,9 @@ class CompareConfig(_Frozen):
     bootstrap: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=100)] = Field(
         2000, description="resamples of the held-out rows"
     )
+    fast: bool = Field(
+        False, description="methods search by predicted losses; each row is judged by true ones"
+    )
 
 
 class Config(_Frozen):
@@ -110,14 +159,24 @@ class Config(_Frozen):
     task: str | None = Field(None, description="a .py file, or an importable module")
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
     checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = ()
-    K: Count = Field(10, description="how many checkpoints to average")
+    K: Budget = Field(
+        10, description="how many checkpoints to average; auto: by cross-validation (linear solver)"
+    )
     last: Count | None = Field(None, description="k: only the last so many take part")
     every: Count | None = Field(None, description="only every n-th, counted back from the last")
     from_step: Step | None = None
     to_step: Step | None = None
     nonfinite: Literal["skip", "error"] = "skip"
-    solver: Literal["gumbel"] = "gumbel"
+    solver: Literal["gumbel", "linear"] = "gumbel"
     gumbel: GumbelConfig = GumbelConfig()
+    linear: LinearConfig = LinearConfig()
+    stable: bool = Field(False, description="choose what most resamples of the data choose")
+    guard: Annotated[float, BeforeValidator(_refuse_bool), Field(gt=0, lt=1)] | None = Field(
+        None, description="share of the selection rows kept aside as held-out data, 0.2"
+    )
+    fallback: bool = Field(
+        False, description="write a simple average instead if it does better on held-out data"
+    )
     compare: CompareConfig = CompareConfig()
     memory: Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)] | None = Field(
         None, description="cap on what sewa allocates, 8GiB; null: half of what is free"
@@ -297,7 +356,11 @@ def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str
 
 
 def _suggest(location: tuple[int | str, ...]) -> str:
-    sections: dict[object, type[BaseModel]] = {"gumbel": GumbelConfig, "compare": CompareConfig}
+    sections: dict[object, type[BaseModel]] = {
+        "gumbel": GumbelConfig,
+        "linear": LinearConfig,
+        "compare": CompareConfig,
+    }
     model = sections.get(location[0], Config) if len(location) > 1 else Config
     near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
     return (

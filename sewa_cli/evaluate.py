@@ -70,6 +70,11 @@ class Objective:
             )
         return outputs, loss
 
+    def outputs(self, batch: Batch) -> Any:
+        """What the model predicts for a batch; one forward pass."""
+        self.passes.forward += 1
+        return self.predict(self.model.module, to_device(batch, self.model.device))
+
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
         self.model.module.eval()

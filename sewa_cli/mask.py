@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -67,6 +68,25 @@ def project(v: Tensor, total: float, edge: float = EDGE) -> Tensor:
         above = (v - middle).clamp(edge, 1 - edge).sum() > total
         low, high = torch.where(above, middle, low), torch.where(above, high, middle)
     return (v - high).clamp(edge, 1 - edge)
+
+
+def project_to_sum(v: Tensor, total: float) -> Tensor:
+    """The nearest point to v in {0 ≤ s ≤ 1, Σ s = total}; [k] → [k], float64.
+
+    It is clip(v − τ, 0, 1). Its sum falls in straight lines between the 2k values of τ at which an
+    element leaves 0 or 1; τ lies on the line that crosses `total`.
+    """
+    k = v.numel()
+    if not 0 <= total <= k:
+        raise ValueError(f"the sum of {k} probabilities cannot be {total}")
+    x = v.double().cpu().numpy()  # NumPy: at this length, torch's calls cost more than their work
+    both = np.concatenate([x - 1, x])
+    order = np.argsort(both, kind="stable")
+    bends = both[order]
+    slopes = np.cumsum(np.where(order < k, -1.0, 1.0))  # of the sum, after each bend
+    sums = k + np.concatenate([[0.0], np.cumsum(slopes[:-1] * np.diff(bends))])
+    tau = np.interp(-total, -sums, bends)  # the sums fall, and np.interp wants them to rise
+    return torch.from_numpy(np.clip(x - tau, 0.0, 1.0)).to(v.device)
 
 
 def logistic_noise(samples: int, k: int, generator: torch.Generator) -> Tensor:

@@ -31,6 +31,9 @@ class Candidate(_Part):
     path: str
     step: int | None
     probability: float | None = None
+    frequency: float | None = Field(
+        None, description="share of the resamples of the selection rows that chose it"
+    )
 
 
 class LeftOut(_Part):
@@ -123,6 +126,84 @@ class Recipe(_Part):
     )
 
 
+class Interval(_Part):
+    low: float
+    high: float
+
+
+class Gained(_Part):
+    """What choosing was worth on held-out data, against the best of the references."""
+
+    over: str
+    by: float = Field(description="held-out loss of that reference minus the learned average's")
+    interval: Interval | None = Field(
+        description="95 %, paired by row, holding for all references at once; null: too few rows"
+    )
+
+
+class Guard(_Part):
+    """Held-out data that were taken from the selection data."""
+
+    share: float
+    rows: int
+
+
+class Round(_Part):
+    """One linearisation: where, its true loss there, and the choice: predicted, and true."""
+
+    base: str
+    base_loss: float
+    predicted: float
+    loss: float
+
+
+class Cache(_Part):
+    """The outputs that the linear solver worked on, for each checkpoint."""
+
+    numbers: int
+    dtype: str
+    bytes: int
+    rows: int
+    of_rows: int = Field(description="selection rows; more than `rows` if not all would fit")
+
+
+class Linear(_Part):
+    rounds: list[Round]
+    cache: Cache
+    surrogate_error: float | None = Field(
+        description="predicted minus true selection loss of what was chosen"
+    )
+    exact_swaps: int = Field(description="tried with true weights")
+
+
+class BudgetOption(_Part):
+    """A way to average, cross-validated on the selection rows."""
+
+    name: str = Field(description="learned, or a simple average")
+    K: int | None
+    loss: float
+    behind: float = Field(description="mean over rows of its loss minus the best option's")
+    error: float = Field(description="standard error of `behind`")
+    chosen: bool
+
+
+class ResampledGain(_Part):
+    mean: float
+    low: float
+    high: float
+
+
+class StabilityReport(_Part):
+    """The choice made anew on resampled rows, and judged on the rows that were not drawn."""
+
+    resamples: int
+    gains: dict[str, ResampledGain] = Field(description="over a simple average; 95 % of resamples")
+    rows: int
+    rows_needed: int | None = Field(
+        description="selection rows from which choosing beats the mean of all; null: none would do"
+    )
+
+
 class Report(_Part):
     schema_version: Literal[1] = SCHEMA_VERSION
     versions: Versions
@@ -147,17 +228,21 @@ class Report(_Part):
     average: Scores
     references: dict[str, Scores]
     beaten_by: list[Better]
+    written: str = Field("learned", description="learned, or the simple average that was taken")
+    learned: Scores | None = Field(
+        None, description="of the learned average, where a simple one was written instead"
+    )
+    gained: Gained | None = None
+    guard: Guard | None = None
+    linear: Linear | None = None
+    budget: list[BudgetOption] | None = Field(None, description="K: auto: the options it had")
+    stability: StabilityReport | None = None
     placement: Placement
     batchnorm: BatchNorm | None
     cost: Cost
     output: str | None
     recipe: Recipe
     warnings: list[str]
-
-
-class Interval(_Part):
-    low: float
-    high: float
 
 
 class RowCost(_Part):
@@ -177,6 +262,12 @@ class Row(_Part):
     size: int = Field(description="checkpoints with a weight other than zero")
     coefficients: list[list[float]] = Field(description="over the candidates, one list a draw")
     selection_loss: float | None
+    predicted_loss: float | None = Field(
+        None, description="selection loss that the cache of outputs predicts (--fast)"
+    )
+    surrogate_error: float | None = Field(
+        None, description="predicted minus true selection loss, BatchNorm statistics as averaged"
+    )
     heldout_loss: float | None
     interval: Interval | None = Field(description="95 % of bootstrapped held-out losses")
     spread: float | None = Field(description="standard deviation of held-out loss over the draws")

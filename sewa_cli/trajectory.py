@@ -10,6 +10,7 @@ knows W only through these two, so that where it lives can change:
     Deltas       bfloat16 differences from the mean, half the memory, sums in float32
     Streamed     no copy of W: rows come from elsewhere (host memory, files), the next ones
                  fetched while these are worked on
+    Remembered   the same, and a few averages that were mixed while the rows went by
 """
 
 from __future__ import annotations
@@ -58,6 +59,12 @@ class Trajectory:
         for start in range(0, self.k, ROWS):
             rows = slice(start, min(start + ROWS, self.k))
             yield rows, self._rows[rows]
+
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
+        """The checkpoints one by one, (i, float32 [P]); a row is valid until the next."""
+        self.bytes_moved += 4 * self.k * self.layout.size
+        for rows, block in self.blocks():
+            yield from zip(range(rows.start, rows.stop), block, strict=True)
 
     def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
         """a [M, k] → a·W [M, P], float32 on the device."""
@@ -131,6 +138,15 @@ class Deltas(Trajectory):
             wide = self._wide[: rows.stop - rows.start]
             yield rows, wide.copy_(self._rows[rows])
 
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
+        for i, row in super().rows():
+            yield i, row.add_(self._mean)
+
+    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
+        few = sum(c != 0 for c in coefficients) <= self.k // 2
+        total = super().mix_few(coefficients)  # of many: by `mix`, which has the mean in it
+        return total.add_(self._mean, alpha=sum(coefficients)) if few else total
+
     def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
         """Σ a_i (w̄ + d_i) = (Σ a_i) w̄ + a·D."""
         out = super().mix(coefficients, out)
@@ -186,6 +202,28 @@ class Streamed(Trajectory):
         for position, i in enumerate(range(rows.start, rows.stop)):
             self._fill(i, buffer[position])
         return buffer[: rows.stop - rows.start]
+
+
+class Remembered(Streamed):
+    """`Streamed`, and averages that were made on the way: asked for again, nothing is read."""
+
+    def __init__(
+        self,
+        k: int,
+        layout: Layout,
+        device: torch.device,
+        fill: Callable[[int, Tensor], None],
+        rows: int = 1,
+    ) -> None:
+        super().__init__(k, layout, device, fill, rows)
+        self._known: dict[tuple[float, ...], Tensor] = {}
+
+    def remember(self, coefficients: Sequence[float], flat: Tensor) -> None:
+        self._known[tuple(coefficients)] = flat
+
+    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
+        known = self._known.get(tuple(coefficients))
+        return super().mix_few(coefficients) if known is None else known
 
 
 def fill_row(row: Tensor, tensors: Iterable[tuple[str, Tensor]], layout: Layout) -> str | None:

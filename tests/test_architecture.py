@@ -23,6 +23,7 @@ FLOORS = {
     "geometry": 1,
     "report": 1,
     "solvers": 2,
+    "surrogate": 2,
     "methods": 2,
     "evaluate": 2,
     "checkpoints": 2,
@@ -45,6 +46,7 @@ MATH = {
     "trajectory",
     "average",
     "solvers",
+    "surrogate",
     "methods",
     "evaluate",
 }

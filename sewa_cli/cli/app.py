@@ -30,6 +30,7 @@ from sewa_cli.cli.options import (
     Seed,
     Sets,
     ShardSize,
+    Solver,
     TaskSpec,
     ToStep,
     Verbose,
@@ -79,7 +80,17 @@ def select(
     from_step: FromStep = None,
     to_step: ToStep = None,
     nonfinite: Nonfinite = None,
-    solver: Annotated[str | None, typer.Option(help="gumbel")] = None,
+    solver: Solver = None,
+    stable: Annotated[
+        bool, typer.Option("--stable", help="Choose what most resamples of the data choose.")
+    ] = False,
+    guard: Annotated[
+        str | None,
+        typer.Option(metavar="SHARE", help="Keep that share of the selection rows as held out."),
+    ] = None,
+    fallback: Annotated[
+        bool, typer.Option("--fallback", help="Write a simple average if it does better held out.")
+    ] = False,
     iterations: Annotated[
         str | None, typer.Option(metavar="N", help="Of the solver. Default: 100")
     ] = None,
@@ -127,6 +138,9 @@ def select(
         to_step=to_step,
         nonfinite=nonfinite,
         solver=solver,
+        stable=stable or None,
+        guard=guard,
+        fallback=fallback or None,
         bn=bn,
         output_dtype=output_dtype,
         shard_size=shard_size,
@@ -173,7 +187,8 @@ def select(
             stdout.write(to_json(selection.report).encode())
         elif settings.output != "-":
             stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
-    if settings.strict and selection.report.beaten_by:
+    # a fallback has mended it
+    if settings.strict and selection.report.beaten_by and selection.report.learned is None:
         best = selection.report.beaten_by[0]
         raise BaselineWins(f"--strict: `{best.name}` did better on held-out data by {best.by:.5g}")
 

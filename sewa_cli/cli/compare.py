@@ -25,6 +25,7 @@ from sewa_cli.cli.options import (
     Quiet,
     Seed,
     Sets,
+    Solver,
     TaskSpec,
     ToStep,
     Verbose,
@@ -47,6 +48,11 @@ def compare(
         typer.Option(metavar="A,B,C", help="`sewa methods` lists them; options: ema:decay=0.5"),
     ] = None,
     K: Budget = None,
+    fast: Annotated[
+        bool,
+        typer.Option("--fast", help="Methods search by predicted losses, over one cache."),
+    ] = False,
+    solver: Solver = None,
     config: ConfigFile = None,
     set_: Sets = None,
     task: TaskSpec = None,
@@ -100,7 +106,9 @@ def compare(
         memory=memory,
         device=device,
         seed=seed,
+        solver=solver,
         **{
+            "compare.fast": fast or None,
             "compare.methods": methods,
             "compare.K": K,
             "compare.methods_from": methods_from,
@@ -158,6 +166,8 @@ def rows_of(found: Comparison) -> list[dict[str, Cell]]:
             "K": row.K,
             "size": row.size,
             "selection_loss": row.selection_loss,
+            "predicted_loss": row.predicted_loss,
+            "surrogate_error": row.surrogate_error,
             "heldout_loss": row.heldout_loss,
             "low": row.interval.low if row.interval else None,
             "high": row.interval.high if row.interval else None,
@@ -177,6 +187,7 @@ def rows_of(found: Comparison) -> list[dict[str, Cell]]:
 
 
 COLUMNS = {"method", "K", "size", "selection_loss", "heldout_loss", "low", "high", "spread"}
+COLUMNS |= {"predicted_loss", "surrogate_error"}
 COLUMNS |= {"minus_best", "minus_best_low", "minus_best_high", "mark"}
 COLUMNS |= {"forward", "backward", "MB_read", "seconds"}
 
@@ -197,6 +208,8 @@ def for_people(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
 
     names = {
         "selection_loss": "selection",
+        "predicted_loss": "predicted",
+        "surrogate_error": "off by",
         "heldout_loss": "held-out",
         "low": "95 %",
         "minus_best": "minus best",

@@ -32,8 +32,10 @@ Sets = Annotated[
 TaskSpec = Annotated[str | None, typer.Option(help="The task: a .py file or a module.")]
 # numbers arrive as text, so that the config tells all faults together and in the same words
 Budget = Annotated[
-    str | None, typer.Option("--K", "-K", metavar="N", help="How many checkpoints to average.")
+    str | None,
+    typer.Option("--K", "-K", metavar="N", help="How many checkpoints to average, or auto."),
 ]
+Solver = Annotated[str | None, typer.Option(metavar="NAME", help="gumbel or linear.")]
 Last = Annotated[str | None, typer.Option(metavar="N", help="Only the last N take part.")]
 Every = Annotated[
     str | None, typer.Option(metavar="N", help="Only every N-th, counted back from the newest.")

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
-from sewa_cli.report import Report, Scores
+from sewa_cli.report import BudgetOption, Report, Scores
 from sewa_cli.run import Listener
 
 
@@ -80,13 +80,23 @@ class Talk(Listener):
         """The average beside its references, what was chosen, and whether it was worth it."""
         titles = {"uniform": f"uniform (all {report.k})", "lawa": "lawa (equal intervals)"}
         references = {titles.get(n, n): scores for n, scores in report.references.items()}
-        self.scores({"learned": report.average, **references}, report)
+        learned = report.learned or (report.average if report.written == "learned" else None)
+        chosen = {"learned": learned} if learned else {}
+        own = {} if report.written in report.references else {report.written: report.average}
+        self.scores({**chosen, **own, **references}, report)
+        if report.budget:
+            self.say(budget_line(report.budget))
+        if report.stability:
+            self.say(stability_line(report))
         steps = ", ".join(
             str(index if step is None else step)
             for index, step in zip(report.selected, report.selected_steps, strict=True)
         )
         what = "steps" if report.selected_steps[0] is not None else "checkpoints"
-        self.say(f"chose {report.K} of {report.k}: {what} {steps}")
+        if report.k == report.K:
+            self.say(f"took all {report.k} ({report.written})")
+        else:
+            self.say(f"chose {report.K} of {report.k}: {what} {steps}")
         if report.batchnorm and report.batchnorm.data:
             self.say(
                 f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "
@@ -98,7 +108,7 @@ class Talk(Listener):
             f"{seconds.learn:.1f}, evaluating {seconds.evaluate:.1f}, writing {seconds.write:.1f})"
         )
         placement = report.placement
-        if placement.tier != "memory":
+        if report.linear is None and placement.tier != "memory":
             self.say(f"checkpoints held in tier `{placement.tier}`: {placement.reason}")
         self.say(verdict(report))
         if report.output not in (None, "-"):
@@ -123,19 +133,57 @@ class Talk(Listener):
 
 
 def verdict(report: Report) -> str:
-    """One sentence: did choosing pay?"""
-    chosen = report.average.heldout_loss
+    """One sentence: what was gained, and how sure that is."""
+    chosen = (report.learned or report.average).heldout_loss
     if chosen is None:
-        return "no held-out loss: define heldout_data in the task to see whether choosing pays"
-    if report.beaten_by:
-        best = report.beaten_by[0]
-        return f"choosing did not pay: `{best.name}` has a lower held-out loss, by {best.by:.5g}"
-    others = {n: s.heldout_loss for n, s in report.references.items() if s.heldout_loss is not None}
-    if not others:
+        return (
+            "no held-out loss: define heldout_data in the task, or keep rows aside with --guard "
+            "0.2, to see whether choosing pays"
+        )
+    found = report.gained
+    if found is None:
         return "no reference has a finite held-out loss"
-    name = min(others, key=lambda n: others[n])
-    gain = others[name] - chosen
-    return f"choosing paid: the held-out loss is {gain:.5g} below that of `{name}`, the next best"
+    interval = found.interval
+    sure = f" (95 %: {interval.low:.5g} .. {interval.high:.5g})" if interval else ""
+    name = f"`{found.over}`, the best simple average"
+    if report.written != "learned" and report.learned is None:
+        return f"nothing to gain by choosing: cross-validation prefers `{report.written}`"
+    if found.by < 0:
+        said = f"choosing did not pay: held-out loss {-found.by:.5g} above that of {name}"
+        sure = f" (95 %: {-interval.high:.5g} .. {-interval.low:.5g})" if interval else ""
+        said += sure
+        return said + (f"; `{report.written}` was written instead" if report.learned else "")
+    if interval is not None and interval.low <= 0:
+        return (
+            f"nothing was gained for sure: held-out loss {found.by:.5g}{sure} below that of {name}"
+        )
+    return f"choosing paid: held-out loss {found.by:.5g}{sure} below that of {name}"
+
+
+def budget_line(options: list[BudgetOption]) -> str:
+    """The learned K of the curve, and what was taken."""
+    curve = ", ".join(f"{o.K}: {o.loss:.4g}" for o in options if o.name == "learned")
+    simple = min((o for o in options if o.name != "learned"), key=lambda o: o.loss)
+    taken = next(o for o in options if o.chosen)
+    return (
+        f"cross-validated loss by K: {curve}; best simple average {_option(simple)}: "
+        f"{simple.loss:.4g}; taken: {_option(taken)}"
+    )
+
+
+def _option(option: BudgetOption) -> str:
+    return option.name + (f" K={option.K}" if option.K is not None else "")
+
+
+def stability_line(report: Report) -> str:
+    found = report.stability
+    assert found is not None
+    often = sum((report.candidates[i].frequency or 0) >= 0.5 for i in report.selected)
+    gain = found.gains["uniform"]
+    return (
+        f"chosen again by half of {found.resamples} resamples: {often} of {report.K}; on rows not "
+        f"drawn, gain over uniform {gain.mean:.4g} ({gain.low:.4g} .. {gain.high:.4g})"
+    )
 
 
 def _number(value: float | None) -> str:

@@ -14,7 +14,7 @@ from sewa_cli.checkpoints import (
     in_order,
     open_checkpoint,
 )
-from sewa_cli.config import Config
+from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.methods import Run, checked, parse_one
 from sewa_cli.report import Rebuildable
@@ -92,6 +92,10 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
         raise ConfigError(
             f"--method: {spec} needs a loss, so a model and data; use `sewa select`, or `sewa "
             "compare --output-best`"
+        )
+    if call.method.has_budget and config.K == AUTO:
+        raise ConfigError(
+            "K: auto is for `sewa select`, which has data to choose by; give a number"
         )
     if call.method.has_budget and len(candidates) < config.K:
         raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints; take fewer")

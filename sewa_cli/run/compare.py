@@ -14,10 +14,10 @@ from torch import Tensor
 
 from sewa_cli.bootstrap import FEWEST, Spread, compare_rows
 from sewa_cli.checkpoints import Checkpoint
-from sewa_cli.config import Config
+from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, SewaError, TaskError
 from sewa_cli.evaluate import UnitLosses
-from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, method, parse_one
+from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, mean_of, method, parse_one
 from sewa_cli.report import (
     Candidate,
     Comparison,
@@ -34,6 +34,8 @@ from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import finite
 from sewa_cli.task import Task, import_user_module, user_code
 
+SMALL = 0.01  # of the loss: an error that nobody would act on
+
 
 @dataclass(frozen=True)
 class _Draft:
@@ -44,6 +46,8 @@ class _Draft:
     draws: list[Coefficients]
     judged: list[Judged]
     cost: Meter
+    predicted: float | None = None  # by the cache
+    surrogate_error: float | None = None  # that, minus the true loss as it was mixed
 
 
 def register_methods(config: Config, listener: Listener | None = None) -> None:
@@ -104,6 +108,8 @@ def _compare(
     register_methods(config, listener)
     calls = parse_methods(config.compare.methods)
     budgets = sorted(set(config.compare.K or (config.K,)))
+    if AUTO in budgets:
+        raise ConfigError("K: auto is for `sewa select`; name the K to compare: --K 5,10,20")
     if output_best is not None and task.heldout_data is None:
         raise ConfigError(
             f"--output-best needs held-out data to tell which is best: define heldout_data in "
@@ -119,12 +125,14 @@ def _compare(
         placed = read_trajectory(bench, 0)
         _check_budgets(calls, budgets, len(placed.used))
         trajectory, used = placed.trajectory, placed.used
-    court = Court(bench, trajectory, used)
+    court = Court(bench, placed)
     with clock("evaluate"):
         drafts = _drafts(court, calls, budgets, listener)
     if all(judged.selection_loss is None for draft in drafts for judged in draft.judged):
         raise TaskError("loss() is NaN or Inf on the selection data for every average")
     rows, best, unit = _rows(drafts, bench, config)
+    if court.fast:
+        _warn_of_errors(bench, calls, drafts, court)
     if task.heldout_data is None:
         bench.warn(
             "no held-out data: no held-out loss, interval, tie or winner can be reported, and "
@@ -194,9 +202,35 @@ def _drafts(
         with seeded(court.run.seed):
             draws = propose(call, court.run, K)
         judged = [court.judge(coefficients) for coefficients in draws]
-        drafts.append(_Draft(call.label, K, draws, judged, court.ledger.next_row()))
+        cost = court.ledger.next_row()
+        predicted = error = None
+        if court.fast:
+            predicted = _mean([court.predicted_loss(c) for c in draws])
+            true = _mean([court.selection_loss(c) for c in draws])
+            error = None if predicted is None or true is None else predicted - true
+            court.ledger.next_row()  # our own curiosity is not the method's cost
+        drafts.append(_Draft(call.label, K, draws, judged, cost, predicted, error))
         listener.progress("comparing", n, len(asked))
     return drafts
+
+
+def _warn_of_errors(
+    bench: Bench, calls: Sequence[Call], drafts: Sequence[_Draft], court: Court
+) -> None:
+    """Where a prediction is off by more than half of what the method has gained by it."""
+    searching = {call.label for call in calls if call.method.needs_loss}
+    uniform = court.selection_loss(mean_of(range(court.run.k), court.run.k))
+    for draft in drafts:
+        error, predicted = draft.surrogate_error, draft.predicted
+        if draft.label not in searching or error is None or predicted is None:
+            continue
+        gained = uniform - (predicted - error)
+        if abs(error) > max(abs(gained) / 2, SMALL * abs(uniform)):
+            name = draft.label + (f" K={draft.K}" if draft.K is not None else "")
+            bench.warn(
+                f"{name}: its predicted loss is off by {error:.3g}, and it gained {gained:.3g} "
+                "over the mean of all; run it without --fast"
+            )
 
 
 def propose(call: Call, run: Run, K: int | None) -> list[Coefficients]:
@@ -276,6 +310,8 @@ def _row(
         size=max(sum(c != 0 for c in coefficients) for coefficients in draft.draws),
         coefficients=draft.draws,
         selection_loss=_mean([j.selection_loss for j in draft.judged]),
+        predicted_loss=draft.predicted,
+        surrogate_error=draft.surrogate_error,
         heldout_loss=_mean(list(losses)) if losses else None,
         interval=interval,
         spread=finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None,

@@ -15,14 +15,17 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.config import AUTO
 from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import UnitLosses, cycle
 from sewa_cli.methods import Run, checked
 from sewa_cli.run.bench import Bench, seeded
 from sewa_cli.run.learning import learn
+from sewa_cli.run.placing import Placed, cap_of
 from sewa_cli.run.scales import Scales, finite
-from sewa_cli.solvers import Solution
+from sewa_cli.run.surveying import Survey, judge_of
+from sewa_cli.solvers import Solution, linear
+from sewa_cli.surrogate import Surrogate, scout
 from sewa_cli.trajectory import Trajectory
 
 T = TypeVar("T")
@@ -111,20 +114,23 @@ class Ledger:
 class Court:
     """The run as methods see it, and the judge of what they propose."""
 
-    def __init__(self, bench: Bench, trajectory: Trajectory, used: list[Checkpoint]) -> None:
+    def __init__(self, bench: Bench, placed: Placed) -> None:
+        trajectory, used = placed.trajectory, placed.used
         self.scales = Scales(bench, trajectory, used)
         self.ledger = Ledger(bench, trajectory)
+        self.fast = bench.config.compare.fast
         self._bench = bench
         self._trajectory = trajectory
+        self._room = cap_of(bench)[0] - placed.placement.planned_bytes
         steps = [c.step for c in used if c.step is not None]
         self._stream = cycle(bench.task.selection_data, bench.model.device)
         self.run = Run(
             k=len(used),
             steps=steps if len(steps) == len(used) else None,
             seed=bench.config.seed,
-            loss=self.selection_loss,
-            gradient=self.gradient,
-            learn=self.learn,
+            loss=self.predicted_loss if self.fast else self.selection_loss,
+            gradient=self.predicted_gradient if self.fast else self.gradient,
+            learn=self.learn_from_cache if self.fast else self.learn,
         )
 
     def begin_row(self) -> None:
@@ -134,9 +140,53 @@ class Court:
     def learn(self, K: int) -> Solution:
         def work() -> Solution:
             with seeded(self._bench.config.seed):
-                return learn(self._bench, self._trajectory, K)
+                if self._bench.config.solver == "gumbel":
+                    return learn(self._bench, self._trajectory, K)
+                found = self._survey().choose(K).solution
+                assert found is not None  # K is a number here
+                return found
 
+        if self._bench.config.solver == "linear":
+            self._survey()  # charged to this row, whoever had it made
         return self.ledger.once("learn", [K], work)
+
+    # ---- over the cache of outputs -----------------------------------------------------------
+
+    def _survey(self) -> Survey:
+        """One cache for every K and every method; a second one, around an average, beside it."""
+
+        def work() -> Survey:
+            judge = judge_of(self._bench)
+            scouted = scout(self._trajectory.rows(), self._trajectory.k, judge)
+            room = self._room if self.fast else self._room // 2
+            survey = Survey(self._bench, self._trajectory, scouted, room, keep=True)
+            survey.begin(AUTO)
+            return survey
+
+        return self.ledger.once("survey", [], work)
+
+    def _cache(self) -> Surrogate:
+        first = self._survey().first
+        assert first is not None  # it is kept
+        return first
+
+    def learn_from_cache(self, K: int) -> Solution:
+        cache = self._cache()
+        return self.ledger.once(
+            "learn", [K], lambda: linear.solve(cache, K, self._bench.config.linear)
+        )
+
+    def predicted_loss(self, coefficients: Sequence[float]) -> float:
+        cache = self._cache()
+        c = checked(coefficients, self.run.k, "run.loss")
+        mixed = torch.tensor(c, dtype=torch.float64)
+        return self.ledger.once("predict", c, lambda: cache.loss(cache.mix(mixed)))
+
+    def predicted_gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
+        cache = self._cache()
+        c = torch.tensor(list(coefficients), dtype=torch.float64)
+        loss, gradient = self.ledger.charge(lambda: cache.loss_and_gradient(c))
+        return loss, gradient.tolist()
 
     def selection_loss(self, coefficients: Sequence[float]) -> float:
         """Of the average as it is mixed, BatchNorm statistics averaged along."""

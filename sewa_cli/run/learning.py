@@ -1,17 +1,30 @@
-"""Has the configured solver choose from a trajectory."""
+"""Has the configured solver choose: from a trajectory, or from checkpoints as they stream by."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import cycle
+from sewa_cli.methods import mean_of
 from sewa_cli.run.bench import Bench, check_budget
 from sewa_cli.run.placing import Placed, place
+from sewa_cli.run.surveying import Chosen, Streaming, Survey, stream
 from sewa_cli.solvers import Solution, gumbel
+from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.trajectory import Trajectory
+
+
+class Solver(Protocol):
+    def choose(self, K: int) -> Chosen: ...
+
+
+def read_run(bench: Bench) -> Placed:
+    """W where it fits, or, for the linear solver, as a stream that has gone by once."""
+    K = bench.config.K
+    return stream(bench, K) if bench.config.solver == "linear" else read_trajectory(bench, K)
 
 
 def read_trajectory(bench: Bench, K: int) -> Placed:
@@ -21,8 +34,28 @@ def read_trajectory(bench: Bench, K: int) -> Placed:
     return placed
 
 
+def make_solver(bench: Bench, placed: Placed) -> Solver:
+    if isinstance(placed, Streaming):
+        survey = Survey(bench, placed.trajectory, placed.scouted, placed.room)
+        survey.begin(bench.config.K)
+        return survey
+    return Gumbel(bench, placed.trajectory)
+
+
+class Gumbel:
+    """The paper's solver on a trajectory."""
+
+    def __init__(self, bench: Bench, trajectory: Trajectory) -> None:
+        self._bench = bench
+        self._trajectory = trajectory
+
+    def choose(self, K: int) -> Chosen:
+        solution = learn(self._bench, self._trajectory, K)
+        return Chosen(mean_of(solution.selected, self._trajectory.k), LEARNED, K, solution)
+
+
 def learn(bench: Bench, trajectory: Trajectory, K: int) -> Solution:
-    """Ask the configured solver for K of the trajectory's checkpoints."""
+    """The Gumbel solver's K of the trajectory's checkpoints."""
     config, objective = bench.config, bench.objective
     stream = cycle(bench.task.selection_data, bench.model.device)
     batches: list[Any] = []

@@ -62,8 +62,7 @@ def make_plan(bench: Bench) -> Plan:
     k, P = len(bench.checkpoints), bench.model.layout.size
     device = bench.model.device
     work = 4 * P * (2 * bench.config.gumbel.samples + SPARE)
-    named = bench.config.memory is not None
-    cap = bench.config.memory or int(SHARE * _free(device))
+    cap, named = cap_of(bench)
     rows = max(1, min(STREAM_ROWS, k, (cap - work) // (2 * 4 * P)))
     needs: dict[Tier, int] = {
         "memory": 4 * k * P + work,
@@ -82,6 +81,13 @@ def make_plan(bench: Bench) -> Plan:
             f"{size(needs['files'])}"
         )
     return Plan(cap, named, needs, fitting, rows)
+
+
+def cap_of(bench: Bench) -> tuple[int, bool]:
+    """Bytes that may be allocated, and whether the user has named them."""
+    if bench.config.memory is not None:
+        return bench.config.memory, True
+    return int(SHARE * _free(bench.model.device)), False
 
 
 def _free(device: torch.device) -> int:
@@ -124,21 +130,21 @@ def _build(bench: Bench, tier: Tier, rows: int) -> tuple[Trajectory, list[Checkp
     if tier == "bf16":
         row = torch.empty(layout.size, dtype=torch.float32)
         total = torch.zeros_like(row)
-        whole = []
-        for checkpoint in _whole(bench, row):
-            whole.append(checkpoint)
+        used = []
+        for checkpoint in whole(bench, row):
+            used.append(checkpoint)
             total += row
-        deltas = Deltas(len(whole), layout, device, total / max(len(whole), 1))
-        for checkpoint in whole:
+        deltas = Deltas(len(used), layout, device, total / max(len(used), 1))
+        for checkpoint in used:
             deltas.append(bench.floats(checkpoint))
             checkpoint.close()
-        return deltas, whole
+        return deltas, used
     if tier == "host":
         pinned = Trajectory(k, layout, torch.device("cpu"))
         used = list(_append_all(bench, pinned))
         W = pinned.W.pin_memory()
         return Streamed(len(used), layout, device, lambda i, row: _copy(row, W[i]), rows), used
-    used = list(_whole(bench, torch.empty(layout.size, dtype=torch.float32)))
+    used = list(whole(bench, torch.empty(layout.size, dtype=torch.float32)))
 
     def fill(i: int, row: Tensor) -> None:
         broken = fill_row(row, bench.floats(used[i]), layout)
@@ -162,7 +168,7 @@ def _append_all(bench: Bench, trajectory: Trajectory) -> Iterator[Checkpoint]:
         bench.listener.progress("reading", n, len(bench.checkpoints))
 
 
-def _whole(bench: Bench, row: Tensor) -> Iterator[Checkpoint]:
+def whole(bench: Bench, row: Tensor) -> Iterator[Checkpoint]:
     """The checkpoints without NaN or Inf, each in `row` [P] when it is yielded."""
     for n, checkpoint in enumerate(bench.checkpoints, 1):
         broken = fill_row(row, bench.floats(checkpoint), bench.model.layout)

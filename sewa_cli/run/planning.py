@@ -14,17 +14,25 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from sewa_cli.checkpoints import TensorInfo
-from sewa_cli.config import Config
+from sewa_cli.config import AUTO, Config
+from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import batchnorm_layers, cycle
 from sewa_cli.methods import parse
 from sewa_cli.nest import rows
 from sewa_cli.report import Placement
 from sewa_cli.run.bench import Bench, Listener, seeded, set_up
-from sewa_cli.run.placing import make_plan
+from sewa_cli.run.guarding import check_settings, keep_aside
+from sewa_cli.run.placing import cap_of, make_plan
 from sewa_cli.run.recipe import DTYPES
 from sewa_cli.run.select import REFERENCES
+from sewa_cli.run.surveying import VECTORS
+from sewa_cli.solvers.budget import grid
+from sewa_cli.solvers.stability import QUICK
+from sewa_cli.surrogate import QUARTERS, build
 from sewa_cli.task import Task
 from sewa_cli.trajectory import ROWS, Trajectory, fill_row
+
+TYPICAL = 50  # iterations of projected gradient, of which each takes about two losses
 
 
 class Forecast(BaseModel):
@@ -40,14 +48,20 @@ class Forecast(BaseModel):
     bytes_read: int
     forward_passes: int
     backward_passes: int
+    at_most: bool  # what it costs depends on what is found: K auto, exact swaps, a fallback
     seconds: float
 
 
 def run_forecast(config: Config, task: Task, listener: Listener | None = None) -> Forecast:
     with seeded(config.seed):
+        check_settings(config, task)
+        if config.guard is not None:
+            task, _ = keep_aside(task, config.guard, config.seed)
         bench = set_up(config, task, listener or Listener())
-        plan = make_plan(bench)
         batches = _Batches(bench)
+        if config.solver == "linear":
+            return _linear_forecast(bench, batches)
+        plan = make_plan(bench)
         iterations = config.gumbel.iterations * config.gumbel.samples * config.gumbel.batches
         return Forecast(
             k=len(bench.checkpoints),
@@ -58,6 +72,7 @@ def run_forecast(config: Config, task: Task, listener: Listener | None = None) -
             bytes_read=bench.reads.bytes + _bytes(bench, plan.tier, batches.recomputes(config.K)),
             forward_passes=iterations + batches.evaluations(config.K),
             backward_passes=iterations,
+            at_most=config.fallback,
             seconds=_seconds(bench, plan.tier, batches),
         )
 
@@ -69,7 +84,8 @@ class _Batches:
         task = bench.task
         self._mode = bench.config.bn if batchnorm_layers(bench.model.module) else "off"
         self._has_batchnorm = bool(batchnorm_layers(bench.model.module))
-        self.scored = _count(task.selection_data, empty=False)
+        self.selection = _count(task.selection_data, empty=False)
+        self.scored = self.selection
         if task.heldout_data is not None:
             self.scored += _count(task.heldout_data, empty=False)
         self.trained = 0
@@ -93,12 +109,91 @@ def _count(data: Iterable[Any], empty: bool) -> int:
     return sum(empty or rows(batch) > 0 for batch in data)
 
 
-def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
-    """Of tensor data: into W, for the references, and the chosen ones, evaluated and written."""
-    newest, config = bench.checkpoints[-1], bench.config
+def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
+    """Scouting, surveying, once more around what was found, and true weights in the end."""
+    config, k, B = bench.config, len(bench.checkpoints), batches.selection
+    settings = config.linear
+    K = config.K if config.K != AUTO else grid(k)[-1]
+    quarters = len({i * QUARTERS // k for i in range(k)})
+    scouted = B * (1 + (quarters if quarters > 1 else 0))
+    surveyed = settings.rounds * (1 + k) * B
+    judged = B * (1 + settings.exact_swaps + config.stable)
+    simple = 2 * B * ((settings.bootstrap > 0) + (config.K == AUTO))
+    rows = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + config.stable)
+    rows += K * (config.K == AUTO)  # lawa, whose K was not known in time
+    rows += (K if settings.exact_swaps else 0) + 2 * settings.exact_swaps
+    floats, integers, statistics = _sizes(bench, batches.recomputes(K))
+    cap, _ = cap_of(bench)
+    work = VECTORS * 4 * bench.model.layout.size
+    return Forecast(
+        k=k,
+        K=config.K,
+        parameters=bench.model.layout.parameters,
+        device=str(bench.model.device),
+        placement=Placement(
+            tier="files",
+            reason="the linear solver streams the checkpoints, and keeps their outputs",
+            cap_bytes=cap,
+            planned_bytes=work,
+        ),
+        bytes_read=bench.reads.bytes
+        + (rows + 2 * K) * floats
+        - K * statistics
+        + integers * (2 + len(parse(REFERENCES)) + 2),
+        forward_passes=scouted + surveyed + judged + simple + batches.evaluations(K),
+        backward_passes=0,
+        at_most=config.K == AUTO or settings.exact_swaps > 0 or config.fallback,
+        seconds=_linear_seconds(bench, rows, scouted + surveyed + judged + simple, batches, K),
+    )
+
+
+def _linear_seconds(bench: Bench, rows: int, passes: int, batches: _Batches, K: int) -> float:
+    """From one row read, one batch forward, and one loss in output space with its cache."""
+    config, settings, k = bench.config, bench.config.linear, len(bench.checkpoints)
+    row = torch.empty(bench.model.layout.size)
+    newest, layout = bench.checkpoints[-1], bench.model.layout
+    reading = _time(lambda: fill_row(row, bench.floats(newest), layout))
+    batch = next(cycle(bench.task.selection_data, bench.model.device))
+    forward = _time(lambda: bench.objective.mean_loss([batch]))
+    few = min(k, ROWS)
+    flat = bench.model.flat.clone()
+    try:
+        cache = build(
+            bench.objective, [batch], flat, few, lambda: ((i, flat) for i in range(few)), 1.0, 2**40
+        )
+    except ValueError as error:
+        raise TaskError(f"the linear solver: {error}") from error
+    bench.objective.passes.forward -= few + 1
+    even = torch.full((few,), 1 / few, dtype=torch.float64)
+    solved = batches.selection * _time(lambda: cache.loss_and_gradient(even))
+    evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
+    if config.K == AUTO:
+        evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
+    return (
+        rows * reading
+        + (passes + batches.evaluations(K)) * forward
+        + evaluations * solved * (1 + k / few) / 2
+    )
+
+
+def _sizes(bench: Bench, recomputed: bool) -> tuple[int, int, int]:
+    """Bytes of a checkpoint's floats, of its integers, and of what BatchNorm recomputes."""
+    newest = bench.checkpoints[-1]
     infos = {name: newest.tensors[source] for name, source in bench.names.items()}
     floats = sum(_size(info) for info in infos.values() if info.is_float)
     integers = sum(_size(info) for info in infos.values() if not info.is_float)
+    statistics = 0
+    if recomputed:  # recomputed tensors are not read again to be written
+        layers = batchnorm_layers(bench.model.module).values()
+        kept = {bench.model.name_of(b) for x in layers for b in (x.running_mean, x.running_var)}
+        statistics = sum(_size(i) for n, i in infos.items() if bench.model.canonical(n) in kept)
+    return floats, integers, statistics
+
+
+def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
+    """Of tensor data: into W, for the references, and the chosen ones, evaluated and written."""
+    config = bench.config
+    floats, integers, statistics = _sizes(bench, recomputed)
     k, K = len(bench.checkpoints), config.K
     references = len(parse(REFERENCES))
     passes = {
@@ -108,11 +203,6 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
         # of an average of a few, only those are read; of one of many, all
         "files": k + (1 + k + (K if k // 2 >= K else k)) + 2 * k * config.gumbel.iterations,
     }[tier]
-    statistics = 0
-    if recomputed:  # recomputed tensors are not read again to be written
-        layers = batchnorm_layers(bench.model.module).values()
-        kept = {bench.model.name_of(b) for x in layers for b in (x.running_mean, x.running_var)}
-        statistics = sum(_size(i) for n, i in infos.items() if bench.model.canonical(n) in kept)
     total = (passes + 2 * K) * floats - K * statistics
     return total + integers * (1 + references + 2)
 

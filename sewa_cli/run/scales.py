@@ -28,13 +28,15 @@ class Weigher:
         self._task = task
         self.selection_rows = 0
         self.heldout_rows: int | None = None
+        self.heldout: UnitLosses | None = None  # of what was scored last
 
     def scores(self) -> Scores:
         """Everything the task can say of what is in the model."""
-        heldout = self._task.heldout_data
+        selection = self.selection_loss()
+        self.heldout = self.heldout_units()
         return Scores(
-            selection_loss=self.selection_loss(),
-            heldout_loss=None if heldout is None else self._heldout_loss(heldout),
+            selection_loss=selection,
+            heldout_loss=None if self.heldout is None else finite(self.heldout.mean),
             metrics=self.metrics(),
         )
 
@@ -43,11 +45,6 @@ class Weigher:
         data = self._task.selection_data
         with _told_of(data):
             loss, self.selection_rows = self._objective.mean_loss(data)
-        return finite(loss)
-
-    def _heldout_loss(self, data: Batches) -> float | None:
-        with _told_of(data):
-            loss, self.heldout_rows = self._objective.mean_loss(data)
         return finite(loss)
 
     def heldout_units(self) -> UnitLosses | None:

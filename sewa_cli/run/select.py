@@ -6,22 +6,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import IO
 
 from torch import Tensor
 
-from sewa_cli.config import STDOUT, Config
-from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.methods import Run, parse
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.config import AUTO, STDOUT, Config
+from sewa_cli.errors import TaskError
+from sewa_cli.evaluate import UnitLosses
+from sewa_cli.methods import Coefficients, Run, parse
 from sewa_cli.report import Better, Candidate, Report, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
-from sewa_cli.run.bench import Listener, seeded, set_up
-from sewa_cli.run.learning import learn, read_trajectory
+from sewa_cli.run.bench import Bench, Listener, seeded, set_up
+from sewa_cli.run.guarding import check_settings, gained, keep_aside
+from sewa_cli.run.learning import make_solver, read_run
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.recipe import Averaged
-from sewa_cli.run.scales import Scales
+from sewa_cli.run.scales import Scales, finite
+from sewa_cli.run.surveying import Chosen, budget_part, linear_part, stability_part
+from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.task import Task
 
 REFERENCES = "last,uniform,lawa"  # what the learned average has to beat
@@ -90,45 +94,56 @@ def _select(
     protected: Sequence[Path],
 ) -> Selection:
     clock = Clock()
-    if config.strict and task.heldout_data is None:
-        raise ConfigError(f"--strict needs held-out data: define heldout_data in {task.source}")
+    check_settings(config, task)
+    guard = None
+    if config.guard is not None:
+        task, guard = keep_aside(task, config.guard, config.seed)
     bench = set_up(config, task, listener)
     outputs = decide_outputs(config, [*bench.inputs, *protected], force, stdout) if write else None
 
     with clock("read"):
-        placed = read_trajectory(bench, config.K)
-        trajectory, used = placed.trajectory, placed.used
-    with clock("evaluate"):
-        scales = Scales(bench, trajectory, used)
-        k = trajectory.k
-        run = Run(k)
-        references = {
-            call.label: scales.weigh(call(run, config.K)[0]) for call in parse(REFERENCES)
-        }
-        if all(scores.selection_loss is None for scores in references.values()):
-            raise TaskError(
-                "loss() is NaN or Inf on the selection data for every checkpoint average"
-            )
+        placed = read_run(bench)
+        used = placed.used
+    scales = Scales(bench, placed.trajectory, used)
     with clock("learn"):
-        solution = learn(bench, trajectory, config.K)
+        solver = make_solver(bench, placed)
     with clock("evaluate"):
-        averaged = Averaged(
-            sources=[used[i] for i in solution.selected],
-            coefficients=[1 / config.K] * config.K,
-            names=bench.names,
-            dtype=config.output_dtype,
-        )
+        run = Run(len(used))
+        if config.K != AUTO:
+            references = _weigh_references(scales, run, config.K)
+    with clock("learn"):
+        chosen = solver.choose(config.K)
+    with clock("evaluate"):
+        if config.K == AUTO:
+            references = _weigh_references(scales, run, max(1, min(chosen.K, run.k)))
+        averaged = _averaged(bench, used, chosen.coefficients)
         average, batchnorm = scales.weigh_file(averaged)
-    beaten_by = _better(average, references)
+    others = {n: found.units for n, found in references.items() if n != chosen.name}
+    gain = gained(scales.heldout, others, config.seed)
+    beaten_by = _better(average, {n: references[n].scores for n in others})
     for better in beaten_by:
         bench.warn(
-            f"the {better.name} average did better than the learned one on held-out data "
+            f"the {better.name} average did better than the {chosen.name} one on held-out data "
             f"({better.heldout_loss:.5g} against {average.heldout_loss:.5g})"
         )
+    _warn_of_few(bench, chosen)
+    written, learned = chosen.name, None
+    if config.fallback and beaten_by:
+        written, learned = beaten_by[0].name, average
+        averaged = _averaged(bench, used, references[written].coefficients)
+        with clock("evaluate"):
+            average, batchnorm = scales.weigh_file(averaged)
+        bench.warn(f"--fallback: the {written} average is written instead")
 
-    averaged.metadata = metadata_of(averaged, config.solver, config.K)
+    solution = chosen.solution
+    probabilities = solution.probabilities if solution else [None] * len(used)
+    stability = chosen.stability
+    frequencies = stability.frequencies if stability else [None] * len(used)
+    method = config.solver if written == LEARNED else written
+    averaged.metadata = metadata_of(averaged, method, len(averaged.sources))
     writing_began = time.perf_counter()
     recipe = averaged.recipe()
+    selected = [i for i, c in enumerate(used) if any(c is source for source in averaged.sources)]
 
     def make_report() -> Report:
         clock.stages["write"] = time.perf_counter() - writing_began
@@ -139,23 +154,30 @@ def _select(
             task=task.source,
             device=str(bench.model.device),
             seed=config.seed,
-            K=config.K,
-            k=k,
+            K=len(selected),
+            k=len(used),
             parameters=bench.model.layout.parameters,
             candidates=[
-                Candidate(index=i, path=str(c.path), step=c.step, probability=p)
-                for i, (c, p) in enumerate(zip(used, solution.probabilities, strict=True))
+                Candidate(index=i, path=str(c.path), step=c.step, probability=p, frequency=f)
+                for i, (c, p, f) in enumerate(zip(used, probabilities, frequencies, strict=True))
             ],
             left_out=placed.left_out,
-            selected=solution.selected,
+            selected=selected,
             selected_steps=[c.step for c in averaged.sources],
             selected_paths=[str(c.path) for c in averaged.sources],
-            history=[loss if isfinite(loss) else None for loss in solution.history],
+            history=[finite(loss) for loss in solution.history] if solution else [],
             selection_rows=scales.selection_rows,
             heldout_rows=scales.heldout_rows,
             average=average,
-            references=references,
+            references={name: found.scores for name, found in references.items()},
             beaten_by=beaten_by,
+            written=written,
+            learned=learned,
+            gained=gain,
+            guard=guard,
+            linear=linear_part(chosen),
+            budget=budget_part(chosen),
+            stability=stability_part(chosen),
             placement=placed.placement,
             batchnorm=batchnorm,
             cost=total_cost(bench, clock),
@@ -167,6 +189,53 @@ def _select(
     if outputs is None:
         return Selection(make_report(), averaged)
     return Selection(write_results(averaged, outputs, make_report), averaged)
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """A simple average, weighed."""
+
+    coefficients: Coefficients
+    scores: Scores
+    units: UnitLosses | None
+
+
+def _weigh_references(scales: Scales, run: Run, K: int) -> dict[str, _Reference]:
+    found = {}
+    for call in parse(REFERENCES):
+        coefficients = call(run, K)[0]
+        scores = scales.weigh(coefficients)
+        found[call.label] = _Reference(coefficients, scores, scales.heldout)
+    if all(reference.scores.selection_loss is None for reference in found.values()):
+        raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
+    return found
+
+
+def _averaged(bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficients) -> Averaged:
+    chosen = [i for i, c in enumerate(coefficients) if c != 0]
+    return Averaged(
+        sources=[used[i] for i in chosen],
+        coefficients=[coefficients[i] for i in chosen],
+        names=bench.names,
+        dtype=bench.config.output_dtype,
+    )
+
+
+def _warn_of_few(bench: Bench, chosen: Chosen) -> None:
+    stability = chosen.stability
+    if stability is None or stability.enough:
+        return
+    needed = stability.rows_needed
+    advice = (
+        f"about {needed} would do"
+        if needed is not None
+        else "and more would hardly help; the mean of all is as good"
+    )
+    bench.warn(
+        f"{stability.rows} selection rows are too few to choose {chosen.K} of "
+        f"{len(chosen.coefficients)} by: on rows it has not seen, such a choice is no better than "
+        f"the mean of all; {advice}"
+    )
 
 
 def _better(average: Scores, references: dict[str, Scores]) -> list[Better]:

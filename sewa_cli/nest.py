@@ -1,0 +1,93 @@
+"""Batches and outputs: nested tuples, lists, dicts and dataclasses with tensors at the leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Nest = Any
+WALK = object()  # «this is no leaf»
+
+
+def rows(batch: Nest) -> int:
+    """The number of examples: the first dimension of the first array in the batch."""
+    first = next(arrays(batch), None)
+    if first is not None:
+        return int(first.shape[0])
+    return len(batch) if isinstance(batch, list | tuple) else 1
+
+
+def arrays(batch: Nest) -> Iterator[Any]:
+    """Everything in the batch with a shape of one dimension or more, outermost first to last."""
+    if getattr(batch, "shape", ()):
+        yield batch
+    elif isinstance(batch, list | tuple | Mapping):
+        for item in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from arrays(item)
+
+
+def to_device(batch: Nest, device: torch.device) -> Nest:
+    """The same batch with every tensor on `device`; tuples, lists and dicts are walked."""
+
+    def move(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return item.to(device, non_blocking=True)
+        own = getattr(item, "to", None)  # transformers' BatchEncoding, for one
+        return own(device) if callable(own) else WALK
+
+    return change(batch, move)
+
+
+def change(nest: Nest, leaf: Callable[[Any], Any]) -> Nest:
+    """A copy of nested tuples, lists and dicts, each leaf made another; `leaf` may answer WALK."""
+    if (changed := leaf(nest)) is not WALK:
+        return changed
+    if isinstance(nest, Mapping):
+        changed = {key: change(value, leaf) for key, value in nest.items()}
+        return changed if isinstance(nest, dict) and type(nest) is dict else _like(nest, changed)
+    if is_dataclass(nest) and not isinstance(nest, type):
+        parts = {part.name: getattr(nest, part.name) for part in fields(nest)}
+        return replace(nest, **{name: change(value, leaf) for name, value in parts.items()})
+    if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+        return type(nest)(*(change(item, leaf) for item in nest))
+    if isinstance(nest, list | tuple):
+        return type(nest)(change(item, leaf) for item in nest)
+    return nest
+
+
+def _like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """`items` in a mapping of the same kind if it can be: some outputs have attributes."""
+    try:
+        alike: Any = copy(nest)
+        for key, value in items.items():
+            alike[key] = value
+        return alike
+    except Exception:
+        return items
+
+
+def has_rows(item: Any, n: int) -> bool:
+    """A tensor whose first dimension counts the rows of a batch of n."""
+    return isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == n
+
+
+def take_rows(nest: Nest, n: int, index: Tensor) -> Nest:
+    """Rows `index` of a nest of n rows: tensors, arrays, lists of words; the rest stays whole."""
+
+    def take(item: Any) -> Any:
+        if has_rows(item, n):
+            return item.index_select(0, index.to(item.device))
+        if isinstance(item, np.ndarray) and item.ndim > 0 and len(item) == n:
+            return item[index.numpy()]
+        words = isinstance(item, list | tuple) and len(item) == n
+        if words and all(isinstance(word, str | bytes | int | float) for word in item):
+            return type(item)(item[i] for i in index.tolist())
+        return WALK
+
+    return change(nest, take)

@@ -1,0 +1,406 @@
+"""`--solver linear`: checkpoints stream past the model, and the choice is made in output space.
+
+    scout     every checkpoint is read once: the mean of all, the newest, the best place to begin
+    survey    every checkpoint is read once: its outputs go into the cache
+    again     linearised at the average just found: it is read (K), then every checkpoint (k)
+
+W is never held. In memory are a few vectors of the model's size and the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+import torch
+from torch import Tensor
+
+from sewa_cli import surrogate
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.config import AUTO
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.methods import Coefficients, Run, mean_of, parse_one
+from sewa_cli.report import (
+    BudgetOption,
+    Cache,
+    Linear,
+    Placement,
+    ResampledGain,
+    Round,
+    StabilityReport,
+)
+from sewa_cli.run.bench import Bench, check_budget
+from sewa_cli.run.placing import Placed, cap_of, size, whole
+from sewa_cli.solvers import Solution, linear
+from sewa_cli.solvers.budget import LEARNED, Budget, choose_budget, grid
+from sewa_cli.solvers.stability import Stability, most_frequent, resample
+from sewa_cli.surrogate import Scouted, Surrogate, scout
+from sewa_cli.trajectory import Remembered, Trajectory, fill_row
+
+VECTORS = 10  # of length P: two read ahead, the means, the base, the step, what is evaluated
+
+
+@dataclass
+class Chosen:
+    """What a solver has decided: the weights of the average, and what it knows about them."""
+
+    coefficients: Coefficients
+    name: str  # `learned`, or the simple average that cross-validation prefers
+    K: int
+    solution: Solution | None = None
+    rounds: list[Round] = field(default_factory=list)
+    cache: Cache | None = None
+    surrogate_error: float | None = None
+    swaps_tried: int = 0
+    budget: Budget | None = None
+    stability: Stability | None = None
+
+    @property
+    def selected(self) -> list[int]:
+        return [i for i, c in enumerate(self.coefficients) if c != 0]
+
+
+@dataclass
+class Streaming(Placed):
+    """W as a stream, what was seen when it went by for the first time, and room for a cache."""
+
+    scouted: Scouted
+    room: int
+
+
+def stream(bench: Bench, K: int) -> Streaming:
+    """Read every checkpoint once."""
+    layout, device = bench.model.layout, bench.model.device
+    cap, named = cap_of(bench)
+    work = VECTORS * 4 * layout.size
+    if cap <= work:
+        raise ConfigError(
+            f"memory: {size(cap)} are too few: streaming needs {size(work)}, and the outputs more"
+        )
+    used: list[Checkpoint] = []
+
+    def rows() -> Iterator[tuple[int, Tensor]]:
+        row = torch.empty(layout.size, dtype=torch.float32)
+        for checkpoint in whole(bench, row):
+            if not used:  # integers are those of a checkpoint, whichever: the newest is not known
+                bench.load_integers(bench.checkpoints[-1])
+            used.append(checkpoint)
+            yield len(used) - 1, row.to(device)
+
+    scouted = scout(rows(), len(bench.checkpoints), judge_of(bench))
+    check_budget(K, used)
+
+    def fill(i: int, row: Tensor) -> None:
+        broken = fill_row(row, bench.floats(used[i]), layout)
+        if broken is not None:
+            raise CheckpointError(f"{used[i].path}: {broken} holds NaN or Inf; has it changed?")
+        used[i].close()
+
+    trajectory = Remembered(len(used), layout, device, fill)
+    trajectory.remember(mean_of(range(len(used)), len(used)), scouted.uniform)
+    trajectory.remember(mean_of([len(used) - 1], len(used)), scouted.last)
+    whose = "--memory" if named else "half of what is free"
+    placement = Placement(
+        tier="files",
+        reason=f"the linear solver streams the checkpoints; the cap is {size(cap)} ({whose})",
+        cap_bytes=cap,
+        planned_bytes=work,
+    )
+    left_out = list(bench.left_out)
+    return Streaming(trajectory, used, left_out, placement, scouted, cap - work)
+
+
+def judge_of(bench: Bench) -> Callable[[Tensor], float]:
+    """The true selection loss of weights [P]."""
+
+    def judge(flat: Tensor) -> float:
+        bench.model.set(flat)
+        try:
+            return bench.objective.mean_loss(bench.task.selection_data)[0]
+        except ValueError as error:
+            raise TaskError(f"selection_data(): {error}") from error
+
+    return judge
+
+
+class Survey:
+    """The outputs of all checkpoints around a base, and masks chosen from them."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        trajectory: Trajectory,
+        scouted: Scouted,
+        room: int,
+        keep: bool = False,
+    ) -> None:
+        """`keep`: the first cache, for another K; and nothing is resampled."""
+        self._keep = keep
+        self._bench = bench
+        self._trajectory = trajectory
+        self._scouted = scouted
+        self._room = room
+        self._judge = judge_of(bench)
+        self.k = trajectory.k
+        self.first: Surrogate | None = None
+
+    def begin(self, K: int) -> Surrogate:
+        """The cache around the scouted base. What `lawa` averages is summed up on the way."""
+        lawa = parse_one("lawa")(Run(self.k), K)[0] if K != AUTO else None
+        total: Tensor | None = None
+
+        def rows() -> Iterator[tuple[int, Tensor]]:
+            nonlocal total
+            for i, row in self._trajectory.rows():
+                if lawa is not None and lawa[i] != 0 and isinstance(self._trajectory, Remembered):
+                    total = torch.zeros_like(row) if total is None else total
+                    total.add_(row, alpha=lawa[i])
+                yield i, row
+
+        self.first = self._build(self._scouted.base, rows)
+        if total is not None and lawa is not None and isinstance(self._trajectory, Remembered):
+            self._trajectory.remember(lawa, total)
+        return self.first
+
+    def choose(self, K: int) -> Chosen:
+        """K of the checkpoints, or as many as cross-validation finds best."""
+        settings = self._bench.config.linear
+        here = self.first or self.begin(K)
+        budget = None
+        if K == AUTO:
+            budget = self._find_budget(here)
+            option = budget.options[budget.chosen]
+            if option.name != LEARNED:
+                coefficients = _simple(option.name, option.K, self.k)
+                size_ = sum(c != 0 for c in coefficients)
+                return Chosen(coefficients, option.name, size_, cache=_cache(here), budget=budget)
+            assert option.K is not None
+            K = option.K
+        starts = [_members(name, K, self.k) for name in ("lawa", "latest")]
+        found = self._solve(here, K, starts)
+        base_loss, base = self._scouted.loss, _name_of(self._scouted.members, self.k)
+        rounds: list[Round] = []
+        if not self._keep:
+            self.first = None  # one cache at a time
+        best: tuple[float, list[int]] | None = None
+        for _ in range(settings.rounds - 1):
+            predicted = _predicted(here, found.selected)
+            flat = self._trajectory.mix_few(mean_of(found.selected, self.k))
+            del here
+            here = self._build(flat, self._trajectory.rows)
+            loss = here.loss(here.base)
+            rounds.append(Round(base=base, base_loss=base_loss, predicted=predicted, loss=loss))
+            if best is None or loss < best[0]:
+                best = (loss, found.selected)
+            base, base_loss = "the average found", loss
+            found = self._solve(here, K, [found.selected])
+        predicted = _predicted(here, found.selected)
+        loss = self._true(found.selected)
+        rounds.append(Round(base=base, base_loss=base_loss, predicted=predicted, loss=loss))
+        selected = found.selected if best is None or not loss > best[0] else best[1]
+        loss = loss if best is None else min(loss, best[0])
+        selected, loss, tried = self._swap_exactly(here, selected, loss, settings.exact_swaps)
+        relaxed = torch.tensor(found.probabilities, dtype=torch.float64)
+        resampled = settings.bootstrap > 0 and not self._keep
+        stability = self._stability(here, K, relaxed) if resampled else None
+        if self._bench.config.stable:
+            if stability is None:
+                raise ConfigError(
+                    "--stable: the selection rows cannot be resampled: they are too few, the loss "
+                    "does not split into rows, or linear.bootstrap is 0"
+                )
+            selected = most_frequent(stability, relaxed, K)
+            loss = self._true(selected)
+        return Chosen(
+            coefficients=mean_of(selected, self.k),
+            name=LEARNED,
+            K=K,
+            solution=Solution(found.probabilities, selected, found.history),
+            rounds=rounds,
+            cache=_cache(here),
+            surrogate_error=_predicted(here, selected) - loss,
+            swaps_tried=tried,
+            budget=budget,
+            stability=stability,
+        )
+
+    def _build(self, base: Tensor, rows: Callable[[], Iterable[tuple[int, Tensor]]]) -> Surrogate:
+        bench = self._bench
+
+        def tell(i: int) -> None:
+            bench.listener.progress("surveying", i + 1, self.k)
+
+        try:
+            found = surrogate.build(
+                bench.objective,
+                bench.task.selection_data,
+                base,
+                self.k,
+                rows,
+                bench.config.linear.h,
+                self._room,
+                bench.config.seed,
+                tell,
+            )
+        except ValueError as error:
+            raise TaskError(f"the linear solver: {error}") from error
+        if found.size.rows < found.size.of_rows and not any(
+            "rows fit" in w for w in bench.warnings
+        ):
+            bench.warn(
+                f"outputs of {found.size.rows} of the {found.size.of_rows} selection rows fit into "
+                "the memory; the choice is made on those"
+            )
+        return found
+
+    def _solve(self, here: Surrogate, K: int, starts: Sequence[Sequence[int]]) -> Solution:
+        settings = self._bench.config.linear
+
+        def tell(iteration: int, loss: float) -> None:
+            self._bench.listener.progress("learning", iteration + 1, settings.iterations, loss)
+
+        try:
+            return linear.solve(here, K, settings, starts, on_iteration=tell)
+        except ValueError as error:
+            raise TaskError(f"learning the mask failed: {error}") from error
+
+    def _true(self, selected: Sequence[int]) -> float:
+        return self._judge(self._trajectory.mix_few(mean_of(selected, self.k)))
+
+    def _swap_exactly(
+        self, here: Surrogate, selected: list[int], loss: float, tries: int
+    ) -> tuple[list[int], float, int]:
+        """Swaps that promise most by the surrogate, each judged with true weights."""
+        tried, refused = 0, set[tuple[int, ...]]()
+        if tries == 0:
+            return selected, loss, 0
+        flat = self._trajectory.mix_few(mean_of(selected, self.k)).clone()
+        while tried < tries:
+            promising = linear.swaps(here, selected, self._bench.config.linear.swaps or tries)
+            swap = next(
+                (
+                    s
+                    for s in sorted(promising, key=lambda swap: swap.loss)
+                    if tuple(s.chosen) not in refused
+                ),
+                None,
+            )
+            if swap is None:
+                break
+            tried += 1
+            change = [0.0] * self.k
+            change[swap.gained], change[swap.lost] = 1 / len(selected), -1 / len(selected)
+            moved = flat + self._trajectory.mix_few(change)
+            after = self._judge(moved)
+            if after < loss:
+                selected, loss, flat = swap.chosen, after, moved
+            else:
+                refused.add(tuple(swap.chosen))
+        return selected, loss, tried
+
+    # ---- what else one cache can tell ----------------------------------------------------------
+
+    def _find_budget(self, here: Surrogate) -> Budget:
+        config = self._bench.config
+        simple: dict[tuple[str, int | None], Tensor] = {
+            ("last", None): self._outputs(here, self._scouted.last),
+            ("uniform", None): self._outputs(here, self._scouted.uniform),
+            ("ema", None): here.mix(_as_tensor(_simple("ema", None, self.k))),
+        }
+        sizes = grid(self.k)
+        for name in ("latest", "lawa"):
+            for K in sizes[1:]:
+                simple[(name, K)] = here.mix(_as_tensor(_simple(name, K, self.k)))
+
+        def tell(fold: int) -> None:
+            self._bench.listener.progress("folds", fold + 1, config.linear.folds)
+
+        try:
+            return choose_budget(here, sizes, simple, config.linear, config.seed, tell)
+        except ValueError as error:
+            raise TaskError(f"the linear solver: {error}") from error
+
+    def _stability(self, here: Surrogate, K: int, relaxed: Tensor) -> Stability | None:
+        config = self._bench.config
+        simple = {
+            "last": self._outputs(here, self._scouted.last),
+            "uniform": self._outputs(here, self._scouted.uniform),
+        }
+
+        def tell(number: int) -> None:
+            self._bench.listener.progress("resampling", number + 1, config.linear.bootstrap)
+
+        return resample(here, K, config.linear, relaxed, simple, config.seed, tell)
+
+    def _outputs(self, here: Surrogate, flat: Tensor) -> Tensor:
+        """True ones, of weights [P]: a simple average may lie far from the base."""
+        self._bench.model.set(flat)
+        return here.true_outputs()
+
+
+def _simple(name: str, K: int | None, k: int) -> Coefficients:
+    return parse_one(name)(Run(k), K)[0]
+
+
+def _members(name: str, K: int, k: int) -> list[int]:
+    return [i for i, c in enumerate(_simple(name, K, k)) if c != 0]
+
+
+def _as_tensor(coefficients: Coefficients) -> Tensor:
+    return torch.tensor(coefficients, dtype=torch.float64)
+
+
+def _predicted(here: Surrogate, selected: Sequence[int]) -> float:
+    return here.loss(here.mix(linear.mean(selected, here.k)))
+
+
+def _name_of(members: Sequence[int], k: int) -> str:
+    if len(members) == k:
+        return "the mean of all"
+    return f"the mean of checkpoints {members[0]} to {members[-1]}"
+
+
+def _cache(here: Surrogate) -> Cache:
+    found = here.size
+    return Cache(
+        numbers=found.numbers,
+        dtype=found.dtype,
+        bytes=found.bytes,
+        rows=found.rows,
+        of_rows=found.of_rows,
+    )
+
+
+# ---- for the report ------------------------------------------------------------------------------
+
+
+def linear_part(chosen: Chosen) -> Linear | None:
+    if chosen.cache is None:
+        return None
+    return Linear(
+        rounds=chosen.rounds,
+        cache=chosen.cache,
+        surrogate_error=chosen.surrogate_error,
+        exact_swaps=chosen.swaps_tried,
+    )
+
+
+def budget_part(chosen: Chosen) -> list[BudgetOption] | None:
+    if chosen.budget is None:
+        return None
+    return [
+        BudgetOption(**asdict(option), chosen=i == chosen.budget.chosen)
+        for i, option in enumerate(chosen.budget.options)
+    ]
+
+
+def stability_part(chosen: Chosen) -> StabilityReport | None:
+    found = chosen.stability
+    if found is None:
+        return None
+    return StabilityReport(
+        resamples=found.resamples,
+        gains={name: ResampledGain(**asdict(gain)) for name, gain in found.gains.items()},
+        rows=found.rows,
+        rows_needed=found.rows_needed,
+    )

@@ -1,0 +1,129 @@
+"""How much of a choice is luck: the selection rows are drawn again, and the choice made anew.
+
+Each resample draws as many rows as there are, with repetition, chooses K checkpoints on them, and
+is judged on the rows it has not drawn: its gain there over a simple average is what choosing is
+worth on new data. Half as many rows say how that grows with their number: the loss is taken as
+L(n) = a + b/n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil, inf
+
+import torch
+from torch import Tensor
+
+from sewa_cli import mask
+from sewa_cli.config import LinearConfig
+from sewa_cli.solvers import linear
+from sewa_cli.surrogate import Sample, Surrogate
+
+FEWEST = 20  # rows; fewer cannot be resampled
+QUICK = 10  # iterations of a resample, which begins at the answer on all rows
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How far the chosen average's loss lies below another's, over the resamples."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Stability:
+    resamples: int
+    frequencies: list[float]  # of each checkpoint: the share of resamples that chose it
+    gains: dict[str, Gain]  # over each simple average, on rows not drawn
+    rows: int
+    rows_needed: int | None  # to gain over `uniform`; None: no number would do, by this estimate
+
+    @property
+    def enough(self) -> bool:
+        return self.rows_needed is not None and self.rows_needed <= self.rows
+
+
+def resample(
+    surrogate: Surrogate,
+    K: int,
+    settings: LinearConfig,
+    relaxed: Tensor,
+    simple: Mapping[str, Tensor],
+    seed: int = 0,
+    on_resample: Callable[[int], None] | None = None,
+) -> Stability | None:
+    """`relaxed`: s [k] on all rows; `simple`: name → outputs [O]. `uniform` must be among them.
+
+    None if the rows are too few, or the loss does not split into rows.
+    """
+    n = sum(surrogate.counts)
+    if n < FEWEST or not surrogate.splits():
+        return None
+    generator = torch.Generator().manual_seed(seed)
+    chosen_count = torch.zeros(surrogate.k, dtype=torch.float64)
+    gains: dict[str, list[float]] = {name: [] for name in simple}
+    losses: dict[int, list[float]] = {n: [], n // 2: []}  # rows drawn → losses on the others
+    uniform: dict[int, list[float]] = {n: [], n // 2: []}
+    quick = settings.model_copy(update={"iterations": QUICK, "swaps": 0})
+    for number in range(settings.bootstrap):
+        for size in losses:
+            drawn = torch.randint(n, (size,), generator=generator)
+            inside, outside = _samples(surrogate, drawn, n)
+            s, _ = linear.relax(surrogate, K, relaxed, quick.iterations, inside)
+            chosen = mask.largest(s, K)
+            loss = surrogate.loss(surrogate.mix(linear.mean(chosen, surrogate.k)), outside)
+            losses[size].append(loss)
+            uniform[size].append(surrogate.loss(simple["uniform"], outside))
+            if size == n:
+                chosen_count[chosen] += 1
+                for name, outputs in simple.items():
+                    gains[name].append(surrogate.loss(outputs, outside) - loss)
+        if on_resample is not None:
+            on_resample(number)
+    return Stability(
+        resamples=settings.bootstrap,
+        frequencies=(chosen_count / settings.bootstrap).tolist(),
+        gains={name: _gain(values) for name, values in gains.items()},
+        rows=n,
+        rows_needed=_rows_needed(n, losses, uniform),
+    )
+
+
+def most_frequent(stability: Stability, relaxed: Tensor, K: int) -> list[int]:
+    """The K that were chosen most often; among equals, those with the larger s."""
+    return mask.largest(torch.tensor(stability.frequencies) + 1e-6 * relaxed, K)
+
+
+def _samples(surrogate: Surrogate, drawn: Tensor, n: int) -> tuple[Sample, Sample]:
+    """The drawn rows, each as often as it was drawn; and all others."""
+    times = torch.bincount(drawn, minlength=n)
+    parts = torch.split(times, surrogate.counts)
+    inside = [torch.arange(len(part)).repeat_interleave(part) for part in parts]
+    outside = [(part == 0).nonzero().reshape(-1) for part in parts]
+    return surrogate.sample(inside), surrogate.sample(outside)
+
+
+def _gain(values: list[float]) -> Gain:
+    tensor = torch.tensor(values, dtype=torch.float64)
+    low, high = tensor.quantile(0.025), tensor.quantile(0.975)
+    return Gain(float(tensor.mean()), float(low), float(high))
+
+
+def _rows_needed(
+    n: int, losses: Mapping[int, list[float]], uniform: Mapping[int, list[float]]
+) -> int | None:
+    """Where a + b/n reaches the loss of the mean of all, by the losses at n and at n/2."""
+    excess = {
+        size: float((torch.tensor(losses[size]) - torch.tensor(uniform[size])).mean())
+        for size in losses
+    }
+    at_n, at_half = excess[n], excess[n // 2]
+    growth = max(at_half - at_n, 0.0)  # b/n
+    limit = at_n - growth  # a: with rows without end
+    if limit >= 0:
+        return None
+    needed = growth / -limit * n if growth > 0 else 1
+    return ceil(needed) if needed < inf else None

@@ -1,0 +1,313 @@
+"""Outputs of averages predicted in output space: exact where the model is linear in its weights."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sewa_cli import mask
+from sewa_cli.config import LinearConfig
+from sewa_cli.evaluate import Objective
+from sewa_cli.flat import FlatModel
+from sewa_cli.solvers import linear
+from sewa_cli.surrogate import QUARTERS, Surrogate, build, scout
+
+CPU = torch.device("cpu")
+ROOM = 10**9
+
+
+def backward(loss: Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+class Problem:
+    """k random checkpoints of a model, and batches."""
+
+    def __init__(
+        self,
+        k: int = 9,
+        seed: int = 0,
+        model: nn.Module | None = None,
+        loss: Any = None,
+        predict: Any = None,
+        batches: Any = None,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.model = FlatModel(model or nn.Linear(4, 3), CPU)
+        self.loss = loss or (lambda outputs, batch: F.cross_entropy(outputs, batch[1]))
+        predict = predict or (lambda model, batch: model(batch[0]))
+        self.objective = Objective(self.model, predict, self.loss, backward)
+        self.k = k
+        self.W = torch.randn(k, self.model.layout.size, generator=generator)
+        self.batches = batches or [
+            (
+                torch.randn(n, 4, generator=generator),
+                torch.randint(3, (n,), generator=generator),
+            )
+            for n in (7, 4)
+        ]
+
+    def rows(self) -> Any:
+        return ((i, row.clone()) for i, row in enumerate(self.W))
+
+    def surrogate(self, h: float = 0.1, room: int = ROOM) -> Surrogate:
+        base = self.W.mean(0)
+        return build(self.objective, self.batches, base, self.k, self.rows, h, room)
+
+    def true_loss(self, c: Tensor) -> float:
+        self.model.set(c.float() @ self.W)
+        return self.objective.mean_loss(self.batches)[0]
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 10_000),
+    k=st.integers(2, 12),
+    h=st.floats(0.05, 1.0),
+    squared=st.booleans(),
+)
+def test_on_a_model_that_is_linear_in_its_weights_the_prediction_is_the_truth(
+    seed: int, k: int, h: float, squared: bool
+) -> None:
+    loss = (lambda outputs, batch: ((outputs - batch[0][:, :3]) ** 2).mean()) if squared else None
+    problem = Problem(k, seed, loss=loss)
+    surrogate = problem.surrogate(h)
+    c = torch.rand(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    c /= c.sum()
+    predicted = surrogate.loss(surrogate.mix(c))
+    assert predicted == pytest.approx(problem.true_loss(c), rel=2e-5 / h, abs=1e-6)
+
+
+@settings(max_examples=15)
+@given(seed=st.integers(0, 10_000), k=st.integers(3, 12), data=st.data())
+def test_no_subset_of_up_to_twelve_checkpoints_is_better_than_the_chosen_one(
+    seed: int, k: int, data: st.DataObject
+) -> None:
+    K = data.draw(st.integers(1, k - 1))
+    problem = Problem(k, seed)
+    surrogate = problem.surrogate()
+    chosen = linear.solve(surrogate, K, LinearConfig()).selected
+    best = min(problem.true_loss(linear.mean(s, k)) for s in combinations(range(k), K))
+    assert len(chosen) == K
+    assert problem.true_loss(linear.mean(chosen, k)) == pytest.approx(best, rel=1e-4)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10_000), k=st.integers(13, 30), K=st.integers(1, 12))
+def test_with_many_subsets_no_single_swap_improves_the_answer_and_the_relaxed_loss_bounds_it(
+    seed: int, k: int, K: int
+) -> None:
+    problem = Problem(k, seed)
+    surrogate = problem.surrogate()
+    solution = linear.solve(surrogate, K, LinearConfig(iterations=300, swaps=k * k))
+
+    def loss(chosen: Any) -> float:
+        return surrogate.loss(surrogate.mix(linear.mean(chosen, k)))
+
+    found = loss(solution.selected)
+    assert solution.history[-1] <= found * (1 + 1e-3)  # the relaxed problem allows more
+    assert solution.history == sorted(solution.history, reverse=True)
+    for lost in solution.selected:
+        for gained in set(range(k)) - set(solution.selected):
+            rest = [i for i in solution.selected if i != lost]
+            assert loss([*rest, gained]) >= found * (1 - 1e-4)
+
+
+@settings(max_examples=50)
+@given(
+    v=st.lists(st.floats(-5, 5), min_size=1, max_size=20),
+    share=st.floats(0, 1),
+    round_=st.booleans(),
+)
+def test_the_projection_lands_in_the_set_and_nothing_in_it_is_nearer(
+    v: list[float], share: float, round_: bool
+) -> None:
+    point = torch.tensor(v, dtype=torch.float64)
+    if round_:
+        point = point.round()  # ties
+    total = share * len(v)
+    s = mask.project_to_sum(point, total)
+    assert float(s.sum()) == pytest.approx(total, abs=1e-9)
+    assert bool(((s >= 0) & (s <= 1)).all())
+    # the slow twin: shifted by bisection until the sum is right
+    low, high = float(point.min()) - 1, float(point.max())
+    for _ in range(100):
+        middle = (low + high) / 2
+        if float((point - middle).clamp(0, 1).sum()) > total:
+            low = middle
+        else:
+            high = middle
+    twin = (point - high).clamp(0, 1)
+    assert float(((point - s) ** 2).sum()) <= float(((point - twin) ** 2).sum()) + 1e-6
+
+
+def test_the_gradient_is_that_of_the_loss() -> None:
+    problem = Problem()
+    surrogate = problem.surrogate()
+    c = torch.full((problem.k,), 1 / problem.k, dtype=torch.float64)
+    _, gradient = surrogate.loss_and_gradient(c)
+    for i in range(problem.k):
+        step = torch.zeros_like(c)
+        step[i] = 1e-2
+        up, down = (surrogate.loss(surrogate.mix(c + s * step)) for s in (1, -1))
+        # up to one constant: outputs are predicted for weights that sum to one
+        slope = (up - down) / 2e-2
+        assert slope == pytest.approx(float(gradient[i]), rel=2e-2, abs=2e-3)
+
+
+class Two(NamedTuple):
+    logits: Tensor
+    extra: dict[str, Tensor]
+
+
+def test_outputs_may_be_a_nest_with_whole_numbers_and_infinities_in_it() -> None:
+    banned = torch.tensor([0.0, 0.0, -torch.inf])
+
+    def predict(model: nn.Module, batch: Any) -> Two:
+        out = model(batch[0])
+        return Two(out + banned, {"half": out.half(), "index": batch[1]})
+
+    def loss(outputs: Two, batch: Any) -> Tensor:
+        assert outputs.extra["half"].dtype == torch.float16
+        assert torch.equal(outputs.extra["index"], batch[1])
+        return (
+            F.cross_entropy(outputs.logits, batch[1]) + outputs.extra["half"].float().pow(2).mean()
+        )
+
+    batches = [
+        (torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1] * 3))
+    ]
+    problem = Problem(predict=predict, loss=loss, batches=batches)
+    surrogate = problem.surrogate(h=0.5)
+    c = linear.mean([0, 3], problem.k)
+    assert surrogate.loss(surrogate.mix(c)) == pytest.approx(problem.true_loss(c), rel=2e-3)
+    value, gradient = surrogate.loss_and_gradient(c)
+    assert bool(torch.isfinite(gradient).all())
+    assert value == pytest.approx(problem.true_loss(c), rel=2e-3)
+
+
+def test_a_loss_that_works_in_place_on_its_outputs_is_no_trouble() -> None:
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        return F.cross_entropy(outputs.mul_(2.0), batch[1])
+
+    problem = Problem(loss=loss)
+    surrogate = problem.surrogate()
+    c = linear.mean([1, 2], problem.k)
+    once = surrogate.loss(surrogate.mix(c))
+    assert surrogate.loss_and_gradient(c)[0] == pytest.approx(once, rel=1e-6)
+    assert surrogate.loss(surrogate.mix(c)) == once
+
+
+def test_float_buffers_move_along() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+            self.register_buffer("shift", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.shift  # type: ignore[no-any-return]
+
+    problem = Problem(model=Shifted())
+    surrogate = problem.surrogate()
+    c = linear.mean([0, 5], problem.k)
+    assert surrogate.loss(surrogate.mix(c)) == pytest.approx(problem.true_loss(c), rel=1e-3)
+
+
+def test_a_smaller_room_makes_the_cache_bfloat16_and_a_smaller_one_takes_fewer_rows() -> None:
+    big = [(torch.randn(200, 4), torch.randint(3, (200,))) for _ in range(2)]
+    problem = Problem(k=40, batches=big)
+    wide = problem.surrogate()
+    assert (wide.size.dtype, wide.size.rows) == ("float32", 400)
+    narrow = problem.surrogate(room=wide.size.bytes - 1)
+    assert (narrow.size.dtype, narrow.size.rows) == ("bfloat16", 400)
+    c = linear.mean([3, 4, 7], 40)
+    assert narrow.loss(narrow.mix(c)) == pytest.approx(wide.loss(wide.mix(c)), rel=0.02)
+    few = problem.surrogate(room=narrow.size.bytes // 4)
+    assert few.size.dtype == "bfloat16"
+    assert 50 < few.size.rows <= 100
+    assert few.size.bytes <= narrow.size.bytes // 4
+    assert few.size.of_rows == 400
+    with pytest.raises(ValueError, match="raise --memory"):
+        problem.surrogate(room=10)
+
+
+def test_rows_make_samples_whose_losses_add_up() -> None:
+    problem = Problem()
+    surrogate = problem.surrogate()
+    assert surrogate.splits()
+    outputs = surrogate.mix(linear.mean([0, 1], problem.k))
+    each = surrogate.unit_losses(outputs)
+    assert each is not None
+    assert float(each.mean()) == pytest.approx(surrogate.loss(outputs), rel=1e-5)
+    sample = surrogate.sample([torch.tensor([0, 0, 3]), torch.tensor([2])])
+    expected = float((2 * each[0] + each[3] + each[7 + 2]) / 4)
+    assert surrogate.loss(outputs, sample) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_over_the_whole_batch_does_not_split() -> None:
+    problem = Problem(loss=lambda outputs, _: outputs.var(dim=0).sum())
+    surrogate = problem.surrogate()
+    assert not surrogate.splits()
+    assert surrogate.unit_losses(surrogate.base) is None
+    whole = surrogate.batch_losses(surrogate.base)
+    assert len(whole) == 2
+
+
+def test_outputs_whose_size_depends_on_the_weights_are_refused() -> None:
+    def predict(model: nn.Module, batch: Any) -> Tensor:
+        out: Tensor = model(batch[0])
+        return out[out.sum(1) > 0]
+
+    problem = Problem(predict=predict, loss=lambda outputs, _: outputs.sum())
+    with pytest.raises(ValueError, match="depends on the weights"):
+        problem.surrogate(h=1.0)
+
+
+def test_predictions_that_draw_random_numbers_draw_the_same_for_every_checkpoint() -> None:
+    def predict(model: nn.Module, batch: Any) -> Tensor:
+        return model(batch[0]) + torch.randn(len(batch[0]), 3)  # type: ignore[no-any-return]
+
+    problem = Problem(predict=predict)
+    surrogate = problem.surrogate(h=0.05)
+    plain = Problem().surrogate(h=0.05)
+    assert torch.allclose(surrogate.difference(0, 1), plain.difference(0, 1), atol=1e-3)
+
+
+def test_the_scout_takes_the_best_quarter_where_the_mean_of_all_is_bad() -> None:
+    rows = [torch.full((3,), value) for value in (0.0, 0.0, 1.0, 1.0, 5.0, 5.0, 9.0, 9.0)]
+    asked: list[float] = []
+
+    def judge(flat: Tensor) -> float:
+        asked.append(float(flat[0]))
+        return abs(float(flat[0]) - 1.1)
+
+    found = scout(((i, row) for i, row in enumerate(rows)), len(rows), judge)
+    assert asked == [0.0, 1.0, 5.0, 9.0, 3.75]
+    assert found.members == [2, 3]
+    assert float(found.base[0]) == 1.0
+    assert float(found.uniform[0]) == 3.75
+    assert float(found.last[0]) == 9.0
+    assert found.k == 8
+
+
+@pytest.mark.parametrize("k", [2, 3, 5, 11])
+def test_the_scout_judges_each_quarter_once_and_all_together(k: int) -> None:
+    judged: list[Tensor] = []
+
+    def judge(flat: Tensor) -> float:
+        judged.append(flat)
+        return float("nan")
+
+    rows = torch.randn(k, 4)
+    found = scout(((i, row.clone()) for i, row in enumerate(rows)), k, judge)
+    assert len(judged) == len({i * QUARTERS // k for i in range(k)}) + 1
+    assert torch.allclose(found.uniform, rows.mean(0), atol=1e-6)
+    assert found.members == list(range(k))  # nothing is known to be better than the mean of all
