@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ def select(
     heldout_data: Data | None = None,
     training_data: Data | None = None,
     metrics: Callable[[nn.Module], Mapping[str, float]] | None = None,
-    K: int = 10,
+    K: int | Literal["auto"] = 10,
     output: PathLike | None = None,
     force: bool = False,
     listener: Listener | None = None,

@@ -29,8 +29,13 @@ from sewa_cli.nest import WALK, Nest, change, rows, take_rows, to_device
 from sewa_cli.trajectory import ROWS, Deltas, Trajectory
 
 QUARTERS = 4
+MIXINGS = 39  # one in forty is below all of them by luck
 SPARE = 6  # float32 vectors of length O besides the cache: the mixture, its gradient, swaps …
 _NAME = "outputs"
+
+
+class TooLittleRoom(ValueError):
+    """Not even a row of every batch fits."""
 
 
 @dataclass
@@ -187,6 +192,24 @@ class Surrogate:
             found.append(self.loss(outputs, self.sample(only)))
         return torch.tensor(found, dtype=torch.float64)
 
+    def rows_matter(self, seed: int = 0) -> bool:
+        """Whether the base's outputs fit their own rows better than rows that were mixed up.
+
+        Labels that were shuffled, or belong to other data, can still be fitted: by being less sure
+        of everything. True also where mixing changes nothing at all: the outputs hold the loss.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        own = self.loss(self.base)
+        mixed = []
+        for _ in range(MIXINGS):
+            orders: list[Tensor | None] = [
+                torch.randperm(part.n, generator=generator) for part in self._batches
+            ]
+            sample = Sample([None] * len(orders), self.sample(orders).batches)
+            mixed.append(self.loss(self.base, sample))
+        unmoved = all(abs(loss - own) <= 1e-9 * abs(own) for loss in mixed)
+        return unmoved or own < min(mixed)
+
     def splits(self) -> bool:
         """Whether some rows of a batch are a batch: the losses of its halves make up its loss."""
         whole = self.batch_losses(self.base)
@@ -299,14 +322,14 @@ def build(
     if numbers == 0:
         raise ValueError("predict() gives no floating-point tensors, so there is nothing to mix")
     if outputs is None:
-        batches = _fewer_rows(batches, room / _need(k, numbers, torch.bfloat16), seed)
+        batches = _fewer_rows(batches, room / _least(k, numbers), seed)
         numbers, outputs = _outputs_within(objective, batches, k, room, seed)
         if outputs is None:
-            raise ValueError(
-                f"the outputs of {k} checkpoints need {_need(k, numbers, torch.bfloat16)} bytes, "
+            raise TooLittleRoom(
+                f"the outputs of {k} checkpoints need {_least(k, numbers)} bytes, "
                 f"even on {sum(map(rows, batches))} rows, and there are {room}; raise --memory"
             )
-    wide = _need(k, numbers, torch.float32) <= room
+    wide = _need(k, numbers, torch.float32) <= room  # of few checkpoints it is the smaller one
 
     parts, start = [], 0
     for batch, out in zip(batches, outputs, strict=True):
@@ -348,6 +371,10 @@ def _need(k: int, numbers: int, dtype: torch.dtype) -> int:
     return numbers * (dtype.itemsize * k + 4 * spare)
 
 
+def _least(k: int, numbers: int) -> int:
+    return min(_need(k, numbers, dtype) for dtype in (torch.float32, torch.bfloat16))
+
+
 def _outputs_within(
     objective: Objective, batches: Sequence[Nest], k: int, room: int, seed: int
 ) -> tuple[int, list[Nest] | None]:
@@ -357,7 +384,7 @@ def _outputs_within(
     for batch in batches:
         out = _outputs(objective, batch, seed)
         numbers += len(_flatten(out))
-        fits = _need(k, numbers, torch.bfloat16) <= room
+        fits = _least(k, numbers) <= room
         kept = [*kept, out] if kept is not None and fits else None
     return numbers, kept
 

@@ -143,7 +143,10 @@ def test_a_task_may_change_its_folder_and_finds_itself_there_again(
 
 @pytest.mark.usefixtures("run_dir")
 def test_a_loss_that_is_infinite_once_leaves_a_readable_report(sewa: Sewa) -> None:
-    count = "CALLS.append(1)\n    extra = float('inf') if len(CALLS) == 25 else 0.0\n    "
+    count = (
+        "CALLS.append(torch.is_grad_enabled())\n    "
+        "extra = float('inf') if CALLS[-1] and sum(CALLS) == 5 else 0.0\n    "
+    )
     write_task(
         "",
         ("def loss(", "CALLS = []\n\ndef loss("),

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.plots import fit_losses, house, label, set_margins
-from sewa_cli.report import Report
+from sewa_cli.report import BudgetOption, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,14 +19,17 @@ _LOG_ABOVE: Final = 8.0  # losses further apart than this factor get a logarithm
 
 
 def plot_selection(report: Report) -> Figure:
-    """Two panels: mask probability by step, and selection loss by iteration."""
+    """Mask probability by step, selection loss by iteration, and, for K: auto, loss by K."""
     from matplotlib.figure import Figure
 
     with house():
-        figure = Figure(figsize=(8, 6))
+        panels = 3 if report.budget else 2
+        figure = Figure(figsize=(8, 3 * panels))
         set_margins(figure)
-        mask, losses = figure.subplots(2, 1)
+        mask, losses, *curve = figure.subplots(panels, 1)
         _draw_mask(mask, report)
+        if report.budget:
+            _draw_curve(curve[0], report.budget)
         _name_levels(figure, losses, _draw_losses(losses, report))
     return figure
 
@@ -122,6 +125,48 @@ def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
     axes.set_xlabel("iteration" if finite else "no loss history")
     axes.set_ylabel("loss on selection data")
     return levels
+
+
+def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
+    """Cross-validated loss by K, with one standard error of the difference from the best."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    families: dict[str, list[BudgetOption]] = {}
+    for option in options:
+        if option.K is not None and isfinite(option.loss):
+            families.setdefault(option.name, []).append(option)
+    for i, (name, family) in enumerate(families.items()):
+        axes.errorbar(
+            [option.K or 0 for option in family],
+            [option.loss for option in family],
+            yerr=[option.error for option in family],
+            linestyle=_STYLES[i % len(_STYLES)],
+            lw=1.6 if name == "learned" else 1.0,
+            color="black" if name == "learned" else "0.5",
+            capsize=2,
+            label=label(name),
+        )
+    for i, option in enumerate(o for o in options if o.K is None and isfinite(o.loss)):
+        axes.axhline(
+            option.loss,
+            linestyle=_STYLES[(i + 1) % len(_STYLES)],
+            lw=1.0,
+            color="0.3",
+            label=label(f"{option.name} {option.loss:.4g}"),
+        )
+    taken = next(option for option in options if option.chosen)
+    if taken.K is not None:
+        axes.plot(taken.K, taken.loss, "D", ms=7, color="black", label="taken", zorder=5)
+    finite = [option.loss for option in options if isfinite(option.loss)]
+    fit_losses(axes, finite, _LOG_ABOVE)
+    sizes = sorted({option.K for option in options if option.K is not None})
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axes.set_xlabel("K")
+    axes.set_ylabel("cross-validated loss")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
 
 
 def _name_levels(figure: Figure, axes: Axes, levels: dict[str, float]) -> None:

@@ -37,6 +37,10 @@ from sewa_cli.solvers.stability import Stability, most_frequent, resample
 from sewa_cli.surrogate import Scouted, Surrogate, scout
 from sewa_cli.trajectory import Remembered, Trajectory, fill_row
 
+MIXED_UP = (
+    "the loss on the selection data is no lower than with their rows mixed up: labels and outputs "
+    "have nothing to do with each other"
+)
 VECTORS = 10  # of length P: two read ahead, the means, the base, the step, what is evaluated
 
 
@@ -169,6 +173,8 @@ class Survey:
         budget = None
         if K == AUTO:
             budget = self._find_budget(here)
+            if not budget.rows_matter:
+                self._bench.warn(f"{MIXED_UP}; the mean of all is taken")
             option = budget.options[budget.chosen]
             if option.name != LEARNED:
                 coefficients = _simple(option.name, option.K, self.k)
@@ -180,6 +186,8 @@ class Survey:
         found = self._solve(here, K, starts)
         base_loss, base = self._scouted.loss, _name_of(self._scouted.members, self.k)
         rounds: list[Round] = []
+        if budget is None and not self._keep and here.splits() and not here.rows_matter():
+            self._bench.warn(f"{MIXED_UP}; a choice by them is worth nothing")
         if not self._keep:
             self.first = None  # one cache at a time
         best: tuple[float, list[int]] | None = None
@@ -242,6 +250,8 @@ class Survey:
                 bench.config.seed,
                 tell,
             )
+        except surrogate.TooLittleRoom as error:
+            raise ConfigError(f"memory: {error}") from error
         except ValueError as error:
             raise TaskError(f"the linear solver: {error}") from error
         if found.size.rows < found.size.of_rows and not any(

@@ -9,7 +9,7 @@ taken before a learned one, and a larger K before a smaller.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Budget:
     chosen: int  # into options
     best: int
     units: int  # rows (or batches) that were judged
+    rows_matter: bool  # else the labels say nothing, and the mean of all is taken
 
 
 def grid(k: int) -> list[int]:
@@ -54,7 +55,10 @@ def choose_budget(
     seed: int = 0,
     on_fold: Callable[[int], None] | None = None,
 ) -> Budget:
-    """`simple`: (name, K) → outputs [O] of an average that does not depend on the data."""
+    """`simple`: (name, K) → outputs [O] of an average that does not depend on the data.
+
+    (`uniform`, None) must be among them.
+    """
     folds = _folds(surrogate, settings.folds, seed)
     keys = [(LEARNED, K) for K in sizes]
     learned = torch.zeros(len(keys), folds.units, dtype=torch.float64)
@@ -72,7 +76,10 @@ def choose_budget(
             on_fold(number)
     every = torch.cat([learned, torch.stack([folds.losses(out) for out in simple.values()])])
     names: list[tuple[str, int | None]] = [*keys, *simple]
-    return _decide(names, every, folds.weights)
+    decided = _decide(names, every, folds.weights)
+    if folds.by_row and not surrogate.rows_matter(seed):
+        return replace(decided, chosen=names.index(("uniform", None)), rows_matter=False)
+    return decided
 
 
 def _decide(names: Sequence[tuple[str, int | None]], losses: Tensor, weights: Tensor) -> Budget:
@@ -95,7 +102,7 @@ def _decide(names: Sequence[tuple[str, int | None]], losses: Tensor, weights: Te
         chosen = min(simple, key=lambda i: options[i].loss)
     else:
         chosen = max(close, key=lambda i: options[i].K or 0)
-    return Budget(options, chosen, best, n)
+    return Budget(options, chosen, best, n, rows_matter=True)
 
 
 @dataclass
