@@ -25,7 +25,7 @@ from sewa_cli.run.guarding import check_settings, keep_aside
 from sewa_cli.run.placing import cap_of, make_plan
 from sewa_cli.run.recipe import DTYPES
 from sewa_cli.run.select import REFERENCES
-from sewa_cli.run.surveying import VECTORS
+from sewa_cli.run.surveying import VECTORS, simple_averages
 from sewa_cli.solvers.budget import grid
 from sewa_cli.solvers.stability import QUICK
 from sewa_cli.surrogate import QUARTERS, build
@@ -118,7 +118,9 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
     scouted = B * (1 + (quarters if quarters > 1 else 0))
     surveyed = settings.rounds * (1 + k) * B
     judged = B * (1 + settings.exact_swaps + config.stable)
-    simple = 2 * B * ((settings.bootstrap > 0) + (config.K == AUTO))
+    simple = 2 * B * (settings.bootstrap > 0)
+    if config.K == AUTO:
+        simple += (2 + len(simple_averages(k))) * B
     rows = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + config.stable)
     rows += K * (config.K == AUTO)  # lawa, whose K was not known in time
     rows += (K if settings.exact_swaps else 0) + 2 * settings.exact_swaps

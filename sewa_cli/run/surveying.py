@@ -147,23 +147,33 @@ class Survey:
         self._judge = judge_of(bench)
         self.k = trajectory.k
         self.first: Surrogate | None = None
+        self._simple: dict[tuple[str, int | None], Tensor] = {}  # true outputs [O]
 
     def begin(self, K: int) -> Surrogate:
-        """The cache around the scouted base. What `lawa` averages is summed up on the way."""
-        lawa = parse_one("lawa")(Run(self.k), K)[0] if K != AUTO else None
-        total: Tensor | None = None
+        """The cache around the scouted base; simple averages are summed up on the way."""
+        wanted: dict[tuple[str, int | None], Coefficients] = {}
+        if K == AUTO and not self._keep:
+            wanted = simple_averages(self.k)
+            if len(wanted) * 4 * self._trajectory.layout.size > self._room // 4:
+                wanted = {}  # too many vectors to sum up at once: their outputs are predicted
+        elif isinstance(self._trajectory, Remembered):
+            wanted = {("lawa", K): _simple("lawa", K, self.k)}
+        sums: dict[tuple[str, int | None], Tensor] = {}
 
         def rows() -> Iterator[tuple[int, Tensor]]:
-            nonlocal total
             for i, row in self._trajectory.rows():
-                if lawa is not None and lawa[i] != 0 and isinstance(self._trajectory, Remembered):
-                    total = torch.zeros_like(row) if total is None else total
-                    total.add_(row, alpha=lawa[i])
+                for key, coefficients in wanted.items():
+                    if coefficients[i] != 0:
+                        total = sums.setdefault(key, torch.zeros_like(row))
+                        total.add_(row, alpha=coefficients[i])
                 yield i, row
 
         self.first = self._build(self._scouted.base, rows)
-        if total is not None and lawa is not None and isinstance(self._trajectory, Remembered):
-            self._trajectory.remember(lawa, total)
+        if K == AUTO:
+            self._simple = {key: self._outputs(self.first, flat) for key, flat in sums.items()}
+        elif isinstance(self._trajectory, Remembered):
+            for key, flat in sums.items():
+                self._trajectory.remember(wanted[key], flat)
         return self.first
 
     def choose(self, K: int) -> Chosen:
@@ -190,7 +200,7 @@ class Survey:
             self._bench.warn(f"{MIXED_UP}; a choice by them is worth nothing")
         if not self._keep:
             self.first = None  # one cache at a time
-        best: tuple[float, list[int]] | None = None
+        best: tuple[float, Solution] | None = None
         for _ in range(settings.rounds - 1):
             predicted = _predicted(here, found.selected)
             flat = self._trajectory.mix_few(mean_of(found.selected, self.k))
@@ -199,14 +209,15 @@ class Survey:
             loss = here.loss(here.base)
             rounds.append(Round(base=base, base_loss=base_loss, predicted=predicted, loss=loss))
             if best is None or loss < best[0]:
-                best = (loss, found.selected)
+                best = (loss, found)
             base, base_loss = "the average found", loss
             found = self._solve(here, K, [found.selected])
         predicted = _predicted(here, found.selected)
         loss = self._true(found.selected)
         rounds.append(Round(base=base, base_loss=base_loss, predicted=predicted, loss=loss))
-        selected = found.selected if best is None or not loss > best[0] else best[1]
-        loss = loss if best is None else min(loss, best[0])
+        if best is not None and best[0] < loss:
+            loss, found = best
+        selected = found.selected
         selected, loss, tried = self._swap_exactly(here, selected, loss, settings.exact_swaps)
         relaxed = torch.tensor(found.probabilities, dtype=torch.float64)
         resampled = settings.bootstrap > 0 and not self._keep
@@ -312,15 +323,13 @@ class Survey:
 
     def _find_budget(self, here: Surrogate) -> Budget:
         config = self._bench.config
-        simple: dict[tuple[str, int | None], Tensor] = {
-            ("last", None): self._outputs(here, self._scouted.last),
-            ("uniform", None): self._outputs(here, self._scouted.uniform),
-            ("ema", None): here.mix(_as_tensor(_simple("ema", None, self.k))),
+        simple = {
+            key: self._simple[key] if key in self._simple else here.mix(_as_tensor(coefficients))
+            for key, coefficients in simple_averages(self.k).items()
         }
+        simple[("last", None)] = self._outputs(here, self._scouted.last)
+        simple[("uniform", None)] = self._outputs(here, self._scouted.uniform)
         sizes = grid(self.k)
-        for name in ("latest", "lawa"):
-            for K in sizes[1:]:
-                simple[(name, K)] = here.mix(_as_tensor(_simple(name, K, self.k)))
 
         def tell(fold: int) -> None:
             self._bench.listener.progress("folds", fold + 1, config.linear.folds)
@@ -346,6 +355,14 @@ class Survey:
         """True ones, of weights [P]: a simple average may lie far from the base."""
         self._bench.model.set(flat)
         return here.true_outputs()
+
+
+def simple_averages(k: int) -> dict[tuple[str, int | None], Coefficients]:
+    """Those that learn nothing, besides the last one and the mean of all."""
+    found: dict[tuple[str, int | None], Coefficients] = {("ema", None): _simple("ema", None, k)}
+    for name in ("latest", "lawa"):
+        found |= {(name, K): _simple(name, K, k) for K in grid(k)[1:]}
+    return found
 
 
 def _simple(name: str, K: int | None, k: int) -> Coefficients:
