@@ -15,12 +15,13 @@ from pydantic import BaseModel, ConfigDict
 
 from sewa_cli.checkpoints import TensorInfo
 from sewa_cli.config import Config
+from sewa_cli.dtypes import DTYPES
 from sewa_cli.evaluate import batchnorm_layers, cycle, rows
 from sewa_cli.methods import parse
 from sewa_cli.report import Placement
-from sewa_cli.run.bench import Bench, Listener, seeded, set_up
+from sewa_cli.run.bench import Bench, seeded, set_up
+from sewa_cli.run.listener import Listener
 from sewa_cli.run.placing import make_plan
-from sewa_cli.run.recipe import DTYPES
 from sewa_cli.run.select import REFERENCES
 from sewa_cli.task import Task
 from sewa_cli.trajectory import ROWS, Trajectory, fill_row

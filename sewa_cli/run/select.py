@@ -17,8 +17,9 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Run, parse
 from sewa_cli.report import Better, Candidate, Report, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
-from sewa_cli.run.bench import Listener, seeded, set_up
+from sewa_cli.run.bench import seeded, set_up
 from sewa_cli.run.learning import learn, read_trajectory
+from sewa_cli.run.listener import Listener
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales

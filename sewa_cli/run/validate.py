@@ -8,7 +8,8 @@ from math import isfinite
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.evaluate import batchnorm_layers, cycle, rows
-from sewa_cli.run.bench import Listener, seeded, set_up
+from sewa_cli.run.bench import seeded, set_up
+from sewa_cli.run.listener import Listener
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
 
