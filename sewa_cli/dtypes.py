@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
 if TYPE_CHECKING:
     import torch
 
-Array = npt.NDArray[Any]
+Array = np.ndarray[Any, np.dtype[Any]]
 
 # safetensors' words
 DTYPES: dict[str, np.dtype[Any]] = {
