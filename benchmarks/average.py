@@ -3,9 +3,10 @@
     python benchmarks/average.py --files 20 --megabytes 100 --mergekit PYTHON
 
 Makes the files (a small Llama of random weights) in a temporary folder, all of them in the page
-cache, and lets the contestants take turns; best time and median of each. The limit is a plain sum
-over the mapped files by two threads. Memory is the peak of anonymous memory (RssAnon: what a
-program has allocated, not the pages of files it has mapped), each in a process of its own.
+cache, and lets the contestants take turns; best time and median of each. Three tables: the work
+alone, in processes that have imported everything; whole commands, from start to end; and their peak
+of anonymous memory (RssAnon: what a program has allocated, not the pages of files it has mapped).
+The limit is a plain sum over the mapped files by two threads.
 """
 
 from __future__ import annotations
@@ -17,19 +18,18 @@ import re
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 
 import torch
 from common import markdown
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
+from timm_way import timm_way
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
 from sewa_cli.config import Config
@@ -104,7 +104,7 @@ def make_files(folder: Path, count: int, megabytes: int) -> list[Path]:
         path.parent.mkdir()
         (path.parent / "config.json").write_text(json.dumps(config))
         state = {k: torch.randn(shape, generator=generator) for k, shape in tensors.items()}
-        save_file(state, path, metadata={"format": "pt", "step": str(n)})
+        save_file(state, path, metadata={"format": "pt"})
         paths.append(path)
     return paths
 
@@ -163,28 +163,6 @@ def sewa_average(paths: Sequence[Path], output: Path) -> None:
     run_average(Config(checkpoints=tuple(paths), output=str(output)), "", weights, force=True)
 
 
-def timm_way(paths: Sequence[Path], output: Path) -> None:
-    """As timm's avg_checkpoints.py does it: whole state dicts, sums in float64."""
-    total: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-    for path in paths:
-        for name, tensor in load_file(path).items():
-            if name not in total:
-                total[name] = tensor.clone().to(torch.float64)
-                counts[name] = 1
-            else:
-                total[name] += tensor.to(torch.float64)
-                counts[name] += 1
-    for name, tensor in total.items():
-        tensor.div_(counts[name])
-    limits = torch.finfo(torch.float32)
-    final = {n: t.clamp(limits.min, limits.max).to(torch.float32) for n, t in total.items()}
-    save_file(final, output)
-
-
-CONTESTANTS = {"sewa average": sewa_average, "timm's way": timm_way}
-
-
 class Mergekit:
     """A process that has mergekit loaded, and merges when told to."""
 
@@ -207,42 +185,51 @@ class Mergekit:
                 return float(line.split()[1])
         raise RuntimeError("mergekit ended early; its error stands above")
 
-    def peak(self) -> int:
-        with watched(self.process.pid) as peak:
-            self()
-        return peak[0]
-
     def close(self) -> None:
         self.process.communicate()
 
 
-# ---- memory ------------------------------------------------------------------------------------
+# ---- whole commands ----------------------------------------------------------------------------
 
 
-@contextmanager
-def watched(pid: int) -> Iterator[list[int]]:
-    """The peak of a process' anonymous memory, in bytes, looked at a thousand times a second."""
-    status, peak, done = Path(f"/proc/{pid}/status"), [0], threading.Event()
+def commands(
+    paths: Sequence[Path], output: Path, merged: Path, python: str | None
+) -> dict[str, list[str]]:
+    """What a user would type, each in a fresh process; mergekit's own is beside its Python."""
+    here = Path(__file__).parent
+    files = [str(path) for path in paths]
+    found = {
+        "sewa average": [sys.executable, "-m", "sewa_cli", "average", *files, "-o", str(output)],
+        "timm's way": [sys.executable, str(here / "timm_way.py"), str(output), *files],
+    }
+    if python is not None:
+        config = output.with_name("merge.yaml")
+        models = [{"model": str(path.parent), "parameters": {"weight": 1.0}} for path in paths]
+        linear = {"merge_method": "linear", "dtype": "float32", "models": models}
+        config.write_text(json.dumps(linear))  # JSON is YAML
+        plain = ["--no-copy-tokenizer", "--no-write-model-card", "--quiet"]
+        command = str(Path(python).with_name("mergekit-yaml"))
+        found["mergekit-yaml"] = [command, str(config), str(merged), *plain]
+    return found
 
-    def watch() -> None:
-        while not done.wait(0.001):
-            found = re.search(r"RssAnon:\s+(\d+)", status.read_text())
-            peak[0] = max(peak[0], int(found[1]) * 1024 if found else 0)
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        thread.join()
+def run(command: Sequence[str]) -> None:
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise RuntimeError(f"{command[:3]} failed:\n{ended.stderr[-2000:]}")
 
 
-def peak_of(contestant: str, paths: Sequence[Path], output: Path) -> int:
-    """In a fresh process, so that nobody inherits another's heap."""
-    command = [sys.executable, __file__, "--peak-of", contestant, "--output", str(output)]
-    ended = subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, check=True)
-    return int(ended.stdout)
+def peak_of(command: Sequence[str]) -> int:
+    """The most anonymous memory a command has had, in bytes; looked at every millisecond."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status, peak = Path(f"/proc/{process.pid}/status"), 0
+    while process.poll() is None:
+        found = re.search(r"RssAnon:\s+(\d+)", status.read_text())
+        peak = max(peak, int(found[1]) * 1024 if found else 0)
+        time.sleep(0.001)
+    if process.returncode != 0:
+        raise RuntimeError(f"{command[:3]} failed")
+    return peak
 
 
 # ---- all together ------------------------------------------------------------------------------
@@ -264,12 +251,28 @@ def take_turns(
     return times
 
 
+def table(times: Mapping[str, Sequence[float]], ours: str) -> list[dict[str, object]]:
+    best = {name: min(seconds) for name, seconds in times.items()}
+    usual = {name: median(seconds) for name, seconds in times.items()}
+    return [
+        {
+            "": name,
+            "best, s": best[name],
+            "median, s": usual[name],
+            "best / ours": best[name] / best[ours],
+            "median / ours": usual[name] / usual[ours],
+        }
+        for name in times
+    ]
+
+
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, list[dict[str, object]]]:
     paths = make_files(folder, given.files, given.megabytes)
-    output = folder / "out.safetensors"
+    output, merged = folder / "out.safetensors", folder / "merged"
+    outputs = [output, merged / "model.safetensors"]
     size = sum(path.stat().st_size for path in paths) / 1e9
     python = given.mergekit or (sys.executable if find_spec("mergekit") else None)
-    mergekit = Mergekit(python, paths, folder / "merged") if python else None
+    mergekit = Mergekit(python, paths, merged) if python else None
     if mergekit is None:
         print("no mergekit: give --mergekit /path/to/python", file=sys.stderr)
     contestants: dict[str, Callable[[], object]] = {
@@ -281,36 +284,27 @@ def measure(folder: Path, given: argparse.Namespace) -> dict[str, list[dict[str,
         "timm's way": lambda: timm_way(paths, output),
         **({"mergekit linear": mergekit} if mergekit else {}),
     }
-    times = take_turns(contestants, given.rounds, [output, folder / "merged/model.safetensors"])
-    best = {name: min(seconds) for name, seconds in times.items()}
-    usual = {name: median(seconds) for name, seconds in times.items()}
-    speed: list[dict[str, object]] = [
-        {
-            "": name,
-            "best, s": best[name],
-            "median, s": usual[name],
-            "GB/s": size / best[name],
-            "of raw read": f"{best[RAW] / best[name]:.0%}",
-            "best / ours": best[name] / best[OURS],
-            "median / ours": usual[name] / usual[OURS],
-        }
-        for name in contestants
-    ]
-    many = linked(paths, folder, MANY)
-    peaks = {
-        name: (peak_of(name, paths, output), peak_of(name, many, output)) for name in CONTESTANTS
-    }
-    if mergekit and python:
-        after = Mergekit(python, many, folder / "merged")
-        peaks["mergekit linear"] = (mergekit.peak(), after.peak())
+    times = take_turns(contestants, given.rounds, outputs)
+    if mergekit:
         mergekit.close()
-        after.close()
-    few_files, many_files = f"{len(paths)} files, MB", f"{MANY} files, MB"
-    memory: list[dict[str, object]] = [
-        {"peak anonymous memory": name, few_files: round(a / 1e6), many_files: round(b / 1e6)}
-        for name, (a, b) in peaks.items()
-    ]
-    return {"speed": speed, "memory": memory}
+    raw = min(times[RAW])
+    work = table(times, OURS)
+    for row, seconds in zip(work, times.values(), strict=True):
+        row |= {"GB/s": size / min(seconds), "of raw read": f"{raw / min(seconds):.0%}"}
+
+    whole = {
+        name: partial(run, command)
+        for name, command in commands(paths, output, merged, python).items()
+    }
+    started = table(take_turns(whole, given.command_rounds, outputs), "sewa average")
+
+    peaks: dict[str, dict[str, object]] = {}
+    for sources in (paths, linked(paths, folder, MANY)):
+        for name, command in commands(sources, output, merged, python).items():
+            output.unlink(missing_ok=True)
+            row = peaks.setdefault(name, {"peak anonymous memory": name})
+            row[f"{len(sources)} files, MB"] = round(peak_of(command) / 1e6)
+    return {"work": work, "commands": started, "memory": list(peaks.values())}
 
 
 def main() -> None:
@@ -318,20 +312,13 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20)
     parser.add_argument("--megabytes", type=int, default=100, help="of each file; 20 or more")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--command-rounds", type=int, default=7, help="of whole commands")
     parser.add_argument("--mergekit", metavar="PYTHON", help="a Python that can import mergekit")
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--peak-of", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("paths", nargs="*", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.peak_of:
-        with watched(os.getpid()) as peak:
-            CONTESTANTS[given.peak_of](given.paths, given.output)
-        print(peak[0])
-        return
     with tempfile.TemporaryDirectory() as folder:
         found = measure(Path(folder), given)
-    print(markdown(found["speed"]), markdown(found["memory"]), sep="\n\n")
+    print(*map(markdown, found.values()), sep="\n\n")
     if given.json:
         Path(given.json).write_text(json.dumps({"benchmark": "average", **found}, indent=2) + "\n")
 

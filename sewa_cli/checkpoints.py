@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
+from sewa_cli.dtypes import WORDS, Array
 from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.mapped import map_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +61,7 @@ class Checkpoint:
     metadata: dict[str, str]
     reads: Reads = field(repr=False)
     _handle: Any = field(default=None, repr=False)
+    _arrays: dict[str, Array] | None = field(default=None, repr=False)
 
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU. The mapping stays open until `close`, for the next one."""
@@ -71,8 +74,18 @@ class Checkpoint:
         self.reads.bytes += tensor.numel() * tensor.element_size()
         return tensor
 
+    def read_array(self, name: str) -> Array:
+        """One tensor as a read-only view of the mapped file, without torch."""
+        if self._arrays is None:
+            self._arrays = map_file(self.path)
+        array, info = self._arrays.get(name), self.tensors[name]
+        if array is None or (WORDS[array.dtype.name], array.shape) != (info.dtype, info.shape):
+            raise CheckpointError(f"{self.path}: {name}: has changed since the file was opened")
+        self.reads.bytes += array.nbytes
+        return array
+
     def close(self) -> None:
-        self._handle = None
+        self._handle = self._arrays = None
 
 
 def find(given: Sequence[Path], keep_ours: bool = False) -> list[Path]:
@@ -103,7 +116,7 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> list[Path]:
 def _is_ours(path: Path) -> bool:
     """An averaged file that an earlier run left among the checkpoints is not one of them."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="numpy") as file:
             return WRITTEN_BY in (file.metadata() or {})
     except (SafetensorError, OSError):
         return False  # `open_checkpoint` will tell what is wrong with it
@@ -116,7 +129,7 @@ def open_checkpoint(path: Path, reads: Reads) -> Checkpoint:
         if path.is_dir():
             raise CheckpointError(f"{path}: is a folder; name the files in it, or it alone")
         size = path.stat().st_size
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             tensors = {

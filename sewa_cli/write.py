@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING
 from sewa_cli.errors import CheckpointError, OutputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from sewa_cli.dtypes import Array
 
 _ALIGNMENT = 8
 _SUFFIX = ".safetensors"
@@ -157,7 +157,7 @@ def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:
 def write_safetensors(
     file: IO[bytes],
     entries: Mapping[str, tuple[str, tuple[int, ...], int]],
-    pieces: Callable[[Sequence[str]], Generator[tuple[str, Tensor], None, None]],
+    pieces: Callable[[Sequence[str]], Generator[tuple[str, Array], None, None]],
     metadata: Mapping[str, str],
 ) -> None:
     """Stream a safetensors file. entries: name → (dtype word, shape, bytes).
@@ -196,11 +196,10 @@ def _width(entry: tuple[str, tuple[int, ...], int]) -> int:
     return int(digits) // 8 if digits else 1
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    import torch
+def _bytes(array: Array) -> memoryview:
+    import numpy as np
 
-    flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 # ---- sharded sets, as the Hugging Face libraries name and split them ---------------------------

@@ -13,6 +13,7 @@ PACKAGE = Path(__file__).parent.parent / "sewa_cli"
 FLOORS = {
     "errors": 0,
     "config": 0,
+    "dtypes": 0,
     "mask": 1,
     "nest": 1,
     "flat": 1,
@@ -22,6 +23,7 @@ FLOORS = {
     "bootstrap": 1,
     "geometry": 1,
     "report": 1,
+    "mapped": 1,
     "solvers": 2,
     "surrogate": 2,
     "methods": 2,
@@ -50,7 +52,7 @@ MATH = {
     "methods",
     "evaluate",
 }
-FILES = {"report", "checkpoints", "task", "write"}
+FILES = {"report", "mapped", "checkpoints", "task", "write"}
 
 
 def room(path: Path) -> str:

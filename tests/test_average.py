@@ -1,18 +1,72 @@
-"""Means against a float64 twin; blocks and threads against a mean of whole tensors."""
+"""Means against a float64 twin and a torch twin; pieces and threads against whole tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import hypothesis.strategies as st
+import ml_dtypes
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
 from sewa_cli import average
-from sewa_cli.average import AHEAD, blocks, in_order, weighted_mean
+from sewa_cli.average import AHEAD, Room, in_order, is_finite, pieces, thread_count, weighted_mean
+from sewa_cli.dtypes import Array, as_array, as_tensor
+
+FLOATS = [
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
+OUTPUTS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def some_weights(n: int, equal: bool, generator: torch.Generator) -> list[float]:
+    raw = torch.ones(n) if equal else torch.rand(n, generator=generator) + 0.01
+    weights: list[float] = (raw.double() / raw.double().sum()).tolist()
+    return weights
+
+
+def mean_of_tensors(
+    tensors: list[Tensor], weights: list[float], dtype: torch.dtype | None = None
+) -> Tensor:
+    """What is tested, with torch on both sides."""
+    arrays = [as_array(tensor).reshape(-1) for tensor in tensors]
+    wanted = None if dtype is None else as_array(torch.empty(0, dtype=dtype)).dtype
+    return as_tensor(weighted_mean(arrays, weights, wanted)).reshape(tensors[0].shape)
+
+
+def naive_mean(
+    tensors: list[Tensor], weights: list[float], dtype: torch.dtype | None = None
+) -> Tensor:
+    """Torch, whole tensors, one after the other: what must come out to the bit."""
+    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    if len(set(weights)) == 1:
+        total = tensors[0].to(wide)
+        for tensor in tensors[1:]:
+            total = total + tensor.to(wide)
+        total = total / (1 / weights[0])
+    else:
+        scaled = [
+            tensor.to(wide) * torch.tensor(c, dtype=wide)
+            for tensor, c in zip(tensors, weights, strict=True)
+        ]
+        total = scaled[0]
+        for tensor in scaled[1:]:
+            total = total + tensor
+    return total.to(dtype or tensors[0].dtype)
+
+
+def raw(tensor: Tensor) -> bytes:
+    return as_array(tensor).tobytes()
 
 
 @given(
@@ -26,107 +80,182 @@ def test_the_mean_equals_the_float64_mean_to_the_precision_it_is_kept_in(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     tensors = [torch.randn(3, 5, generator=generator).to(dtype) for _ in range(n)]
-    raw = torch.ones(n) if equal else torch.rand(n, generator=generator) + 0.01
-    coefficients = (raw.double() / raw.double().sum()).tolist()
-    expected = sum((c * t.double() for c, t in zip(coefficients, tensors, strict=True)))
-    found = weighted_mean(tensors, coefficients)
+    weights = some_weights(n, equal, generator)
+    expected = sum((c * t.double() for c, t in zip(weights, tensors, strict=True)))
+    found = mean_of_tensors(tensors, weights)
     assert found.dtype == dtype
     step = torch.finfo(dtype).eps
     sums = n * (1e-15 if dtype == torch.float64 else 1.2e-7)  # the sum itself is float32 or better
     torch.testing.assert_close(found.double(), expected, rtol=step, atol=sums * 4)
 
 
+@given(
+    st.integers(1, 12),
+    st.sampled_from(FLOATS),
+    st.sampled_from([None, *OUTPUTS]),
+    st.booleans(),
+    st.integers(-8, 4),
+    st.integers(0, 2**31),
+)
+def test_the_bytes_are_those_of_torch(
+    n: int,
+    dtype: torch.dtype,
+    output: torch.dtype | None,
+    equal: bool,
+    exponent: int,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scale = 10.0**exponent  # of fp16 and fp8, also numbers too small to be normal
+    made = [torch.randn(40, generator=generator, dtype=torch.float64) * scale for _ in range(n)]
+    tensors = [tensor.clamp(-400, 400).to(dtype) for tensor in made]
+    weights = some_weights(n, equal, generator)
+    found = mean_of_tensors(tensors, weights, output)
+    expected = naive_mean(tensors, weights, output)
+    assert found.dtype == expected.dtype
+    assert raw(found) == raw(expected)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
+def test_every_number_of_a_narrow_dtype_is_widened_as_torch_does(name: str) -> None:
+    dtype: torch.dtype = getattr(torch, name)
+    count = 256**dtype.itemsize
+    every = torch.arange(count, dtype=torch.int32).to(torch.int64)
+    every = every.to(torch.uint8 if dtype.itemsize == 1 else torch.uint16).view(dtype)
+    finite = every[torch.isfinite(every.float())]
+    assert len(finite) > count * 0.7
+    assert raw(mean_of_tensors([finite], [1.0], torch.float32)) == raw(finite.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_halves_are_rounded_to_even_as_torch_does(dtype: torch.dtype) -> None:
+    high = torch.arange(0x2000, 0x4700, dtype=torch.int32) << 16  # 1e-19 … 32768
+    lows = torch.tensor([0, 1, 0x0FFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    numbers = (high[:, None] | lows.int()[None]).reshape(-1).view(torch.float32)
+    assert raw(mean_of_tensors([numbers], [1.0], dtype)) == raw(numbers.to(dtype))
+
+
 def test_bf16_checkpoints_are_not_summed_in_bf16() -> None:
     tensors = [torch.tensor([1.0 + i / 128], dtype=torch.bfloat16) for i in range(10)]
     naive = torch.stack(tensors).sum(0) / 10
     exact = torch.stack(tensors).double().mean()
-    found = weighted_mean(tensors, [0.1] * 10, torch.float32)
+    found = mean_of_tensors(tensors, [0.1] * 10, torch.float32)
     assert abs(found.double() - exact) < 1e-6 < abs(naive.double() - exact)
 
 
-def test_the_inputs_are_not_changed() -> None:
-    tensors = [torch.ones(3), torch.zeros(3)]
-    weighted_mean(tensors, [0.5, 0.5])
-    assert torch.equal(tensors[0], torch.ones(3))
+@pytest.mark.parametrize("weights", [[0.5, 0.5], [0.3, 0.7]])
+def test_the_inputs_are_not_changed(weights: list[float]) -> None:
+    arrays = [np.ones(3, np.float32), np.zeros(3, np.float32)]
+    for array in arrays:
+        array.flags.writeable = False  # as a mapped file is
+    weighted_mean(arrays, weights)
+    assert arrays[0].tolist() == [1, 1, 1]
 
 
-def test_a_mean_that_overflows_the_wanted_dtype_is_an_error() -> None:
-    with pytest.raises(ValueError, match="float16"):
-        weighted_mean([torch.tensor([1e5])], [1.0], torch.float16)
+@pytest.mark.parametrize(
+    ("dtype", "number"),
+    [(np.float16, 1e5), (ml_dtypes.bfloat16, 3.4e38), (ml_dtypes.float8_e5m2, 1e5)],
+)
+def test_a_mean_that_overflows_the_wanted_dtype_is_an_error(dtype: Any, number: float) -> None:
+    wanted = np.dtype(dtype)
+    with pytest.raises(ValueError, match=f"does not fit into {wanted.name}"):
+        weighted_mean([np.array([1, number, 1], np.float32)], [1.0], wanted)
 
 
-def test_as_many_coefficients_as_tensors() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        weighted_mean([torch.ones(1)] * 3, [0.5, 0.3])
+@pytest.mark.parametrize(("name", "largest"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
+def test_weights_that_carry_fp8_out_of_its_range_are_an_error(name: str, largest: float) -> None:
+    """Torch clips e4m3 to its largest number and says nothing."""
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    most, least = np.array([largest], dtype), np.array([-largest], dtype)
+    assert float(weighted_mean([most, least], [1.0, 0.0])[0]) == largest
+    with pytest.raises(ValueError, match=f"does not fit into {name}"):
+        weighted_mean([most, least], [2.0, -1.0])
 
 
-def test_finite_numbers_whose_sum_overflows_are_fine() -> None:
-    found = weighted_mean([torch.full((4,), 3e38)], [1.0])
-    assert torch.equal(found, torch.full((4,), 3e38))
+def test_finite_numbers_whose_sum_overflows_float32_are_an_error() -> None:
+    with pytest.raises(ValueError, match="does not fit into float32"):
+        weighted_mean([np.full(4, 3e38, np.float32)] * 2, [0.5, 0.5])
 
 
-# ---- block by block, thread by thread ----------------------------------------------------------
+def test_as_many_coefficients_as_arrays() -> None:
+    with pytest.raises(ValueError, match="2 coefficients for 3 arrays"):
+        weighted_mean([np.ones(1, np.float32)] * 3, [0.5, 0.3])
 
 
-def naive_mean(tensors: list[Tensor], coefficients: list[float]) -> Tensor:
-    """Whole tensors, one after the other: what blocks and threads must not change by a bit."""
-    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
-    if len(set(coefficients)) == 1:
-        total = tensors[0].to(wide)
-        for tensor in tensors[1:]:
-            total = total + tensor.to(wide)
-        return (total / (1 / coefficients[0])).to(tensors[0].dtype)
-    total = coefficients[0] * tensors[0].to(wide)
-    for tensor, c in zip(tensors[1:], coefficients[1:], strict=True):
-        total = torch.add(total, tensor.to(wide), alpha=c)
-    return total.to(tensors[0].dtype)
+def test_large_finite_numbers_are_fine() -> None:
+    found = weighted_mean([np.full(4, 3e38, np.float32)], [1.0])
+    assert found.tolist() == np.full(4, 3e38, np.float32).tolist()
 
 
-@pytest.fixture
-def torch_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_nan_and_inf_are_seen_in_any_dtype(dtype: torch.dtype, bad: float) -> None:
+    if dtype == torch.float8_e4m3fn and bad == bad:
+        bad = float("nan")  # it has no Inf
+    broken = torch.tensor([1.0, 2.0, bad, 3.0]).to(dtype)
+    assert is_finite(as_array(broken[:2]))
+    assert not is_finite(as_array(broken))
+    with pytest.raises(ValueError, match="does not fit"):
+        mean_of_tensors([torch.ones(4).to(dtype), broken], [0.5, 0.5])
 
 
-@pytest.mark.usefixtures("torch_threads")
+# ---- piece by piece, thread by thread ----------------------------------------------------------
+
+
 @pytest.mark.parametrize("equal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_the_bytes_are_the_naive_means_whatever_the_threads_and_blocks(
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_bytes_are_the_naive_means_whatever_the_threads_and_pieces(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, equal: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(103, 97, generator=generator).to(dtype) for _ in range(7)]
-    raw = torch.ones(7) if equal else torch.rand(7, generator=generator) + 0.01
-    coefficients = (raw.double() / raw.double().sum()).tolist()
-    expected = naive_mean(tensors, coefficients)
-    for threads, block in [(1, 2**18), (1, 1000), (2, 1000), (3, 333), (2, 4096)]:
-        torch.set_num_threads(threads)
+    weights = some_weights(7, equal, generator)
+    expected = raw(naive_mean(tensors, weights))
+    arrays = [as_array(tensor) for tensor in tensors]
+    for threads, piece, block in [(1, 2**19, 2**17), (1, 1000, 300), (2, 1000, 7), (3, 333, 400)]:
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        monkeypatch.setattr(average, "PIECE", piece)
         monkeypatch.setattr(average, "BLOCK", block)
-        parts = zip(*(blocks(t) for t in tensors), strict=True)
-        jobs = [partial(weighted_mean, part, coefficients) for part in parts]
-        found = torch.cat(list(in_order(jobs))).reshape(103, 97)
-        assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8)), (threads, block)
-        assert torch.get_num_threads() == threads
+        parts = zip(*map(pieces, arrays), strict=True)
+        jobs = [partial(weighted_mean, part, weights, None) for part in parts]
+        found = b"".join(result.tobytes() for result in in_order(jobs))
+        assert found == expected, (threads, piece, block)
 
 
-@pytest.mark.usefixtures("torch_threads")
-def test_only_a_few_results_are_made_ahead_and_they_come_in_order() -> None:
-    torch.set_num_threads(2)
+def test_only_a_few_results_are_made_ahead_and_they_come_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     taken: list[int] = []
+
+    def job(i: int, _: Room) -> int:
+        return i
 
     def jobs() -> Iterator[partial[int]]:
         for i in range(50):
             assert i - len(taken) <= 2 * AHEAD + 1
-            yield partial(int, i)
+            yield partial(job, i)
 
     for i in in_order(jobs()):
         taken.append(i)
     assert taken == list(range(50))
 
 
+def test_a_result_stands_until_the_next_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+    def job(i: int, room: Room) -> tuple[int, Array]:
+        return i, weighted_mean([np.full(5000, i, np.float32)], [1.0], room=room)
+
+    rooms = set()
+    for i, result in in_order(partial(job, i) for i in range(300)):
+        assert (result == i).all()
+        rooms.add(result.ctypes.data)
+    assert len(rooms) <= 3 * AHEAD + 1  # and no more memory than that
+
+
 def test_a_job_that_fails_ends_the_others() -> None:
-    def job(i: int) -> int:
+    def job(i: int, _: Room) -> int:
         if i == 5:
             raise ValueError("five")
         return i
@@ -136,5 +265,15 @@ def test_a_job_that_fails_ends_the_others() -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (5,)], ids=str)
-def test_every_tensor_has_at_least_one_block(shape: tuple[int, ...]) -> None:
-    assert [b.numel() for b in blocks(torch.ones(shape))] == [torch.ones(shape).numel()]
+def test_every_array_has_at_least_one_piece(shape: tuple[int, ...]) -> None:
+    assert [piece.size for piece in pieces(np.ones(shape))] == [np.ones(shape).size]
+
+
+@pytest.mark.parametrize("wanted", ["", "0", "-1", "many", "2,4"])
+def test_threads_are_as_many_as_asked_for_or_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, wanted: str
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert thread_count() == 3
+    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+    assert 1 <= thread_count() <= average.MOST_THREADS

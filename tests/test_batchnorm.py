@@ -161,6 +161,19 @@ def test_apply_rebuilds_the_recomputed_statistics_too(bn_run: Path, sewa: Sewa) 
     assert (bn_run / "again.safetensors").read_bytes() == (bn_run / "out.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("bn_run")
+def test_a_report_whose_statistics_are_damaged_is_refused(sewa: Sewa) -> None:
+    assert sewa("select", "-o", "out.safetensors").code == 0
+    report = json.loads(Path("out.report.json").read_text())
+    report["recipe"]["replaced"] = report["recipe"]["replaced"][8:]
+    Path("out.report.json").write_text(json.dumps(report))
+    ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
+    assert ended.code == 3
+    assert "recipe.replaced: " in ended.error
+    assert "is the report intact?" in ended.error
+    assert not Path("again.safetensors").exists()
+
+
 def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(3)

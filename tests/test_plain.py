@@ -169,25 +169,23 @@ def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
 
 
 @pytest.mark.parametrize("method", ["uniform", "ema"])
-def test_the_file_is_the_same_whatever_the_blocks_and_threads(
+def test_the_file_is_the_same_whatever_the_pieces_and_threads(
     ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     assert sewa("average", *ckpts, "--method", method, "-o", "whole.safetensors").code == 0
-    for threads, block in [(1, 7), (3, 7), (2, 64)]:
+    for threads, piece, block in [(1, 7, 7), (3, 7, 3), (2, 64, 10)]:
+        monkeypatch.setattr(average, "PIECE", piece)
         monkeypatch.setattr(average, "BLOCK", block)
-        torch.set_num_threads(threads)
-        try:
-            ended = sewa("average", *ckpts, "--method", method, "-o", "cut.safetensors", "--force")
-        finally:
-            torch.set_num_threads(1)
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        ended = sewa("average", *ckpts, "--method", method, "-o", "cut.safetensors", "--force")
         assert ended.code == 0, ended.err
         assert Path("cut.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
 
-def test_nan_in_a_late_block_of_a_tensor_is_found(
+def test_nan_in_a_late_piece_of_a_tensor_is_found(
     ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(average, "BLOCK", 5)
+    monkeypatch.setattr(average, "PIECE", 5)
     state = load_file(ckpts[5])
     state["0.weight"][-1, -1] = float("inf")
     save_file(state, ckpts[5])
@@ -208,9 +206,9 @@ def test_without_a_report_the_sources_are_not_hashed(
 
 
 PEAK = """
-import re, sys, threading, time, torch
+import re, sys, threading, time
 from sewa_cli.cli import main
-import sewa_cli.run
+import sewa_cli.run.averaging
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 base, peak, run = anonymous(), [0], [True]
@@ -244,6 +242,44 @@ def test_averaging_holds_a_few_blocks_in_memory_however_many_files(tmp_path: Pat
     many = peak_of_averaging(tmp_path)
     assert max(few, many) < 48e6
     assert abs(many - few) < 20e6
+
+
+WITHOUT_TORCH = """
+import sys
+from sewa_cli.cli import main
+code = main(sys.argv[1:])
+print("torch" in sys.modules, file=sys.stderr); sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_average_and_apply_do_not_import_torch(ckpts: list[Path], dtype: torch.dtype) -> None:
+    train_tiny(Path("ckpts"), dtype=dtype)
+    for arguments in (
+        ["average", "ckpts", "-o", "out.safetensors"],
+        ["average", *map(str, ckpts[:2]), "--weights", "0.3,0.7", "--output-dtype", "float16"],
+        ["average", "ckpts", "--method", "lawa", "-K", "3", "-o", "2", "--report", "report.json"],
+        ["apply", "report.json", "-o", "again.safetensors"],
+        ["average", "nowhere"],
+    ):
+        command = [sys.executable, "-c", WITHOUT_TORCH, *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == (3 if arguments[1] == "nowhere" else 0), ended.stderr
+        assert ended.stderr.splitlines()[-1] == "False", arguments
+
+
+def test_more_checkpoints_than_open_files_are_allowed(ckpts: list[Path]) -> None:
+    """A mapping may hold a descriptor; the limit is raised as far as the system lets us."""
+    state = load_file(ckpts[0])
+    for step in range(200, 400):
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    ended = shell("ulimit -S -n 100; sewa average ckpts -o out.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    ended = shell("ulimit -n 100; sewa average ckpts -o out2.safetensors")
+    if sys.version_info < (3, 13):
+        assert ended.returncode == 3
+        assert "cannot be read: Too many open files; raise their limit" in ended.stderr
+        assert not list(Path().glob("*out2*"))
 
 
 def test_weights_of_a_folder_go_by_step_and_integers_come_from_the_newest(

@@ -19,9 +19,10 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sewa_cli.solvers import Solution
+if TYPE_CHECKING:
+    from sewa_cli.solvers import Solution
 
 Coefficients = list[float]
 REGISTRY: dict[str, Method] = {}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from math import sqrt
 
-import torch
-
 from sewa_cli.methods import Coefficients, Run, mean_of, method
 
 
@@ -98,6 +96,8 @@ def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
     """
     if not 0 < K <= run.k or draws < 1:
         raise ValueError(f"cannot draw {K} of {run.k} {draws} times")
+    import torch  # averaging by the others goes without
+
     generator = torch.Generator().manual_seed(run.seed)
     order = [torch.randperm(run.k, generator=generator)[:K].tolist() for _ in range(draws)]
     return [mean_of(chosen, run.k) for chosen in order]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
-from sewa_cli.adam import Adam
 from sewa_cli.methods import Coefficients, Run, mean_of, method
 
 
@@ -77,6 +74,10 @@ def twa(run: Run, *, iterations: int = 100, lr: float = 0.1) -> Coefficients:
     c = softmax(θ), θ from 0 by Adam on the selection loss, a batch an iteration. After TWA, Li et
     al. 2023, whose coefficients are learned on training data.
     """
+    import torch  # what needs no loss goes without
+
+    from sewa_cli.adam import Adam
+
     theta = torch.zeros(run.k, dtype=torch.float64)
     adam = Adam(theta, lr)
     for _ in range(iterations):

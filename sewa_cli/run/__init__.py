@@ -1,28 +1,42 @@
 """Joins the wings. Nothing here prints; whoever listens is told through a `Listener`.
 
 bench       what every command with a task needs before any work
+candidates  the checkpoints that take part
 placing     where the checkpoints are held, under a cap
-learning    a mask from the solver
+learning    asks the configured solver
+surveying   the linear solver's reading: checkpoints stream past the model
+guarding    rows kept aside, and what was gained
 scales      an average into the model, and onto the user's data
 recipe      an average as sources, weights and names; built and built again
 outputs     where results go, refused early, written together
 accounts    cost, versions, metadata
+proposing   methods registered, named, asked for coefficients
 court       what methods see of a run, and the judge of what they propose
 select      the main job            compare     every method, fairly
 averaging   without a task          evaluating  files, one by one
 validate    does it all fit?        planning    what will it cost?
 inspect     what is there, and how the run moved
+
+Each is imported when it is first asked for: averaging does not wait for torch.
 """
 
-from sewa_cli.run.averaging import run_average
-from sewa_cli.run.bench import Listener, seeded
-from sewa_cli.run.compare import register_methods, run_compare
-from sewa_cli.run.evaluating import run_evaluate
-from sewa_cli.run.inspect import Inspection, run_inspect
-from sewa_cli.run.outputs import run_apply
-from sewa_cli.run.planning import run_forecast
-from sewa_cli.run.select import Selection, run_select
-from sewa_cli.run.validate import Check, run_validate
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sewa_cli.run.averaging import run_average
+    from sewa_cli.run.bench import seeded
+    from sewa_cli.run.compare import run_compare
+    from sewa_cli.run.evaluating import run_evaluate
+    from sewa_cli.run.inspect import Inspection, run_inspect
+    from sewa_cli.run.listener import Listener
+    from sewa_cli.run.outputs import run_apply
+    from sewa_cli.run.planning import run_forecast
+    from sewa_cli.run.proposing import register_methods
+    from sewa_cli.run.select import Selection, run_select
+    from sewa_cli.run.validate import Check, run_validate
 
 __all__ = [
     "Check",
@@ -40,3 +54,26 @@ __all__ = [
     "run_validate",
     "seeded",
 ]
+
+_HOME = {
+    "Check": "validate",
+    "Inspection": "inspect",
+    "Listener": "listener",
+    "Selection": "select",
+    "register_methods": "proposing",
+    "run_apply": "outputs",
+    "run_average": "averaging",
+    "run_compare": "compare",
+    "run_evaluate": "evaluating",
+    "run_forecast": "planning",
+    "run_inspect": "inspect",
+    "run_select": "select",
+    "run_validate": "validate",
+    "seeded": "bench",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -8,14 +8,16 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-
-import psutil
-import torch
+from typing import TYPE_CHECKING
 
 from sewa_cli.checkpoints import WRITTEN_BY
 from sewa_cli.report import Cost, Seconds, Versions
-from sewa_cli.run.bench import Bench
 from sewa_cli.run.recipe import Averaged
+
+if TYPE_CHECKING:
+    import torch
+
+    from sewa_cli.run.bench import Bench
 
 
 def metadata_of(averaged: Averaged, method: str, K: int | None) -> dict[str, str]:
@@ -33,6 +35,8 @@ def metadata_of(averaged: Averaged, method: str, K: int | None) -> dict[str, str
 
 
 def versions() -> Versions:
+    import torch
+
     return Versions(
         sewa=version("sewa-cli"),
         python=platform.python_version(),
@@ -43,6 +47,8 @@ def versions() -> Versions:
 
 def _peak_memory() -> int:
     if sys.platform == "win32":
+        import psutil
+
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 
@@ -51,7 +57,11 @@ def _peak_memory() -> int:
 
 
 def _peak_device_memory(device: torch.device) -> int | None:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.max_memory_allocated(device)
 
 
 class Clock:

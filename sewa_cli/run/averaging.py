@@ -19,9 +19,9 @@ from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.methods import Run, checked, parse_one
 from sewa_cli.report import Rebuildable
 from sewa_cli.run.accounts import metadata_of
-from sewa_cli.run.bench import open_candidates
-from sewa_cli.run.compare import propose
+from sewa_cli.run.candidates import open_candidates
 from sewa_cli.run.outputs import decide_outputs, write_average, write_results
+from sewa_cli.run.proposing import propose
 from sewa_cli.run.recipe import Averaged
 
 

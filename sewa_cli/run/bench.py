@@ -19,17 +19,9 @@ from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.evaluate import Objective
 from sewa_cli.flat import FlatModel
 from sewa_cli.report import LeftOut
+from sewa_cli.run.candidates import open_candidates
+from sewa_cli.run.listener import Listener
 from sewa_cli.task import Task
-
-
-class Listener:
-    """Hears what happens; this one keeps silent. `cli` has one that talks."""
-
-    def note(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...
 
 
 @dataclass
@@ -90,24 +82,6 @@ def resolve_device(wanted: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"device: {wanted!r} cannot be used here: {reason}") from error
     return device
-
-
-def open_candidates(config: Config, reads: Reads) -> tuple[list[Checkpoint], list[Path]]:
-    """Find, order, narrow down and cross-check the checkpoints, from their headers alone.
-
-    Also returns the paths of all that were found: inputs, even if they take no part.
-    """
-    if not config.checkpoints:
-        raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
-    found = [library.open_checkpoint(path, reads) for path in library.find(config.checkpoints)]
-    if not found:
-        where = ", ".join(str(path) for path in config.checkpoints)
-        raise CheckpointError(f"{where}: holds no checkpoints")
-    candidates = library.narrow(
-        library.in_order(found), config.last, config.every, config.from_step, config.to_step
-    )
-    library.check_agreement(candidates)
-    return candidates, [checkpoint.path for checkpoint in found]
 
 
 def set_up(config: Config, task: Task, listener: Listener, K: int | None = None) -> Bench:

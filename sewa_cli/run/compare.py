@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +14,9 @@ from torch import Tensor
 from sewa_cli.bootstrap import FEWEST, Spread, compare_rows
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO, Config
-from sewa_cli.errors import ConfigError, SewaError, TaskError
+from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.evaluate import UnitLosses
-from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, mean_of, method, parse_one
+from sewa_cli.methods import Call, Coefficients, mean_of
 from sewa_cli.report import (
     Candidate,
     Comparison,
@@ -26,13 +25,15 @@ from sewa_cli.report import (
     RowCost,
 )
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
-from sewa_cli.run.bench import Bench, Listener, seeded, set_up
+from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.court import Court, Judged, Meter
 from sewa_cli.run.learning import read_trajectory
+from sewa_cli.run.listener import Listener
 from sewa_cli.run.outputs import Outputs, check_outputs, write_results
+from sewa_cli.run.proposing import parse_methods, propose, register_methods
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import finite
-from sewa_cli.task import Task, import_user_module, user_code
+from sewa_cli.task import Task
 
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
@@ -48,36 +49,6 @@ class _Draft:
     cost: Meter
     predicted: float | None = None  # by the cache
     surrogate_error: float | None = None  # that, minus the true loss as it was mixed
-
-
-def register_methods(config: Config, listener: Listener | None = None) -> None:
-    """Methods of installed packages and of the user's own file join ours."""
-    for entry in entry_points(group="sewa.methods"):
-        if entry.name in REGISTRY:
-            continue
-        try:
-            with user_code(f"entry point {entry.name}"):
-                found = entry.load()
-                if not any(known.function is found for known in REGISTRY.values()):
-                    method(entry.name)(found)
-        except SewaError as error:  # somebody else's package is no reason to stop
-            (listener or Listener()).warn(f"the method {entry.name} is not available: {error}")
-    if config.compare.methods_from is not None:
-        import_user_module(str(config.compare.methods_from))
-
-
-def parse_methods(specs: Sequence[str]) -> list[Call]:
-    """All faults at once."""
-    calls, faults = [], []
-    for spec in specs:
-        try:
-            if spec:
-                calls.append(parse_one(spec))
-        except ValueError as error:
-            faults.append(f"methods: {error}")
-    if faults or not calls:
-        raise ConfigError(*(faults or ["methods: none named; `sewa methods` lists them"]))
-    return calls
 
 
 def run_compare(
@@ -231,17 +202,6 @@ def _warn_of_errors(
                 f"{name}: its predicted loss is off by {error:.3g}, and it gained {gained:.3g} "
                 "over the mean of all; run it without --fast"
             )
-
-
-def propose(call: Call, run: Run, K: int | None) -> list[Coefficients]:
-    """Ask a method; a fault in a user's own is told like any of the user's code."""
-    if not call.method.function.__module__.startswith("sewa_cli."):
-        with user_code(call.label):
-            return call(run, K)
-    try:
-        return call(run, K)
-    except ValueError as error:
-        raise ConfigError(f"methods: {call.label}: {error}") from error
 
 
 def _rows(

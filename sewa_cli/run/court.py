@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from sewa_cli.config import AUTO
+from sewa_cli.dtypes import Array
 from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import UnitLosses, cycle
 from sewa_cli.methods import Run, checked
@@ -54,7 +54,7 @@ class Judged:
     selection_loss: float | None
     heldout: UnitLosses | None
     metrics: dict[str, float | None] | None
-    statistics: dict[str, Tensor]  # of BatchNorm, as they were recomputed for it
+    statistics: dict[str, Array]  # of BatchNorm, as they were recomputed for it
 
 
 class Ledger:

@@ -8,7 +8,8 @@ from sewa_cli.checkpoints import Reads, check_tied, find, match_names, open_chec
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.report import Scores
-from sewa_cli.run.bench import Listener, build_objective, seeded
+from sewa_cli.run.bench import build_objective, seeded
+from sewa_cli.run.listener import Listener
 from sewa_cli.run.scales import Weigher
 from sewa_cli.task import Task
 

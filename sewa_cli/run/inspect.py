@@ -32,7 +32,8 @@ from sewa_cli.geometry import (
     judge,
     slows_down,
 )
-from sewa_cli.run.bench import Listener, open_candidates
+from sewa_cli.run.candidates import open_candidates
+from sewa_cli.run.listener import Listener
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 

@@ -15,15 +15,16 @@ from pydantic import BaseModel, ConfigDict
 
 from sewa_cli.checkpoints import TensorInfo
 from sewa_cli.config import AUTO, Config
+from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import batchnorm_layers, cycle
 from sewa_cli.methods import parse
 from sewa_cli.nest import rows
 from sewa_cli.report import Placement
-from sewa_cli.run.bench import Bench, Listener, seeded, set_up
+from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.guarding import check_settings, keep_aside
+from sewa_cli.run.listener import Listener
 from sewa_cli.run.placing import cap_of, make_plan
-from sewa_cli.run.recipe import DTYPES
 from sewa_cli.run.select import REFERENCES
 from sewa_cli.run.surveying import VECTORS, simple_averages
 from sewa_cli.solvers.budget import grid

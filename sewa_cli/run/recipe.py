@@ -7,45 +7,31 @@ give the same bytes.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
+from io import BytesIO
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
-import safetensors.torch
-import torch
-from torch import Tensor
+import numpy as np
 
-from sewa_cli.average import blocks, in_order, weighted_mean
+from sewa_cli.average import Room, in_order, is_finite, pieces, thread_count, weighted_mean
 from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, open_checkpoint
+from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, OutputError
+from sewa_cli.mapped import views
 from sewa_cli.report import Recipe, Source
 from sewa_cli.write import sha256, split_into_shards, write_safetensors
 
-# safetensors' words for dtypes
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-WORDS = {str(dtype).removeprefix("torch."): word for word, dtype in DTYPES.items()}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Piece = tuple[str, Array]  # a tensor's name, and some of its elements
 
 
 @dataclass
@@ -57,46 +43,54 @@ class Averaged:
     names: dict[str, str]  # name in the output → name in the checkpoints
     dtype: str | None = None  # of floating-point tensors; None: as in the checkpoints
     metadata: dict[str, str] = field(default_factory=dict)
-    replaced: dict[str, Tensor] = field(default_factory=dict)  # recomputed, not averaged
+    replaced: dict[str, Array] = field(default_factory=dict)  # recomputed, not averaged
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, whole, one by one: the very bytes that `write` writes."""
         with closing(self.pieces(list(self.names))) as stream:
-            for name, pieces in groupby(stream, key=lambda piece: piece[0]):
-                flat = [piece for _, piece in pieces]
-                whole = torch.cat(flat) if len(flat) > 1 else flat[0]
-                yield name, whole.reshape(self.sources[0].tensors[self.names[name]].shape)
+            for name, parts in groupby(stream, key=lambda piece: piece[0]):
+                whole = np.empty(self._shape(name), self.dtype_of(name))
+                flat, filled = whole.reshape(-1), 0
+                for _, piece in parts:
+                    flat[filled : filled + piece.size] = piece
+                    filled += piece.size
+                yield name, as_tensor(whole)
 
-    def pieces(self, names: Sequence[str]) -> Generator[tuple[str, Tensor], None, None]:
-        """These tensors in this order, in flat pieces [≤ BLOCK]; a few are made ahead."""
+    def pieces(self, names: Sequence[str]) -> Generator[Piece, None, None]:
+        """These tensors in this order, in flat pieces [≤ PIECE]; a few are made ahead.
+
+        A piece is valid until the next is asked for.
+        """
         return in_order(job for name in names for job in self._jobs(name))
 
-    def _jobs(self, name: str) -> Iterable[Callable[[], tuple[str, Tensor]]]:
+    def _jobs(self, name: str) -> Iterable[Callable[[Room], Piece]]:
         source = self.names[name]
         if name in self.replaced:
-            parts = [blocks(self.replaced[name])]
+            whole = self.replaced[name]
         elif not self.sources[0].tensors[source].is_float:
-            parts = [blocks(self.sources[-1].read(source))]  # counters are never averaged
+            whole = self.sources[-1].read_array(source)  # counters are never averaged
         else:
-            parts = [blocks(checkpoint.read(source)) for checkpoint in self.sources]
-            return (partial(self._mean, name, block) for block in zip(*parts, strict=True))
-        return (partial(_as_it_is, name, block) for block in parts[0])
+            parts = [pieces(checkpoint.read_array(source)) for checkpoint in self.sources]
+            return (partial(self._mean, name, piece) for piece in zip(*parts, strict=True))
+        return (partial(_as_it_is, name, piece) for piece in pieces(whole))
 
-    def _mean(self, name: str, parts: Sequence[Tensor]) -> tuple[str, Tensor]:
-        dtype = getattr(torch, self.dtype) if self.dtype else None
+    def _mean(self, name: str, parts: Sequence[Array], room: Room) -> Piece:
         try:
-            return name, weighted_mean(parts, self.coefficients, dtype)
+            return name, weighted_mean(parts, self.coefficients, self.dtype_of(name), room)
         except ValueError as error:
             for checkpoint, part in zip(self.sources, parts, strict=True):
-                if not torch.isfinite(part.double()).all():
+                if not is_finite(part):
                     raise CheckpointError(
                         f"{checkpoint.path}: {self.names[name]} holds NaN or Inf; leave it out"
                     ) from error
             raise OutputError(f"{name}: {error}; choose a wider --output-dtype") from error
 
-    def dtype_of(self, name: str) -> torch.dtype:
+    def dtype_of(self, name: str) -> np.dtype[Any]:
         """What a tensor is written as."""
         return DTYPES[self._word(name)]
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.sources[0].tensors[self.names[name]].shape
 
     def _word(self, name: str) -> str:
         info = self.sources[0].tensors[self.names[name]]
@@ -104,10 +98,7 @@ class Averaged:
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each tensor of the output."""
-        shapes = {
-            name: self.sources[0].tensors[source].shape for name, source in self.names.items()
-        }
-        return {name: prod(shapes[name]) * self.dtype_of(name).itemsize for name in self.names}
+        return {n: prod(self._shape(n)) * self.dtype_of(n).itemsize for n in self.names}
 
     def shards(self, limit: int | None) -> list[list[str]]:
         """The names that go into each file; None: all into one."""
@@ -117,16 +108,15 @@ class Averaged:
         """A safetensors file of all tensors, or of one shard's."""
         sizes = self.sizes()
         entries = {
-            name: (self._word(name), self.sources[0].tensors[self.names[name]].shape, sizes[name])
+            name: (self._word(name), self._shape(name), sizes[name])
             for name in (self.names if names is None else names)
         }
         write_safetensors(file, entries, self.pieces, self.metadata)
 
     def recipe(self) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
-        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        with ThreadPoolExecutor(thread_count()) as pool:
             hashes = list(pool.map(sha256, [c.path for c in self.sources]))
-        blob = base64.b64encode(safetensors.torch.save(self.replaced)) if self.replaced else None
         return Recipe(
             working_directory=str(Path.cwd()),
             sources=[
@@ -136,12 +126,20 @@ class Averaged:
             tensors=self.names,
             dtype=self.dtype,
             metadata=self.metadata,
-            replaced=blob.decode() if blob else None,
+            replaced=_packed(self.replaced) if self.replaced else None,
         )
 
 
-def _as_it_is(name: str, piece: Tensor) -> tuple[str, Tensor]:
+def _as_it_is(name: str, piece: Array, _: Room) -> Piece:
     return name, piece
+
+
+def _packed(arrays: Mapping[str, Array]) -> str:
+    """A safetensors file as text."""
+    file = BytesIO()
+    entries = {n: (WORDS[a.dtype.name], a.shape, a.nbytes) for n, a in arrays.items()}
+    write_safetensors(file, entries, lambda names: ((n, arrays[n]) for n in names), {})
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
@@ -166,14 +164,17 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
     lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
     if lost is not None:
         raise CheckpointError(f"{sources[0].path}: {lost}: no such tensor; is the report intact?")
-    replaced = base64.b64decode(recipe.replaced) if recipe.replaced else None
+    try:
+        replaced = views(base64.b64decode(recipe.replaced)) if recipe.replaced else {}
+    except ValueError as error:
+        raise CheckpointError(f"recipe.replaced: {error}; is the report intact?") from error
     return Averaged(
         sources=sources,
         coefficients=[source.coefficient for source in recipe.sources],
         names=recipe.tensors,
         dtype=recipe.dtype,
         metadata=recipe.metadata,
-        replaced=safetensors.torch.load(replaced) if replaced else {},
+        replaced=replaced,
     )
 
 

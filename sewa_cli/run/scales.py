@@ -8,9 +8,9 @@ from math import isfinite
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.dtypes import Array, as_array, torch_dtype
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.evaluate import Objective, UnitLosses, batchnorm_layers, recompute_batchnorm
 from sewa_cli.report import BatchNorm, Scores
@@ -161,10 +161,11 @@ class Scales(Weigher):
         self._round(self._statistics())
         return rows
 
-    def recomputed(self) -> dict[str, Tensor]:
+    def recomputed(self) -> dict[str, Array]:
         """The statistics that are in the model, as a file of it would hold them."""
+        model = self._bench.model
         return {
-            name: self._bench.model.value(name).to(self._as_written.dtype_of(name)).cpu()
+            name: as_array(model.value(name).to(self._dtype_of(name)))
             for name in self._statistics()
         }
 
@@ -177,10 +178,13 @@ class Scales(Weigher):
 
     def _round(self, names: Iterable[str]) -> None:
         """To the precision that a file of these weights would have."""
-        model, as_written = self._bench.model, self._as_written
+        model = self._bench.model
         floats = [name for name in names if model.canonical(name) in model.layout.slices]
-        narrow = [name for name in floats if as_written.dtype_of(name) != torch.float32]
-        model.load((name, model.value(name).to(as_written.dtype_of(name))) for name in narrow)
+        narrow = [name for name in floats if self._dtype_of(name) != torch.float32]
+        model.load((name, model.value(name).to(self._dtype_of(name))) for name in narrow)
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return torch_dtype(self._as_written.dtype_of(name))
 
 
 @contextmanager

@@ -18,9 +18,10 @@ from sewa_cli.evaluate import UnitLosses
 from sewa_cli.methods import Coefficients, Run, parse
 from sewa_cli.report import Better, Candidate, Report, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
-from sewa_cli.run.bench import Bench, Listener, seeded, set_up
+from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.guarding import check_settings, gained, keep_aside
 from sewa_cli.run.learning import make_solver, read_run
+from sewa_cli.run.listener import Listener
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales, finite

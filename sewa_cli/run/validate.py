@@ -9,7 +9,8 @@ from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.evaluate import batchnorm_layers, cycle
 from sewa_cli.nest import rows
-from sewa_cli.run.bench import Listener, seeded, set_up
+from sewa_cli.run.bench import seeded, set_up
+from sewa_cli.run.listener import Listener
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
 
