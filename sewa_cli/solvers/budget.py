@@ -66,7 +66,9 @@ def choose_budget(
         rest, here = folds.without(number), folds.places(number)
         relaxed: Tensor | None = None
         for position, K in enumerate(sizes):
-            found = linear.solve(surrogate, K, settings, sample=rest, relaxed=relaxed)
+            found = linear.solve(
+                surrogate, K, settings, sample=rest, relaxed=relaxed, try_all=False
+            )
             s = torch.tensor(found.probabilities, dtype=torch.float64)
             following = sizes[min(position + 1, len(sizes) - 1)]
             relaxed = s * following / K  # a good place to begin for the next K

@@ -48,18 +48,19 @@ def solve(
     sample: Sample | None = None,
     relaxed: Tensor | None = None,
     on_iteration: Callable[[int, float], None] | None = None,
+    try_all: bool = True,
 ) -> Solution:
     """The K checkpoints whose average has the lowest predicted loss on the sample (None: on all).
 
     `starts`: masks to begin the swaps from as well, if they are better than the rounded one.
-    `relaxed`: s [k] to begin from.
+    `relaxed`: s [k] to begin from. `try_all`: all subsets, if they are few.
     """
     k = surrogate.k
     if not 0 < K < k:
         raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
     start = torch.full((k,), K / k, dtype=torch.float64) if relaxed is None else relaxed
     s, history = relax(surrogate, K, start, settings.iterations, sample, on_iteration)
-    if comb(k, K) <= FEW_SUBSETS:
+    if try_all and comb(k, K) <= FEW_SUBSETS:
         chosen = _best_of_all(surrogate, K, sample)
     else:
         masks = [mask.largest(s, K), *(sorted(start) for start in starts if len(start) == K)]
