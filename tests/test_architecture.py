@@ -26,6 +26,7 @@ FLOORS = {
     "evaluate": 2,
     "checkpoints": 2,
     "task": 2,
+    "callbacks": 2,
     "write": 2,
     "plots": 3,
     "run": 3,
