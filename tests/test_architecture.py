@@ -47,7 +47,7 @@ MATH = {
     "methods",
     "evaluate",
 }
-FILES = {"report", "checkpoints", "task", "write"}
+FILES = {"report", "checkpoints", "task", "write", "callbacks"}
 
 
 def room(path: Path) -> str:

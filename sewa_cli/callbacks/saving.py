@@ -105,7 +105,7 @@ def _as_json(metrics: Mapping[str, Any]) -> str:
     numbers = {}
     for name, value in metrics.items():
         with suppress(TypeError, ValueError, RuntimeError):  # text, or a tensor of several numbers
-            number = float(value)
+            number = float(value.detach() if isinstance(value, Tensor) else value)
             numbers[str(name)] = number if math.isfinite(number) else None
     return json.dumps(numbers)
 

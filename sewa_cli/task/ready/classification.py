@@ -92,9 +92,9 @@ def make(args: Mapping[str, Any]) -> Ready:
         "predict": predict,
         "loss": loss,
     }
-    if settings.metrics:
-        judged = batches.get("heldout", batches["selection"])
-        functions["metrics"] = lambda model: score(model, judged, predict, language=False)
+    if settings.metrics and "heldout" in batches:
+        heldout = batches["heldout"]
+        functions["metrics"] = lambda model: score(model, heldout, predict, language=False)
     return Ready(functions, tuple(settings.sources.values()), tuple(notes))
 
 

@@ -42,6 +42,7 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     "image-classification": {"image": "image", "label": "label"},
 }
 USUAL_LENGTH = 128
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "*.vocab")
 
 
 def _has_config(path: Path) -> Path:
@@ -97,7 +98,7 @@ def make(args: Mapping[str, Any]) -> Ready:
         f"{part}_data": partial(task.batches.__getitem__, part) for part in task.batches
     }
     functions |= {"build_model": task.build_model, "predict": predict, "loss": loss}
-    if settings.metrics:
+    if settings.metrics and "heldout" in task.batches:
         functions["metrics"] = task.metrics
     files = (settings.model / "config.json", *settings.sources.values())
     return Ready(functions, files, tuple(task.notes))
@@ -136,8 +137,8 @@ class _HuggingFace:
         return model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
-        batches = self.batches.get("heldout", self.batches["selection"])
-        return score(model, batches, predict, language=self._args.kind in LANGUAGE)
+        heldout, language = self.batches["heldout"], self._args.kind in LANGUAGE
+        return score(model, heldout, predict, language)
 
     def _rows(self, part: Part, table: Table) -> list[Row]:
         drawn = self._args.draw(part, len(table))
@@ -201,6 +202,9 @@ class _HuggingFace:
     # ---- texts -------------------------------------------------------------------------------
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
+        # transformers makes an empty tokenizer of a folder that has none, and says nothing
+        if not any(next(self._args.model.glob(name), None) for name in TOKENIZER_FILES):
+            raise TaskError(f"{self._args.model}: holds no tokenizer (tokenizer.json, or its like)")
         tokenizer = self._read("AutoTokenizer", "tokenizer")
         padding = getattr(self._config, "pad_token_id", None)
         if padding is None:
