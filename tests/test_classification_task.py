@@ -186,8 +186,9 @@ def test_whole_numbers_stay_so_unless_scaled(run: Path) -> None:
 
 def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
     y = np.random.default_rng(0).standard_normal((20, 2))
-    np.savez(run / "numbers.npz", x=arrays(0, 20)["x"], y=y)
-    parts = {"selection": run / "numbers.npz", "heldout": run / "numbers.npz"}
+    parts = {"selection": run / "numbers.npz", "heldout": run / "more.npz"}
+    for path in parts.values():
+        np.savez(path, x=arrays(0, 20)["x"], y=y)
     args = task_args(run) | parts | {"loss": "mse", "batch_size": 20}
     task = load_task("classification", args)
     model = task.build_model()

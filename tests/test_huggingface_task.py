@@ -349,14 +349,15 @@ def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
     assert config(tmp_path / "model").num_labels == 1
     rows = [{"a": "one two", "b": "three", "score": i / 3} for i in range(9)]
-    write_rows(tmp_path / "pairs.jsonl", rows)
+    for name in ("pairs", "more"):
+        write_rows(tmp_path / f"{name}.jsonl", rows)
     task = load_task(
         "huggingface",
         {
             "kind": "sequence-classification",
             "model": tmp_path / "model",
             "selection": tmp_path / "pairs.jsonl",
-            "heldout": tmp_path / "pairs.jsonl",
+            "heldout": tmp_path / "more.jsonl",
             "text": "a",
             "text_pair": "b",
             "label": "score",
@@ -371,6 +372,39 @@ def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
     assert task.metrics is not None
     assert set(task.metrics(model)) == {"mean_absolute_error"}
+
+
+def test_what_the_model_does_not_take_is_left_out(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "sequence-classification", ["few", "many"])
+    settings: dict[str, Any] = {
+        "vocab_size": 300,
+        "dim": 16,
+        "n_layers": 1,
+        "n_heads": 2,
+        "hidden_dim": 16,
+    }
+    transformers.DistilBertConfig(**settings, pad_token_id=0).save_pretrained(tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", [{"text": "one two", "label": 1}])
+    args = {"kind": "sequence-classification", "model": tmp_path / "model"}
+    task = load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"})
+    [batch] = task.selection_data
+    assert "token_type_ids" in batch
+    assert task.predict(task.build_model(), batch).shape == (1, 2)
+
+
+def test_a_model_may_be_judged_in_its_own_dtype(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "causal-lm")
+    config = json.loads((tmp_path / "model" / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    write_rows(tmp_path / "rows.jsonl", [{"text": "one two three"}])
+    args = {"kind": "causal-lm", "model": tmp_path / "model", "selection": tmp_path / "rows.jsonl"}
+    for dtype, found in (("float32", torch.float32), ("auto", torch.bfloat16)):
+        task = load_task("huggingface", args | {"dtype": dtype})
+        model = task.build_model()
+        assert {parameter.dtype for parameter in model.parameters()} == {found}
+        [batch] = task.selection_data  # not predicted: not every CPU multiplies bf16 matrices
+        outputs = torch.zeros(*batch["targets"].shape, 300, dtype=found, requires_grad=True)
+        assert task.loss(outputs, batch).item() == pytest.approx(math.log(300))
 
 
 def test_a_folder_of_images_is_data_too(runs: Callable[[str], Path]) -> None:
@@ -437,6 +471,7 @@ def first_fault(args: dict[str, Any]) -> str:
         ({"selection": None}, "args: give `selection` (and `heldout`), or one `data`"),
         ({"heldout_fraction": 0.3}, "args: `heldout_fraction` splits `data`, and there is none"),
         ({"label": "label"}, "args: kind causal-lm has no label"),
+        ({"heldout": "selection"}, "args: `heldout` is the same as `selection`"),
         ({"mask_probability": 0.1}, "args: kind causal-lm has no mask_probability"),
         ({"max_length": 64}, "args.max_length: 64 is more than the model's 32 positions"),
         ({"text": "txt"}, ": no column 'txt'; there are text, label, tokens, tags"),
@@ -447,6 +482,8 @@ def test_wrong_args_are_one_line_with_their_place(
 ) -> None:
     folder = runs("causal-lm")
     args = args_of(folder, "causal-lm") | change
+    if change.get("heldout") == "selection":
+        args["heldout"] = folder / "data" / ".." / "data" / "selection.jsonl"
     assert said in first_fault(args)
 
 

@@ -47,6 +47,8 @@ class DataArgs(BaseModel):
             raise ValueError(
                 "`data` is split into selection and held-out rows; leave out `heldout`"
             )
+        if self.heldout is not None and self.heldout.resolve() == self.selection.resolve():  # type: ignore[union-attr]
+            raise ValueError("`heldout` is the same as `selection`; one `data` would be split")
         if self.data is None and "heldout_fraction" in self.model_fields_set:
             raise ValueError("`heldout_fraction` splits `data`, and there is none")
         return self

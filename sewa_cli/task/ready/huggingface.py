@@ -6,8 +6,9 @@ downloaded, and no code of the folder is run unless `trust_remote_code: true` sa
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -105,8 +106,16 @@ def make(args: Mapping[str, Any]) -> Ready:
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
-    logits: Tensor = model(**inputs_of(batch)).logits
+    known = _parameters(type(model).forward)
+    # a tokenizer may give what the model does not take; a trainer leaves it out as well
+    inputs = {key: x for key, x in inputs_of(batch).items() if key in known}
+    logits: Tensor = model(**inputs).logits
     return logits
+
+
+@cache
+def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 class _HuggingFace:
@@ -133,7 +142,8 @@ class _HuggingFace:
         model.config.use_cache = False  # type: ignore[union-attr]
         dtype: Any = self._args.dtype
         if dtype == "auto":
-            dtype = getattr(self._config, "dtype", None) or "float32"
+            named = (getattr(self._config, name, None) for name in ("dtype", "torch_dtype"))
+            dtype = next((found for found in named if found is not None), "float32")
         return model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
     def metrics(self, model: nn.Module) -> dict[str, float]:
