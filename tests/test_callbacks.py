@@ -431,6 +431,7 @@ def test_a_lightning_run_without_an_end_needs_start_0(tmp_path: Path) -> None:
         fit(SaveFromLightning(tmp_path / "a", part="model"), tmp_path, Lit(), max_steps=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "never"),
     [

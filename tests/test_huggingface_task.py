@@ -351,18 +351,16 @@ def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
     rows = [{"a": "one two", "b": "three", "score": i / 3} for i in range(9)]
     for name in ("pairs", "more"):
         write_rows(tmp_path / f"{name}.jsonl", rows)
-    task = load_task(
-        "huggingface",
-        {
-            "kind": "sequence-classification",
-            "model": tmp_path / "model",
-            "selection": tmp_path / "pairs.jsonl",
-            "heldout": tmp_path / "more.jsonl",
-            "text": "a",
-            "text_pair": "b",
-            "label": "score",
-        },
-    )
+    args = {
+        "kind": "sequence-classification",
+        "model": tmp_path / "model",
+        "selection": tmp_path / "pairs.jsonl",
+        "heldout": tmp_path / "more.jsonl",
+        "text": "a",
+        "text_pair": "b",
+        "label": "score",
+    }
+    task = load_task("huggingface", args)
     model = task.build_model().eval()
     [batch] = task.selection_data
     assert set(batch["token_type_ids"].unique().tolist()) == {0, 1}
@@ -372,6 +370,10 @@ def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
     assert task.metrics is not None
     assert set(task.metrics(model)) == {"mean_absolute_error"}
+    for label in ("much", float("nan"), [1.0]):
+        write_rows(tmp_path / "pairs.jsonl", [{"a": "one", "b": "two", "score": label}])
+        with pytest.raises(TaskError, match=r"row 1: score: .* is not a number"):
+            load_task("huggingface", args)
 
 
 def test_what_the_model_does_not_take_is_left_out(tmp_path: Path) -> None:
@@ -415,9 +417,20 @@ def test_a_folder_of_images_is_data_too(runs: Callable[[str], Path]) -> None:
     by_folder = load_task("huggingface", args | parts)
     torch.manual_seed(0)
     model = by_file.build_model().eval()
-    for task in (by_file, by_folder):
-        assert task.metrics is not None
-    assert by_file.metrics(model) == by_folder.metrics(model)  # type: ignore[misc]
+    assert by_file.metrics is not None
+    assert by_folder.metrics is not None
+    assert by_file.metrics(model) == by_folder.metrics(model)
+
+
+@pytest.mark.parametrize("data", ["data/selection.jsonl", "data/selection"])
+def test_images_are_found_from_relative_paths_even_if_the_folder_changes(
+    data: str, runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(runs("image-classification"))
+    args = {"kind": "image-classification", "model": "model", "selection": data}
+    task = load_task("huggingface", args)
+    monkeypatch.chdir(tmp_path)
+    assert sum(len(batch["targets"]) for batch in task.selection_data) == 30
 
 
 def test_nothing_is_asked_of_the_network_and_no_file_is_written(

@@ -33,7 +33,8 @@ def test_a_sample_without_a_task_runs_as_its_readme_says(
     monkeypatch.chdir(tmp_path / "run")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
-    ended = sewa("select", "--iterations", 20)
+    # fewer rows and iterations than the sample has, to be quick
+    ended = sewa("select", "--iterations", 20, "--set", "args.limit=150")
     assert ended.code == 0, ended.err
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["k"] == checkpoints

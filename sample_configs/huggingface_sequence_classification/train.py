@@ -54,7 +54,7 @@ def train_tokenizer(texts, words=1000):
     )
 
 
-def main(steps=300, every=5):
+def main(steps=240, every=4):
     torch.manual_seed(0)
     rows = examples()
     random.Random(0).shuffle(rows)

@@ -7,6 +7,7 @@ downloaded, and no code of the folder is run unless `trust_remote_code: true` sa
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -205,9 +206,12 @@ class _HuggingFace:
         if self._labels is not None:
             return self._labels.number(row, column, value)
         try:
-            return float(value)
+            number = float(value)
         except (TypeError, ValueError):
-            raise TaskError(f"{row.where}: {column}: {value!r} is not a number") from None
+            number = math.nan
+        if not math.isfinite(number):
+            raise TaskError(f"{row.where}: {column}: {value!r} is not a number")
+        return number
 
     # ---- texts -------------------------------------------------------------------------------
 
@@ -283,7 +287,7 @@ class _HuggingFace:
         size = self._args.batch_size
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
-            folder = self._args.sources[part].parent
+            folder = self._args.sources[part].absolute().parent
             targets = [self._target(row) for row in some]  # a wrong label is told of at once
             batches[part] = LazyBatches(
                 [

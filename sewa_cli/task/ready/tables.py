@@ -179,10 +179,10 @@ class _ImageFolder:
     """A folder for each class, with its images; columns `image` (a path) and `label` (a name)."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path = path.absolute()  # images are opened later, wherever the process is by then
         self._images = [
             image
-            for folder in sorted(p for p in path.iterdir() if p.is_dir())
+            for folder in sorted(p for p in self._path.iterdir() if p.is_dir())
             for image in sorted(folder.rglob("*"))
             if image.suffix.lower() in IMAGE_SUFFIXES
         ]
