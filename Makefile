@@ -29,12 +29,13 @@ lint: $(VENV)/.installed
 picture: $(VENV)/.installed
 	$(BIN)/python benchmarks/picture.py docs/demo.png
 
-# every table of docs/performance.md and docs/averaging.md
+# every table of docs/performance.md, docs/averaging.md and docs/saving.md
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/select_command.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/saving.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -33,6 +33,11 @@ DEFAULT_FILE = "sewa.yaml"
 STDOUT = "-"
 AUTO = 0  # K: auto
 DEFAULT_METHODS = ("sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy")
+# tasks of our own by their short names, and those of their `args` that are paths
+READY_MADE = {
+    "huggingface": ("model", "data", "selection", "heldout", "training"),
+    "classification": ("model", "data", "selection", "heldout", "training"),
+}
 
 
 def _refuse_bool(value: object) -> object:
@@ -156,7 +161,9 @@ class CompareConfig(_Frozen):
 class Config(_Frozen):
     """Everything a run depends on, but for the files themselves."""
 
-    task: str | None = Field(None, description="a .py file, or an importable module")
+    task: str | None = Field(
+        None, description="a .py file, huggingface, classification, or a module"
+    )
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
     checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = ()
     K: Budget = Field(
@@ -225,7 +232,8 @@ def load_config(
     sources: dict[str, str] = {}  # dotted key → where it came from, for the fault's first words
     faults: list[str] = []
     if path is not None:
-        settings = _relative_to(path.parent, _read_yaml(path))
+        task = (flags or {}).get("task")
+        settings = _relative_to(path.parent, _read_yaml(path), task)
     for key, value in (flags or {}).items():
         if value is not None:
             with suppress(ValueError):  # the section is no section: validation will tell
@@ -277,8 +285,14 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(text).split())
 
 
-def _relative_to(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Resolve the paths of a YAML in `folder`; in `args`, what starts with ./ or ../ is one."""
+def _relative_to(
+    folder: Path, settings: dict[str, Any], task: object | None = None
+) -> dict[str, Any]:
+    """Resolve the paths of a YAML in `folder`.
+
+    In `args`, what starts with ./ or ../ is one; a ready-made task (the YAML's, or the one given
+    beside it) has more.
+    """
 
     def join(value: object) -> object:
         return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
@@ -292,8 +306,9 @@ def _relative_to(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
         return join(value) if is_path else value
 
     resolved = dict(settings)
-    if isinstance(task := settings.get("task"), str) and names_a_file(task):
-        resolved["task"] = join(task)
+    if isinstance(own := settings.get("task"), str) and names_a_file(own):
+        resolved["task"] = join(own)
+    paths = READY_MADE.get(str(settings.get("task") if task is None else task), ())
     for key in ("report", "output"):
         if settings.get(key) not in (None, STDOUT):
             resolved[key] = join(settings[key])
@@ -303,11 +318,20 @@ def _relative_to(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
     elif checkpoints not in (None, STDOUT):
         resolved["checkpoints"] = join(checkpoints)
     if isinstance(args := settings.get("args"), dict):
-        resolved["args"] = join_dotted(args)
+        resolved["args"] = {
+            key: join(value) if key in paths and _is_path(value) else join_dotted(value)
+            for key, value in args.items()
+        }
     compare = settings.get("compare")
     if isinstance(compare, dict) and compare.get("methods_from") is not None:
         resolved["compare"] = {**compare, "methods_from": join(compare["methods_from"])}
     return resolved
+
+
+def _is_path(value: object) -> bool:
+    """Of an arg that takes paths: not one is `package.net:make_net`, a function in a module."""
+    module, colon, _ = str(value).rpartition(":")
+    return not colon or names_a_file(module)
 
 
 def names_a_file(task: str) -> bool:
@@ -336,10 +360,20 @@ def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str
             where = source
         elif key.startswith(f"{given}."):
             where = f"{source}: {key.removeprefix(given + '.')}"
+    return f"{where}: {explain(fault, _known(fault['loc']))}"
+
+
+def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
+    """What is wrong with a value, and what was found; `known`: the keys that there are."""
     found = fault["input"]
     match fault["type"]:
         case "extra_forbidden":
-            return f"{where}: unknown key{_suggest(fault['loc'])}"
+            near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+            return "unknown key; " + (
+                f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+            )
+        case "missing":
+            return "is missing"
         case "int_parsing" | "int_type" | "int_from_float":
             what = "must be a whole number"
         case "float_parsing" | "float_type":
@@ -349,23 +383,20 @@ def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str
         case "tuple_type":
             what = "must be a path or a list of paths"
         case "value_error":
-            return f"{where}: {fault['ctx']['error']}"
+            return str(fault["ctx"]["error"])
         case _:
             what = fault["msg"].replace("Input should be", "must be")
-    return f"{where}: {what}, found {found!r}"
+    return f"{what}, found {found!r}"
 
 
-def _suggest(location: tuple[int | str, ...]) -> str:
+def _known(location: tuple[int | str, ...]) -> list[str]:
     sections: dict[object, type[BaseModel]] = {
         "gumbel": GumbelConfig,
         "linear": LinearConfig,
         "compare": CompareConfig,
     }
     model = sections.get(location[0], Config) if len(location) > 1 else Config
-    near = difflib.get_close_matches(str(location[-1]), model.model_fields, n=1)
-    return (
-        f"; did you mean {near[0]}?" if near else f"; known keys: {', '.join(model.model_fields)}"
-    )
+    return list(model.model_fields)
 
 
 def _kind(value: object) -> str:

@@ -30,6 +30,7 @@ FLOORS = {
     "evaluate": 2,
     "checkpoints": 2,
     "task": 2,
+    "callbacks": 2,
     "write": 2,
     "plots": 3,
     "run": 3,
@@ -52,7 +53,7 @@ MATH = {
     "methods",
     "evaluate",
 }
-FILES = {"report", "mapped", "checkpoints", "task", "write"}
+FILES = {"report", "mapped", "checkpoints", "task", "write", "callbacks"}
 
 
 def room(path: Path) -> str:

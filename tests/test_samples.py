@@ -14,6 +14,34 @@ from conftest import Sewa
 SAMPLES = Path(__file__).parent.parent / "sample_configs"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "checkpoints"),
+    [
+        ("huggingface_causal_lm", 25),
+        ("huggingface_sequence_classification", 30),
+        ("classification_npz", 30),
+    ],
+)
+def test_a_sample_without_a_task_runs_as_its_readme_says(
+    sample: str, checkpoints: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    commands = (SAMPLES / sample / "README.md").read_text()
+    assert "$ python train.py\n$ sewa select\n" in commands
+    made = shutil.ignore_patterns("ckpts", "data", "model", "trainer", "averaged*")
+    shutil.copytree(SAMPLES / sample, tmp_path / "run", ignore=made)
+    monkeypatch.chdir(tmp_path / "run")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
+    # fewer rows and iterations than the sample has, to be quick
+    ended = sewa("select", "--iterations", 20, "--set", "args.limit=150")
+    assert ended.code == 0, ended.err
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert report["k"] == checkpoints
+    last = report["references"]["last"]
+    assert report["average"]["heldout_loss"] < last["heldout_loss"]
+
+
 def test_the_batchnorm_sample_trains_and_selects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:

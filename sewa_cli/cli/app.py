@@ -306,14 +306,20 @@ def init(
     folder: Annotated[
         Path, typer.Argument(help="Where to; the working directory by default.")
     ] = Path(),
+    task: Annotated[
+        str | None, typer.Option(help="huggingface or classification: ready-made, no task.py.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a commented sewa.yaml and task.py to start from."""
     from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.config import READY_MADE
     from sewa_cli.templates import write_template
 
+    if task is not None and task not in READY_MADE:
+        raise ConfigError(f"--task: no ready-made {task!r}; there are {', '.join(READY_MADE)}")
     with stdout_for_data() as stdout:
-        for path in write_template("init", folder, force):
+        for path in write_template(task or "init", folder, force):
             stdout.write(f"{path}\n".encode())
 
 

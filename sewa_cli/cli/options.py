@@ -29,7 +29,9 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any key: --set gumbel.lr=0.1"),
 ]
-TaskSpec = Annotated[str | None, typer.Option(help="The task: a .py file or a module.")]
+TaskSpec = Annotated[
+    str | None, typer.Option(help="The task: a .py file, huggingface, classification, or a module.")
+]
 # numbers arrive as text, so that the config tells all faults together and in the same words
 Budget = Annotated[
     str | None,
@@ -85,7 +87,8 @@ def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
         raise ConfigError("no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both")
     with seeded(settings.seed):  # a task may shuffle while it is imported
         loaded = load_task(settings.task, settings.args)
-    say(f"task {loaded.source}")
+    for line in (f"task {loaded.source}", *loaded.notes):
+        say(line)
     return loaded
 
 

@@ -93,7 +93,7 @@ def set_up(config: Config, task: Task, listener: Listener, K: int | None = None)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
-    inputs = [*found, Path(task.source)]
+    inputs = [*found, Path(task.source), *task.files]
     bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
     if candidates[0].step is None:
         bench.warn(

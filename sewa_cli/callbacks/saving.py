@@ -1,0 +1,163 @@
+"""One model's bare weights into one safetensors file; and the steps at which that is due."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+log = logging.getLogger(__name__)
+Folder = str | os.PathLike[str]
+
+
+def save_weights(
+    model: nn.Module,
+    folder: Folder,
+    step: int,
+    metrics: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+) -> Path:
+    """Write the weights as `folder`/step-<step>.safetensors, and return that path.
+
+    metrics  numbers to keep in the file's metadata, as JSON under `metrics`; `step` is there too
+    dtype    of floating-point tensors in the file (torch.bfloat16: half the size); None: as is
+
+    DistributedDataParallel, DataParallel and torch.compile are unwrapped, tied tensors saved once.
+    A file of the same step is replaced. The file appears whole or not at all. In a distributed run,
+    call it on rank 0 alone.
+    """
+    model = unwrap(model)
+    check_whole(model)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"step-{step}.safetensors"
+    # "format": transformers asks for it when such a file is loaded as model.safetensors
+    metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics or {})}
+    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"  # no one takes it for a file
+    try:
+        save_file(_bare_weights(model, dtype), temporary, metadata)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
+    return path
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def check_whole(model: nn.Module) -> None:
+    """Refuse a model of which a single process holds only a shard."""
+    sharded = any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules())
+    sharded = sharded or any(
+        type(tensor.data).__name__ == "DTensor" or hasattr(tensor, "ds_id") or tensor.is_meta
+        for tensor in model.parameters()
+    )
+    if sharded:
+        raise ValueError(
+            "the model is sharded over processes (FSDP, DeepSpeed, tensor parallel), so no process "
+            "has all weights; let the trainer save whole checkpoints instead"
+        )
+
+
+def _bare_weights(model: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Copies on the CPU, contiguous, each tensor once, under the first of its names."""
+    weights: dict[str, Tensor] = {}
+    seen = set()
+    for name, tensor in model.state_dict().items():
+        if not isinstance(tensor, Tensor):  # extra state of some layers
+            continue
+        same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and same in seen:
+            continue
+        seen.add(same)
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        weights[name.replace("_orig_mod.", "")] = tensor.detach().to(
+            "cpu", kind, copy=True, memory_format=torch.contiguous_format
+        )
+    return weights
+
+
+def _as_json(metrics: Mapping[str, Any]) -> str:
+    """Numbers only; what is not finite is null, as JSON has no NaN."""
+    numbers = {}
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):  # text, or a tensor of several numbers
+            number = float(value.detach() if isinstance(value, Tensor) else value)
+            numbers[str(name)] = number if math.isfinite(number) else None
+    return json.dumps(numbers)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Every `every` steps from the fraction `start` of the run on, and its last step."""
+
+    every: int
+    start: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 1:
+            raise ValueError(f"every must be a whole number of steps, found {self.every!r}")
+        if not 0 <= self.start < 1:
+            raise ValueError(f"start must be a fraction of the run, 0 to 1, found {self.start!r}")
+
+    def check_total(self, total: float) -> None:
+        if self.start > 0 and not 0 < total < math.inf:
+            raise ValueError(
+                "how many steps the run will have is not known, so its last part is not; "
+                "give the trainer max_steps, or start=0"
+            )
+
+    def is_due(self, before: int, step: int, total: float) -> bool:
+        """Whether the run, `before` a moment ago and now at `step` of `total`, is to be saved."""
+        if step <= before or (self.start > 0 and step < self.start * total):
+            return False
+        return step // self.every > before // self.every or step >= total
+
+
+def refuse_another_run(folder: Path, step: int, overwrite: bool) -> None:
+    """A new run (at step 0) must not mix its files with those of an older one in `folder`.
+
+    A resumed run replaces later steps as it reaches them: they were its own.
+    """
+    later = [path for path in folder.glob("step-*.safetensors") if _step(path) > step]
+    if not later:
+        return
+    if step == 0 and not overwrite:
+        raise FileExistsError(
+            f"{folder}: holds {len(later)} checkpoints of an earlier run; "
+            "choose another folder, empty it, or say overwrite=True"
+        )
+    log.warning(
+        "%s: %d checkpoints of later steps than %d are replaced as they are reached, others stay",
+        folder,
+        len(later),
+        step,
+    )
+
+
+def _step(path: Path) -> int:
+    found = re.fullmatch(r"step-(\d+)\.safetensors", path.name)
+    return int(found[1]) if found else -1

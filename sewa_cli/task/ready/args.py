@@ -1,0 +1,99 @@
+"""`args` of the ready-made tasks: one frozen model for each, every fault told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sewa_cli.config import Count, Seed, explain
+from sewa_cli.errors import ConfigError, TaskError
+
+Part = Literal["selection", "heldout", "training"]
+
+
+def _must_exist(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError(f"{path}: no such file or folder")
+    return path
+
+
+Existing = Annotated[Path, AfterValidator(_must_exist)]
+
+
+class DataArgs(BaseModel):
+    """Which rows choose the mask, which are only reported, and how they are batched."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    selection: Existing | None = None
+    heldout: Existing | None = None
+    training: Existing | None = None
+    data: Existing | None = None
+    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    batch_size: Count = 16
+    limit: Count | None = 2000
+    seed: Seed = 0
+    metrics: bool = True
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.data is None) == (self.selection is None):
+            raise ValueError("give `selection` (and `heldout`), or one `data` to be split")
+        if self.data is not None and self.heldout is not None:
+            raise ValueError(
+                "`data` is split into selection and held-out rows; leave out `heldout`"
+            )
+        if self.heldout is not None and self.heldout.resolve() == self.selection.resolve():  # type: ignore[union-attr]
+            raise ValueError("`heldout` is the same as `selection`; one `data` would be split")
+        if self.data is None and "heldout_fraction" in self.model_fields_set:
+            raise ValueError("`heldout_fraction` splits `data`, and there is none")
+        return self
+
+    @property
+    def sources(self) -> dict[Part, Path]:
+        """Each part that there is, and where its rows come from."""
+        given = {
+            "selection": self.selection or self.data,
+            "heldout": self.heldout or self.data,
+            "training": self.training,
+        }
+        return {part: path for part, path in given.items() if path is not None}  # type: ignore[misc]
+
+    def draw(self, part: Part, rows: int) -> list[int]:
+        """Which of a file's rows belong to `part`, shuffled with the seed, `limit` at most."""
+        order: list[int] = np.random.default_rng(self.seed).permutation(rows).tolist()
+        if self.data is not None and part != "training":
+            cut = round(rows * self.heldout_fraction)
+            order = order[:cut] if part == "heldout" else order[cut:]
+        if not order:
+            path = self.sources[part]
+            raise TaskError(f"{path}: its {rows} rows leave none for {part}; give more")
+        return order[: self.limit]
+
+    def note_of_limit(self, part: Part, rows: int, drawn: int) -> list[str]:
+        """What to tell if `limit` has cut something off."""
+        if drawn != self.limit or drawn == rows:
+            return []
+        path = self.sources[part]
+        return [f"{path}: {drawn} of {rows} rows for {part}, drawn with seed {self.seed} (limit)"]
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], args: Mapping[str, Any]) -> Model:
+    """`args` as a `model`; ConfigError with a line for each fault, such as `args.kind: …`."""
+    try:
+        return model.model_validate(dict(args))
+    except ValidationError as error:
+        raise ConfigError(
+            *(
+                f"{'.'.join(['args', *map(str, fault['loc'][:1])])}: "
+                f"{explain(fault, list(model.model_fields))}"
+                for fault in error.errors(include_url=False)
+            )
+        ) from error

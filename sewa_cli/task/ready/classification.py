@@ -1,0 +1,215 @@
+"""`task: classification`: any model function, on arrays (.npz) or a folder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from torch import Tensor, nn
+
+from sewa_cli.config import Count, Positive
+from sewa_cli.errors import TaskError
+from sewa_cli.task.fence import import_user_module
+from sewa_cli.task.ready import Ready
+from sewa_cli.task.ready.args import DataArgs, Part, parse
+from sewa_cli.task.ready.arrays import open_arrays
+from sewa_cli.task.ready.images import LazyBatches, open_image
+from sewa_cli.task.ready.labels import Labels, note_of_order
+from sewa_cli.task.ready.scoring import Batch, loss, score
+from sewa_cli.task.ready.tables import Row, open_table
+
+OF_IMAGES = {"size", "channels", "mean", "std", "classes"}
+OF_ARRAYS = {"x", "y", "scale", "loss"}
+
+
+def _names_a_function(model: str) -> str:
+    module, _, function = model.rpartition(":")
+    if not module or not function.isidentifier():
+        raise ValueError(
+            f"must look like package.module:function or ./net.py:function, found {model!r}"
+        )
+    return model
+
+
+def _height_and_width(size: object) -> object:
+    pair = [size, size] if isinstance(size, int) else size
+    whole = isinstance(pair, list) and all(type(side) is int and side > 0 for side in pair)
+    if not whole or len(pair) != 2:  # type: ignore[arg-type]
+        raise ValueError(f"must be a number of pixels, or [height, width], found {size!r}")
+    return pair
+
+
+class ClassificationArgs(DataArgs):
+    """All keys of `args`."""
+
+    model: Annotated[str, AfterValidator(_names_a_function)]
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    batch_size: Count = 256
+    limit: Count | None = None
+    x: str = "x"
+    y: str = "y"
+    scale: Positive | None = None
+    loss: Literal["cross-entropy", "mse"] = "cross-entropy"
+    size: Annotated[tuple[int, int], BeforeValidator(_height_and_width)] | None = None
+    channels: Literal[1, 3] = 3
+    mean: list[float] | None = None
+    std: list[Annotated[float, Field(gt=0)]] | None = None
+    classes: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_data(self) -> Self:
+        folders = {path.is_dir() for path in self.sources.values()}
+        if len(folders) > 1:
+            raise ValueError("the data must be .npz files or folders of images, not both")
+        misplaced = (OF_ARRAYS if folders == {True} else OF_IMAGES) & self.model_fields_set
+        if misplaced:
+            of = "folders of images have" if folders == {True} else ".npz files have"
+            raise ValueError(f"{of} no {', '.join(sorted(misplaced))}")
+        if folders == {True} and self.size is None:
+            raise ValueError("`size` is missing: images are resized to it, 32 or [32, 48]")
+        for name, given in (("mean", self.mean), ("std", self.std)):
+            if given is not None and len(given) != self.channels:
+                raise ValueError(f"`{name}` must be a list of {self.channels} numbers")
+        return self
+
+
+def make(args: Mapping[str, Any]) -> Ready:
+    settings = parse(ClassificationArgs, args)
+    build = _find_function(settings.model)
+    read = _read_images if next(iter(settings.sources.values())).is_dir() else _read_arrays
+    batches, notes = read(settings)
+    functions: dict[str, Callable[..., Any]] = {
+        f"{part}_data": partial(batches.__getitem__, part) for part in batches
+    }
+    functions |= {
+        "build_model": lambda: build(**settings.model_args),
+        "predict": predict,
+        "loss": loss,
+    }
+    if settings.metrics and "heldout" in batches:
+        heldout = batches["heldout"]
+        functions["metrics"] = lambda model: score(model, heldout, predict, language=False)
+    return Ready(functions, tuple(settings.sources.values()), tuple(notes))
+
+
+def predict(model: nn.Module, batch: Batch) -> Tensor:
+    outputs: Any = model(batch["x"])
+    logits: Tensor = getattr(outputs, "logits", outputs)
+    return logits
+
+
+def _find_function(model: str) -> Callable[..., Any]:
+    spec, _, name = model.rpartition(":")
+    function = getattr(import_user_module(spec), name, None)
+    if not callable(function):
+        raise TaskError(f"args.model: {spec} has no function {name}")
+    found: Callable[..., Any] = function
+    return found
+
+
+# ---- arrays -----------------------------------------------------------------------------------
+
+
+def _read_arrays(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]], list[str]]:
+    batches: dict[Part, Sequence[Batch]] = {}
+    notes: list[str] = []
+    for part, path in args.sources.items():
+        x, y = open_arrays(path, args.x, args.y)
+        drawn = args.draw(part, len(x))
+        notes += args.note_of_limit(part, len(x), len(drawn))
+        targets = _targets(args, path, y)
+        batches[part] = LazyBatches(
+            [
+                partial(_batch_of_arrays, x, targets, drawn[start : start + args.batch_size], args)
+                for start in range(0, len(drawn), args.batch_size)
+            ]
+        )
+    return batches, notes
+
+
+def _targets(args: ClassificationArgs, path: Path, y: NDArray[Any]) -> Tensor:
+    """y as classes, or as numbers for `loss: mse`."""
+    if args.loss == "mse":
+        return torch.from_numpy(np.array(y, dtype=np.float32))
+    if y.ndim != 1 or y.dtype.kind not in "iub":
+        raise TaskError(
+            f"{path}: {args.y}: must be whole numbers, one a row, found {y.dtype} {list(y.shape)}; "
+            "for other targets there is `loss: mse`"
+        )
+    if y.size and (least := int(y.min())) < 0:
+        row = int(y.argmin()) + 1
+        raise TaskError(f"{path}: {args.y}: row {row}: {least} is not a class")
+    return torch.from_numpy(np.array(y, dtype=np.int64))
+
+
+def _batch_of_arrays(
+    x: NDArray[Any], y: Tensor, rows: Sequence[int], args: ClassificationArgs
+) -> Batch:
+    taken = x[np.asarray(rows)]
+    if args.scale is not None:
+        taken = taken.astype(np.float32) * np.float32(args.scale)
+    taken = taken.astype(np.float32 if taken.dtype.kind == "f" else np.int64, copy=False)
+    targets = y[torch.tensor(rows)]
+    per_row = targets[0].numel() if args.loss == "mse" else 1
+    return {"x": torch.from_numpy(taken), "targets": targets, "targets_per_row": float(per_row)}
+
+
+# ---- images -----------------------------------------------------------------------------------
+
+
+def _read_images(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]], list[str]]:
+    notes: list[str] = []
+    rows: dict[Part, list[Row]] = {}
+    for part, path in args.sources.items():
+        table = open_table(path)
+        drawn = args.draw(part, len(table))
+        notes += args.note_of_limit(part, len(table), len(drawn))
+        rows[part] = table.take(drawn, ["image", "label"])
+    names = args.classes
+    if names is None:
+        folders = {p.name for path in args.sources.values() for p in path.iterdir() if p.is_dir()}
+        names = sorted(folders)
+        notes.append(note_of_order(names))
+    labels = Labels({name: i for i, name in enumerate(names)}, len(names), "the data")
+    batches: dict[Part, Sequence[Batch]] = {}
+    for part, some in rows.items():
+        targets = [labels.number(row, "label", row.get("label")) for row in some]
+        batches[part] = LazyBatches(
+            [
+                partial(
+                    _batch_of_images,
+                    some[start : start + args.batch_size],
+                    targets[start : start + args.batch_size],
+                    args,
+                )
+                for start in range(0, len(some), args.batch_size)
+            ]
+        )
+    return batches, notes
+
+
+def _batch_of_images(
+    rows: Sequence[Row], targets: Sequence[int], args: ClassificationArgs
+) -> Batch:
+    x = torch.stack([_pixels(row, args) for row in rows])
+    return {"x": x, "targets": torch.tensor(targets), "targets_per_row": 1.0}
+
+
+def _pixels(row: Row, args: ClassificationArgs) -> Tensor:
+    """An image as [channels, height, width], 0 to 1, then (x − mean) / std."""
+    assert args.size is not None
+    height, width = args.size
+    image = open_image(row, "image", Path(), "RGB" if args.channels == 3 else "L")
+    array = np.asarray(image.resize((width, height)), dtype=np.float32) / 255
+    pixels = torch.from_numpy(array.reshape(height, width, args.channels)).permute(2, 0, 1)
+    if args.mean is not None:
+        pixels = pixels - torch.tensor(args.mean)[:, None, None]
+    if args.std is not None:
+        pixels = pixels / torch.tensor(args.std)[:, None, None]
+    return pixels.contiguous()

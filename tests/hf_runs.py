@@ -1,0 +1,172 @@
+"""Tiny transformers runs, made offline: a folder with config and tokenizer, data, checkpoints."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import textwrap
+import types
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from torch import nn
+
+from sewa_cli.callbacks import save_weights
+from sewa_cli.task.ready.huggingface import CLASSES
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = 300
+TINY: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT: dict[str, Any] = {
+    **TINY,
+    "intermediate_size": 16,
+    "vocab_size": WORDS,
+    "max_position_embeddings": 32,
+}
+BERT |= {"pad_token_id": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+COLOURS = ["blue", "green", "red"]
+
+
+def sentences() -> list[str]:
+    """Real text that is always at hand: the docstrings of the standard library."""
+    texts = []
+    for module in (json, random, inspect, types, textwrap):
+        members = (getattr(module, name) for name in sorted(dir(module)))
+        texts += [inspect.getdoc(member) or "" for member in members if callable(member)]
+    lines = dict.fromkeys(line.strip() for text in texts for line in text.splitlines())
+    return [line for line in lines if len(line.split()) > 2][:300]
+
+
+def tokenizer(*, brackets: bool) -> transformers.PreTrainedTokenizerFast:
+    """Trained on the spot; with [CLS] and [SEP] around every text if `brackets`."""
+    inner = Tokenizer(models.BPE(unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(vocab_size=WORDS, special_tokens=SPECIAL, show_progress=False)
+    inner.train_from_iterator(sentences(), trainer)
+    if brackets:
+        inner.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]",
+            pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+            special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+        )
+    named = dict(zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True))
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=inner,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"][
+            :: 1 if brackets else 2
+        ],
+        **{f"{name}_token": token for name, token in named.items()},
+    )
+
+
+def config_of(kind: str, classes: Sequence[str] = ()) -> transformers.PreTrainedConfig:
+    names: dict[str, Any] = {"id2label": dict(enumerate(classes))} if classes else {}
+    names |= {"label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
+    if kind == "causal-lm":
+        return transformers.GPT2Config(
+            vocab_size=WORDS,
+            n_positions=32,
+            n_embd=16,
+            n_layer=1,
+            n_head=2,
+            bos_token_id=2,
+            eos_token_id=3,
+            **_no_dropout(),
+        )
+    if kind == "image-classification":
+        return transformers.ViTConfig(
+            **TINY, intermediate_size=16, image_size=8, patch_size=4, **names
+        )
+    return transformers.BertConfig(**BERT, **names)
+
+
+def _no_dropout() -> dict[str, Any]:
+    return {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+
+
+def write_model(folder: Path, kind: str, classes: Sequence[str] = ()) -> None:
+    """What a user has: config.json beside a tokenizer or an image processor. No weights."""
+    config_of(kind, classes).save_pretrained(folder)
+    if kind == "image-classification":
+        transformers.ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder)
+    else:
+        tokenizer(brackets=kind != "causal-lm").save_pretrained(folder)
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def text_rows() -> list[dict[str, Any]]:
+    """A text, its label (does it have many words?), its words and a tag for each."""
+    rows = []
+    for line in sentences():
+        words = line.split()
+        tags = ["long" if len(word) > 4 else "short" for word in words]
+        label = "many" if len(words) > 8 else "few"
+        rows.append({"text": line, "label": label, "tokens": words, "tags": tags})
+    return rows
+
+
+def write_images(folder: Path, number: int, seed: int) -> list[dict[str, Any]]:
+    """Noisy images of three colours, in a folder each; returned as rows of path and label."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for i in range(number):
+        colour = i % len(COLOURS)
+        pixels = draw.integers(0, 120, (10, 12, 3))
+        pixels[..., 2 - colour] += 90
+        path = folder / COLOURS[colour] / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+        rows.append({"image": f"{COLOURS[colour]}/{i}.png", "label": COLOURS[colour]})
+    return rows
+
+
+def build(kind: str, folder: Path) -> nn.Module:
+    auto = getattr(transformers, CLASSES[kind])
+    model: nn.Module = auto.from_config(transformers.AutoConfig.from_pretrained(folder))
+    return model
+
+
+def load(kind: str, folder: Path, weights: Path) -> Any:
+    """The naive way: transformers' own class, and a file's weights put into it."""
+    model = build(kind, folder)
+    missing, unexpected = model.load_state_dict(load_file(weights), strict=False)
+    assert not unexpected
+    assert all("lm_head" in name or "decoder" in name for name in missing), missing  # tied
+    return model.eval()
+
+
+def train(
+    model: nn.Module,
+    batches: Sequence[dict[str, torch.Tensor]],
+    folder: Path,
+    checkpoints: int = 6,
+    dtype: torch.dtype | None = None,
+) -> list[Path]:
+    """A plain loop with labels in its batches, at a noisy rate; step-2, step-4 …"""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    order = _forever(batches)
+    paths = []
+    for step in range(1, 2 * checkpoints + 1):
+        optimizer.zero_grad()
+        model(**next(order)).loss.backward()
+        optimizer.step()
+        if step % 2 == 0:
+            paths.append(save_weights(model, folder, step, dtype=dtype))
+    return paths
+
+
+def _forever(batches: Sequence[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
+    while True:
+        yield from batches

@@ -1,0 +1,161 @@
+"""Data files of the ready-made tasks: the same rows from every format, one line for bad ones."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from sewa_cli.errors import TaskError
+from sewa_cli.task.ready.args import DataArgs
+from sewa_cli.task.ready.images import open_image
+from sewa_cli.task.ready.tables import Row, open_table
+
+ROWS = [{"text": f"a, “quoted”\nline {i}", "label": f"class {i % 3}"} for i in range(25)]
+
+
+def write_jsonl(path: Path) -> Path:
+    path = path / "rows.jsonl"
+    lines = [json.dumps(row, ensure_ascii=False) for row in ROWS]
+    path.write_text("\n\n".join(lines), encoding="utf-8")  # blank lines, none at the end
+    return path
+
+
+def write_csv(path: Path) -> Path:
+    path = path / "rows.csv"
+    with path.open("w", newline="", encoding="utf-8-sig") as file:  # as Excel writes it
+        writer = csv.DictWriter(file, ["label", "text"])
+        writer.writeheader()
+        writer.writerows(ROWS)
+    return path
+
+
+def write_parquet(path: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), path / "rows.parquet", row_group_size=4)
+    return path / "rows.parquet"
+
+
+def write_saved(path: Path) -> Path:
+    datasets.Dataset.from_list(ROWS).save_to_disk(path / "saved", num_shards=2)
+    return path / "saved"
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_csv, write_parquet, write_saved])
+def test_every_format_gives_the_same_rows_in_the_order_asked_for(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    before = {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))}
+    table = open_table(path)
+    assert len(table) == 25
+    order = [24, 0, 7, 3]
+    rows = table.take(order, ["text", "label"])
+    assert [dict(row.values) for row in rows] == [ROWS[i] for i in order]
+    assert all(str(path) in row.where for row in rows)
+    # nothing was written beside the user's data
+    assert {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))} == before
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_csv, write_parquet, write_saved])
+def test_a_missing_column_is_named_with_those_that_there_are(
+    write: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    table = open_table(write(tmp_path))
+    with pytest.raises(TaskError, match=r"no column 'txt'; there are (text, label|label, text)$"):
+        table.take([0], ["txt"])[0].get("txt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.jsonl", b"", "holds no rows"),
+        ("a.jsonl", b"\n\n", "holds no rows"),
+        ("a.csv", b"text,label\n", "holds no rows"),
+        ("a.csv", b"", "holds no rows"),
+        ("a.csv", b"text,label\n\xff\xfe,b\n", "cannot be read"),
+        ("a.parquet", b"PAR1", "cannot be read"),
+        ("a.txt", b"words", "must be a folder or one of .jsonl, .ndjson, .csv, .parquet"),
+    ],
+)
+def test_a_bad_file_is_told_in_one_line(
+    name: str, content: bytes, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TaskError) as caught:
+        open_table(tmp_path / name)
+    assert str(caught.value).startswith(f"{tmp_path / name}: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n{"text": \n')
+    with pytest.raises(TaskError, match=r"a\.jsonl: row 2: is not JSON"):
+        open_table(path).take([0, 1], ["text"])
+
+
+def test_a_short_csv_row_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,label\none,1\ntwo\n")
+    rows = open_table(tmp_path / "a.csv").take([0, 1], ["text", "label"])
+    with pytest.raises(TaskError, match=r"a\.csv: row 2: label: is empty"):
+        rows[1].get("label")
+
+
+def test_a_folder_of_splits_asks_for_one_of_them(tmp_path: Path) -> None:
+    data = datasets.Dataset.from_list(ROWS)
+    datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "all")
+    with pytest.raises(TaskError, match="holds several splits; name one of them: test, train"):
+        open_table(tmp_path / "all")
+    assert len(open_table(tmp_path / "all" / "test")) == 25
+
+
+def test_a_folder_of_neither_images_nor_datasets_is_told(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(TaskError, match="is neither a saved `datasets` folder nor one of images"):
+        open_table(tmp_path)
+
+
+def test_images_are_read_from_paths_bytes_and_saved_datasets(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (4, 5, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "one.png")
+    content = (tmp_path / "one.png").read_bytes()
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    saved = datasets.Dataset.from_list([{"image": {"bytes": content}, "label": 0}], features)
+    saved.save_to_disk(tmp_path / "saved")
+    [row] = open_table(tmp_path / "saved").take([0], ["image", "label"])
+    values: list[Any] = ["one.png", tmp_path / "one.png", {"bytes": content, "path": None}]
+    values += [{"bytes": None, "path": "one.png"}, io.BytesIO(content)]
+    for found in [row, *(Row("here", {"image": value}) for value in values)]:
+        assert np.array_equal(np.asarray(open_image(found, "image", tmp_path)), pixels)
+
+
+@given(st.integers(2, 400), st.floats(0.01, 0.99), st.integers(0, 5), st.integers(1, 50))
+def test_a_split_has_every_row_once_and_limit_only_shortens_it(
+    rows: int, fraction: float, seed: int, limit: int
+) -> None:
+    def parts(limit: int | None) -> list[list[int]]:
+        args = DataArgs.model_construct(
+            data=Path("x"), heldout_fraction=fraction, seed=seed, limit=limit
+        )
+        return [args.draw(part, rows) for part in ("selection", "heldout")]
+
+    try:
+        selection, heldout = parts(None)
+    except TaskError:
+        assert round(rows * fraction) in (0, rows)
+        return
+    assert sorted(selection + heldout) == list(range(rows))
+    assert len(heldout) == round(rows * fraction)
+    assert parts(limit) == [selection[:limit], heldout[:limit]]
