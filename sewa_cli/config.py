@@ -116,6 +116,7 @@ class Config(_Frozen):
     from_step: Step | None = None
     to_step: Step | None = None
     nonfinite: Literal["skip", "error"] = "skip"
+    state_key: str | None = Field(None, description="where PyTorch files have their weights")
     solver: Literal["gumbel"] = "gumbel"
     gumbel: GumbelConfig = GumbelConfig()
     compare: CompareConfig = CompareConfig()

@@ -100,7 +100,9 @@ class Source(_Part):
     path: str
     coefficient: float
     size: int
-    sha256: str
+    sha256: str = Field(
+        description="of several files (a sharded set, a folder): of what `sha256sum` lists for them"
+    )
 
 
 class Recipe(_Part):
@@ -121,6 +123,7 @@ class Recipe(_Part):
     shard_size: int | None = Field(
         None, ge=1, description="bytes by which the output was split into a set; null: one file"
     )
+    state_key: str | None = Field(None, description="--state-key, with which the sources were read")
 
 
 class Report(_Part):

@@ -265,6 +265,19 @@ def sha256(path: Path) -> str:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
 
+def sha256_of(files: Sequence[Path], owner: Path) -> str:
+    """Of one file, its own; of several, that of what `sha256sum` lists for them, sorted by name.
+
+    Names are relative to `owner`, a folder or an index: a run that was moved keeps its hashes.
+    """
+    if len(files) == 1:
+        return sha256(files[0])
+    folder = owner if owner.is_dir() else owner.parent
+    listed = {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(listed.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
 def _sync_folder(folder: Path) -> None:
     """Make the new name itself survive a power cut, where the system can do that."""
     with suppress(OSError):

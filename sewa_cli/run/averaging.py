@@ -10,16 +10,16 @@ from sewa_cli.checkpoints import (
     Checkpoint,
     Reads,
     check_agreement,
-    find,
+    check_same_product,
     in_order,
-    open_checkpoint,
+    open_all,
 )
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.methods import Run, checked, parse_one
 from sewa_cli.report import Rebuildable
 from sewa_cli.run.accounts import metadata_of
-from sewa_cli.run.bench import open_candidates
+from sewa_cli.run.bench import Listener, open_candidates
 from sewa_cli.run.compare import propose
 from sewa_cli.run.outputs import decide_outputs, write_average, write_results
 from sewa_cli.run.recipe import Averaged
@@ -33,18 +33,19 @@ def run_average(
     force: bool = False,
     stdout: IO[bytes] | None = None,
     protected: Sequence[Path] = (),
+    listener: Listener | None = None,
 ) -> tuple[Averaged, str]:
     """Average by a method that needs no loss, or by explicit weights; returns where it was written.
 
     Weights belong to files in the order given; those of a folder, in the order of their steps.
     """
     if weights is None:
-        candidates, found = open_candidates(config, Reads())
+        candidates, found = open_candidates(config, Reads(), listener)
         coefficients = _coefficients(method, candidates, config)
         label = method
     else:
-        candidates = _as_given(config)
-        found = [checkpoint.path for checkpoint in candidates]
+        candidates = _as_given(config, listener or Listener())
+        found = [path for c in candidates for path in (c.path, *c.files)]
         if len(weights) != len(candidates):
             raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
         try:
@@ -60,6 +61,7 @@ def run_average(
         coefficients=[coefficients[i] for i in chosen],
         names={name: name for name in candidates[0].tensors},
         dtype=config.output_dtype,
+        state_key=config.state_key,
     )
     # a report holds the sources' hashes, which take three times as long as averaging them
     outputs = decide_outputs(config, [*found, *protected], force, stdout, always_report=False)
@@ -73,12 +75,18 @@ def run_average(
     return averaged, outputs.written_as(averaged)
 
 
-def _as_given(config: Config) -> list[Checkpoint]:
-    reads = Reads()
-    checkpoints = [open_checkpoint(path, reads) for path in find(config.checkpoints)]
+def _as_given(config: Config, listener: Listener) -> list[Checkpoint]:
+    checkpoints = open_all(
+        config.checkpoints,
+        Reads(),
+        state_key=config.state_key,
+        warn=listener.warn,
+        note=listener.note,
+    )
     if not checkpoints:
         raise ConfigError("no checkpoints named: give files, or a folder")
     check_agreement(checkpoints)
+    check_same_product(checkpoints)
     is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
     return in_order(checkpoints) if is_folder else checkpoints
 

@@ -32,6 +32,21 @@ class Listener:
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...
 
 
+class Heard(Listener):
+    """Passes on, and keeps the warnings for the report."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.warnings: list[str] = []
+        self._listener = listener
+
+    def note(self, text: str) -> None:
+        self._listener.note(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+        self._listener.warn(text)
+
+
 @dataclass
 class Bench:
     """Files opened, model built, names matched: what `select` and `validate` start from."""
@@ -92,14 +107,23 @@ def resolve_device(wanted: str) -> torch.device:
     return device
 
 
-def open_candidates(config: Config, reads: Reads) -> tuple[list[Checkpoint], list[Path]]:
+def open_candidates(
+    config: Config, reads: Reads, listener: Listener | None = None
+) -> tuple[list[Checkpoint], list[Path]]:
     """Find, order, narrow down and cross-check the checkpoints, from their headers alone.
 
     Also returns the paths of all that were found: inputs, even if they take no part.
     """
+    listener = listener or Listener()
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
-    found = [library.open_checkpoint(path, reads) for path in library.find(config.checkpoints)]
+    found = library.open_all(
+        config.checkpoints,
+        reads,
+        state_key=config.state_key,
+        warn=listener.warn,
+        note=listener.note,
+    )
     if not found:
         where = ", ".join(str(path) for path in config.checkpoints)
         raise CheckpointError(f"{where}: holds no checkpoints")
@@ -107,20 +131,23 @@ def open_candidates(config: Config, reads: Reads) -> tuple[list[Checkpoint], lis
         library.in_order(found), config.last, config.every, config.from_step, config.to_step
     )
     library.check_agreement(candidates)
-    return candidates, [checkpoint.path for checkpoint in found]
+    library.check_same_product(candidates)
+    return candidates, [path for c in found for path in (c.path, *c.files)]
 
 
 def set_up(config: Config, task: Task, listener: Listener, K: int | None = None) -> Bench:
     """`K`: the largest budget, if it is not the config's."""
     reads = Reads()
-    candidates, found = open_candidates(config, reads)
+    heard = Heard(listener)
+    candidates, found = open_candidates(config, reads, heard)
     check_budget(config.K if K is None else K, candidates)
-    objective = build_objective(config, task)
+    objective = build_objective(config, task, candidates[-1])
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
     inputs = [*found, Path(task.source)]
     bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
+    bench.warnings += heard.warnings
     if candidates[0].step is None:
         bench.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
@@ -128,11 +155,14 @@ def set_up(config: Config, task: Task, listener: Listener, K: int | None = None)
     return bench
 
 
-def build_objective(config: Config, task: Task) -> Objective:
-    """The user's model on its device, with the user's loss."""
+def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective:
+    """The user's model on its device, with the user's loss; of adapters, only they can change."""
     device = resolve_device(config.device)
     try:
-        model = FlatModel(task.build_model(), device)
+        built = task.build_model()
+        is_adapter = newest.kind == "adapter"
+        only = library.check_fits(newest, built.state_dict()) if is_adapter else None
+        model = FlatModel(built, device, only)
     except ValueError as error:
         raise TaskError(f"build_model(): {error}") from error
     if model.layout.size == 0:

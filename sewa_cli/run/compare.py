@@ -324,6 +324,7 @@ def _winner(
         coefficients=[coefficients[i] for i in chosen],
         names=bench.names,
         dtype=config.output_dtype,
+        state_key=config.state_key,
         replaced=court.judge(coefficients).statistics,
     )
 

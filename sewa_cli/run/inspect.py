@@ -32,7 +32,7 @@ from sewa_cli.geometry import (
     judge,
     slows_down,
 )
-from sewa_cli.run.bench import Listener, open_candidates
+from sewa_cli.run.bench import Heard, Listener, open_candidates
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 
@@ -98,12 +98,12 @@ def run_inspect(
     """Look at the checkpoints that `config` names. `picture`: where the caller will draw it."""
     listener = listener or Listener()
     reads = Reads()
-    candidates, found = open_candidates(config, reads)
+    heard = Heard(listener)
+    candidates, found = open_candidates(config, reads, heard)
     if picture is not None and picture.resolve() in {path.resolve() for path in found}:
         raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
-    warnings = []
     if candidates[0].step is None:
-        warnings.append(
+        heard.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
     scans = []
@@ -114,9 +114,7 @@ def run_inspect(
     for i, (_, broken) in enumerate(scans):
         if broken:
             reason = f"{_few(broken)} {'holds' if len(broken) == 1 else 'hold'} NaN or Inf"
-            warnings.append(f"{candidates[i].path}: takes no part in distances: {reason}")
-    for text in warnings:
-        listener.warn(text)
+            heard.warn(f"{candidates[i].path}: takes no part in distances: {reason}")
 
     tensors = candidates[0].tensors
     dtypes: Counter[str] = Counter()
@@ -146,7 +144,7 @@ def run_inspect(
         verdict=word,
         explanation=explanation,
         bytes_read=reads.bytes,
-        warnings=warnings,
+        warnings=heard.warnings,
     )
 
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from sewa_cli.average import blocks, in_order, weighted_mean
-from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, open_checkpoint
+from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, files_of, open_checkpoint
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.report import Recipe, Source
-from sewa_cli.write import sha256, split_into_shards, write_safetensors
+from sewa_cli.write import sha256_of, split_into_shards, write_safetensors
 
 # safetensors' words for dtypes
 DTYPES = {
@@ -58,6 +58,7 @@ class Averaged:
     dtype: str | None = None  # of floating-point tensors; None: as in the checkpoints
     metadata: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, Tensor] = field(default_factory=dict)  # recomputed, not averaged
+    state_key: str | None = None  # where PyTorch files have their weights, if the user had to say
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, whole, one by one: the very bytes that `write` writes."""
@@ -125,7 +126,7 @@ class Averaged:
     def recipe(self) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-            hashes = list(pool.map(sha256, [c.path for c in self.sources]))
+            hashes = list(pool.map(_digest, self.sources))
         blob = base64.b64encode(safetensors.torch.save(self.replaced)) if self.replaced else None
         return Recipe(
             working_directory=str(Path.cwd()),
@@ -137,7 +138,12 @@ class Averaged:
             dtype=self.dtype,
             metadata=self.metadata,
             replaced=blob.decode() if blob else None,
+            state_key=self.state_key,
         )
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    return sha256_of(checkpoint.files, checkpoint.path)
 
 
 def _as_it_is(name: str, piece: Tensor) -> tuple[str, Tensor]:
@@ -152,16 +158,17 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
         above = beside.resolve().parents[:2]  # the report may stand in a folder of its own
         folders = [beside, Path(recipe.working_directory), Path(), *above]
         path = _locate(Path(source.path), folders)
-        if (size := path.stat().st_size) != source.size:
+        files = files_of(path)
+        if (size := sum(file.stat().st_size for file in files)) != source.size:
             raise CheckpointError(
                 f"{path}: has changed since the report: expected {source.size} bytes, found {size}"
             )
-        if (digest := sha256(path)) != source.sha256:
+        if (digest := sha256_of(files, path)) != source.sha256:
             raise CheckpointError(
                 f"{path}: has changed since the report: expected SHA-256 {source.sha256[:12]}…, "
                 f"found {digest[:12]}…"
             )
-        sources.append(open_checkpoint(path, reads))
+        sources.append(open_checkpoint(path, reads, recipe.state_key))
     check_agreement(sources)
     lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
     if lost is not None:
@@ -174,11 +181,12 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
         dtype=recipe.dtype,
         metadata=recipe.metadata,
         replaced=safetensors.torch.load(replaced) if replaced else {},
+        state_key=recipe.state_key,
     )
 
 
 def _locate(path: Path, folders: list[Path]) -> Path:
     for folder in folders:
-        if (folder / path).is_file():  # an absolute path stays itself
+        if (folder / path).exists():  # an absolute path stays itself
             return folder / path
     raise CheckpointError(f"{path}: the report's checkpoint is gone")

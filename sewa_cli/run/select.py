@@ -117,6 +117,7 @@ def _select(
             coefficients=[1 / config.K] * config.K,
             names=bench.names,
             dtype=config.output_dtype,
+            state_key=config.state_key,
         )
         average, batchnorm = scales.weigh_file(averaged)
     beaten_by = _better(average, references)
