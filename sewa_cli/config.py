@@ -117,6 +117,9 @@ class Config(_Frozen):
     to_step: Step | None = None
     nonfinite: Literal["skip", "error"] = "skip"
     state_key: str | None = Field(None, description="where PyTorch files have their weights")
+    lora: Literal["factors", "merged"] = Field(
+        "factors", description="average A and B of adapters apart, or their products"
+    )
     solver: Literal["gumbel"] = "gumbel"
     gumbel: GumbelConfig = GumbelConfig()
     compare: CompareConfig = CompareConfig()

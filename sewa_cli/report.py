@@ -31,6 +31,9 @@ class Candidate(_Part):
     path: str
     step: int | None
     probability: float | None = None
+    logged: dict[str, float] | None = Field(
+        None, description="what the trainer logged at this step, where it did"
+    )
 
 
 class LeftOut(_Part):
@@ -94,6 +97,18 @@ class Cost(_Part):
     peak_device_memory_bytes: int | None = None
 
 
+class Lora(_Part):
+    """An average of LoRA adapters. Errors are relative to the mean of the products B·A.
+
+    merged: of the truncation to the adapters' rank; factors: of averaging A and B apart.
+    """
+
+    mode: Literal["factors", "merged"]
+    pairs: int
+    largest: float
+    mean: float
+
+
 class Source(_Part):
     """An input of the averaged file, and its weight in it."""
 
@@ -124,6 +139,9 @@ class Recipe(_Part):
         None, ge=1, description="bytes by which the output was split into a set; null: one file"
     )
     state_key: str | None = Field(None, description="--state-key, with which the sources were read")
+    lora: Literal["factors", "merged"] | None = Field(
+        None, description="of adapters: merged if the products were averaged; null: no adapters"
+    )
 
 
 class Report(_Part):
@@ -152,6 +170,7 @@ class Report(_Part):
     beaten_by: list[Better]
     placement: Placement
     batchnorm: BatchNorm | None
+    lora: Lora | None = None
     cost: Cost
     output: str | None
     recipe: Recipe

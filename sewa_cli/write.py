@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from sewa_cli.errors import CheckpointError, OutputError
 
@@ -53,7 +53,7 @@ class Staged:
         else:
             self._link()
         self._published = True
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def retract(self) -> None:
         """Take back what was published; what --force has replaced stands there again."""
@@ -95,7 +95,20 @@ def staged(path: Path, force: bool = False) -> Iterator[Staged]:
             stage.discard()
 
 
-def publish_together(stages: Sequence[Staged]) -> None:
+class Stage(Protocol):
+    """A file or a folder beside its final place."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def seal(self) -> None: ...
+
+    def publish(self) -> None: ...
+
+    def retract(self) -> None: ...
+
+
+def publish_together(stages: Sequence[Stage]) -> None:
     """All of them appear, or none: each is sealed before the first gets its name."""
     for stage in stages:
         with told_as_output_error(stage.path):
@@ -278,7 +291,7 @@ def sha256_of(files: Sequence[Path], owner: Path) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make the new name itself survive a power cut, where the system can do that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -20,6 +20,7 @@ FLOORS = {
     "adam": 1,
     "bootstrap": 1,
     "geometry": 1,
+    "lowrank": 1,
     "report": 1,
     "solvers": 2,
     "methods": 2,
@@ -27,6 +28,7 @@ FLOORS = {
     "checkpoints": 2,
     "task": 2,
     "write": 2,
+    "folders": 2,
     "plots": 3,
     "run": 3,
     "templates": 3,
@@ -38,6 +40,7 @@ MATH = {
     "adam",
     "bootstrap",
     "geometry",
+    "lowrank",
     "mask",
     "flat",
     "trajectory",
@@ -46,7 +49,7 @@ MATH = {
     "methods",
     "evaluate",
 }
-FILES = {"report", "checkpoints", "task", "write"}
+FILES = {"report", "checkpoints", "task", "write", "folders"}
 
 
 def room(path: Path) -> str:

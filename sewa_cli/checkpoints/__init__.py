@@ -11,6 +11,7 @@ order        by step, narrowed down, all of one model
 matching     their names onto the model's
 """
 
+from sewa_cli.checkpoints import pytorch
 from sewa_cli.checkpoints.adapters import (
     check_fits,
     check_mergeable,
@@ -51,4 +52,5 @@ __all__ = [
     "open_all",
     "open_checkpoint",
     "pairs",
+    "pytorch",
 ]

@@ -244,8 +244,10 @@ def _without_last(
 
 
 def _summary(opened: Sequence[Checkpoint]) -> str:
-    """12 checkpoint folders (checkpoint-100 … checkpoint-1200)"""
+    """12 Hugging Face checkpoints (checkpoint-100 … checkpoint-1200)"""
     ordered = sorted(opened, key=lambda c: (c.step is None, c.step or 0))
     word = _WORDS[ordered[0].kind]
+    if ordered[0].kind == "folder" and (ordered[0].path / "config.json").is_file():
+        word = "Hugging Face checkpoint"
     names = " … ".join(dict.fromkeys(c.path.name for c in (ordered[0], ordered[-1])))
     return f"{len(opened)} {word}{'s' if len(opened) > 1 else ''} ({names})"

@@ -23,6 +23,7 @@ from sewa_cli.cli.options import (
     Force,
     FromStep,
     Last,
+    Lora,
     Memory,
     Nonfinite,
     Plot,
@@ -67,6 +68,7 @@ def select(
     K: Budget = None,
     config: ConfigFile = None,
     set_: Sets = None,
+    lora: Lora = None,
     state_key: StateKey = None,
     task: TaskSpec = None,
     output: Annotated[
@@ -119,6 +121,7 @@ def select(
         config,
         set_,
         checkpoints=ckpts,
+        lora=lora,
         state_key=state_key,
         K=K,
         task=task,

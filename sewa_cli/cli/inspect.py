@@ -126,6 +126,7 @@ def _steps(found: Inspection) -> str:
 
 def _table(rows: Sequence[Found]) -> list[dict[str, Cell]]:
     lines: list[dict[str, Cell]] = []
+    losses = dict.fromkeys(name for row in rows for name in row.logged if "loss" in name)
     for row in rows:
         notes = []
         if row.nonfinite:
@@ -135,6 +136,7 @@ def _table(rows: Sequence[Found]) -> list[dict[str, Cell]]:
         lines.append(
             {
                 "step": row.step,
+                **{name: row.logged.get(name) for name in losses},
                 "from last": row.to_last,
                 "from mean": row.to_mean,
                 "moved": row.length,

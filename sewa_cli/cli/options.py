@@ -48,6 +48,10 @@ StateKey = Annotated[
     str | None,
     typer.Option(metavar="KEY", help="Where PyTorch files have the weights, if it is not clear."),
 ]
+Lora = Annotated[
+    str | None,
+    typer.Option(metavar="factors|merged", help="Average A and B of adapters, or their products."),
+]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
 Memory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="Cap on what sewa allocates: 8GiB, 500MB.")

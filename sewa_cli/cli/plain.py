@@ -18,6 +18,7 @@ from sewa_cli.cli.options import (
     Format,
     FromStep,
     Last,
+    Lora,
     MethodsFrom,
     Quiet,
     Seed,
@@ -52,6 +53,7 @@ def average(
     ] = None,
     config: ConfigFile = None,
     set_: Sets = None,
+    lora: Lora = None,
     state_key: StateKey = None,
     force: Force = False,
     last: Last = None,
@@ -82,6 +84,7 @@ def average(
         config,
         set_,
         checkpoints=ckpts,
+        lora=lora,
         state_key=state_key,
         K=K,
         output=output,
@@ -113,6 +116,8 @@ def average(
         if written != "-":
             stdout.write("".join(f"{c.path}\n" for c in averaged.sources).encode())
             stdout.flush()
+            if averaged.lora == "merged":
+                talk.say(averaged.facts["LoRA"])
             talk.say(f"wrote {written}")
 
 

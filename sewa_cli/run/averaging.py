@@ -21,6 +21,8 @@ from sewa_cli.report import Rebuildable
 from sewa_cli.run.accounts import metadata_of
 from sewa_cli.run.bench import Listener, open_candidates
 from sewa_cli.run.compare import propose
+from sewa_cli.run.lora import average_factors, check_lora
+from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_average, write_results
 from sewa_cli.run.recipe import Averaged
 
@@ -64,8 +66,21 @@ def run_average(
         state_key=config.state_key,
     )
     # a report holds the sources' hashes, which take three times as long as averaging them
-    outputs = decide_outputs(config, [*found, *protected], force, stdout, always_report=False)
+    newest = averaged.sources[-1]
+    outputs = decide_outputs(
+        config,
+        [*found, *protected],
+        force,
+        stdout,
+        always_report=False,
+        like=newest,
+        command=listener.command if listener else None,
+    )
     averaged.metadata = metadata_of(averaged, label, None)
+    check_lora(config, newest)
+    apart = lora_warning(average_factors(averaged, config.lora))
+    if apart is not None and listener is not None:
+        listener.warn(apart)
     if outputs.report is None:
         write_average(averaged, outputs)
     else:

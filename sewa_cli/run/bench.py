@@ -25,6 +25,8 @@ from sewa_cli.task import Task
 class Listener:
     """Hears what happens; this one keeps silent. `cli` has one that talks."""
 
+    command: str | None = None  # as it was typed, if it was
+
     def note(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...

@@ -55,6 +55,7 @@ class Found(_Part):
     path: str
     step: int | None
     size: int
+    logged: dict[str, float] = Field({}, description="by the trainer at this step")
     nonfinite: list[str] = Field(description="tensors that hold NaN or Inf")
     same_as: int | None = Field(description="index of the first with the same tensor content")
     to_last: float | None = None
@@ -294,6 +295,7 @@ def _rows(
                 path=str(checkpoint.path),
                 step=checkpoint.step,
                 size=checkpoint.size,
+                logged=checkpoint.metrics,
                 nonfinite=broken,
                 same_as=earliest if earliest != i else None,
                 **lengths,

@@ -15,14 +15,21 @@ from functools import partial
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from sewa_cli.average import blocks, in_order, weighted_mean
-from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, files_of, open_checkpoint
+from sewa_cli.checkpoints import (
+    Checkpoint,
+    Reads,
+    check_agreement,
+    files_of,
+    open_checkpoint,
+    pairs,
+)
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.report import Recipe, Source
 from sewa_cli.write import sha256_of, split_into_shards, write_safetensors
@@ -59,6 +66,8 @@ class Averaged:
     metadata: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, Tensor] = field(default_factory=dict)  # recomputed, not averaged
     state_key: str | None = None  # where PyTorch files have their weights, if the user had to say
+    lora: Literal["factors", "merged"] | None = None
+    facts: dict[str, str] = field(default_factory=dict)  # more that a model card should say
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, whole, one by one: the very bytes that `write` writes."""
@@ -127,7 +136,11 @@ class Averaged:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(torch.get_num_threads()) as pool:
             hashes = list(pool.map(_digest, self.sources))
-        blob = base64.b64encode(safetensors.torch.save(self.replaced)) if self.replaced else None
+        kept = self.replaced
+        if self.lora == "merged":  # what was re-factored will be again, and need not be kept
+            factors = {name for pair in pairs(self.sources[0].tensors) for name in pair}
+            kept = {n: tensor for n, tensor in kept.items() if self.names[n] not in factors}
+        blob = base64.b64encode(safetensors.torch.save(kept)) if kept else None
         return Recipe(
             working_directory=str(Path.cwd()),
             sources=[
@@ -139,6 +152,7 @@ class Averaged:
             metadata=self.metadata,
             replaced=blob.decode() if blob else None,
             state_key=self.state_key,
+            lora=self.lora,
         )
 
 
@@ -182,6 +196,7 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
         metadata=recipe.metadata,
         replaced=safetensors.torch.load(replaced) if replaced else {},
         state_key=recipe.state_key,
+        lora=recipe.lora,
     )
 
 

@@ -18,7 +18,10 @@ from sewa_cli.methods import Run, parse
 from sewa_cli.report import Better, Candidate, Report, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Listener, seeded, set_up
+from sewa_cli.run.fitting import as_written
 from sewa_cli.run.learning import learn, read_trajectory
+from sewa_cli.run.lora import average_factors, check_lora
+from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales
@@ -93,7 +96,12 @@ def _select(
     if config.strict and task.heldout_data is None:
         raise ConfigError(f"--strict needs held-out data: define heldout_data in {task.source}")
     bench = set_up(config, task, listener)
-    outputs = decide_outputs(config, [*bench.inputs, *protected], force, stdout) if write else None
+    check_lora(config, bench.checkpoints[-1])
+    outputs = None
+    if write:
+        inputs, newest = [*bench.inputs, *protected], bench.checkpoints[-1]
+        command = listener.command
+        outputs = decide_outputs(config, inputs, force, stdout, like=newest, command=command)
 
     with clock("read"):
         placed = read_trajectory(bench, config.K)
@@ -119,7 +127,10 @@ def _select(
             dtype=config.output_dtype,
             state_key=config.state_key,
         )
+        lora = average_factors(averaged, config.lora)
         average, batchnorm = scales.weigh_file(averaged)
+    if apart := lora_warning(lora):
+        bench.warn(apart)
     beaten_by = _better(average, references)
     for better in beaten_by:
         bench.warn(
@@ -129,7 +140,8 @@ def _select(
 
     averaged.metadata = metadata_of(averaged, config.solver, config.K)
     writing_began = time.perf_counter()
-    recipe = averaged.recipe()
+    written = as_written(averaged, outputs.form if outputs else "file")
+    recipe = written.recipe()
 
     def make_report() -> Report:
         clock.stages["write"] = time.perf_counter() - writing_began
@@ -144,7 +156,9 @@ def _select(
             k=k,
             parameters=bench.model.layout.parameters,
             candidates=[
-                Candidate(index=i, path=str(c.path), step=c.step, probability=p)
+                Candidate(
+                    index=i, path=str(c.path), step=c.step, probability=p, logged=c.metrics or None
+                )
                 for i, (c, p) in enumerate(zip(used, solution.probabilities, strict=True))
             ],
             left_out=placed.left_out,
@@ -159,6 +173,7 @@ def _select(
             beaten_by=beaten_by,
             placement=placed.placement,
             batchnorm=batchnorm,
+            lora=lora,
             cost=total_cost(bench, clock),
             output=outputs.named if outputs else None,
             recipe=recipe,
@@ -167,7 +182,7 @@ def _select(
 
     if outputs is None:
         return Selection(make_report(), averaged)
-    return Selection(write_results(averaged, outputs, make_report), averaged)
+    return Selection(write_results(written, outputs, make_report), averaged)
 
 
 def _better(average: Scores, references: dict[str, Scores]) -> list[Better]:
