@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Mapping
 from functools import partial
@@ -101,8 +102,10 @@ def load(path: Path) -> Any:
     if not start or (is_zip and not zipfile.is_zipfile(path)):
         raise Unfinished(f"{path}: not a whole PyTorch file; remove it or save it again")
     try:
-        # files from before PyTorch 1.6 are no zip archives and cannot be mapped: read whole
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the pickle's version
+            # files from before PyTorch 1.6 are no zip archives and cannot be mapped: read whole
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: {_reason(error)}; refused, nothing of it was run; save its weights as "
