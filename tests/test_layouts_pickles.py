@@ -259,7 +259,7 @@ def test_average_of_pytorch_files_is_the_naive_mean_in_either_form(
     for step in (1, 2, 3):
         for parameter in network.parameters():
             nn.init.normal_(parameter)
-        network[1].num_batches_tracked.fill_(step)  # type: ignore[operator, union-attr]
+        network[1].num_batches_tracked.fill_(step)  # type: ignore[operator]
         states.append({n: t.clone() for n, t in network.state_dict().items()})
         extra = {"epoch": step, "args": {"lr": 0.1}, "optimizer": {"m": torch.zeros(9)}}
         content = states[-1] if key is None else {key: states[-1], **extra}
