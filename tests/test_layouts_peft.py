@@ -203,12 +203,8 @@ def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(
     del task
     for step in range(2, 17, 2):
         path = Path(f"run/checkpoint-{step}/adapter_model.safetensors")
-        save_file(
-            {**load_file(path), "base_model.model.score.weight": torch.full((2,), step)}, path
-        )
-        tensors = load_file(path)
-        tensors["base_model.model.score.weight"] = tensors["base_model.model.score.weight"].float()
-        save_file(tensors, path)
+        extra = {"base_model.model.score.weight": torch.full((2,), float(step))}
+        save_file({**load_file(path), **extra}, path)
     assert sewa("average", "run", "-o", "out", "--lora", "merged").code == 0
     written = load_file("out/adapter_model.safetensors")
     assert written["base_model.model.score.weight"].tolist() == [9.0, 9.0]
