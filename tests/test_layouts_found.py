@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import warnings as stdlib_warnings
 from pathlib import Path
 
 import pytest
@@ -362,3 +364,49 @@ def test_an_ambiguous_state_key_is_a_usage_error(tmp_path: Path) -> None:
         opened(tmp_path)
     [found] = opened(tmp_path, state_key="ema")
     assert torch.equal(found.read("a"), weights(1)["a"])
+
+
+def test_folders_may_come_on_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    paths = run_of_folders(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{path}\n" for path in paths[:2])))
+    ended = sewa("average", "-", "-o", tmp_path / "out")
+    assert ended.out.split() == [str(path) for path in paths[:2]]
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_an_output_folder_of_ours_among_flat_files_does_not_make_them_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of_folders(tmp_path / "run")
+    (tmp_path / "flat").mkdir()
+    for step in (1, 2):
+        save_file(weights(), tmp_path / "flat" / f"step-{step}.safetensors")
+    assert sewa("average", "run", "-o", "flat/averaged").code == 0
+    assert names(opened(tmp_path / "flat")) == ["step-1.safetensors", "step-2.safetensors"]
+
+
+def test_names_that_only_begin_like_the_optimizers_are_checkpoints(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_file(weights(), tmp_path / f"optimal{step}.safetensors")
+    assert len(opened(tmp_path)) == 2
+
+
+def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    for step in (2, 10):
+        inside = tmp_path / f"checkpoint-{step}"
+        inside.mkdir()
+        (inside / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        with stdlib_warnings.catch_warnings():
+            stdlib_warnings.simplefilter("ignore")
+            dcp.save(  # type: ignore[attr-defined]
+                {"model": weights()}, checkpoint_id=inside / "pytorch_model_fsdp_0", no_dist=True
+            )
+    found = opened(tmp_path)
+    assert [(c.path.name, c.step) for c in found] == [("checkpoint-2", 2), ("checkpoint-10", 10)]
+    assert torch.equal(found[0].read("a"), weights()["a"])
+    assert names(opened(tmp_path / "checkpoint-2")) == ["checkpoint-2"]

@@ -251,6 +251,41 @@ def test_a_loops_own_pt_files_become_safetensors_or_pt(
     check_loss(plain, model, report)
 
 
+def test_streaming_from_pytorch_files_gives_what_holding_them_gives(
+    plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    work_in(plain, tmp_path, monkeypatch)
+    settings = ["--task", "task.py", "--K", 3, "--set", "gumbel.iterations=6", "--device", "cpu"]
+    reports = {}
+    for tier, memory in (("memory", "1GiB"), ("files", "9KB")):
+        output = ["-o", f"{tier}.pt", "--memory", memory, "--json"]
+        ended = sewa("select", "run", *settings, *output)
+        assert ended.code == 0, ended.err
+        reports[tier] = json.loads(ended.out)
+        assert reports[tier]["placement"]["tier"] == tier
+    assert reports["files"]["selected"] == reports["memory"]["selected"]
+    assert reports["files"]["average"] == reports["memory"]["average"]
+
+
+def test_tied_weights_of_a_pt_file_come_out_under_all_their_names(
+    llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    work_in(llama, tmp_path, monkeypatch)
+    Path("pt").mkdir()
+    with third_party():
+        for step in STEPS:
+            model = llama.task.LlamaForCausalLM.from_pretrained(f"run/checkpoint-{step}")
+            torch.save(model.state_dict(), f"pt/step-{step}.pt")
+    settings = ["--task", "task.py", "--K", 3, "--set", "gumbel.iterations=4", "--device", "cpu"]
+    ended = sewa("select", "pt", *settings, "--json", "-o", "out.pt")
+    assert ended.code == 0, ended.err
+    state = torch.load("out.pt", weights_only=True)
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+    fresh = llama.task.build_model()
+    fresh.load_state_dict(state)
+    check_loss(llama, fresh, json.loads(ended.out))
+
+
 def test_an_fsdp_run_becomes_safetensors_that_load_state_dict_takes(
     fsdp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:

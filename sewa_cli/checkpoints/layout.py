@@ -46,7 +46,7 @@ _WORDS: dict[Kind, str] = {
     "distributed": "distributed checkpoint",
 }
 _NOT_WEIGHTS = re.compile(
-    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args)[^/]*"
+    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args)([-_.].*)?"
     r"\.(pt|pth|bin|ckpt|safetensors)"
 )
 _SHARD = re.compile(r".*-\d{5,}-of-\d{5,}\.(safetensors|bin)")
@@ -155,7 +155,7 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
         raise CheckpointError(f"{folder}: {error.strerror or error}") from error
     folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
     files = _files([p for p in entries if p.is_file()])
-    if folders:
+    if any(not _is_ours(p) for p in folders) or (folders and not files):
         apart = [p for p in files if p.name not in _FINAL and not _is_ours(p)]
         if apart:
             raise CheckpointError(

@@ -105,6 +105,7 @@ def fill_folder(averaged: Averaged, stage: StagedFolder, shard_size: int | None)
 
 def _beside(folder: Path) -> list[Path]:
     """From the checkpoint; what it has not, from the run's folder above it."""
+    folder = folder if folder.is_dir() else folder.parent  # one file among folders
     found: dict[str, Path] = {}
     for place in (folder.resolve().parent, folder):
         for path in sorted(place.iterdir()):
