@@ -46,22 +46,24 @@ class StagedFolder:
             os.replace(self.path, self._older)
         if self.path.exists():
             raise OutputError(f"{self.path}: appeared while we worked; use --force")
-        self._published = True
         os.replace(self._temporary, self.path)
+        self._published = True
         sync_folder(self.path.parent)
 
     def retract(self) -> None:
         """Take back what was published; what --force has replaced stands there again."""
         if self._published:
             shutil.rmtree(self.path, ignore_errors=True)
+            self._published = False
         if self._older.exists():
             with suppress(OSError):
                 os.replace(self._older, self.path)
 
     def discard(self) -> None:
-        """Clear away what is left beside the final place; once published, only the older one."""
-        for path in (self._temporary, self._older):
-            shutil.rmtree(path, ignore_errors=True)
+        """Clear away what is left beside the final place; the older one only if it is replaced."""
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._published:
+            shutil.rmtree(self._older, ignore_errors=True)
 
 
 @contextmanager

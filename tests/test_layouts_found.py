@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import warnings as stdlib_warnings
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from safetensors.torch import save_file
 
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+from sewa_cli.errors import CheckpointError, ConfigError, OutputError, Unfinished
+from sewa_cli.folders import staged_folder
+from sewa_cli.write import publish_together
 
 Tensors = dict[str, torch.Tensor]
 
@@ -99,6 +102,25 @@ def test_a_sharded_checkpoint_reads_like_a_whole_one(tmp_path: Path) -> None:
     assert found.reads.bytes == 68
     assert found.size == sum(file.stat().st_size for file in found.files)
     assert len(found.files) == 3
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> None:
+    inside = tmp_path / "checkpoint-3"
+    inside.mkdir()
+    expected = weights()
+    if shards == 1:
+        torch.save(expected, inside / "pytorch_model.bin")
+    else:
+        files = {n: f"pytorch_model-{i:05d}-of-00002.bin" for i, n in enumerate(expected, 1)}
+        for name, file in files.items():
+            torch.save({name: expected[name]}, inside / file)
+        (inside / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    (inside / "training_args.bin").write_bytes(b"never to be opened")
+    [found] = opened(tmp_path)
+    assert (found.kind, found.step) == ("folder", 3)
+    for name, tensor in expected.items():
+        assert torch.equal(found.read(name), tensor)
 
 
 def test_a_checkpoint_folder_may_be_named_itself(tmp_path: Path) -> None:
@@ -410,3 +432,56 @@ def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_
     assert [(c.path.name, c.step) for c in found] == [("checkpoint-2", 2), ("checkpoint-10", 10)]
     assert torch.equal(found[0].read("a"), weights()["a"])
     assert names(opened(tmp_path / "checkpoint-2")) == ["checkpoint-2"]
+
+
+def test_the_parent_of_a_run_is_not_a_run(tmp_path: Path) -> None:
+    run_of_folders(tmp_path / "llama")
+    save_file(weights(), tmp_path / "llama" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds no checkpoints itself; .*llama does"):
+        opened(tmp_path)
+
+
+def test_a_state_key_for_safetensors_is_refused(tmp_path: Path) -> None:
+    run_of_folders(tmp_path)
+    with pytest.raises(ConfigError, match=r"--state-key: .* is safetensors, which has none"):
+        opened(tmp_path, state_key="model")
+
+
+def test_last_pt_without_any_step_is_no_copy(tmp_path: Path) -> None:
+    for name in ("best", "last"):
+        torch.save(weights(), tmp_path / f"{name}.pt")
+    assert names(opened(tmp_path)) == ["best.pt", "last.pt"]
+
+
+# ---- folders, whole or not at all ------------------------------------------------------------
+
+
+def test_a_folder_that_appears_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with staged_folder(target) as new:
+        with new.file("model.safetensors") as file:
+            file.write(b"ours")
+        target.mkdir()
+        (target / "theirs").write_text("theirs")
+        with pytest.raises(OutputError, match="appeared while we worked"):
+            publish_together([new])
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "theirs"]
+
+
+def test_what_force_replaces_comes_back_when_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "older").write_text("older")
+    real = os.replace
+
+    def fails_for_new(source: Path, place: Path) -> None:
+        if source.name.endswith(".tmp"):
+            raise OSError(5, "Input/output error")
+        real(source, place)
+
+    monkeypatch.setattr(os, "replace", fails_for_new)
+    with pytest.raises(OutputError, match="Input/output error"), staged_folder(target, True) as new:
+        publish_together([new])
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "older"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -97,9 +98,9 @@ def number_in(path: Path) -> int | None:
 
 
 def plain_numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that are numbers, which is what a metric is."""
+    """The entries that are finite numbers, which is what a metric is."""
     return {
         str(name): float(value)
         for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     }

@@ -35,7 +35,7 @@ from sewa_cli.checkpoints.opening import (
     weights_in,
 )
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
-from sewa_cli.errors import CheckpointError, SewaError, Unfinished
+from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
 
 _WORDS: dict[Kind, str] = {
     "file": "safetensors file",
@@ -101,12 +101,19 @@ def open_all(
         if step is None or not opened or any(s is None or s >= step for s in others):
             raise fault
         warn(f"{path}: left out as half-written: {fault}")
+    if state_key is not None and opened and not any(_has_keys(c) for c in opened):
+        raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has none")
     opened = _without_last(opened, found, note)
     for text in found.notes:
         note(text)
     if opened:
         note(_summary(opened))
     return opened
+
+
+def _has_keys(checkpoint: Checkpoint) -> bool:
+    in_torch_files = any(file.suffix in pytorch.SUFFIXES for file in checkpoint.files)
+    return checkpoint.kind == "distributed" or in_torch_files
 
 
 def _find(given: Sequence[Path], keep_ours: bool) -> _Found:
@@ -143,6 +150,8 @@ def _look_into(folder: Path, notes: list[str]) -> list[Path]:
     for place, found in deeper.items():
         notes.append(f"looking in {place}")
         return found
+    if runs := [p for p in sorted(folder.iterdir()) if p.is_dir() and _is_run(p)]:
+        raise CheckpointError(f"{folder}: holds no checkpoints itself; {runs[0]} does, name that")
     raise CheckpointError(
         f"{folder}: holds no *{SUFFIX} files, nor PyTorch files or folders that are checkpoints"
     )
@@ -174,9 +183,15 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
 
 def _folders(entries: Sequence[Path]) -> list[Path]:
     """Folders with weights; and those named like them, which should have some."""
-    real = {p for p in entries if weights_in(p) is not None}
+    real = {p for p in entries if weights_in(p) is not None and not _is_run(p)}
     patterns = {_pattern(p) for p in real if number_in(p) is not None}
     return [p for p in entries if p in real or _pattern(p) in patterns]
+
+
+def _is_run(folder: Path) -> bool:
+    """A folder with numbered checkpoints in it is another run, not a checkpoint of this one."""
+    inside = [p for p in folder.iterdir() if p.is_dir() and p.name != FSDP]
+    return any(number_in(p) is not None and weights_in(p) is not None for p in inside)
 
 
 def _pattern(path: Path) -> str:
@@ -235,7 +250,7 @@ def _without_last(
     kept = []
     for checkpoint in opened:
         twin = next((c for c in opened if c is not checkpoint and c.step == checkpoint.step), None)
-        may_be_copy = checkpoint.kind == "torch" and checkpoint.path in found.searched
+        may_be_copy = checkpoint.step is not None and checkpoint.path in found.searched
         if may_be_copy and twin and re.fullmatch(r"last(-v\d+)?", checkpoint.path.stem):
             note(f"{checkpoint.path}: has the step of {twin.path.name}, which is taken instead")
         else:

@@ -205,8 +205,8 @@ def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
     found = dict(content["metrics"]) if isinstance(content.get("metrics"), Mapping) else {}
     callbacks = content.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
-        score = state.get("current_score") if isinstance(state, Mapping) else None
-        if score is not None and isinstance(state.get("monitor"), str):
+        score: Any = state.get("current_score") if isinstance(state, Mapping) else None
+        if _is_tensor(score) and score.numel() == 1 and isinstance(state.get("monitor"), str):
             found[state["monitor"]] = float(score)
     return plain_numbers(found)
 
