@@ -313,6 +313,17 @@ def test_a_half_written_newest_checkpoint_is_left_out_with_a_warning(
     assert "checkpoint-10: left out as half-written" in warnings[0]
 
 
+def test_a_half_written_newest_adapter_is_no_mixture(tmp_path: Path) -> None:
+    for step in (8, 9, 10):
+        inside = folder(tmp_path / f"checkpoint-{step}", step)
+        (inside / "model.safetensors").rename(inside / "adapter_model.safetensors")
+        (inside / "adapter_config.json").write_text("{}")
+    (inside / "adapter_model.safetensors").unlink()
+    warnings: list[str] = []
+    assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [8, 9]
+    assert "checkpoint-10: left out as half-written" in warnings[0]
+
+
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, suffix: str) -> None:
     for step in (9, 10, 11):
@@ -408,6 +419,18 @@ def test_an_output_folder_of_ours_among_flat_files_does_not_make_them_a_mixture(
         save_file(weights(), tmp_path / "flat" / f"step-{step}.safetensors")
     assert sewa("average", "run", "-o", "flat/averaged").code == 0
     assert names(opened(tmp_path / "flat")) == ["step-1.safetensors", "step-2.safetensors"]
+
+
+def test_averages_of_ours_can_be_averaged_when_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of_folders(tmp_path / "run")
+    assert sewa("average", "run", "--last", 2, "-o", "one").code == 0
+    assert sewa("average", "run", "--last", 3, "-o", "two").code == 0
+    ended = sewa("average", "one", "two", "-o", "both")
+    assert ended.code == 0, ended.err
+    assert ended.out.split() == ["one", "two"]
 
 
 def test_names_that_only_begin_like_the_optimizers_are_checkpoints(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Files that trainers save beside the weights (optimizer, scheduler, random number
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter
@@ -126,10 +127,10 @@ def _find(given: Sequence[Path], keep_ours: bool) -> _Found:
                 raise CheckpointError("-: no paths arrived on standard input")
         elif path.is_dir():
             inside = _look_into(path, found.notes)
-            inside = [p for p in inside if keep_ours or not _is_ours(p)]
-            found.paths += inside
-            if inside != [path]:  # the folder itself was named
+            if inside != [path]:  # else it is itself what the user wants
+                inside = [p for p in inside if keep_ours or not _is_ours(p)]
                 found.searched |= set(inside)
+            found.paths += inside
         else:
             found.paths.append(path)
     named = Counter(path.resolve() for path in found.paths)
@@ -150,18 +151,24 @@ def _look_into(folder: Path, notes: list[str]) -> list[Path]:
     for place, found in deeper.items():
         notes.append(f"looking in {place}")
         return found
-    if runs := [p for p in sorted(folder.iterdir()) if p.is_dir() and _is_run(p)]:
+    if runs := [p for p in _entries(folder) if p.is_dir() and _is_run(p)]:
         raise CheckpointError(f"{folder}: holds no checkpoints itself; {runs[0]} does, name that")
     raise CheckpointError(
         f"{folder}: holds no *{SUFFIX} files, nor PyTorch files or folders that are checkpoints"
     )
 
 
-def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
+def _entries(folder: Path) -> list[Path]:
+    """But for hidden ones, those in the making, and folders that we may not look into."""
     try:
-        entries = sorted(p for p in folder.iterdir() if not p.name.startswith((".", "tmp-")))
+        found = sorted(p for p in folder.iterdir() if not p.name.startswith((".", "tmp-")))
     except OSError as error:
         raise CheckpointError(f"{folder}: {error.strerror or error}") from error
+    return [p for p in found if not p.is_dir() or os.access(p, os.R_OK | os.X_OK)]
+
+
+def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
+    entries = _entries(folder)
     folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
     files = _files([p for p in entries if p.is_file()])
     if any(not _is_ours(p) for p in folders) or (folders and not files):
@@ -190,7 +197,7 @@ def _folders(entries: Sequence[Path]) -> list[Path]:
 
 def _is_run(folder: Path) -> bool:
     """A folder with numbered checkpoints in it is another run, not a checkpoint of this one."""
-    inside = [p for p in folder.iterdir() if p.is_dir() and p.name != FSDP]
+    inside = [p for p in _entries(folder) if p.is_dir() and p.name != FSDP]
     return any(number_in(p) is not None and weights_in(p) is not None for p in inside)
 
 
@@ -225,6 +232,8 @@ def _check_alike(folder: Path, paths: Sequence[Path]) -> None:
     """One run leaves one sort of checkpoint; two sorts are two runs, or a mistake."""
     first: dict[str, Path] = {}
     for path in paths:
+        if path.is_dir() and weights_in(path) is None:
+            continue  # half-written, whatever it will be
         word = _WORDS[kind_of(path)]
         first.setdefault({"sharded safetensors set": "safetensors file"}.get(word, word), path)
     if len(first) > 1:
@@ -236,6 +245,8 @@ def _check_alike(folder: Path, paths: Sequence[Path]) -> None:
 
 def _is_ours(path: Path) -> bool:
     """An average that an earlier run left among the checkpoints is not one of them."""
+    if kind_of(path) in ("torch", "distributed"):
+        return False  # they have no place to say so
     try:
         weights = [p for p in files_of(path) if p.suffix == SUFFIX]
     except SewaError:
