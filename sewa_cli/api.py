@@ -36,7 +36,7 @@ def select(
 ) -> Selection:
     """Choose K of the checkpoints whose average has the lowest loss on `selection_data`.
 
-    checkpoints  a folder of *.safetensors, or a list of files
+    checkpoints  a run's folder (docs/layouts.md), or a list of checkpoints
     model        an nn.Module the checkpoints fit; it is copied, yours stays as it is
     loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
     *_data       re-iterable batches, or a function that returns them

@@ -174,6 +174,10 @@ class Config(_Frozen):
     from_step: Step | None = None
     to_step: Step | None = None
     nonfinite: Literal["skip", "error"] = "skip"
+    state_key: str | None = Field(None, description="where PyTorch files have their weights")
+    lora: Literal["factors", "merged"] = Field(
+        "factors", description="average A and B of adapters apart, or their products"
+    )
     solver: Literal["gumbel", "linear"] = "gumbel"
     gumbel: GumbelConfig = GumbelConfig()
     linear: LinearConfig = LinearConfig()

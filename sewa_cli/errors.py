@@ -3,6 +3,7 @@
     SewaError                1   our own bug, if it ever reaches the user bare
     ├── ConfigError          2   usage, flags, sewa.yaml
     ├── CheckpointError      3   the input files
+    │   └── Unfinished       3   one that is half-written; the newest of a folder is left out
     ├── OutputError          3   the files we write
     ├── TaskError            4   the user's module
     │   └── UserCodeError    4   an exception raised inside it; carries the user's frames
@@ -28,6 +29,10 @@ class ConfigError(SewaError):
 
 class CheckpointError(SewaError):
     exit_code = 3
+
+
+class Unfinished(CheckpointError):
+    """Cut short, or without some of its files: as a checkpoint looks that is being written."""
 
 
 class OutputError(SewaError):

@@ -6,7 +6,7 @@ works: no `functional_call`, no stacking, no per-tensor arithmetic inside the so
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -54,8 +54,14 @@ class FlatModel:
     model, say) has a copy in that dtype, refreshed by `set` and read by `collect_gradients`.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, only: Container[str] | None = None
+    ) -> None:
+        """`only`: the names to bind, such as an adapter's; the rest stays as it was built."""
         self.aliases = _tied_names(model)
+        if only is not None:
+            self.aliases = [names for names in self.aliases if any(n in only for n in names)]
+            model.requires_grad_(False)
         self.module = model.to(device).eval()
         self.device = device
         state = _state(self.module)
@@ -128,7 +134,7 @@ class FlatModel:
     def name_of(self, tensor: Tensor | None) -> str | None:
         """The layout's name of a parameter or buffer of the module; None if it has none."""
         state = _state(self.module).items()
-        return next((self._first[name] for name, own in state if own is tensor), None)
+        return next((self._first.get(name) for name, own in state if own is tensor), None)
 
     def value(self, name: str) -> Tensor:
         """A copy of a floating-point tensor as it stands in `flat`; float32."""

@@ -34,6 +34,9 @@ class Candidate(_Part):
     frequency: float | None = Field(
         None, description="share of the resamples of the selection rows that chose it"
     )
+    logged: dict[str, float] | None = Field(
+        None, description="what the trainer logged at this step, where it did"
+    )
 
 
 class LeftOut(_Part):
@@ -97,13 +100,27 @@ class Cost(_Part):
     peak_device_memory_bytes: int | None = None
 
 
+class Lora(_Part):
+    """An average of LoRA adapters. Errors are relative to the mean of the products B·A.
+
+    merged: of the truncation to the adapters' rank; factors: of averaging A and B apart.
+    """
+
+    mode: Literal["factors", "merged"]
+    pairs: int
+    largest: float
+    mean: float
+
+
 class Source(_Part):
     """An input of the averaged file, and its weight in it."""
 
     path: str
     coefficient: float
     size: int
-    sha256: str
+    sha256: str = Field(
+        description="of several files (a sharded set, a folder): of what `sha256sum` lists for them"
+    )
 
 
 class Recipe(_Part):
@@ -123,6 +140,10 @@ class Recipe(_Part):
     )
     shard_size: int | None = Field(
         None, ge=1, description="bytes by which the output was split into a set; null: one file"
+    )
+    state_key: str | None = Field(None, description="--state-key, with which the sources were read")
+    lora: Literal["factors", "merged"] | None = Field(
+        None, description="of adapters: merged if the products were averaged; null: no adapters"
     )
 
 
@@ -239,6 +260,7 @@ class Report(_Part):
     stability: StabilityReport | None = None
     placement: Placement
     batchnorm: BatchNorm | None
+    lora: Lora | None = None
     cost: Cost
     output: str | None
     recipe: Recipe

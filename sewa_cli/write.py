@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Protocol
 
 from sewa_cli.errors import CheckpointError, OutputError
 
@@ -53,7 +53,7 @@ class Staged:
         else:
             self._link()
         self._published = True
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def retract(self) -> None:
         """Take back what was published; what --force has replaced stands there again."""
@@ -95,7 +95,20 @@ def staged(path: Path, force: bool = False) -> Iterator[Staged]:
             stage.discard()
 
 
-def publish_together(stages: Sequence[Staged]) -> None:
+class Stage(Protocol):
+    """A file or a folder beside its final place."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def seal(self) -> None: ...
+
+    def publish(self) -> None: ...
+
+    def retract(self) -> None: ...
+
+
+def publish_together(stages: Sequence[Stage]) -> None:
     """All of them appear, or none: each is sealed before the first gets its name."""
     for stage in stages:
         with told_as_output_error(stage.path):
@@ -264,7 +277,20 @@ def sha256(path: Path) -> str:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sha256_of(files: Sequence[Path], owner: Path) -> str:
+    """Of one file, its own; of several, that of what `sha256sum` lists for them, sorted by name.
+
+    Names are relative to `owner`, a folder or an index: a run that was moved keeps its hashes.
+    """
+    if len(files) == 1:
+        return sha256(files[0])
+    folder = owner if owner.is_dir() else owner.parent
+    listed = {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+    lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(listed.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
     """Make the new name itself survive a power cut, where the system can do that."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

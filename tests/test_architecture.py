@@ -22,6 +22,7 @@ FLOORS = {
     "adam": 1,
     "bootstrap": 1,
     "geometry": 1,
+    "lowrank": 1,
     "report": 1,
     "mapped": 1,
     "solvers": 2,
@@ -32,6 +33,7 @@ FLOORS = {
     "task": 2,
     "callbacks": 2,
     "write": 2,
+    "folders": 2,
     "plots": 3,
     "run": 3,
     "templates": 3,
@@ -43,6 +45,7 @@ MATH = {
     "adam",
     "bootstrap",
     "geometry",
+    "lowrank",
     "mask",
     "nest",
     "flat",
@@ -53,7 +56,7 @@ MATH = {
     "methods",
     "evaluate",
 }
-FILES = {"report", "mapped", "checkpoints", "task", "write", "callbacks"}
+FILES = {"report", "mapped", "checkpoints", "task", "write", "folders", "callbacks"}
 
 
 def room(path: Path) -> str:

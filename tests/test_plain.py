@@ -198,7 +198,7 @@ def test_nan_in_a_late_piece_of_a_tensor_is_found(
 def test_without_a_report_the_sources_are_not_hashed(
     ckpts: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recipe, "sha256", None)  # calling it would be an error
+    monkeypatch.setattr(recipe, "sha256_of", None)  # calling it would be an error
     stdout = io.BytesIO()
     run_average(Config(checkpoints=tuple(ckpts), output="-"), "uniform", stdout=stdout)
     Path("out.safetensors").write_bytes(stdout.getvalue())

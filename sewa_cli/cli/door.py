@@ -15,6 +15,7 @@ from typing import IO, Any, TextIO
 from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
 
 INTERRUPTED = 130
+typed: list[str] = []  # the arguments of the command that runs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,6 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from sewa_cli.cli.app import app
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    typed[:] = arguments
     # OpenMP's threads spin while they wait; on a busy machine that makes a small run many times
     # slower. Only takes effect before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

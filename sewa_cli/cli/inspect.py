@@ -17,6 +17,7 @@ from sewa_cli.cli.options import (
     Plot,
     Quiet,
     Sets,
+    StateKey,
     ToStep,
     Verbose,
     load,
@@ -32,6 +33,7 @@ def inspect(
     ckpts: Checkpoints = None,
     config: ConfigFile = None,
     set_: Sets = None,
+    state_key: StateKey = None,
     last: Last = None,
     every: Every = None,
     from_step: FromStep = None,
@@ -53,6 +55,7 @@ def inspect(
         config,
         set_,
         checkpoints=ckpts,
+        state_key=state_key,
         last=last,
         every=every,
         from_step=from_step,
@@ -123,6 +126,7 @@ def _steps(found: Inspection) -> str:
 
 def _table(rows: Sequence[Found]) -> list[dict[str, Cell]]:
     lines: list[dict[str, Cell]] = []
+    losses = dict.fromkeys(name for row in rows for name in row.logged if "loss" in name)
     for row in rows:
         notes = []
         if row.nonfinite:
@@ -132,6 +136,7 @@ def _table(rows: Sequence[Found]) -> list[dict[str, Cell]]:
         lines.append(
             {
                 "step": row.step,
+                **{name: row.logged.get(name) for name in losses},
                 "from last": row.to_last,
                 "from mean": row.to_mean,
                 "moved": row.length,

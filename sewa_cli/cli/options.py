@@ -18,7 +18,7 @@ Checkpoints = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="CKPTS",
-        help="A folder of *.safetensors, files, or - for paths on standard input.",
+        help="A run's folder, checkpoints, or - for paths on standard input.",
         show_default=False,
     ),
 ]
@@ -47,6 +47,14 @@ ToStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint 
 Nonfinite = Annotated[
     str | None,
     typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
+]
+StateKey = Annotated[
+    str | None,
+    typer.Option(metavar="KEY", help="Where PyTorch files have the weights, if it is not clear."),
+]
+Lora = Annotated[
+    str | None,
+    typer.Option(metavar="factors|merged", help="Average A and B of adapters, or their products."),
 ]
 Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
 Memory = Annotated[

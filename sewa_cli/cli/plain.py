@@ -18,11 +18,13 @@ from sewa_cli.cli.options import (
     Format,
     FromStep,
     Last,
+    Lora,
     MethodsFrom,
     Quiet,
     Seed,
     Sets,
     ShardSize,
+    StateKey,
     TaskSpec,
     ToStep,
     Verbose,
@@ -51,6 +53,8 @@ def average(
     ] = None,
     config: ConfigFile = None,
     set_: Sets = None,
+    lora: Lora = None,
+    state_key: StateKey = None,
     force: Force = False,
     last: Last = None,
     every: Every = None,
@@ -80,6 +84,8 @@ def average(
         config,
         set_,
         checkpoints=ckpts,
+        lora=lora,
+        state_key=state_key,
         K=K,
         output=output,
         report=report,
@@ -105,10 +111,13 @@ def average(
                 force=force,
                 stdout=stdout,
                 protected=inputs_of(config, settings),
+                listener=talk,
             )
         if written != "-":
             stdout.write("".join(f"{c.path}\n" for c in averaged.sources).encode())
             stdout.flush()
+            if averaged.lora == "merged":
+                talk.say(averaged.facts["LoRA"])
             talk.say(f"wrote {written}")
 
 
@@ -116,6 +125,7 @@ def evaluate(
     ckpts: Checkpoints = None,
     config: ConfigFile = None,
     set_: Sets = None,
+    state_key: StateKey = None,
     task: TaskSpec = None,
     form: Format = "table",
     device: Device = None,
@@ -128,7 +138,9 @@ def evaluate(
     from sewa_cli.cli.tables import Cell, check_format, render
 
     check_format(form)
-    settings = load(config, set_, checkpoints=ckpts, task=task, device=device, seed=seed)
+    settings = load(
+        config, set_, checkpoints=ckpts, state_key=state_key, task=task, device=device, seed=seed
+    )
     with stdout_for_data() as stdout:
         from sewa_cli.cli.talk import Talk
         from sewa_cli.run import run_evaluate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from types import TracebackType
 
@@ -11,8 +12,10 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from sewa_cli.cli.door import typed
 from sewa_cli.report import BudgetOption, Report, Scores
 from sewa_cli.run import Listener
+from sewa_cli.run.lora import describe
 
 
 class _Console(Console):
@@ -34,6 +37,7 @@ class Talk(Listener):
             width=None if sys.stderr.isatty() else 240,  # a file has no edge to cut a table at
         )
         self._verbose = verbose
+        self.command = shlex.join(["sewa", *typed])
         self._progress = Progress(
             TextColumn("{task.description:>10}"),
             BarColumn(),
@@ -102,6 +106,8 @@ class Talk(Listener):
                 f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "
                 f"{report.batchnorm.data} ({report.batchnorm.rows} rows)"
             )
+        if report.lora and report.lora.mode == "merged":
+            self.say(describe(report.lora))
         seconds = report.cost.seconds
         self.say(
             f"{seconds.total:.1f} s on {report.device} (reading {seconds.read:.1f}, learning "

@@ -10,9 +10,9 @@ from sewa_cli.checkpoints import (
     Checkpoint,
     Reads,
     check_agreement,
-    find,
+    check_same_product,
     in_order,
-    open_checkpoint,
+    open_all,
 )
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import CheckpointError, ConfigError
@@ -20,6 +20,9 @@ from sewa_cli.methods import Run, checked, parse_one
 from sewa_cli.report import Rebuildable
 from sewa_cli.run.accounts import metadata_of
 from sewa_cli.run.candidates import open_candidates
+from sewa_cli.run.listener import Listener
+from sewa_cli.run.lora import average_factors, check_lora
+from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_average, write_results
 from sewa_cli.run.proposing import propose
 from sewa_cli.run.recipe import Averaged
@@ -33,18 +36,19 @@ def run_average(
     force: bool = False,
     stdout: IO[bytes] | None = None,
     protected: Sequence[Path] = (),
+    listener: Listener | None = None,
 ) -> tuple[Averaged, str]:
     """Average by a method that needs no loss, or by explicit weights; returns where it was written.
 
     Weights belong to files in the order given; those of a folder, in the order of their steps.
     """
     if weights is None:
-        candidates, found = open_candidates(config, Reads())
+        candidates, found = open_candidates(config, Reads(), listener)
         coefficients = _coefficients(method, candidates, config)
         label = method
     else:
-        candidates = _as_given(config)
-        found = [checkpoint.path for checkpoint in candidates]
+        candidates = _as_given(config, listener or Listener())
+        found = [path for c in candidates for path in (c.path, *c.files)]
         if len(weights) != len(candidates):
             raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
         try:
@@ -60,10 +64,24 @@ def run_average(
         coefficients=[coefficients[i] for i in chosen],
         names={name: name for name in candidates[0].tensors},
         dtype=config.output_dtype,
+        state_key=config.state_key,
     )
     # a report holds the sources' hashes, which take three times as long as averaging them
-    outputs = decide_outputs(config, [*found, *protected], force, stdout, always_report=False)
+    newest = averaged.sources[-1]
+    outputs = decide_outputs(
+        config,
+        [*found, *protected],
+        force,
+        stdout,
+        always_report=False,
+        like=newest,
+        command=listener.command if listener else None,
+    )
     averaged.metadata = metadata_of(averaged, label, None)
+    check_lora(config, newest)
+    apart = lora_warning(average_factors(averaged, config.lora))
+    if apart is not None and listener is not None:
+        listener.warn(apart)
     if outputs.report is None:
         write_average(averaged, outputs)
     else:
@@ -73,12 +91,18 @@ def run_average(
     return averaged, outputs.written_as(averaged)
 
 
-def _as_given(config: Config) -> list[Checkpoint]:
-    reads = Reads()
-    checkpoints = [open_checkpoint(path, reads) for path in find(config.checkpoints)]
+def _as_given(config: Config, listener: Listener) -> list[Checkpoint]:
+    checkpoints = open_all(
+        config.checkpoints,
+        Reads(),
+        state_key=config.state_key,
+        warn=listener.warn,
+        note=listener.note,
+    )
     if not checkpoints:
         raise ConfigError("no checkpoints named: give files, or a folder")
     check_agreement(checkpoints)
+    check_same_product(checkpoints)
     is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
     return in_order(checkpoints) if is_folder else checkpoints
 

@@ -20,7 +20,7 @@ from sewa_cli.evaluate import Objective
 from sewa_cli.flat import FlatModel
 from sewa_cli.report import LeftOut
 from sewa_cli.run.candidates import open_candidates
-from sewa_cli.run.listener import Listener
+from sewa_cli.run.listener import Heard, Listener
 from sewa_cli.task import Task
 
 
@@ -87,14 +87,16 @@ def resolve_device(wanted: str) -> torch.device:
 def set_up(config: Config, task: Task, listener: Listener, K: int | None = None) -> Bench:
     """`K`: the largest budget, if it is not the config's."""
     reads = Reads()
-    candidates, found = open_candidates(config, reads)
+    heard = Heard(listener)
+    candidates, found = open_candidates(config, reads, heard)
     check_budget(config.K if K is None else K, candidates)
-    objective = build_objective(config, task)
+    objective = build_objective(config, task, candidates[-1])
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
     inputs = [*found, Path(task.source), *task.files]
     bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
+    bench.warnings += heard.warnings
     if candidates[0].step is None:
         bench.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
@@ -102,11 +104,14 @@ def set_up(config: Config, task: Task, listener: Listener, K: int | None = None)
     return bench
 
 
-def build_objective(config: Config, task: Task) -> Objective:
-    """The user's model on its device, with the user's loss."""
+def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective:
+    """The user's model on its device, with the user's loss; of adapters, only they can change."""
     device = resolve_device(config.device)
     try:
-        model = FlatModel(task.build_model(), device)
+        built = task.build_model()
+        is_adapter = newest.kind == "adapter"
+        only = library.check_fits(newest, built.state_dict()) if is_adapter else None
+        model = FlatModel(built, device, only)
     except ValueError as error:
         raise TaskError(f"build_model(): {error}") from error
     if model.layout.size == 0:

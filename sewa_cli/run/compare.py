@@ -27,9 +27,12 @@ from sewa_cli.report import (
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.court import Court, Judged, Meter
+from sewa_cli.run.fitting import as_written
 from sewa_cli.run.learning import read_trajectory
 from sewa_cli.run.listener import Listener
-from sewa_cli.run.outputs import Outputs, check_outputs, write_results
+from sewa_cli.run.lora import average_factors
+from sewa_cli.run.lora import warning as lora_warning
+from sewa_cli.run.outputs import check_outputs, outputs_at, write_results
 from sewa_cli.run.proposing import parse_methods, propose, register_methods
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import finite
@@ -77,6 +80,8 @@ def _compare(
 ) -> Comparison:
     clock = Clock()
     register_methods(config, listener)
+    if config.lora == "merged":
+        raise ConfigError("lora: compare averages A and B apart; `select` and `average` can merge")
     calls = parse_methods(config.compare.methods)
     budgets = sorted(set(config.compare.K or (config.K,)))
     if AUTO in budgets:
@@ -88,10 +93,9 @@ def _compare(
         )
     bench = set_up(config, task, listener, 0)
     _check_budgets(calls, budgets, len(bench.checkpoints))
-    outputs = check_outputs(
-        Outputs(output_best, report_path, None, force, config.shard_size),
-        [*bench.inputs, *protected],
-    )
+    newest, command = bench.checkpoints[-1], listener.command
+    outputs = outputs_at(config, output_best, report_path, force, newest, command)
+    check_outputs(outputs, [*bench.inputs, *protected])
     with clock("read"):
         placed = read_trajectory(bench, 0)
         _check_budgets(calls, budgets, len(placed.used))
@@ -118,6 +122,9 @@ def _compare(
                 "loss is written"
             )
         averaged.metadata = metadata_of(averaged, rows[best].method, rows[best].K)
+        if apart := lora_warning(average_factors(averaged, "factors")):
+            bench.warn(apart)
+        averaged = as_written(averaged, outputs.form)
     recipe = averaged.recipe() if averaged is not None else None
 
     def make_report() -> Comparison:
@@ -131,7 +138,8 @@ def _compare(
             k=trajectory.k,
             parameters=bench.model.layout.parameters,
             candidates=[
-                Candidate(index=i, path=str(c.path), step=c.step) for i, c in enumerate(used)
+                Candidate(index=i, path=str(c.path), step=c.step, logged=c.metrics or None)
+                for i, c in enumerate(used)
             ],
             left_out=placed.left_out,
             placement=placed.placement,
@@ -320,6 +328,7 @@ def _winner(
         coefficients=[coefficients[i] for i in chosen],
         names=bench.names,
         dtype=config.output_dtype,
+        state_key=config.state_key,
         replaced=court.judge(coefficients).statistics,
     )
 

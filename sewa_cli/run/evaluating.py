@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sewa_cli.checkpoints import Reads, check_tied, find, match_names, open_checkpoint
+from sewa_cli.checkpoints import Reads, check_tied, match_names, open_all
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.report import Scores
@@ -31,13 +31,18 @@ class Evaluation:
 def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
     listener = listener or Listener()
-    paths = find(config.checkpoints, keep_ours=True)
-    if not paths:
-        raise ConfigError("no checkpoints named: give files, or a folder")
     with seeded(config.seed):
-        reads = Reads()
-        checkpoints = [open_checkpoint(path, reads) for path in paths]
-        objective = build_objective(config, task)
+        checkpoints = open_all(
+            config.checkpoints,
+            Reads(),
+            state_key=config.state_key,
+            keep_ours=True,
+            warn=listener.warn,
+            note=listener.note,
+        )
+        if not checkpoints:
+            raise ConfigError("no checkpoints named: give files, or a folder")
+        objective = build_objective(config, task, checkpoints[-1])
         model, weigher = objective.model, Weigher(objective, task)
         fits = []
         for checkpoint in checkpoints:  # all of them, before the first is evaluated

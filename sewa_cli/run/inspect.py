@@ -33,7 +33,7 @@ from sewa_cli.geometry import (
     slows_down,
 )
 from sewa_cli.run.candidates import open_candidates
-from sewa_cli.run.listener import Listener
+from sewa_cli.run.listener import Heard, Listener
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 
@@ -56,6 +56,7 @@ class Found(_Part):
     path: str
     step: int | None
     size: int
+    logged: dict[str, float] = Field({}, description="by the trainer at this step")
     nonfinite: list[str] = Field(description="tensors that hold NaN or Inf")
     same_as: int | None = Field(description="index of the first with the same tensor content")
     to_last: float | None = None
@@ -99,12 +100,12 @@ def run_inspect(
     """Look at the checkpoints that `config` names. `picture`: where the caller will draw it."""
     listener = listener or Listener()
     reads = Reads()
-    candidates, found = open_candidates(config, reads)
+    heard = Heard(listener)
+    candidates, found = open_candidates(config, reads, heard)
     if picture is not None and picture.resolve() in {path.resolve() for path in found}:
         raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
-    warnings = []
     if candidates[0].step is None:
-        warnings.append(
+        heard.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
     scans = []
@@ -115,9 +116,7 @@ def run_inspect(
     for i, (_, broken) in enumerate(scans):
         if broken:
             reason = f"{_few(broken)} {'holds' if len(broken) == 1 else 'hold'} NaN or Inf"
-            warnings.append(f"{candidates[i].path}: takes no part in distances: {reason}")
-    for text in warnings:
-        listener.warn(text)
+            heard.warn(f"{candidates[i].path}: takes no part in distances: {reason}")
 
     tensors = candidates[0].tensors
     dtypes: Counter[str] = Counter()
@@ -147,7 +146,7 @@ def run_inspect(
         verdict=word,
         explanation=explanation,
         bytes_read=reads.bytes,
-        warnings=warnings,
+        warnings=heard.warnings,
     )
 
 
@@ -297,6 +296,7 @@ def _rows(
                 path=str(checkpoint.path),
                 step=checkpoint.step,
                 size=checkpoint.size,
+                logged=checkpoint.metrics,
                 nonfinite=broken,
                 same_as=earliest if earliest != i else None,
                 **lengths,

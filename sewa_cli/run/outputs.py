@@ -10,12 +10,25 @@ from typing import IO, TypeVar
 
 from pydantic import BaseModel
 
+from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
+from sewa_cli.folders import StagedFolder, check_free_folder, staged_folder
 from sewa_cli.report import Rebuildable, to_json
+from sewa_cli.run.card import model_card
+from sewa_cli.run.fitting import (
+    Form,
+    as_written,
+    fill_folder,
+    folder_is_ours,
+    form_of,
+    inherited_shard_size,
+    write_torch,
+)
+from sewa_cli.run.lora import average_factors
 from sewa_cli.run.recipe import Averaged, from_recipe
 from sewa_cli.write import (
-    Staged,
+    Stage,
     belongs_to_set,
     check_free,
     first_free,
@@ -39,15 +52,20 @@ class Outputs:
     stdout: IO[bytes] | None  # the averaged file goes here instead
     force: bool
     shard_size: int | None = None  # bytes; an average larger than this becomes a set of files
+    form: Form = "file"
+    command: str | None = None  # for the model card
 
     @property
     def named(self) -> str:
         return str(self.average) if self.average is not None else STDOUT
 
     def written_as(self, averaged: Averaged) -> str:
-        """The file to open: of a sharded set, its index."""
-        is_set = self.average is not None and len(averaged.shards(self.shard_size)) > 1
+        """What to open: the file, the folder, or of a sharded set its index."""
+        is_set = self.form == "file" and self.is_sharded(averaged)
         return str(index_path(Path(self.named))) if is_set else self.named
+
+    def is_sharded(self, averaged: Averaged) -> bool:
+        return self.average is not None and len(averaged.shards(self.shard_size)) > 1
 
 
 def decide_outputs(
@@ -56,8 +74,15 @@ def decide_outputs(
     force: bool,
     stdout: IO[bytes] | None,
     always_report: bool = True,
+    *,
+    like: Checkpoint | None = None,
+    command: str | None = None,
 ) -> Outputs:
-    """Decide where results go, and refuse now what would fail in the end."""
+    """Decide where results go, and refuse now what would fail in the end.
+
+    `like`: a checkpoint whose layout the output takes, unless its name asks for another.
+    """
+    form = form_of(config.output, like)
     if str(config.report) == STDOUT:
         raise ConfigError("report: - is not a file; --json prints the report")
     if config.output == STDOUT:
@@ -72,9 +97,10 @@ def decide_outputs(
     else:
         if config.output is not None:
             average = Path(config.output)
-            check_free(average, force)
+            _check_free(average, force, form)
         else:  # nobody named a file, so a name that is taken is no reason to stop
             average = Path(DEFAULT_OUTPUT)
+            average = average.with_suffix("") if form == "folder" else average
             if not force:
                 sharded = config.shard_size is not None
                 average = first_free(
@@ -85,19 +111,56 @@ def decide_outputs(
         if report is not None:
             check_apart(average, report)
     to_stdout = stdout if config.output == STDOUT else None
-    return check_outputs(Outputs(average, report, to_stdout, force, config.shard_size), inputs)
+    shard_size = _shard_size(config, form, like)
+    outputs = Outputs(average, report, to_stdout, force, shard_size, form, command)
+    return check_outputs(outputs, inputs)
+
+
+def outputs_at(
+    config: Config,
+    average: Path | None,
+    report: Path | None,
+    force: bool,
+    like: Checkpoint,
+    command: str | None = None,
+) -> Outputs:
+    """Where `compare` puts its best, if it was asked for; nothing is checked yet."""
+    form = form_of(None if average is None else str(average), like)
+    shard_size = _shard_size(config, form, like)
+    return Outputs(average, report, None, force, shard_size, form, command)
+
+
+def _shard_size(config: Config, form: Form, like: Checkpoint | None) -> int | None:
+    is_adapter = like is not None and like.kind == "adapter"
+    if config.shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
+        what = "an adapter" if is_adapter else "a PyTorch file"
+        raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
+    inherits = config.shard_size is None and form == "folder" and like is not None
+    return inherited_shard_size(like) if inherits and like is not None else config.shard_size
+
+
+def _check_free(path: Path, force: bool, form: Form) -> None:
+    if form == "folder":
+        check_free_folder(path, force, folder_is_ours)
+    else:
+        check_free(path, force)
 
 
 def check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> Outputs:
     """Refuse now what would fail in the end, and what would overwrite an input."""
     taken = {path.resolve() for path in inputs}
+    folders = {path for path in taken if path.is_dir()}
+    is_folder = outputs.form == "folder"
     for path in (outputs.average, outputs.report):
         if path is None:
             continue
-        check_free(path, outputs.force)
-        if path.resolve() in taken:
+        _check_free(path, outputs.force, outputs.form if path == outputs.average else "file")
+        place = path.resolve()
+        if place in taken or not folders.isdisjoint(place.parents):
             raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
-    if outputs.average is not None and outputs.shard_size is not None:
+        if is_folder and any(place in one.parents for one in taken):
+            raise OutputError(f"{path}: holds one of the inputs, which are never overwritten")
+    if outputs.average is not None and outputs.shard_size is not None and not is_folder:
         _check_set(outputs, inputs)
     return outputs
 
@@ -125,13 +188,14 @@ def check_apart(average: Path, report: Path) -> None:
 
 
 def report_path(output: Path) -> Path:
-    return output.with_name(f"{output.stem}.report.json")
+    is_number = output.suffix[1:].isdigit()  # a folder called llama-0.5
+    return output.with_name(f"{output.name if is_number else output.stem}.report.json")
 
 
 def write_results(averaged: Averaged | None, outputs: Outputs, make_report: Callable[[], R]) -> R:
     """The average and the report appear together: all is complete before anything gets its name."""
     with ExitStack() as stack:
-        stages: list[Staged] = []
+        stages: list[Stage] = []
         if averaged is None:
             pass
         elif outputs.stdout is not None:
@@ -140,11 +204,14 @@ def write_results(averaged: Averaged | None, outputs: Outputs, make_report: Call
         else:
             stages += _stage(averaged, outputs, stack)
         report = make_report()
-        if averaged is not None and outputs.written_as(averaged) != outputs.named:
+        if averaged is not None and outputs.is_sharded(averaged):
             report = _of_a_set(report, outputs.written_as(averaged), outputs.shard_size)
+        if averaged is not None:
+            _add_card(stages, averaged, report, outputs)
         if outputs.report is not None:
-            stages.append(stack.enter_context(staged(outputs.report, outputs.force)))
-            stages[-1].file.write(to_json(report).encode())
+            stage = stack.enter_context(staged(outputs.report, outputs.force))
+            stage.file.write(to_json(report).encode())
+            stages.append(stage)
         _publish(stages, outputs)
     return report
 
@@ -156,31 +223,52 @@ def write_average(averaged: Averaged, outputs: Outputs) -> None:
         outputs.stdout.flush()
         return
     with ExitStack() as stack:
-        _publish(_stage(averaged, outputs, stack), outputs)
+        stages = _stage(averaged, outputs, stack)
+        _add_card(stages, averaged, None, outputs)
+        _publish(stages, outputs)
 
 
-def _stage(averaged: Averaged, outputs: Outputs, stack: ExitStack) -> list[Staged]:
+def _add_card(
+    stages: Sequence[Stage], averaged: Averaged, report: BaseModel | None, outputs: Outputs
+) -> None:
+    """Into a folder, last, as it has the losses."""
+    for stage in stages:
+        if isinstance(stage, StagedFolder):
+            with stage.file("README.md") as file:
+                file.write(model_card(averaged, report, outputs.command).encode())
+
+
+def _stage(averaged: Averaged, outputs: Outputs, stack: ExitStack) -> list[Stage]:
     """Write the average's files beside their final places."""
     output = outputs.average
     if output is None:
         return []
+    if outputs.form == "folder":
+        folder = stack.enter_context(staged_folder(output, outputs.force))
+        fill_folder(averaged, folder, outputs.shard_size)
+        return [folder]
+    if outputs.form == "torch":
+        stage = stack.enter_context(staged(output, outputs.force))
+        write_torch(averaged, stage.file)
+        return [stage]
     shards = averaged.shards(outputs.shard_size)
     if len(shards) == 1:
         stage = stack.enter_context(staged(output, outputs.force))
         averaged.write(stage.file)
         return [stage]
-    stages = []
+    stages: list[Stage] = []
     for number, names in enumerate(shards, 1):
         path = shard_path(output, number, len(shards))
-        stages.append(stack.enter_context(staged(path, outputs.force)))
-        averaged.write(stages[-1].file, names)
+        stage = stack.enter_context(staged(path, outputs.force))
+        averaged.write(stage.file, names)
+        stages.append(stage)
     # last, so that whoever looks for the index finds all that it names
-    stages.append(stack.enter_context(staged(index_path(output), outputs.force)))
-    stages[-1].file.write(index_of(output, shards, averaged.sizes()))
-    return stages
+    stage = stack.enter_context(staged(index_path(output), outputs.force))
+    stage.file.write(index_of(output, shards, averaged.sizes()))
+    return [*stages, stage]
 
 
-def _publish(stages: Sequence[Staged], outputs: Outputs) -> None:
+def _publish(stages: Sequence[Stage], outputs: Outputs) -> None:
     publish_together(stages)
     output = outputs.average
     if output is not None and stages and all(stage.path != output for stage in stages):
@@ -207,10 +295,22 @@ def run_apply(
             raise ConfigError(
                 f"{read_from}: is of a sharded set, which cannot go to standard output; name a file"
             )
-        from_recipe(report.recipe, read_from.parent).write(output)
+        _rebuilt(report, read_from).write(output)
         return STDOUT
-    outputs = check_outputs(Outputs(output, None, None, force, shard_size), [read_from])
-    averaged = from_recipe(report.recipe, read_from.parent)
-    check_outputs(outputs, [checkpoint.path for checkpoint in averaged.sources])
+    # before the sources are hashed, which takes long
+    _check_free(output, force, "folder" if output.is_dir() else "file")
+    averaged = _rebuilt(report, read_from)
+    form = form_of(str(output), averaged.sources[-1])
+    averaged = as_written(averaged, form)
+    inputs = [path for c in averaged.sources for path in (c.path, *c.files)]
+    outputs = Outputs(output, None, None, force, shard_size, form)
+    check_outputs(outputs, [read_from, *inputs])
     write_average(averaged, outputs)
     return outputs.written_as(averaged)
+
+
+def _rebuilt(report: Rebuildable, read_from: Path) -> Averaged:
+    averaged = from_recipe(report.recipe, read_from.parent)
+    if averaged.lora is not None:
+        average_factors(averaged, averaged.lora)
+    return averaged

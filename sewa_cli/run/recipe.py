@@ -16,17 +16,24 @@ from io import BytesIO
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sewa_cli.average import Room, in_order, is_finite, pieces, thread_count, weighted_mean
-from sewa_cli.checkpoints import Checkpoint, Reads, check_agreement, open_checkpoint
+from sewa_cli.checkpoints import (
+    Checkpoint,
+    Reads,
+    check_agreement,
+    files_of,
+    open_checkpoint,
+    pairs,
+)
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.mapped import views
 from sewa_cli.report import Recipe, Source
-from sewa_cli.write import sha256, split_into_shards, write_safetensors
+from sewa_cli.write import sha256_of, split_into_shards, write_safetensors
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +51,9 @@ class Averaged:
     dtype: str | None = None  # of floating-point tensors; None: as in the checkpoints
     metadata: dict[str, str] = field(default_factory=dict)
     replaced: dict[str, Array] = field(default_factory=dict)  # recomputed, not averaged
+    state_key: str | None = None  # where PyTorch files have their weights, if the user had to say
+    lora: Literal["factors", "merged"] | None = None
+    facts: dict[str, str] = field(default_factory=dict)  # more that a model card should say
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, whole, one by one: the very bytes that `write` writes."""
@@ -116,7 +126,11 @@ class Averaged:
     def recipe(self) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
-            hashes = list(pool.map(sha256, [c.path for c in self.sources]))
+            hashes = list(pool.map(_digest, self.sources))
+        kept = self.replaced
+        if self.lora == "merged":  # what was re-factored will be again, and need not be kept
+            factors = {name for pair in pairs(self.sources[0].tensors) for name in pair}
+            kept = {n: array for n, array in kept.items() if self.names[n] not in factors}
         return Recipe(
             working_directory=str(Path.cwd()),
             sources=[
@@ -126,8 +140,14 @@ class Averaged:
             tensors=self.names,
             dtype=self.dtype,
             metadata=self.metadata,
-            replaced=_packed(self.replaced) if self.replaced else None,
+            replaced=_packed(kept) if kept else None,
+            state_key=self.state_key,
+            lora=self.lora,
         )
+
+
+def _digest(checkpoint: Checkpoint) -> str:
+    return sha256_of(checkpoint.files, checkpoint.path)
 
 
 def _as_it_is(name: str, piece: Array, _: Room) -> Piece:
@@ -150,16 +170,17 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
         above = beside.resolve().parents[:2]  # the report may stand in a folder of its own
         folders = [beside, Path(recipe.working_directory), Path(), *above]
         path = _locate(Path(source.path), folders)
-        if (size := path.stat().st_size) != source.size:
+        files = files_of(path)
+        if (size := sum(file.stat().st_size for file in files)) != source.size:
             raise CheckpointError(
                 f"{path}: has changed since the report: expected {source.size} bytes, found {size}"
             )
-        if (digest := sha256(path)) != source.sha256:
+        if (digest := sha256_of(files, path)) != source.sha256:
             raise CheckpointError(
                 f"{path}: has changed since the report: expected SHA-256 {source.sha256[:12]}…, "
                 f"found {digest[:12]}…"
             )
-        sources.append(open_checkpoint(path, reads))
+        sources.append(open_checkpoint(path, reads, recipe.state_key))
     check_agreement(sources)
     lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
     if lost is not None:
@@ -175,11 +196,13 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
         dtype=recipe.dtype,
         metadata=recipe.metadata,
         replaced=replaced,
+        state_key=recipe.state_key,
+        lora=recipe.lora,
     )
 
 
 def _locate(path: Path, folders: list[Path]) -> Path:
     for folder in folders:
-        if (folder / path).is_file():  # an absolute path stays itself
+        if (folder / path).exists():  # an absolute path stays itself
             return folder / path
     raise CheckpointError(f"{path}: the report's checkpoint is gone")

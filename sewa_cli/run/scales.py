@@ -109,7 +109,7 @@ class Scales(Weigher):
         if not self._recomputes(len(averaged.sources)):
             return before, BatchNorm(layers=layers, mode=mode, before=before)
         rows = self.recompute()
-        averaged.replaced = self.recomputed()
+        averaged.replaced |= self.recomputed()
         after = self.scores()
         return after, BatchNorm(
             layers=layers,

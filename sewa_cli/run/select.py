@@ -19,9 +19,12 @@ from sewa_cli.methods import Coefficients, Run, parse
 from sewa_cli.report import Better, Candidate, Report, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
+from sewa_cli.run.fitting import as_written
 from sewa_cli.run.guarding import check_settings, gained, keep_aside
 from sewa_cli.run.learning import make_solver, read_run
 from sewa_cli.run.listener import Listener
+from sewa_cli.run.lora import average_factors, check_lora
+from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales, finite
@@ -100,7 +103,12 @@ def _select(
     if config.guard is not None:
         task, guard = keep_aside(task, config.guard, config.seed)
     bench = set_up(config, task, listener)
-    outputs = decide_outputs(config, [*bench.inputs, *protected], force, stdout) if write else None
+    check_lora(config, bench.checkpoints[-1])
+    outputs = None
+    if write:
+        inputs, newest = [*bench.inputs, *protected], bench.checkpoints[-1]
+        command = listener.command
+        outputs = decide_outputs(config, inputs, force, stdout, like=newest, command=command)
 
     with clock("read"):
         placed = read_run(bench)
@@ -118,7 +126,10 @@ def _select(
         if config.K == AUTO:
             references = _weigh_references(scales, run, max(1, min(chosen.K, run.k)))
         averaged = _averaged(bench, used, chosen.coefficients)
+        lora = average_factors(averaged, config.lora)
         average, batchnorm = scales.weigh_file(averaged)
+    if apart := lora_warning(lora):
+        bench.warn(apart)
     others = {n: found.units for n, found in references.items() if n != chosen.name}
     gain = gained(scales.heldout, others, config.seed)
     beaten_by = _better(average, {n: references[n].scores for n in others})
@@ -133,6 +144,7 @@ def _select(
         written, learned = beaten_by[0].name, average
         averaged = _averaged(bench, used, references[written].coefficients)
         with clock("evaluate"):
+            lora = average_factors(averaged, config.lora)
             average, batchnorm = scales.weigh_file(averaged)
         bench.warn(f"--fallback: the {written} average is written instead")
 
@@ -143,7 +155,8 @@ def _select(
     method = config.solver if written == LEARNED else written
     averaged.metadata = metadata_of(averaged, method, len(averaged.sources))
     writing_began = time.perf_counter()
-    recipe = averaged.recipe()
+    final = as_written(averaged, outputs.form if outputs else "file")
+    recipe = final.recipe()
     selected = [i for i, c in enumerate(used) if any(c is source for source in averaged.sources)]
 
     def make_report() -> Report:
@@ -159,7 +172,14 @@ def _select(
             k=len(used),
             parameters=bench.model.layout.parameters,
             candidates=[
-                Candidate(index=i, path=str(c.path), step=c.step, probability=p, frequency=f)
+                Candidate(
+                    index=i,
+                    path=str(c.path),
+                    step=c.step,
+                    probability=p,
+                    frequency=f,
+                    logged=c.metrics or None,
+                )
                 for i, (c, p, f) in enumerate(zip(used, probabilities, frequencies, strict=True))
             ],
             left_out=placed.left_out,
@@ -181,6 +201,7 @@ def _select(
             stability=stability_part(chosen),
             placement=placed.placement,
             batchnorm=batchnorm,
+            lora=lora,
             cost=total_cost(bench, clock),
             output=outputs.named if outputs else None,
             recipe=recipe,
@@ -189,7 +210,7 @@ def _select(
 
     if outputs is None:
         return Selection(make_report(), averaged)
-    return Selection(write_results(averaged, outputs, make_report), averaged)
+    return Selection(write_results(final, outputs, make_report), averaged)
 
 
 @dataclass(frozen=True)
@@ -219,6 +240,7 @@ def _averaged(bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficien
         coefficients=[coefficients[i] for i in chosen],
         names=bench.names,
         dtype=bench.config.output_dtype,
+        state_key=bench.config.state_key,
     )
 
 

@@ -1,0 +1,116 @@
+"""PEFT adapters: their settings, their pairs of factors, and their names inside a PeftModel."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sewa_cli.checkpoints.checkpoint import Checkpoint, TensorInfo
+from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+# what the product B·A is scaled by and applied to; averages of other products make no sense
+_PRODUCT = (
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "use_dora",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "base_model_name_or_path",
+)
+_FACTORS = {"lora_A": "lora_B", "lora_embedding_A": "lora_embedding_B"}
+# words that a PeftModel has inside its names and the adapter's file has not
+_INSIDE = {"default", "modules_to_save"}
+_OUTSIDE = "base_model.model."
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Unfinished(f"{path}: is missing; an adapter cannot be loaded without it") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise Unfinished(f"{path}: is not whole JSON; save the adapter again") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: is not the settings of an adapter")
+    return content
+
+
+def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
+    """Rank, scaling and base model must be the same in all."""
+    adapters = [c for c in checkpoints if c.kind == "adapter"]
+    if not adapters:
+        return
+    expected = read_config(adapters[0].path)
+    for checkpoint in adapters[1:]:
+        found = read_config(checkpoint.path)
+        for key in _PRODUCT:
+            if found.get(key) != expected.get(key):
+                raise CheckpointError(
+                    f"{checkpoint.path / CONFIG}: {key}: expected {expected.get(key)!r} as in "
+                    f"{adapters[0].path.name}, found {found.get(key)!r}"
+                )
+
+
+def pairs(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
+    """The names of A and B of every pair."""
+    found = []
+    for name in tensors:
+        parts = name.split(".")
+        for a, b in _FACTORS.items():
+            if a in parts:
+                other = ".".join(b if part == a else part for part in parts)
+                if other in tensors:
+                    found.append((name, other))
+    return found
+
+
+def check_mergeable(checkpoint: Checkpoint) -> None:
+    """`--lora merged` needs plain pairs of factors."""
+    if checkpoint.kind != "adapter":
+        raise ConfigError(f"--lora: {checkpoint.path} is not a PEFT adapter; leave it out")
+    config = read_config(checkpoint.path)
+    if config.get("use_dora"):
+        raise ConfigError(
+            "--lora merged: the magnitudes of DoRA are not in the product; use --lora factors"
+        )
+    if not pairs(checkpoint.tensors):
+        raise ConfigError(
+            f"--lora merged: {checkpoint.path} has no pairs of LoRA factors; use --lora factors"
+        )
+
+
+def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
+    """Those of a model's names that are the adapter's."""
+    found = set(names_in_model(checkpoint, names))
+    if not found:
+        raise CheckpointError(
+            f"{checkpoint.path}: is a PEFT adapter, and build_model() returns a model without one; "
+            "return get_peft_model(base, config), or PeftModel.from_pretrained(base, folder)"
+        )
+    return found
+
+
+def names_in_model(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+    """Name in a PeftModel → name in the adapter's file, for those that are the adapter's.
+
+    PEFT puts the adapter's own name inside: lora_A.default.weight is lora_A.weight in the file.
+    """
+    plain = {name.removeprefix(_OUTSIDE): name for name in checkpoint.tensors}
+    found = {}
+    for name in names:
+        parts = name.removeprefix(_OUTSIDE).split(".")
+        if not _INSIDE.isdisjoint(parts):
+            short = ".".join(part for part in parts if part not in _INSIDE)
+            if short in plain:
+                found[name] = plain[short]
+    return found

@@ -1,0 +1,279 @@
+"""What is in this directory? Finds the checkpoints of a run as its trainer left it.
+
+In a folder, the first of these that there is:
+  1. folders that are checkpoints (checkpoint-500/, step-20/ …); a final model beside them is none
+  2. the folder itself, if it is one checkpoint and has no other weights in it
+  3. files: *.safetensors and sets of them, or *.pt, *.pth, *.bin, *.ckpt
+  4. the same in the one place where a trainer puts them: checkpoints/, lightning_logs/version_0/…
+Files that trainers save beside the weights (optimizer, scheduler, random numbers) do not count.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sewa_cli.checkpoints import adapters, pytorch
+from sewa_cli.checkpoints.checkpoint import (
+    WRITTEN_BY,
+    Checkpoint,
+    Kind,
+    Reads,
+    number_in,
+)
+from sewa_cli.checkpoints.opening import (
+    FSDP,
+    MODEL,
+    MODEL_BIN,
+    files_of,
+    kind_of,
+    open_checkpoint,
+    weights_in,
+)
+from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
+from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
+
+_WORDS: dict[Kind, str] = {
+    "file": "safetensors file",
+    "set": "sharded safetensors set",
+    "folder": "checkpoint folder",
+    "adapter": "PEFT adapter",
+    "torch": "PyTorch file",
+    "distributed": "distributed checkpoint",
+}
+_NOT_WEIGHTS = re.compile(
+    r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args)([-_.].*)?"
+    r"\.(pt|pth|bin|ckpt|safetensors)"
+)
+_SHARD = re.compile(r".*-\d{5,}-of-\d{5,}\.(safetensors|bin)")
+_FINAL = {MODEL, MODEL + INDEX, MODEL_BIN, MODEL_BIN + INDEX, adapters.WEIGHTS}
+_PLACES = ("checkpoints", "checkpoint", "lightning_logs/version_*/checkpoints")
+
+
+def _ignore(_: str) -> None: ...
+
+
+@dataclass
+class _Found:
+    paths: list[Path] = field(default_factory=list)
+    searched: set[Path] = field(default_factory=set)  # of these, those that nobody named
+    notes: list[str] = field(default_factory=list)
+
+
+def find(given: Sequence[Path], keep_ours: bool = False) -> list[Path]:
+    """Checkpoints from what the user named: folders, files, or `-` for paths on standard input.
+
+    Averages that we wrote into a folder are not among its checkpoints, unless `keep_ours`.
+    """
+    return _find(given, keep_ours).paths
+
+
+def open_all(
+    given: Sequence[Path],
+    reads: Reads,
+    *,
+    state_key: str | None = None,
+    keep_ours: bool = False,
+    warn: Callable[[str], None] = _ignore,
+    note: Callable[[str], None] = _ignore,
+) -> list[Checkpoint]:
+    """Find the checkpoints and read their headers.
+
+    The newest of a folder may be half-written, as its run may go on: it is left out with a warning.
+    """
+    found = _find(given, keep_ours)
+    opened: list[Checkpoint] = []
+    torn: list[tuple[Path, Unfinished]] = []
+    for path in found.paths:
+        try:
+            opened.append(open_checkpoint(path, reads, state_key))
+        except Unfinished as error:
+            if path not in found.searched:
+                raise
+            torn.append((path, error))
+    for path, fault in torn:
+        step = number_in(path)
+        others = [*(c.step for c in opened), *(number_in(p) for p, _ in torn if p != path)]
+        if step is None or not opened or any(s is None or s >= step for s in others):
+            raise fault
+        warn(f"{path}: left out as half-written: {fault}")
+    if state_key is not None and opened and not any(_has_keys(c) for c in opened):
+        raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has none")
+    opened = _without_last(opened, found, note)
+    for text in found.notes:
+        note(text)
+    if opened:
+        note(_summary(opened))
+    return opened
+
+
+def _has_keys(checkpoint: Checkpoint) -> bool:
+    in_torch_files = any(file.suffix in pytorch.SUFFIXES for file in checkpoint.files)
+    return checkpoint.kind == "distributed" or in_torch_files
+
+
+def _find(given: Sequence[Path], keep_ours: bool) -> _Found:
+    found = _Found()
+    for path in given:
+        if str(path) == "-":
+            lines = (line.strip() for line in sys.stdin)
+            found.paths += [Path(line) for line in lines if line]
+            if not found.paths:
+                raise CheckpointError("-: no paths arrived on standard input")
+        elif path.is_dir():
+            inside = _look_into(path, found.notes)
+            if inside != [path]:  # else it is itself what the user wants
+                inside = [p for p in inside if keep_ours or not _is_ours(p)]
+                found.searched |= set(inside)
+            found.paths += inside
+        else:
+            found.paths.append(path)
+    named = Counter(path.resolve() for path in found.paths)
+    if repeated := [path for path, n in named.items() if n > 1]:
+        raise CheckpointError(f"{repeated[0]}: is named twice; name each checkpoint once")
+    return found
+
+
+def _look_into(folder: Path, notes: list[str]) -> list[Path]:
+    inside = _checkpoints_in(folder, notes)
+    if inside:
+        return inside
+    places = [p for pattern in _PLACES for p in sorted(folder.glob(pattern)) if p.is_dir()]
+    deeper = {place: found for place in places if (found := _checkpoints_in(place, notes))}
+    if len(deeper) > 1:
+        one, two, *_ = deeper
+        raise CheckpointError(f"{one}: holds checkpoints, and so does {two}; name one of them")
+    for place, found in deeper.items():
+        notes.append(f"looking in {place}")
+        return found
+    if runs := [p for p in _entries(folder) if p.is_dir() and _is_run(p)]:
+        raise CheckpointError(f"{folder}: holds no checkpoints itself; {runs[0]} does, name that")
+    raise CheckpointError(
+        f"{folder}: holds no *{SUFFIX} files, nor PyTorch files or folders that are checkpoints"
+    )
+
+
+def _entries(folder: Path) -> list[Path]:
+    """But for hidden ones, those in the making, and folders that we may not look into."""
+    try:
+        found = sorted(p for p in folder.iterdir() if not p.name.startswith((".", "tmp-")))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {error.strerror or error}") from error
+    return [p for p in found if not p.is_dir() or os.access(p, os.R_OK | os.X_OK)]
+
+
+def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
+    entries = _entries(folder)
+    folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
+    files = _files([p for p in entries if p.is_file()])
+    if any(not _is_ours(p) for p in folders) or (folders and not files):
+        apart = [p for p in files if p.name not in _FINAL and not _is_ours(p)]
+        if apart:
+            raise CheckpointError(
+                f"{folder}: mixes {_WORDS[kind_of(folders[0])]}s ({folders[0].name}) with "
+                f"{_WORDS[kind_of(apart[0])]}s ({apart[0].name}); name the ones you mean"
+            )
+        if files:
+            notes.append(f"{files[0]}: is not one of the checkpoints, which are the folders there")
+        _check_alike(folder, folders)
+        return folders
+    if weights_in(folder) is not None and all(p.name in _FINAL for p in files):
+        return [folder]
+    _check_alike(folder, [p for p in files if not _is_ours(p)])
+    return files
+
+
+def _folders(entries: Sequence[Path]) -> list[Path]:
+    """Folders with weights; and those named like them, which should have some."""
+    real = {p for p in entries if weights_in(p) is not None and not _is_run(p)}
+    patterns = {_pattern(p) for p in real if number_in(p) is not None}
+    return [p for p in entries if p in real or _pattern(p) in patterns]
+
+
+def _is_run(folder: Path) -> bool:
+    """A folder with numbered checkpoints in it is another run, not a checkpoint of this one."""
+    inside = [p for p in _entries(folder) if p.is_dir() and p.name != FSDP]
+    return any(number_in(p) is not None and weights_in(p) is not None for p in inside)
+
+
+def _pattern(path: Path) -> str:
+    return re.sub(r"\d+", "#", path.name)
+
+
+def _files(entries: Sequence[Path]) -> list[Path]:
+    """Weights, each once: a set by its index and not by its shards, no link to a neighbour."""
+    indices = [p for p in entries if p.name.endswith((SUFFIX + INDEX, ".bin" + INDEX))]
+    in_sets: set[Path] = set()
+    for index in indices:
+        try:
+            in_sets |= set(read_index(index).values())
+        except SewaError:  # told when it is opened; its shards are no checkpoints in any case
+            in_sets |= {p for p in entries if _SHARD.fullmatch(p.name)}
+    single = [
+        p
+        for p in entries
+        if p.suffix in (SUFFIX, *pytorch.SUFFIXES)
+        and not _NOT_WEIGHTS.fullmatch(p.name)
+        and p not in in_sets
+        and not (p.is_symlink() and p.resolve().parent == p.parent.resolve())
+    ]
+    lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)
+    if lone is not None:
+        raise CheckpointError(f"{lone}: is a shard of a set, but its index (*{INDEX}) is missing")
+    return sorted([*indices, *single])
+
+
+def _check_alike(folder: Path, paths: Sequence[Path]) -> None:
+    """One run leaves one sort of checkpoint; two sorts are two runs, or a mistake."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        if path.is_dir() and weights_in(path) is None:
+            continue  # half-written, whatever it will be
+        word = _WORDS[kind_of(path)]
+        first.setdefault({"sharded safetensors set": "safetensors file"}.get(word, word), path)
+    if len(first) > 1:
+        (one, at), (two, other), *_ = first.items()
+        raise CheckpointError(
+            f"{folder}: mixes {one}s ({at.name}) with {two}s ({other.name}); name the ones you mean"
+        )
+
+
+def _is_ours(path: Path) -> bool:
+    """An average that an earlier run left among the checkpoints is not one of them."""
+    if kind_of(path) in ("torch", "distributed"):
+        return False  # they have no place to say so
+    try:
+        weights = [p for p in files_of(path) if p.suffix == SUFFIX]
+    except SewaError:
+        return False  # told when it is opened
+    return bool(weights) and is_ours(weights[0], WRITTEN_BY)
+
+
+def _without_last(
+    opened: list[Checkpoint], found: _Found, note: Callable[[str], None]
+) -> list[Checkpoint]:
+    """Lightning's last.ckpt is a second copy of the newest; the numbered one is kept."""
+    kept = []
+    for checkpoint in opened:
+        twin = next((c for c in opened if c is not checkpoint and c.step == checkpoint.step), None)
+        may_be_copy = checkpoint.step is not None and checkpoint.path in found.searched
+        if may_be_copy and twin and re.fullmatch(r"last(-v\d+)?", checkpoint.path.stem):
+            note(f"{checkpoint.path}: has the step of {twin.path.name}, which is taken instead")
+        else:
+            kept.append(checkpoint)
+    return kept
+
+
+def _summary(opened: Sequence[Checkpoint]) -> str:
+    """12 Hugging Face checkpoints (checkpoint-100 … checkpoint-1200)"""
+    ordered = sorted(opened, key=lambda c: (c.step is None, c.step or 0))
+    word = _WORDS[ordered[0].kind]
+    if ordered[0].kind == "folder" and (ordered[0].path / "config.json").is_file():
+        word = "Hugging Face checkpoint"
+    names = " … ".join(dict.fromkeys(c.path.name for c in (ordered[0], ordered[-1])))
+    return f"{len(opened)} {word}{'s' if len(opened) > 1 else ''} ({names})"

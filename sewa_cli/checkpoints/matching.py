@@ -1,0 +1,110 @@
+"""Names of a checkpoint onto those of the model: wrapper prefixes, tied weights, adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from sewa_cli.checkpoints.adapters import names_in_model
+from sewa_cli.checkpoints.checkpoint import Checkpoint
+from sewa_cli.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# wrappers that put a word before every name: DistributedDataParallel, torch.compile, many trainers
+PREFIXES = ("module.", "_orig_mod.", "model.")
+
+
+def match_names(
+    checkpoint: Checkpoint,
+    tied: Sequence[tuple[str, ...]],
+    shapes: Mapping[str, tuple[int, ...]],
+    floats: Iterable[str],
+) -> dict[str, str]:
+    """Model name → checkpoint name, for every tensor of the model, tied ones once.
+
+    `tied`: the model's names, those of one tensor together; `shapes`: of the model's tensors.
+    Of tied names, the one that the checkpoint has is kept, so the averaged file looks like it.
+    """
+    sources, extra = _sources(checkpoint, tied)
+    missing = [names[0] for names in tied if not any(name in sources for name in names)]
+    if missing or extra:
+        raise CheckpointError(
+            f"{checkpoint.path}: does not fit the model that build_model() returns: "
+            f"{_first_few('missing from the checkpoint', missing)}; "
+            f"{_first_few('not in the model', extra)}"
+        )
+    kept = {next(name for name in names if name in sources): names[0] for names in tied}
+    float_names = set(floats)
+    for name, first in kept.items():
+        info = checkpoint.tensors[sources[name]]
+        kind = "a floating-point" if first in float_names else "an integer"
+        if info.shape != tuple(shapes[first]) or info.is_float != (first in float_names):
+            raise CheckpointError(
+                f"{checkpoint.path}: {sources[name]}: expected {kind} tensor of shape "
+                f"{list(shapes[first])} as in the model, found {info}"
+            )
+    return {name: sources[name] for name in kept}
+
+
+def _sources(
+    checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]
+) -> tuple[dict[str, str], list[str]]:
+    """Model name → the checkpoint's name for it; and what of the checkpoint is left over."""
+    if checkpoint.kind == "adapter":
+        fitting = names_in_model(checkpoint, [name for names in tied for name in names])
+        return fitting, [name for name in checkpoint.tensors if name not in fitting.values()]
+    by_variant: dict[str, str] = {}
+    stripped = [(name, list(_variants(name))) for names in tied for name in names]
+    for depth in range(max(len(variants) for _, variants in stripped)):
+        for name, variants in stripped:  # a name as it is beats one without a prefix, and so on
+            if depth < len(variants):
+                by_variant.setdefault(variants[depth], name)
+    sources: dict[str, str] = {}
+    extra: list[str] = []
+    for found in checkpoint.tensors:
+        target = next((by_variant[v] for v in _variants(found) if v in by_variant), None)
+        if target is None or target in sources:
+            extra.append(found)
+        else:
+            sources[target] = found
+    return sources, extra
+
+
+def check_tied(checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]) -> None:
+    """Several names of one tensor of the model must hold the same bytes: only one is averaged."""
+    sources, _ = _sources(checkpoint, tied)
+    for names in tied:
+        present = [sources[name] for name in names if name in sources]
+        for other in present[1:]:
+            one, two = checkpoint.read(present[0]), checkpoint.read(other)
+            alike = one.dtype == two.dtype and one.shape == two.shape
+            if not (alike and bool((_raw(one) == _raw(two)).all())):
+                raise CheckpointError(
+                    f"{checkpoint.path}: {present[0]} and {other} are one tensor in the model, "
+                    "but differ in the file"
+                )
+
+
+def _raw(tensor: Tensor) -> Any:
+    """Its bytes, so that a NaN equals itself: NaN is told of later."""
+    import torch
+
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _variants(name: str) -> Iterator[str]:
+    """The name, then the name without one, two … leading wrapper prefixes."""
+    yield name
+    while prefix := next((p for p in PREFIXES if name.startswith(p)), None):
+        name = name.removeprefix(prefix)
+        yield name
+    if "._orig_mod." in name:  # a compiled part of a model
+        yield name.replace("._orig_mod.", ".")
+
+
+def _first_few(title: str, names: Sequence[str], few: int = 3) -> str:
+    shown = ", ".join(islice(names, few)) or "nothing"
+    return f"{title}: {shown}" + (f" and {len(names) - few} more" if len(names) > few else "")

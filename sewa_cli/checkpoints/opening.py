@@ -1,0 +1,136 @@
+"""Opens one checkpoint, file or folder: which format it is, its step, what was logged at it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sewa_cli.checkpoints import adapters, distributed, pytorch
+from sewa_cli.checkpoints import safetensors as tensor_files
+from sewa_cli.checkpoints.checkpoint import (
+    FLOAT_WORDS,
+    INTEGER_WORDS,
+    Checkpoint,
+    Header,
+    Kind,
+    Reads,
+    number_in,
+    plain_numbers,
+)
+from sewa_cli.errors import CheckpointError, Unfinished
+
+MODEL = "model.safetensors"
+MODEL_BIN = "pytorch_model.bin"
+TRAINER_STATE = "trainer_state.json"
+FSDP = "pytorch_model_fsdp_0"  # where accelerate puts a sharded model inside a checkpoint
+# of several in one folder the first counts
+FOLDER_WEIGHTS: dict[str, Kind] = {
+    distributed.METADATA: "distributed",
+    f"{FSDP}/{distributed.METADATA}": "distributed",
+    adapters.WEIGHTS: "adapter",
+    MODEL: "folder",
+    MODEL + tensor_files.INDEX: "folder",
+    MODEL_BIN: "folder",
+    MODEL_BIN + tensor_files.INDEX: "folder",
+}
+
+
+def weights_in(folder: Path) -> Path | None:
+    """What makes a folder a checkpoint; None: nothing does."""
+    return next((p for name in FOLDER_WEIGHTS if (p := folder / name).is_file()), None)
+
+
+def kind_of(path: Path) -> Kind:
+    """By names alone."""
+    if path.is_dir():
+        weights = weights_in(path)
+        if weights is None:
+            return "folder"
+        return FOLDER_WEIGHTS[str(weights.relative_to(path))]
+    if path.name.endswith(tensor_files.INDEX):
+        return "set"
+    return "torch" if path.suffix in pytorch.SUFFIXES else "file"
+
+
+def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> Checkpoint:
+    """Read the header of one file, or of a folder that is one checkpoint."""
+    try:
+        str(path).encode()  # a report could not name it
+        path.stat()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or 'no such file'}") from error
+    header = _read_header(path, state_key)
+    if not header.tensors:
+        raise CheckpointError(f"{path}: holds no tensors")
+    for name, info in header.tensors.items():
+        if info.dtype not in FLOAT_WORDS | INTEGER_WORDS:
+            # complex, or several values packed in a byte
+            raise CheckpointError(f"{path}: {name}: {info.dtype} tensors cannot be averaged")
+    step, metrics = header.step, header.metrics
+    if path.is_dir():
+        logged_step, logged = _trainer_state(path)
+        step = logged_step if step is None else step
+        metrics = logged | metrics
+    return Checkpoint(
+        path=path,
+        step=number_in(path) if step is None else step,
+        size=sum(file.stat().st_size for file in header.files),
+        tensors=header.tensors,
+        metadata=header.metadata,
+        reads=reads,
+        kind=kind_of(path),
+        files=header.files,
+        metrics=metrics,
+        _open=header.open,
+    )
+
+
+def _read_header(path: Path, state_key: str | None) -> Header:
+    weights = path
+    if path.is_dir():
+        found = weights_in(path)
+        if found is None:
+            raise Unfinished(
+                f"{path}: is a folder without {MODEL}, {adapters.WEIGHTS} or {MODEL_BIN}; name the "
+                "files in it, or it alone"
+            )
+        weights = found
+    if weights.name == distributed.METADATA:
+        return distributed.open_folder(weights.parent, state_key)
+    if weights.name == adapters.WEIGHTS and path.is_dir():
+        adapters.read_config(path)  # now, not when the average is written
+    if weights.name == MODEL_BIN + tensor_files.INDEX:
+        return pytorch.open_set(weights, state_key)
+    if weights.name.endswith(tensor_files.INDEX):
+        return tensor_files.open_set(weights)
+    if weights.suffix in pytorch.SUFFIXES:
+        return pytorch.open_file(weights, state_key)
+    return tensor_files.open_file(weights)
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """The files that hold or index a checkpoint's weights."""
+    weights = (weights_in(path) or path) if path.is_dir() else path
+    if weights.name == distributed.METADATA:
+        return distributed.files_in(weights.parent)
+    if weights.name.endswith(tensor_files.INDEX):
+        return (weights, *sorted(set(tensor_files.read_index(weights).values())))
+    return (weights,)
+
+
+def _trainer_state(folder: Path) -> tuple[int | None, dict[str, float]]:
+    """Step and metrics that the Hugging Face Trainer logged at it; of several entries, all."""
+    path = folder / TRAINER_STATE
+    if not path.is_file():
+        return None, {}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        step = int(state["global_step"])
+        entries = [e for e in state.get("log_history", ()) if e.get("step") == step]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unfinished(f"{path}: is not a whole trainer state; save it again") from error
+    metrics = {name: value for entry in entries for name, value in plain_numbers(entry).items()}
+    metrics.pop("step", None)
+    return step, metrics

@@ -1,0 +1,69 @@
+"""Which checkpoints take part, in which order, and whether they are all of one model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+from sewa_cli.checkpoints.checkpoint import Checkpoint
+from sewa_cli.errors import CheckpointError, ConfigError
+
+
+def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """By step. Files without any step keep the order they came in, if none of them has one."""
+    stepless = [c for c in checkpoints if c.step is None]
+    if len(stepless) == len(checkpoints):
+        return list(checkpoints)
+    if stepless:
+        raise CheckpointError(
+            f"{stepless[0].path}: no step in its metadata or its name, so it cannot be ordered "
+            "among the others; rename it or leave it out"
+        )
+    ordered = sorted(checkpoints, key=lambda c: (c.step or 0, str(c.path)))
+    for before, after in pairwise(ordered):
+        if before.step == after.step:
+            raise CheckpointError(
+                f"{after.path}: has step {after.step}, and so has {before.path}; leave one out"
+            )
+    return ordered
+
+
+def narrow(
+    checkpoints: Sequence[Checkpoint],
+    last: int | None = None,
+    every: int | None = None,
+    from_step: int | None = None,
+    to_step: int | None = None,
+) -> list[Checkpoint]:
+    """The step range first, then every n-th counted back from the newest, then the last so many."""
+    if (from_step is not None or to_step is not None) and checkpoints[0].step is None:
+        raise ConfigError("--from-step and --to-step: these checkpoints have no steps")
+    kept = [
+        c
+        for c in checkpoints
+        if (from_step is None or (c.step is not None and c.step >= from_step))
+        and (to_step is None or (c.step is not None and c.step <= to_step))
+    ]
+    if not kept:
+        asked = f"{'' if from_step is None else from_step}..{'' if to_step is None else to_step}"
+        first, newest = checkpoints[0].step, checkpoints[-1].step
+        there = f"the steps are {first}..{newest}"
+        raise ConfigError(f"--from-step, --to-step: no checkpoint lies in {asked}; {there}")
+    if every is not None:
+        kept = kept[::-1][::every][::-1]
+    return kept[-last:] if last is not None else kept
+
+
+def check_agreement(checkpoints: Sequence[Checkpoint]) -> None:
+    """Names, shapes and dtypes must be those that most of the checkpoints have."""
+    usual, _ = Counter(frozenset(c.tensors.items()) for c in checkpoints).most_common(1)[0]
+    expected = dict(usual)
+    for checkpoint in checkpoints:
+        found = checkpoint.tensors
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise CheckpointError(
+                    f"{checkpoint.path}: {name}: expected {expected.get(name, 'no such tensor')} "
+                    f"as in the other checkpoints, found {found.get(name, 'no such tensor')}"
+                )

@@ -1,0 +1,235 @@
+"""Real runs of real trainers, tiny: each leaves its directory as it always does.
+
+Tasks are modules that `sewa --task` and the tests import alike, so both judge the same losses.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+STEPS, EVERY = 16, 2
+
+LANGUAGE = '''
+"""A tiny Llama that has to learn to count: the next token is the last one plus its first."""
+import torch
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM
+
+def build_model():
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=32,
+        tie_word_embeddings=True))
+
+def rows(seed, count=48):
+    start = torch.randint(1, 8, (count, 1), generator=torch.Generator().manual_seed(seed))
+    return start * torch.arange(1, 9)
+
+def selection_data():
+    return [{"input_ids": batch} for batch in rows(1).split(20)]
+
+def heldout_data():
+    return [{"input_ids": batch} for batch in rows(2).split(20)]
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
+
+def examples():
+    return [{"input_ids": row, "labels": row} for row in rows(0, 64)]
+'''
+
+CLASSIFIER = '''
+"""A tiny BERT that tells whether the first token is a large one."""
+import torch
+from torch.nn import functional as F
+from transformers import BertConfig, BertForSequenceClassification
+
+def build_model():
+    return BertForSequenceClassification(BertConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, max_position_embeddings=32))
+
+def data(seed, count=48):
+    ids = torch.randint(0, 64, (count, 6), generator=torch.Generator().manual_seed(seed))
+    return ids, (ids[:, 0] > 32).long()
+
+def batches(seed):
+    ids, labels = data(seed)
+    return [{"input_ids": i, "labels": l} for i, l in zip(ids.split(20), labels.split(20))]
+
+def selection_data():
+    return batches(1)
+
+def heldout_data():
+    return batches(2)
+
+def predict(model, batch):
+    return model(input_ids=batch["input_ids"]).logits
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs, batch["labels"])
+
+def examples():
+    return [{"input_ids": i, "labels": l} for i, l in zip(*data(0, 64))]
+'''
+
+LIGHTNING = '''
+"""A Lightning module, with hyper-parameters and BatchNorm."""
+import lightning
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(lightning.LightningModule):
+    def __init__(self, width=16):
+        super().__init__()
+        self.save_hyperparameters()
+        self.body = nn.Sequential(
+            nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 2))
+
+    def forward(self, x):
+        return self.body(x)
+
+    def training_step(self, batch, _):
+        value = F.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", value)
+        return value
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.5)
+
+def build_model():
+    return Net(width=16)
+
+def data(seed, count=96):
+    x = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] * x[:, 1] > 0).long()
+
+def batches(seed):
+    x, y = data(seed)
+    return list(zip(x.split(40), y.split(40)))
+
+def selection_data():
+    return batches(1)
+
+def heldout_data():
+    return batches(2)
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+'''
+
+
+def write_task(folder: Path, source: str) -> ModuleType:
+    """task.py in a folder, imported for the test itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "task.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(f"task_{folder.name}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with third_party():
+        spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def third_party() -> Iterator[None]:
+    """Other people's warnings are not our errors; the random numbers are put back."""
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        yield
+
+
+def heldout_loss(task: ModuleType, model: nn.Module) -> float:
+    """The loss by the plainest loop there is."""
+
+    def outputs(batch: Any) -> Any:
+        if hasattr(task, "predict"):
+            return task.predict(model, batch)
+        return model(**batch).logits if isinstance(batch, dict) else model(batch[0])
+
+    model.eval()
+    total = rows = 0.0
+    with torch.no_grad():
+        for batch in task.heldout_data():
+            first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+            total += float(task.loss(outputs(batch), batch)) * len(first)
+            rows += len(first)
+    return total / rows
+
+
+def train_with_transformers(
+    model: Any, examples: Any, output: Path, shard_size: str | None = None
+) -> None:
+    """A run of the Hugging Face Trainer; checkpoint-2 … checkpoint-16 and the final model."""
+    from transformers import Trainer, TrainingArguments
+
+    if shard_size is not None:  # the Trainer calls save_pretrained without a size
+        model.save_pretrained = partial(model.save_pretrained, max_shard_size=shard_size)
+    arguments = TrainingArguments(
+        output_dir=str(output),
+        max_steps=STEPS,
+        save_strategy="steps",
+        save_steps=EVERY,
+        logging_steps=EVERY,
+        per_device_train_batch_size=8,
+        learning_rate=2e-2,
+        lr_scheduler_type="constant",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=model, args=arguments, train_dataset=examples)
+    trainer.train()
+    trainer.save_model()
+
+
+def train_with_lightning(module: Any, data: tuple[torch.Tensor, ...], output: Path) -> None:
+    """epoch=0-step=2.ckpt … and last.ckpt, which is the newest once more."""
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from torch.utils.data import DataLoader, TensorDataset
+
+    keep = ModelCheckpoint(
+        dirpath=output,
+        filename="{epoch}-{step}",
+        monitor="train_loss",
+        every_n_train_steps=EVERY,
+        save_top_k=-1,
+        save_last=True,
+    )
+    lightning.Trainer(
+        max_steps=STEPS,
+        callbacks=[keep],
+        logger=False,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    ).fit(module, DataLoader(TensorDataset(*data), batch_size=8))
+
+
+def train_in_a_loop(
+    model: nn.Module, task: ModuleType, save: Callable[[nn.Module, Any, int], None]
+) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.5)
+    inputs, labels = task.data(0)
+    for step in range(1, STEPS + 1):
+        at = slice(8 * (step % 12), 8 * (step % 12) + 8)
+        optimizer.zero_grad()
+        task.loss(model(inputs[at]), (inputs[at], labels[at])).backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            save(model, optimizer, step)
