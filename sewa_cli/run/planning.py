@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from sewa_cli.checkpoints import TensorInfo
+from sewa_cli.checkpoints import TensorInfo, pairs
 from sewa_cli.config import Config
 from sewa_cli.evaluate import batchnorm_layers, cycle, rows
 from sewa_cli.methods import parse
@@ -113,6 +113,11 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
         kept = {bench.model.name_of(b) for x in layers for b in (x.running_mean, x.running_var)}
         statistics = sum(_size(i) for n, i in infos.items() if bench.model.canonical(n) in kept)
     total = (passes + 2 * K) * floats - K * statistics
+    if newest.kind == "adapter":  # factors are measured; merged ones are then not averaged again
+        factors = sum(
+            _size(newest.tensors[name]) for pair in pairs(newest.tensors) for name in pair
+        )
+        total += K * factors * (-1 if config.lora == "merged" else 1)
     return total + integers * (1 + references + 2)
 
 
