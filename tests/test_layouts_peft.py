@@ -208,3 +208,26 @@ def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(
     assert sewa("average", "run", "-o", "out", "--lora", "merged").code == 0
     written = load_file("out/adapter_model.safetensors")
     assert written["base_model.model.score.weight"].tolist() == [9.0, 9.0]
+
+
+@pytest.mark.parametrize("mode", ["factors", "merged"])
+def test_the_forecast_counts_what_adapters_will_read(
+    task: ModuleType, sewa: Sewa, mode: str
+) -> None:
+    del task
+    forecast = json.loads(sewa(*SELECT, "--lora", mode, "--dry-run").out)
+    report = json.loads(sewa(*SELECT, "--lora", mode, "-o", "out").out)
+    assert forecast["bytes_read"] == report["cost"]["bytes_read"]
+
+
+@pytest.mark.parametrize("mode", ["factors", "merged"])
+def test_an_adapter_with_nan_is_named(task: ModuleType, sewa: Sewa, mode: str) -> None:
+    del task
+    path = Path("run/checkpoint-4/adapter_model.safetensors")
+    tensors = load_file(path)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, path)
+    ended = sewa("average", "run", "--lora", mode)
+    assert ended.code == 3
+    assert "run/checkpoint-4: " in ended.error
+    assert "holds NaN or Inf; leave it out" in ended.error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from sewa_cli.checkpoints import Checkpoint, check_mergeable, pairs
 from sewa_cli.config import Config
 from sewa_cli.dtypes import as_array, torch_dtype
-from sewa_cli.errors import ConfigError
+from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.report import Lora
 from sewa_cli.run.recipe import Averaged
 
@@ -74,6 +74,13 @@ def _factors(averaged: Averaged) -> Iterator[tuple[tuple[str, str], list[Tensor]
     for a, b in pairs(averaged.sources[0].tensors):
         if a not in written or b not in written:
             raise ConfigError(f"--lora: {a} and {b} are not both in the model")
-        As = [checkpoint.read(a) for checkpoint in averaged.sources]
-        Bs = [checkpoint.read(b) for checkpoint in averaged.sources]
+        As = [_finite(checkpoint, a) for checkpoint in averaged.sources]
+        Bs = [_finite(checkpoint, b) for checkpoint in averaged.sources]
         yield (written[a], written[b]), As, Bs
+
+
+def _finite(checkpoint: Checkpoint, name: str) -> Tensor:
+    tensor = checkpoint.read(name)
+    if not tensor.isfinite().all():
+        raise CheckpointError(f"{checkpoint.path}: {name} holds NaN or Inf; leave it out")
+    return tensor

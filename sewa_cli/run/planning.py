@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from sewa_cli.checkpoints import TensorInfo
+from sewa_cli.checkpoints import TensorInfo, pairs
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import TaskError
@@ -142,6 +142,7 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
         bytes_read=bench.reads.bytes
         + (rows + 2 * K) * floats
         - K * statistics
+        + K * _factors(bench)
         + integers * (2 + len(parse(REFERENCES)) + 2),
         forward_passes=scouted + surveyed + judged + simple + batches.evaluations(K),
         backward_passes=0,
@@ -206,8 +207,17 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
         # of an average of a few, only those are read; of one of many, all
         "files": k + (1 + k + (K if k // 2 >= K else k)) + 2 * k * config.gumbel.iterations,
     }[tier]
-    total = (passes + 2 * K) * floats - K * statistics
+    total = (passes + 2 * K) * floats - K * statistics + K * _factors(bench)
     return total + integers * (1 + references + 2)
+
+
+def _factors(bench: Bench) -> int:
+    """Of adapters, bytes read besides: factors are measured; merged ones not averaged again."""
+    newest = bench.checkpoints[-1]
+    if newest.kind != "adapter":
+        return 0
+    factors = sum(_size(newest.tensors[name]) for pair in pairs(newest.tensors) for name in pair)
+    return -factors if bench.config.lora == "merged" else factors
 
 
 def _size(info: TensorInfo) -> int:
