@@ -58,7 +58,9 @@ class Better(_Part):
 
     name: str
     heldout_loss: float
-    by: float = Field(description="held-out loss of the chosen average minus this one's")
+    by: float | None = Field(
+        description="held-out loss of the chosen average minus this one's; null: that is not finite"
+    )
 
 
 class BatchNorm(_Part):
@@ -202,9 +204,11 @@ class BudgetOption(_Part):
 
     name: str = Field(description="learned, or a simple average")
     K: int | None
-    loss: float
-    behind: float = Field(description="mean over rows of its loss minus the best option's")
-    error: float = Field(description="standard error of `behind`")
+    loss: float | None
+    behind: float | None = Field(
+        description="mean over rows of its loss minus the best option's; null: not finite"
+    )
+    error: float | None = Field(description="standard error of `behind`")
     chosen: bool
 
 
@@ -242,7 +246,7 @@ class Report(_Part):
     selected_steps: list[int | None]
     selected_paths: list[str]
     history: list[float | None] = Field(
-        description="mean loss over the M samples, by iteration; null where not finite"
+        description="by iteration: mean loss over the M samples, or predicted; null: not finite"
     )
     selection_rows: int
     heldout_rows: int | None
@@ -250,8 +254,12 @@ class Report(_Part):
     references: dict[str, Scores]
     beaten_by: list[Better]
     written: str = Field("learned", description="learned, or the simple average that was taken")
-    learned: Scores | None = Field(
-        None, description="of the learned average, where a simple one was written instead"
+    instead_of: str | None = Field(
+        None, description="--fallback: what was chosen, where a simple average was written instead"
+    )
+    learned: Scores | None = Field(None, description="scores of what was chosen, in that case")
+    labels: Literal["matter", "noise", "unseen"] | None = Field(
+        None, description="noise: mixed-up rows fit as well; unseen: loss() ignores the batch"
     )
     gained: Gained | None = None
     guard: Guard | None = None

@@ -194,9 +194,15 @@ class Streamed(Trajectory):
                 ahead = self._fetcher.submit(self._fetch, parts[n + 1], self._buffers[(n + 1) % 2])
             yield part, block
 
-    def _row(self, i: int) -> Tensor:
-        self._fill(i, self._buffers[0][0])
-        return self._buffers[0][0]
+    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
+        """However many they are, only the chosen ones are read."""
+        chosen = [i for i, c in enumerate(coefficients) if c != 0]
+        self.bytes_moved += 4 * len(chosen) * self.layout.size
+        total = torch.zeros(self.layout.size, dtype=torch.float32, device=self.device)
+        for i in chosen:
+            self._fill(i, self._buffers[0][0])
+            total.add_(self._buffers[0][0], alpha=coefficients[i])
+        return total
 
     def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:
         for position, i in enumerate(range(rows.start, rows.stop)):

@@ -252,6 +252,25 @@ def test_rows_make_samples_whose_losses_add_up() -> None:
     assert surrogate.loss(outputs, sample) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("n", [4, 8, 40])
+def test_labels_that_fit_are_never_taken_for_noise(n: int) -> None:
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(3))
+    problem = Problem(batches=[(x, torch.arange(n) % 2)])
+    surrogate = problem.surrogate()
+    perfect = 9 * F.one_hot(torch.arange(n) % 2, 3).float().reshape(-1)
+    assert surrogate.labels([perfect]) == "matter"
+
+
+def test_labels_that_were_shuffled_are_noise_and_a_loss_without_labels_sees_none() -> None:
+    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(3))
+    labels = torch.randint(3, (200,), generator=torch.Generator().manual_seed(4))
+    found = [Problem(seed=s, batches=[(x, labels)]).surrogate() for s in range(8)]
+    verdicts = [surrogate.labels([surrogate.base], seed) for seed, surrogate in enumerate(found)]
+    assert verdicts.count("noise") >= 6
+    blind = Problem(loss=lambda outputs, _: outputs.pow(2).mean()).surrogate()
+    assert blind.labels([blind.base]) == "unseen"
+
+
 def test_a_loss_over_the_whole_batch_does_not_split() -> None:
     problem = Problem(loss=lambda outputs, _: outputs.var(dim=0).sum())
     surrogate = problem.surrogate()

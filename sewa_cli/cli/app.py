@@ -154,7 +154,7 @@ def select(
         memory=memory,
         device=device,
         seed=seed,
-        **{"gumbel.iterations": iterations},
+        **{"gumbel.iterations": iterations, "linear.iterations": iterations},
     )
     if settings.output == "-" and as_json:
         raise ConfigError("--json and --output - both want standard output; use --report")
@@ -196,7 +196,8 @@ def select(
     # a fallback has mended it
     if settings.strict and selection.report.beaten_by and selection.report.learned is None:
         best = selection.report.beaten_by[0]
-        raise BaselineWins(f"--strict: `{best.name}` did better on held-out data by {best.by:.5g}")
+        by = "" if best.by is None else f" by {best.by:.5g}"
+        raise BaselineWins(f"--strict: `{best.name}` did better on held-out data{by}")
 
 
 @app.command()

@@ -84,10 +84,12 @@ class Talk(Listener):
         """The average beside its references, what was chosen, and whether it was worth it."""
         titles = {"uniform": f"uniform (all {report.k})", "lawa": "lawa (equal intervals)"}
         references = {titles.get(n, n): scores for n, scores in report.references.items()}
-        learned = report.learned or (report.average if report.written == "learned" else None)
-        chosen = {"learned": learned} if learned else {}
-        own = {} if report.written in report.references else {report.written: report.average}
-        self.scores({**chosen, **own, **references}, report)
+        chosen = {}
+        if report.instead_of and report.learned:
+            chosen = {report.instead_of: report.learned}
+        elif report.written not in report.references:
+            chosen = {report.written: report.average}
+        self.scores({**chosen, **references}, report)
         if report.budget:
             self.say(budget_line(report.budget))
         if report.stability:
@@ -140,40 +142,47 @@ class Talk(Listener):
 
 def verdict(report: Report) -> str:
     """One sentence: what was gained, and how sure that is."""
-    chosen = (report.learned or report.average).heldout_loss
-    if chosen is None:
+    if report.heldout_rows is None:
         return (
             "no held-out loss: define heldout_data in the task, or keep rows aside with --guard "
             "0.2, to see whether choosing pays"
         )
+    instead = f"; `{report.written}` was written instead" if report.instead_of else ""
+    chosen = (report.learned or report.average).heldout_loss
+    if chosen is None:
+        return f"the held-out loss of what was chosen is NaN or Inf{instead}"
     found = report.gained
     if found is None:
-        return "no reference has a finite held-out loss"
-    interval = found.interval
-    sure = f" (95 %: {interval.low:.5g} .. {interval.high:.5g})" if interval else ""
-    name = f"`{found.over}`, the best simple average"
-    if report.written != "learned" and report.learned is None:
+        return f"no reference has a finite held-out loss{instead}"
+    if report.labels == "noise" and report.budget and not report.instead_of:
+        return f"nothing was gained: the labels say nothing; `{report.written}` was written"
+    if report.written != "learned" and report.instead_of is None:
         return f"nothing to gain by choosing: cross-validation prefers `{report.written}`"
+    interval = found.interval
+    name = f"`{found.over}`, the best simple average"
+    luck = "; too few rows to say whether by luck" if interval is None else ""
     if found.by < 0:
-        said = f"choosing did not pay: held-out loss {-found.by:.5g} above that of {name}"
         sure = f" (95 %: {-interval.high:.5g} .. {-interval.low:.5g})" if interval else ""
-        said += sure
-        return said + (f"; `{report.written}` was written instead" if report.learned else "")
+        unsure = " for sure" if interval and interval.high >= 0 else ""
+        head = "nothing was gained" if unsure else "choosing did not pay"
+        return f"{head}: held-out loss {-found.by:.5g}{sure} above that of {name}{luck}{instead}"
+    sure = f" (95 %: {interval.low:.5g} .. {interval.high:.5g})" if interval else ""
     if interval is not None and interval.low <= 0:
         return (
             f"nothing was gained for sure: held-out loss {found.by:.5g}{sure} below that of {name}"
         )
-    return f"choosing paid: held-out loss {found.by:.5g}{sure} below that of {name}"
+    return f"choosing paid: held-out loss {found.by:.5g}{sure} below that of {name}{luck}"
 
 
 def budget_line(options: list[BudgetOption]) -> str:
     """The learned K of the curve, and what was taken."""
-    curve = ", ".join(f"{o.K}: {o.loss:.4g}" for o in options if o.name == "learned")
-    simple = min((o for o in options if o.name != "learned"), key=lambda o: o.loss)
+    curve = ", ".join(f"{o.K}: {_number(o.loss)}" for o in options if o.name == "learned")
+    known = [o for o in options if o.name != "learned" and o.loss is not None]
     taken = next(o for o in options if o.chosen)
+    simple = min(known, key=lambda o: o.loss or 0.0, default=taken)
     return (
         f"cross-validated loss by K: {curve}; best simple average {_option(simple)}: "
-        f"{simple.loss:.4g}; taken: {_option(taken)}"
+        f"{_number(simple.loss)}; taken: {_option(taken)}"
     )
 
 

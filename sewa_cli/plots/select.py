@@ -133,31 +133,31 @@ def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
 
     families: dict[str, list[BudgetOption]] = {}
     for option in options:
-        if option.K is not None and isfinite(option.loss):
+        if option.K is not None and option.loss is not None:
             families.setdefault(option.name, []).append(option)
     for i, (name, family) in enumerate(families.items()):
         axes.errorbar(
             [option.K or 0 for option in family],
-            [option.loss for option in family],
-            yerr=[option.error for option in family],
+            [option.loss or 0.0 for option in family],
+            yerr=[option.error or 0.0 for option in family],
             linestyle=_STYLES[i % len(_STYLES)],
             lw=1.6 if name == "learned" else 1.0,
             color="black" if name == "learned" else "0.5",
             capsize=2,
             label=label(name),
         )
-    for i, option in enumerate(o for o in options if o.K is None and isfinite(o.loss)):
+    for i, option in enumerate(o for o in options if o.K is None and o.loss is not None):
         axes.axhline(
-            option.loss,
+            option.loss or 0.0,
             linestyle=_STYLES[(i + 1) % len(_STYLES)],
             lw=1.0,
             color="0.3",
             label=label(f"{option.name} {option.loss:.4g}"),
         )
     taken = next(option for option in options if option.chosen)
-    if taken.K is not None:
+    if taken.K is not None and taken.loss is not None:
         axes.plot(taken.K, taken.loss, "D", ms=7, color="black", label="taken", zorder=5)
-    finite = [option.loss for option in options if isfinite(option.loss)]
+    finite = [option.loss for option in options if option.loss is not None]
     fit_losses(axes, finite, _LOG_ABOVE)
     sizes = sorted({option.K for option in options if option.K is not None})
     axes.set_xscale("log")

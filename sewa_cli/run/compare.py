@@ -84,7 +84,7 @@ def _compare(
         raise ConfigError("lora: compare averages A and B apart; `select` and `average` can merge")
     calls = parse_methods(config.compare.methods)
     budgets = sorted(set(config.compare.K or (config.K,)))
-    if AUTO in budgets:
+    if AUTO in budgets and any(call.method.has_budget for call in calls):
         raise ConfigError("K: auto is for `sewa select`; name the K to compare: --K 5,10,20")
     if output_best is not None and task.heldout_data is None:
         raise ConfigError(
@@ -97,7 +97,8 @@ def _compare(
     outputs = outputs_at(config, output_best, report_path, force, newest, command)
     check_outputs(outputs, [*bench.inputs, *protected])
     with clock("read"):
-        placed = read_trajectory(bench, 0)
+        caches = config.compare.fast or config.solver == "linear"
+        placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
         _check_budgets(calls, budgets, len(placed.used))
         trajectory, used = placed.trajectory, placed.used
     court = Court(bench, placed)
@@ -185,7 +186,7 @@ def _drafts(
         predicted = error = None
         if court.fast:
             predicted = _mean([court.predicted_loss(c) for c in draws])
-            true = _mean([court.selection_loss(c) for c in draws])
+            true = _mean([court.cached_loss(c) for c in draws])
             error = None if predicted is None or true is None else predicted - true
             court.ledger.next_row()  # our own curiosity is not the method's cost
         drafts.append(_Draft(call.label, K, draws, judged, cost, predicted, error))

@@ -182,6 +182,18 @@ class Court:
         mixed = torch.tensor(c, dtype=torch.float64)
         return self.ledger.once("predict", c, lambda: cache.loss(cache.mix(mixed)))
 
+    def cached_loss(self, coefficients: Sequence[float]) -> float:
+        """The true loss on the rows that the predicted one is of, BatchNorm as it was mixed."""
+        cache = self._cache()
+        if cache.size.rows == cache.size.of_rows:
+            return self.selection_loss(coefficients)
+
+        def work() -> float:
+            self.scales.load(coefficients)
+            return cache.loss(cache.true_outputs())
+
+        return self.ledger.once("cached", coefficients, work)
+
     def predicted_gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
         cache = self._cache()
         c = torch.tensor(list(coefficients), dtype=torch.float64)

@@ -43,7 +43,7 @@ def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -
         if not checkpoints:
             raise ConfigError("no checkpoints named: give files, or a folder")
         objective = build_objective(config, task, checkpoints[-1])
-        model, weigher = objective.model, Weigher(objective, task)
+        model, weigher = objective.model, Weigher(objective, task, config.seed)
         fits = []
         for checkpoint in checkpoints:  # all of them, before the first is evaluated
             names = match_names(checkpoint, model.aliases, model.shapes, model.layout.slices)

@@ -27,9 +27,12 @@ def read_run(bench: Bench) -> Placed:
     return stream(bench, K) if bench.config.solver == "linear" else read_trajectory(bench, K)
 
 
-def read_trajectory(bench: Bench, K: int) -> Placed:
-    """The checkpoints as W, where it fits; those with NaN or Inf are left out, or stop the run."""
-    placed = place(bench)
+def read_trajectory(bench: Bench, K: int, share: float = 1.0) -> Placed:
+    """The checkpoints as W, where it fits; those with NaN or Inf are left out, or stop the run.
+
+    `share`: of the cap on memory; a cache of outputs may need the rest.
+    """
+    placed = place(bench, share)
     check_budget(K, placed.used)
     return placed
 

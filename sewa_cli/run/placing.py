@@ -57,12 +57,13 @@ class Plan:
         )
 
 
-def make_plan(bench: Bench) -> Plan:
-    """From sizes alone; nothing is allocated."""
+def make_plan(bench: Bench, share: float = 1.0) -> Plan:
+    """From sizes alone; nothing is allocated. `share`: of the cap, for W."""
     k, P = len(bench.checkpoints), bench.model.layout.size
     device = bench.model.device
     work = 4 * P * (2 * bench.config.gumbel.samples + SPARE)
     cap, named = cap_of(bench)
+    cap = int(share * cap)
     rows = max(1, min(STREAM_ROWS, k, (cap - work) // (2 * 4 * P)))
     needs: dict[Tier, int] = {
         "memory": 4 * k * P + work,
@@ -106,9 +107,9 @@ class Placed:
     placement: Placement
 
 
-def place(bench: Bench) -> Placed:
+def place(bench: Bench, share: float = 1.0) -> Placed:
     """Read the checkpoints into the best tier that fits; fall to the next if memory runs out."""
-    plan = make_plan(bench)
+    plan = make_plan(bench, share)
     for tier in plan.fitting:
         bench.left_out.clear()
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -24,12 +24,13 @@ from sewa_cli.report import Placement
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.guarding import check_settings, keep_aside
 from sewa_cli.run.listener import Listener
-from sewa_cli.run.placing import cap_of, make_plan
+from sewa_cli.run.placing import make_plan
 from sewa_cli.run.select import REFERENCES
-from sewa_cli.run.surveying import VECTORS, simple_averages
+from sewa_cli.run.surveying import find_room, simple_averages
 from sewa_cli.solvers.budget import grid
 from sewa_cli.solvers.stability import QUICK
-from sewa_cli.surrogate import QUARTERS, build
+from sewa_cli.surrogate import QUARTERS, Surrogate, build
+from sewa_cli.surrogate.building import least
 from sewa_cli.task import Task
 from sewa_cli.trajectory import ROWS, Trajectory, fill_row
 
@@ -42,7 +43,7 @@ class Forecast(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     k: int
-    K: int
+    K: int | Literal["auto"]
     parameters: int
     device: str
     placement: Placement
@@ -117,27 +118,32 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
     K = config.K if config.K != AUTO else grid(k)[-1]
     quarters = len({i * QUARTERS // k for i in range(k)})
     scouted = B * (1 + (quarters if quarters > 1 else 0))
-    surveyed = settings.rounds * (1 + k) * B
+    surveyed = settings.rounds * (2 + k) * B
     judged = B * (1 + settings.exact_swaps + config.stable)
-    simple = 2 * B * (settings.bootstrap > 0)
+    simple = 2 * B * (1 + (settings.bootstrap > 0))
     if config.K == AUTO:
-        simple += (2 + len(simple_averages(k))) * B
+        simple += len(simple_averages(k)) * B
     rows = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + config.stable)
     rows += K * (config.K == AUTO)  # lawa, whose K was not known in time
     rows += (K if settings.exact_swaps else 0) + 2 * settings.exact_swaps
     floats, integers, statistics = _sizes(bench, batches.recomputes(K))
-    cap, _ = cap_of(bench)
-    work = VECTORS * 4 * bench.model.layout.size
+    room = find_room(bench)
+    probe = _probe(bench)
+    cache = least(k, probe.size.numbers * B, 2)
+    fits = cache <= room.left
+    if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
+        surveyed += (settings.rounds + 4) * B
+        rows += 2 * K
     return Forecast(
         k=k,
-        K=config.K,
+        K="auto" if config.K == AUTO else config.K,
         parameters=bench.model.layout.parameters,
         device=str(bench.model.device),
         placement=Placement(
             tier="files",
             reason="the linear solver streams the checkpoints, and keeps their outputs",
-            cap_bytes=cap,
-            planned_bytes=work,
+            cap_bytes=room.cap,
+            planned_bytes=room.work + min(cache, room.left),
         ),
         bytes_read=bench.reads.bytes
         + (rows + 2 * K) * floats
@@ -146,38 +152,44 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
         + integers * (2 + len(parse(REFERENCES)) + 2),
         forward_passes=scouted + surveyed + judged + simple + batches.evaluations(K),
         backward_passes=0,
-        at_most=config.K == AUTO or settings.exact_swaps > 0 or config.fallback,
-        seconds=_linear_seconds(bench, rows, scouted + surveyed + judged + simple, batches, K),
+        at_most=config.K == AUTO or settings.exact_swaps > 0 or config.fallback or not fits,
+        seconds=_linear_seconds(
+            bench, probe, rows, scouted + surveyed + judged + simple, batches, K
+        ),
     )
 
 
-def _linear_seconds(bench: Bench, rows: int, passes: int, batches: _Batches, K: int) -> float:
-    """From one row read, one batch forward, and one loss in output space with its cache."""
+def _probe(bench: Bench) -> Surrogate:
+    """A cache of one batch and two copies of the model's own weights, to be measured."""
+    flat = bench.model.flat.clone()
+    batch = next(cycle(bench.task.selection_data, bench.model.device))
+    try:
+        return build(
+            bench.objective, [batch], flat, 2, lambda: ((i, flat) for i in range(2)), 1.0, 2**40
+        )
+    except ValueError as error:
+        raise TaskError(f"the linear solver: {error}") from error
+
+
+def _linear_seconds(
+    bench: Bench, probe: Surrogate, rows: int, passes: int, batches: _Batches, K: int
+) -> float:
+    """From one row read, one batch forward, and one loss in output space."""
     config, settings, k = bench.config, bench.config.linear, len(bench.checkpoints)
     row = torch.empty(bench.model.layout.size)
     newest, layout = bench.checkpoints[-1], bench.model.layout
     reading = _time(lambda: fill_row(row, bench.floats(newest), layout))
     batch = next(cycle(bench.task.selection_data, bench.model.device))
     forward = _time(lambda: bench.objective.mean_loss([batch]))
-    few = min(k, ROWS)
-    flat = bench.model.flat.clone()
-    try:
-        cache = build(
-            bench.objective, [batch], flat, few, lambda: ((i, flat) for i in range(few)), 1.0, 2**40
-        )
-    except ValueError as error:
-        raise TaskError(f"the linear solver: {error}") from error
-    bench.objective.passes.forward -= few + 1
-    even = torch.full((few,), 1 / few, dtype=torch.float64)
-    solved = batches.selection * _time(lambda: cache.loss_and_gradient(even))
+    even = torch.full((2,), 1 / 2, dtype=torch.float64)
+    in_outputs = _time(lambda: probe.loss_and_gradient(even))
+    wide = torch.empty(min(k, ROWS), probe.size.numbers)
+    mixing = _time(lambda: wide.sum(0)) * k / len(wide)
+    solved = batches.selection * (in_outputs + 2 * mixing)
     evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
     if config.K == AUTO:
         evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
-    return (
-        rows * reading
-        + (passes + batches.evaluations(K)) * forward
-        + evaluations * solved * (1 + k / few) / 2
-    )
+    return rows * reading + (passes + batches.evaluations(K)) * forward + evaluations * solved
 
 
 def _sizes(bench: Bench, recomputed: bool) -> tuple[int, int, int]:
@@ -204,8 +216,7 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
         "memory": k,
         "host": k,
         "bf16": 2 * k + (1 + k + K),  # the mean, the differences; references from the files
-        # of an average of a few, only those are read; of one of many, all
-        "files": k + (1 + k + (K if k // 2 >= K else k)) + 2 * k * config.gumbel.iterations,
+        "files": k + (1 + k + K) + 2 * k * config.gumbel.iterations,
     }[tier]
     total = (passes + 2 * K) * floats - K * statistics + K * _factors(bench)
     return total + integers * (1 + references + 2)

@@ -14,7 +14,7 @@ from sewa_cli.dtypes import Array, as_array, torch_dtype
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.evaluate import Objective, UnitLosses, batchnorm_layers, recompute_batchnorm
 from sewa_cli.report import BatchNorm, Scores
-from sewa_cli.run.bench import Bench
+from sewa_cli.run.bench import Bench, seeded
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory
@@ -23,9 +23,10 @@ from sewa_cli.trajectory import Trajectory
 class Weigher:
     """Losses and metrics of whatever weights are in the model."""
 
-    def __init__(self, objective: Objective, task: Task) -> None:
+    def __init__(self, objective: Objective, task: Task, seed: int = 0) -> None:
         self._objective = objective
         self._task = task
+        self._seed = seed
         self.selection_rows = 0
         self.heldout_rows: int | None = None
         self.heldout: UnitLosses | None = None  # of what was scored last
@@ -33,7 +34,10 @@ class Weigher:
     def scores(self) -> Scores:
         """Everything the task can say of what is in the model."""
         selection = self.selection_loss()
-        self.heldout = self.heldout_units()
+        with seeded(
+            self._seed
+        ):  # a loader that shuffles does so alike each time: losses are paired
+            self.heldout = self.heldout_units()
         return Scores(
             selection_loss=selection,
             heldout_loss=None if self.heldout is None else finite(self.heldout.mean),
@@ -75,7 +79,7 @@ class Scales(Weigher):
     """One model, one set of data, the same treatment for every average."""
 
     def __init__(self, bench: Bench, trajectory: Trajectory, used: list[Checkpoint]) -> None:
-        super().__init__(bench.objective, bench.task)
+        super().__init__(bench.objective, bench.task, bench.config.seed)
         self._bench = bench
         self._trajectory = trajectory
         self._used = used

@@ -19,6 +19,7 @@ from sewa_cli.methods import Coefficients, Run, parse
 from sewa_cli.report import Better, Candidate, Report, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
+from sewa_cli.run.findings import budget_part, linear_part, stability_part
 from sewa_cli.run.fitting import as_written
 from sewa_cli.run.guarding import check_settings, gained, keep_aside
 from sewa_cli.run.learning import make_solver, read_run
@@ -28,7 +29,7 @@ from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales, finite
-from sewa_cli.run.surveying import Chosen, budget_part, linear_part, stability_part
+from sewa_cli.run.surveying import Chosen
 from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.task import Task
 
@@ -134,14 +135,15 @@ def _select(
     gain = gained(scales.heldout, others, config.seed)
     beaten_by = _better(average, {n: references[n].scores for n in others})
     for better in beaten_by:
+        own = "NaN or Inf" if average.heldout_loss is None else f"{average.heldout_loss:.5g}"
         bench.warn(
             f"the {better.name} average did better than the {chosen.name} one on held-out data "
-            f"({better.heldout_loss:.5g} against {average.heldout_loss:.5g})"
+            f"({better.heldout_loss:.5g} against {own})"
         )
     _warn_of_few(bench, chosen)
-    written, learned = chosen.name, None
+    written, instead_of, learned = chosen.name, None, None
     if config.fallback and beaten_by:
-        written, learned = beaten_by[0].name, average
+        written, instead_of, learned = beaten_by[0].name, chosen.name, average
         averaged = _averaged(bench, used, references[written].coefficients)
         with clock("evaluate"):
             lora = average_factors(averaged, config.lora)
@@ -193,7 +195,9 @@ def _select(
             references={name: found.scores for name, found in references.items()},
             beaten_by=beaten_by,
             written=written,
+            instead_of=instead_of,
             learned=learned,
+            labels=chosen.labels,
             gained=gain,
             guard=guard,
             linear=linear_part(chosen),
@@ -246,12 +250,12 @@ def _averaged(bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficien
 
 def _warn_of_few(bench: Bench, chosen: Chosen) -> None:
     stability = chosen.stability
-    if stability is None or stability.enough:
+    if stability is None or not stability.too_few:
         return
     needed = stability.rows_needed
     advice = (
         f"about {needed} would do"
-        if needed is not None
+        if needed is not None and needed > stability.rows
         else "and more would hardly help; the mean of all is as good"
     )
     bench.warn(
@@ -262,11 +266,11 @@ def _warn_of_few(bench: Bench, chosen: Chosen) -> None:
 
 
 def _better(average: Scores, references: dict[str, Scores]) -> list[Better]:
-    """The references with a lower held-out loss, best first."""
+    """The references with a lower held-out loss, best first; NaN and Inf lose to all."""
     chosen = average.heldout_loss
     found = [
-        Better(name=name, heldout_loss=loss, by=chosen - loss)
+        Better(name=name, heldout_loss=loss, by=None if chosen is None else chosen - loss)
         for name, scores in references.items()
-        if chosen is not None and (loss := scores.heldout_loss) is not None and loss < chosen
+        if (loss := scores.heldout_loss) is not None and (chosen is None or loss < chosen)
     ]
     return sorted(found, key=lambda better: better.heldout_loss)

@@ -10,7 +10,7 @@ W is never held. In memory are a few vectors of the model's size and the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,28 +20,28 @@ from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.methods import Coefficients, Run, mean_of, parse_one
-from sewa_cli.report import (
-    BudgetOption,
-    Cache,
-    Linear,
-    Placement,
-    ResampledGain,
-    Round,
-    StabilityReport,
-)
+from sewa_cli.report import Cache, Placement, Round
 from sewa_cli.run.bench import Bench, check_budget
 from sewa_cli.run.placing import Placed, cap_of, size, whole
 from sewa_cli.solvers import Solution, linear
 from sewa_cli.solvers.budget import LEARNED, Budget, choose_budget, grid
 from sewa_cli.solvers.stability import Stability, most_frequent, resample
-from sewa_cli.surrogate import Scouted, Surrogate, scout
+from sewa_cli.surrogate import Labels, Scouted, Surrogate, scout
 from sewa_cli.trajectory import Remembered, Trajectory, fill_row
 
-MIXED_UP = (
-    "the loss on the selection data is no lower than with their rows mixed up: labels and outputs "
-    "have nothing to do with each other"
+NOISE = (
+    "the loss on the selection data cannot be told from that with their rows mixed up, so the "
+    "labels say nothing about these checkpoints"
 )
+UNSEEN = (
+    "loss() gives the same whatever rows the batch has: if the model computes its own loss, return "
+    "its outputs from predict() and compute the loss in loss(), or a prediction is worth little"
+)
+SMALL = 0.01  # of the loss: an error that nobody would act on
 VECTORS = 10  # of length P: two read ahead, the means, the base, the step, what is evaluated
+
+
+Name = tuple[str, int | None]  # of a simple average, and its K
 
 
 @dataclass
@@ -56,6 +56,8 @@ class Chosen:
     cache: Cache | None = None
     surrogate_error: float | None = None
     swaps_tried: int = 0
+    loss: float | None = None  # the true selection loss
+    labels: Labels | None = None
     budget: Budget | None = None
     stability: Stability | None = None
 
@@ -72,15 +74,33 @@ class Streaming(Placed):
     room: int
 
 
-def stream(bench: Bench, K: int) -> Streaming:
-    """Read every checkpoint once."""
-    layout, device = bench.model.layout, bench.model.device
+@dataclass(frozen=True)
+class Room:
+    """Bytes: the cap, what streaming takes of it, and what is left for a cache."""
+
+    cap: int
+    named: bool
+    work: int
+
+    @property
+    def left(self) -> int:
+        return self.cap - self.work
+
+
+def find_room(bench: Bench) -> Room:
     cap, named = cap_of(bench)
-    work = VECTORS * 4 * layout.size
+    work = VECTORS * 4 * bench.model.layout.size
     if cap <= work:
         raise ConfigError(
             f"memory: {size(cap)} are too few: streaming needs {size(work)}, and the outputs more"
         )
+    return Room(cap, named, work)
+
+
+def stream(bench: Bench, K: int) -> Streaming:
+    """Read every checkpoint once."""
+    layout, device = bench.model.layout, bench.model.device
+    found = find_room(bench)
     used: list[Checkpoint] = []
 
     def rows() -> Iterator[tuple[int, Tensor]]:
@@ -103,15 +123,15 @@ def stream(bench: Bench, K: int) -> Streaming:
     trajectory = Remembered(len(used), layout, device, fill)
     trajectory.remember(mean_of(range(len(used)), len(used)), scouted.uniform)
     trajectory.remember(mean_of([len(used) - 1], len(used)), scouted.last)
-    whose = "--memory" if named else "half of what is free"
+    whose = "--memory" if found.named else "half of what is free"
     placement = Placement(
         tier="files",
-        reason=f"the linear solver streams the checkpoints; the cap is {size(cap)} ({whose})",
-        cap_bytes=cap,
-        planned_bytes=work,
+        reason=f"the linear solver streams the checkpoints; the cap is {size(found.cap)} ({whose})",
+        cap_bytes=found.cap,
+        planned_bytes=found.work,
     )
     left_out = list(bench.left_out)
-    return Streaming(trajectory, used, left_out, placement, scouted, cap - work)
+    return Streaming(trajectory, used, left_out, placement, scouted, found.left)
 
 
 def judge_of(bench: Bench) -> Callable[[Tensor], float]:
@@ -147,18 +167,23 @@ class Survey:
         self._judge = judge_of(bench)
         self.k = trajectory.k
         self.first: Surrogate | None = None
-        self._simple: dict[tuple[str, int | None], Tensor] = {}  # true outputs [O]
+        self._simple: dict[Name, Tensor] = {}  # true outputs [O]
 
     def begin(self, K: int) -> Surrogate:
         """The cache around the scouted base; simple averages are summed up on the way."""
-        wanted: dict[tuple[str, int | None], Coefficients] = {}
+        wanted: dict[Name, Coefficients] = {}
+        room, extra = self._room, 2
         if K == AUTO and not self._keep:
             wanted = simple_averages(self.k)
-            if len(wanted) * 4 * self._trajectory.layout.size > self._room // 4:
-                wanted = {}  # too many vectors to sum up at once: their outputs are predicted
+            extra += len(wanted)
+            vectors = len(wanted) * 4 * self._trajectory.layout.size
+            if vectors > room // 4:
+                wanted = {}  # too much to sum up at once: their outputs are predicted
+            else:
+                room -= vectors
         elif isinstance(self._trajectory, Remembered):
             wanted = {("lawa", K): _simple("lawa", K, self.k)}
-        sums: dict[tuple[str, int | None], Tensor] = {}
+        sums: dict[Name, Tensor] = {}
 
         def rows() -> Iterator[tuple[int, Tensor]]:
             for i, row in self._trajectory.rows():
@@ -168,45 +193,72 @@ class Survey:
                         total.add_(row, alpha=coefficients[i])
                 yield i, row
 
-        self.first = self._build(self._scouted.base, rows)
+        self.first = here = self._build(self._scouted.base, rows, room, extra)
         if K == AUTO:
-            self._simple = {key: self._outputs(self.first, flat) for key, flat in sums.items()}
+            self._simple = {key: self._outputs(here, flat) for key, flat in sums.items()}
         elif isinstance(self._trajectory, Remembered):
             for key, flat in sums.items():
                 self._trajectory.remember(wanted[key], flat)
-        return self.first
+        return here
 
     def choose(self, K: int) -> Chosen:
         """K of the checkpoints, or as many as cross-validation finds best."""
-        settings = self._bench.config.linear
-        here = self.first or self.begin(K)
-        budget = None
-        if K == AUTO:
-            budget = self._find_budget(here)
-            if not budget.rows_matter:
-                self._bench.warn(f"{MIXED_UP}; the mean of all is taken")
-            option = budget.options[budget.chosen]
-            if option.name != LEARNED:
-                coefficients = _simple(option.name, option.K, self.k)
-                size_ = sum(c != 0 for c in coefficients)
-                return Chosen(coefficients, option.name, size_, cache=_cache(here), budget=budget)
+        if self.first is None:
+            self.begin(K)
+        if K != AUTO:
+            return self._search(K, None if self._keep else self._labels(self._here()))
+        budget = self._find_budget(self._here())
+        if budget.labels != "matter":
+            self._bench.warn(NOISE if budget.labels == "noise" else UNSEEN)
+        option = budget.options[budget.chosen]
+        cache = _cache(self._here())
+        if option.name == LEARNED:
             assert option.K is not None
-            K = option.K
+            chosen = self._search(option.K, budget.labels)
+            simple = min((o for o in budget.options if o.name != LEARNED), key=lambda o: o.loss)
+            if chosen.loss is None or chosen.loss < simple.loss:
+                return replace(chosen, budget=budget)
+            # what was predicted has not come true
+            option = simple
+            budget = replace(budget, chosen=budget.options.index(simple))
+            self._bench.warn(
+                f"the learned average's true selection loss is {chosen.loss:.5g}, no better than "
+                f"the {simple.name} average's {simple.loss:.5g}, which is taken"
+            )
+        if self._bench.config.stable:
+            self._bench.warn(f"--stable: `{option.name}` is taken, which learns nothing")
+        coefficients = _simple(option.name, option.K, self.k)
+        return Chosen(
+            coefficients,
+            option.name,
+            sum(c != 0 for c in coefficients),
+            cache=cache,
+            budget=budget,
+            labels=budget.labels,
+        )
+
+    def _here(self) -> Surrogate:
+        assert self.first is not None
+        return self.first
+
+    def _search(self, K: int, labels: Labels | None) -> Chosen:
+        """Round by round; what has the lowest true loss is kept."""
+        here = self._here()
+        if not self._keep:
+            self.first, self._simple = None, {}  # one cache at a time
+        settings = self._bench.config.linear
         starts = [_members(name, K, self.k) for name in ("lawa", "latest")]
         found = self._solve(here, K, starts)
         base_loss, base = self._scouted.loss, _name_of(self._scouted.members, self.k)
         rounds: list[Round] = []
-        if budget is None and not self._keep and here.splits() and not here.rows_matter():
-            self._bench.warn(f"{MIXED_UP}; a choice by them is worth nothing")
-        if not self._keep:
-            self.first = None  # one cache at a time
         best: tuple[float, Solution] | None = None
         for _ in range(settings.rounds - 1):
             predicted = _predicted(here, found.selected)
             flat = self._trajectory.mix_few(mean_of(found.selected, self.k))
             del here
-            here = self._build(flat, self._trajectory.rows)
-            loss = here.loss(here.base)
+            here = self._build(flat, self._trajectory.rows, self._room, 2)
+            whole = here.size.rows == here.size.of_rows
+            loss = here.loss(here.base) if whole else self._judge(flat)
             rounds.append(Round(base=base, base_loss=base_loss, predicted=predicted, loss=loss))
             if best is None or loss < best[0]:
                 best = (loss, found)
@@ -220,8 +272,9 @@ class Survey:
         selected = found.selected
         selected, loss, tried = self._swap_exactly(here, selected, loss, settings.exact_swaps)
         relaxed = torch.tensor(found.probabilities, dtype=torch.float64)
-        resampled = settings.bootstrap > 0 and not self._keep
-        stability = self._stability(here, K, relaxed) if resampled else None
+        stability = None
+        if settings.bootstrap > 0 and not self._keep:
+            stability = self._stability(here, K, relaxed, self._error(here, selected, loss))
         if self._bench.config.stable:
             if stability is None:
                 raise ConfigError(
@@ -230,20 +283,53 @@ class Survey:
                 )
             selected = most_frequent(stability, relaxed, K)
             loss = self._true(selected)
+        error = self._error(here, selected, loss)
+        self._warn_of_error(error, loss)
         return Chosen(
             coefficients=mean_of(selected, self.k),
             name=LEARNED,
             K=K,
+            loss=loss,
             solution=Solution(found.probabilities, selected, found.history),
             rounds=rounds,
             cache=_cache(here),
-            surrogate_error=_predicted(here, selected) - loss,
+            surrogate_error=error,
             swaps_tried=tried,
-            budget=budget,
             stability=stability,
+            labels=labels,
         )
 
-    def _build(self, base: Tensor, rows: Callable[[], Iterable[tuple[int, Tensor]]]) -> Surrogate:
+    def _error(self, here: Surrogate, selected: Sequence[int], loss: float) -> float:
+        """Predicted minus true loss, both on the rows that the cache has."""
+        if here.size.rows < here.size.of_rows:
+            self._bench.model.set(self._trajectory.mix_few(mean_of(selected, self.k)))
+            loss = here.loss(here.true_outputs())
+        return _predicted(here, selected) - loss
+
+    def _warn_of_error(self, error: float, loss: float) -> None:
+        """A prediction that is off by more than what was gained has chosen by luck."""
+        gained = self._scouted.uniform_loss - loss
+        if not self._keep and abs(error) > max(abs(gained), SMALL * abs(loss)):
+            self._bench.warn(
+                f"the predicted loss of the choice is off by {error:.3g}, more than the "
+                f"{gained:.3g} it gained over the mean of all: predictions are poor on this run; "
+                "--solver gumbel may do better"
+            )
+
+    def _labels(self, here: Surrogate) -> Labels:
+        simple = [self._outputs(here, flat) for flat in (self._scouted.uniform, self._scouted.last)]
+        found = here.labels([here.base, *simple], self._bench.config.seed)
+        if found != "matter":
+            self._bench.warn(f"{NOISE}; choose by others" if found == "noise" else UNSEEN)
+        return found
+
+    def _build(
+        self,
+        base: Tensor,
+        rows: Callable[[], Iterable[tuple[int, Tensor]]],
+        room: int,
+        extra: int,
+    ) -> Surrogate:
         bench = self._bench
 
         def tell(i: int) -> None:
@@ -257,9 +343,10 @@ class Survey:
                 self.k,
                 rows,
                 bench.config.linear.h,
-                self._room,
+                room,
                 bench.config.seed,
                 tell,
+                extra,
             )
         except surrogate.TooLittleRoom as error:
             raise ConfigError(f"memory: {error}") from error
@@ -334,12 +421,15 @@ class Survey:
         def tell(fold: int) -> None:
             self._bench.listener.progress("folds", fold + 1, config.linear.folds)
 
+        weights = {key: 1 / sum(c * c for c in _simple(*key, self.k)) for key in simple}
         try:
-            return choose_budget(here, sizes, simple, config.linear, config.seed, tell)
+            return choose_budget(here, sizes, simple, weights, config.linear, config.seed, tell)
         except ValueError as error:
             raise TaskError(f"the linear solver: {error}") from error
 
-    def _stability(self, here: Surrogate, K: int, relaxed: Tensor) -> Stability | None:
+    def _stability(
+        self, here: Surrogate, K: int, relaxed: Tensor, error: float
+    ) -> Stability | None:
         config = self._bench.config
         simple = {
             "last": self._outputs(here, self._scouted.last),
@@ -349,7 +439,10 @@ class Survey:
         def tell(number: int) -> None:
             self._bench.listener.progress("resampling", number + 1, config.linear.bootstrap)
 
-        return resample(here, K, config.linear, relaxed, simple, config.seed, tell)
+        try:
+            return resample(here, K, config.linear, relaxed, simple, -error, config.seed, tell)
+        except ValueError as error_:
+            raise TaskError(f"resampling the selection rows failed: {error_}") from error_
 
     def _outputs(self, here: Surrogate, flat: Tensor) -> Tensor:
         """True ones, of weights [P]: a simple average may lie far from the base."""
@@ -357,9 +450,9 @@ class Survey:
         return here.true_outputs()
 
 
-def simple_averages(k: int) -> dict[tuple[str, int | None], Coefficients]:
+def simple_averages(k: int) -> dict[Name, Coefficients]:
     """Those that learn nothing, besides the last one and the mean of all."""
-    found: dict[tuple[str, int | None], Coefficients] = {("ema", None): _simple("ema", None, k)}
+    found: dict[Name, Coefficients] = {("ema", None): _simple("ema", None, k)}
     for name in ("latest", "lawa"):
         found |= {(name, K): _simple(name, K, k) for K in grid(k)[1:]}
     return found
@@ -395,39 +488,4 @@ def _cache(here: Surrogate) -> Cache:
         bytes=found.bytes,
         rows=found.rows,
         of_rows=found.of_rows,
-    )
-
-
-# ---- for the report ------------------------------------------------------------------------------
-
-
-def linear_part(chosen: Chosen) -> Linear | None:
-    if chosen.cache is None:
-        return None
-    return Linear(
-        rounds=chosen.rounds,
-        cache=chosen.cache,
-        surrogate_error=chosen.surrogate_error,
-        exact_swaps=chosen.swaps_tried,
-    )
-
-
-def budget_part(chosen: Chosen) -> list[BudgetOption] | None:
-    if chosen.budget is None:
-        return None
-    return [
-        BudgetOption(**asdict(option), chosen=i == chosen.budget.chosen)
-        for i, option in enumerate(chosen.budget.options)
-    ]
-
-
-def stability_part(chosen: Chosen) -> StabilityReport | None:
-    found = chosen.stability
-    if found is None:
-        return None
-    return StabilityReport(
-        resamples=found.resamples,
-        gains={name: ResampledGain(**asdict(gain)) for name, gain in found.gains.items()},
-        rows=found.rows,
-        rows_needed=found.rows_needed,
     )

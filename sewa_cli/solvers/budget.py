@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sewa_cli.config import LinearConfig
 from sewa_cli.solvers import linear
-from sewa_cli.surrogate import Sample, Surrogate
+from sewa_cli.surrogate import Labels, Sample, Surrogate
 
 LEARNED = "learned"
 
@@ -38,7 +38,7 @@ class Budget:
     chosen: int  # into options
     best: int
     units: int  # rows (or batches) that were judged
-    rows_matter: bool  # else the labels say nothing, and the mean of all is taken
+    labels: Labels  # `noise`: they say nothing, and the mean of all is taken
 
 
 def grid(k: int) -> list[int]:
@@ -51,13 +51,14 @@ def choose_budget(
     surrogate: Surrogate,
     sizes: Sequence[int],
     simple: Mapping[tuple[str, int | None], Tensor],
+    weights_of: Mapping[tuple[str, int | None], float],
     settings: LinearConfig,
     seed: int = 0,
     on_fold: Callable[[int], None] | None = None,
 ) -> Budget:
     """`simple`: (name, K) → outputs [O] of an average that does not depend on the data.
 
-    (`uniform`, None) must be among them.
+    (`uniform`, None) must be among them. `weights_of`: how many checkpoints each is worth, 1/Σ c².
     """
     folds = _folds(surrogate, settings.folds, seed)
     keys = [(LEARNED, K) for K in sizes]
@@ -78,14 +79,25 @@ def choose_budget(
             on_fold(number)
     every = torch.cat([learned, torch.stack([folds.losses(out) for out in simple.values()])])
     names: list[tuple[str, int | None]] = [*keys, *simple]
-    decided = _decide(names, every, folds.weights)
-    if folds.by_row and not surrogate.rows_matter(seed):
-        return replace(decided, chosen=names.index(("uniform", None)), rows_matter=False)
-    return decided
+    sizes_of = [*sizes, *(weights_of[key] for key in simple)]
+    decided = _decide(names, every, folds.weights, sizes_of)
+    if not folds.by_row:
+        return decided
+    best_simple = min(simple, key=lambda key: decided.options[names.index(key)].loss)
+    probed = {("uniform", None), ("last", None), best_simple}
+    labels = surrogate.labels([out for key, out in simple.items() if key in probed], seed)
+    if labels != "noise":
+        return replace(decided, labels=labels)
+    return replace(decided, chosen=names.index(("uniform", None)), labels=labels)
 
 
-def _decide(names: Sequence[tuple[str, int | None]], losses: Tensor, weights: Tensor) -> Budget:
-    """losses [options, units], weights [units] (rows in each)."""
+def _decide(
+    names: Sequence[tuple[str, int | None]],
+    losses: Tensor,
+    weights: Tensor,
+    sizes: Sequence[float],
+) -> Budget:
+    """losses [options, units], weights [units] (rows in each), sizes [options]."""
     share = weights / weights.sum()
     means = torch.nan_to_num(losses @ share, nan=torch.inf)
     best = int(means.argmin())
@@ -100,11 +112,8 @@ def _decide(names: Sequence[tuple[str, int | None]], losses: Tensor, weights: Te
     ]
     close = [i for i, o in enumerate(options) if i == best or o.behind <= o.error]
     simple = [i for i in close if options[i].name != LEARNED]
-    if simple:
-        chosen = min(simple, key=lambda i: options[i].loss)
-    else:
-        chosen = max(close, key=lambda i: options[i].K or 0)
-    return Budget(options, chosen, best, n, rows_matter=True)
+    chosen = max(simple or close, key=lambda i: (sizes[i], -options[i].loss))
+    return Budget(options, chosen, best, n, labels="matter")
 
 
 @dataclass

@@ -26,6 +26,7 @@ from sewa_cli.solvers import Solution
 from sewa_cli.surrogate import Sample, Surrogate
 
 FEW_SUBSETS = 1000  # or fewer: all are tried
+MUCH_WORK = 2 * 10**8  # numbers to go through for that
 TOLERANCE = 1e-6  # of the loss; an improvement by less is none
 PATIENCE = 5  # iterations without one
 
@@ -60,7 +61,8 @@ def solve(
         raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
     start = torch.full((k,), K / k, dtype=torch.float64) if relaxed is None else relaxed
     s, history = relax(surrogate, K, start, settings.iterations, sample, on_iteration)
-    if try_all and comb(k, K) <= FEW_SUBSETS:
+    subsets = comb(k, K)
+    if try_all and subsets <= FEW_SUBSETS and subsets * surrogate.size.numbers <= MUCH_WORK:
         chosen = _best_of_all(surrogate, K, sample)
     else:
         masks = [mask.largest(s, K), *(sorted(start) for start in starts if len(start) == K)]

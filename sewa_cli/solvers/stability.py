@@ -40,10 +40,7 @@ class Stability:
     gains: dict[str, Gain]  # over each simple average, on rows not drawn
     rows: int
     rows_needed: int | None  # to gain over `uniform`; None: no number would do, by this estimate
-
-    @property
-    def enough(self) -> bool:
-        return self.rows_needed is not None and self.rows_needed <= self.rows
+    too_few: bool  # no gain over `uniform`, neither with as many rows as there are nor with half
 
 
 def resample(
@@ -52,10 +49,14 @@ def resample(
     settings: LinearConfig,
     relaxed: Tensor,
     simple: Mapping[str, Tensor],
+    offset: float = 0.0,
     seed: int = 0,
     on_resample: Callable[[int], None] | None = None,
 ) -> Stability | None:
-    """`relaxed`: s [k] on all rows; `simple`: name → outputs [O]. `uniform` must be among them.
+    """`relaxed`: s [k] on all rows; `simple`: name → true outputs [O], `uniform` among them.
+
+    `offset`: how far the true loss of what was chosen lies above the predicted one; predicted
+    losses of the resamples' choices are taken to be as far off.
 
     None if the rows are too few, or the loss does not split into rows.
     """
@@ -74,21 +75,24 @@ def resample(
             inside, outside = _samples(surrogate, drawn, n)
             s, _ = linear.relax(surrogate, K, relaxed, quick.iterations, inside)
             chosen = mask.largest(s, K)
-            loss = surrogate.loss(surrogate.mix(linear.mean(chosen, surrogate.k)), outside)
+            outputs = surrogate.mix(linear.mean(chosen, surrogate.k))
+            loss = surrogate.loss(outputs, outside) + offset
             losses[size].append(loss)
             uniform[size].append(surrogate.loss(simple["uniform"], outside))
             if size == n:
                 chosen_count[chosen] += 1
-                for name, outputs in simple.items():
-                    gains[name].append(surrogate.loss(outputs, outside) - loss)
+                for name, true in simple.items():
+                    gains[name].append(surrogate.loss(true, outside) - loss)
         if on_resample is not None:
             on_resample(number)
+    lead = [sum(losses[size]) - sum(uniform[size]) for size in losses]
     return Stability(
         resamples=settings.bootstrap,
         frequencies=(chosen_count / settings.bootstrap).tolist(),
         gains={name: _gain(values) for name, values in gains.items()},
         rows=n,
         rows_needed=_rows_needed(n, losses, uniform),
+        too_few=min(lead) > 0,
     )
 
 
