@@ -29,11 +29,11 @@ import torch
 from torch import nn
 
 def build_model():
-    return nn.Linear(8, 6000)
+    return nn.Linear(8, 24000)
 
 def selection_data():
     x = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(128) % 6000
+    y = torch.arange(128)
     return list(zip(x.split(32), y.split(32)))
 
 def loss(outputs, batch):
@@ -251,7 +251,7 @@ def test_a_cap_too_small_for_anything_is_refused(sewa: Sewa) -> None:
 
 
 def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs of 3 MB for each of 12 checkpoints, and --K auto, which keeps more of them."""
+    """Outputs of 12 MB for each of 12 checkpoints, and --K auto, which keeps more of them."""
     if not Path("/proc/self/status").exists():
         pytest.skip("anonymous memory is read from /proc")
     monkeypatch.chdir(tmp_path)
@@ -259,11 +259,11 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
     Path("ckpts").mkdir()
     torch.manual_seed(0)
     for n in range(12):
-        state = {"weight": torch.randn(6000, 8) / 3, "bias": torch.zeros(6000)}
+        state = {"weight": torch.randn(24000, 8) / 3, "bias": torch.zeros(24000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
     for K in ("3", "auto"):
         command = ["select", "ckpts/", "--task", "task.py", "--K", K, "--force"]
-        command += ["--solver", "linear", "--device", "cpu", "--memory", "60MB"]
+        command += ["--solver", "linear", "--device", "cpu", "--memory", "150MB"]
         command += ["--set", "linear.bootstrap=2", "--set", "linear.folds=2", "--iterations", "5"]
         ended = subprocess.run(
             [sys.executable, "-c", WATCH, *command, "-o", "out.safetensors"],
@@ -273,9 +273,10 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
         )
         assert ended.returncode == 0, ended.stderr
         cache = report_of("out.report.json")["linear"]["cache"]
-        assert cache["bytes"] <= 60e6
+        assert cache["bytes"] <= 150e6
         assert cache["rows"] < cache["of_rows"]
-        assert int(ended.stderr.splitlines()[-1]) < 60e6 + 25e6  # what Python and torch grow by
+        # vmap and autograd take some forty MB when they are first used
+        assert int(ended.stderr.splitlines()[-1]) < 150e6 + 50e6
 
 
 def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(
