@@ -276,7 +276,7 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
         assert cache["bytes"] <= 150e6
         assert cache["rows"] < cache["of_rows"]
         # vmap and autograd take some forty MB when they are first used
-        assert int(ended.stderr.splitlines()[-1]) < 150e6 + 50e6
+        assert int(ended.stderr.splitlines()[-1]) < 150e6 + 70e6
 
 
 def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(

@@ -219,7 +219,10 @@ class Surrogate:
     def splits(self) -> bool:
         """Whether some rows of a batch are a batch: the losses of its halves make up its loss."""
         each = self.unit_losses(self.base)
-        if each is None or (len(each) > 1 and bool((each == each[0]).all())):
+        if each is None:
+            return False
+        by_batch = torch.split(each, self.counts)
+        if len(each) > len(by_batch) and all(bool((x == x[0]).all()) for x in by_batch):
             return False  # a loss that was computed before it was split is the same for each row
         whole = self.batch_losses(self.base)
         for number, part in enumerate(self._parts):
