@@ -40,7 +40,8 @@ from sewa_cli.templates import write_template
 K = 10
 BATCH = 250
 SEEDS = 5
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, df 1 …
+# Student's t for 1, 2 … degrees of freedom; where there are more, the last is wide enough
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 CHANGES: list[dict[str, Any]] = [
     {},
     {"h": 0.03},
@@ -455,24 +456,27 @@ def conclude(found: Sequence[dict[str, Any]]) -> list[str]:
 def study(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
     """One setting of the linear solver changed at a time, in % of the Gumbel solver's losses."""
     gumbel = [brief(run.select(solver="gumbel")) for run in runs]
+    unchanged: list[float] = []
     for change in CHANGES:
         settings = {"bootstrap": 0, **change}
         changed = [brief(run.select(solver="linear", linear=settings)) for run in runs]
-        row: dict[str, object] = {
-            "changed": ", ".join(f"`{key}: {value}`" for key, value in change.items()) or "nothing"
+        pairs = list(zip(changed, gumbel, strict=True))
+        selection = [100 * (c["selection"] / g["selection"] - 1) for c, g in pairs]
+        heldout = [100 * (c["heldout"] / g["heldout"] - 1) for c, g in pairs]
+        unchanged = unchanged or heldout
+        low, high = t_interval([one - two for one, two in zip(heldout, unchanged, strict=True)])
+        yield {
+            "changed": ", ".join(f"`{key}: {value}`" for key, value in change.items()) or "nothing",
+            "selection, %": f"{mean(selection):+.2f}",
+            "held out, %": f"{mean(heldout):+.2f}",
+            "against no change (95 %)": f"{low:+.2f} .. {high:+.2f}",
+            **{
+                f"{task}, held out, %": f"{mean(own):+.2f}"
+                for task in dict.fromkeys(run.task for run in runs)
+                if (own := [x for run, x in zip(runs, heldout, strict=True) if run.task == task])
+            },
+            "seconds": mean([c["seconds"] for c in changed]),
         }
-        for what, title in (("selection", "selection"), ("heldout", "held out")):
-            relative = [100 * (c[what] / g[what] - 1) for c, g in zip(changed, gumbel, strict=True)]
-            row[f"{title}, %"] = f"{mean(relative):+.2f}"
-        for task in dict.fromkeys(run.task for run in runs):
-            own = [
-                100 * (c["heldout"] / g["heldout"] - 1)
-                for run, c, g in zip(runs, changed, gumbel, strict=True)
-                if run.task == task
-            ]
-            row[f"{task}, held out, %"] = f"{mean(own):+.2f}"
-        row["seconds"] = mean([c["seconds"] for c in changed])
-        yield row
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -487,9 +491,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = train_all(given.tasks.split(","), given.seeds, given.quick, Path(folder))
         if given.study:
-            rows = list(study(list(runs)))
+            measured: Sequence[object] = (rows := list(study(list(runs))))
             print(markdown(rows))
-            measured: Sequence[object] = rows
         else:
             found = [measure(run) for run in runs]
             for table in (cost_rows(found), difference_rows(found)):
