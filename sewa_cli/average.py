@@ -34,7 +34,7 @@ MOST_THREADS = 16  # more than keep a machine's memory busy
 class Room:
     """Memory for one piece and what it takes to make it, used again and again.
 
-    Fresh memory has to be zeroed by the system page by page, which took a tenth of the time.
+    Fresh memory has to be zeroed by the system, page by page, each time.
     """
 
     def __init__(self) -> None:

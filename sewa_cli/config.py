@@ -260,7 +260,7 @@ def load_config(
             for fault in error.errors(include_url=False)
         ]
     if faults:
-        raise ConfigError(*faults)
+        raise ConfigError(*dict.fromkeys(faults))  # one flag may set several keys
     return config
 
 

@@ -149,8 +149,8 @@ def select_in(sewa: Sewa, tier: str, monkeypatch: pytest.MonkeyPatch) -> dict[st
     """Whatever the sizes are, this tier."""
     plain = placing.make_plan
 
-    def forced(bench: Any) -> placing.Plan:
-        plan = plain(bench)
+    def forced(bench: Any, share: float = 1.0) -> placing.Plan:
+        plan = plain(bench, share)
         return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
 
     monkeypatch.setattr(placing, "make_plan", forced)
@@ -281,8 +281,8 @@ def test_a_forecast_is_true_of_the_run(
 ) -> None:
     plain = placing.make_plan
 
-    def forced(bench: Any) -> placing.Plan:
-        plan = plain(bench)
+    def forced(bench: Any, share: float = 1.0) -> placing.Plan:
+        plan = plain(bench, share)
         return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
 
     for module in ("sewa_cli.run.placing", "sewa_cli.run.planning"):

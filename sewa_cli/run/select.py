@@ -131,7 +131,12 @@ def _select(
         average, batchnorm = scales.weigh_file(averaged)
     if apart := lora_warning(lora):
         bench.warn(apart)
-    others = {n: found.units for n, found in references.items() if n != chosen.name}
+    # what was chosen may be one of them, and has then nothing to gain over itself
+    others = {
+        n: found.units
+        for n, found in references.items()
+        if found.coefficients != chosen.coefficients
+    }
     gain = gained(scales.heldout, others, config.seed)
     beaten_by = _better(average, {n: references[n].scores for n in others})
     for better in beaten_by:

@@ -15,8 +15,8 @@ from sewa_cli.surrogate.outputs import flatten, run_model, shapes_of
 from sewa_cli.trajectory import ROWS, Deltas, Trajectory
 
 # float32 vectors of length O besides the cache: the base, a mixture and its copy, the gradient, a
-# swap, and about as much again inside the user's loss
-SPARE = 8
+# swap, and more than as much again inside the user's loss
+SPARE = 12
 
 
 class TooLittleRoom(ValueError):
