@@ -29,12 +29,14 @@ lint: $(VENV)/.installed
 picture: $(VENV)/.installed
 	$(BIN)/python benchmarks/picture.py docs/demo.png
 
-# every table of docs/performance.md, docs/averaging.md and docs/saving.md
+# every table of docs/performance.md, docs/averaging.md, docs/saving.md and docs/solvers.md
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/select_command.py
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/solver_speed.py
+	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/saving.py
 
 clean:
