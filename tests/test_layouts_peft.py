@@ -129,7 +129,7 @@ def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa
         mean = torch.stack([p[name] for p in every]).mean(0)
         gaps.append(float((product - mean).norm() / mean.norm()))
     assert f"by {max(gaps):.2%} at most, {sum(gaps) / len(gaps):.2%} on average" in ended.err
-    assert "--lora merged averages the products" in ended.err
+    assert "--lora merged (of select and average) averages the products" in ended.err
 
 
 def test_merged_averages_the_products_and_tells_the_error(task: ModuleType, sewa: Sewa) -> None:
@@ -194,7 +194,7 @@ def test_a_model_without_an_adapter_is_told(task: ModuleType, sewa: Sewa) -> Non
     Path("plain.py").write_text(LANGUAGE)
     ended = sewa("select", "run", "--task", "plain.py", "--K", 3)
     assert ended.code == 3
-    assert "is a PEFT adapter, and build_model() returns a model without one" in ended.error
+    assert "is a PEFT adapter, and the task's model has none" in ended.error
 
 
 def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(

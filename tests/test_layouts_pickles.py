@@ -245,6 +245,36 @@ def test_a_half_written_distributed_checkpoint_is_named(tmp_path: Path, fault: s
         open_one(folder)
 
 
+def test_a_distributed_checkpoint_whose_bytes_are_spoilt_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (1, 2):
+        folder = save_distributed(state(), Path(f"run/step-{step}"))
+    [data] = folder.glob("*.distcp")
+    content = data.read_bytes()
+    data.write_bytes(bytes(len(content) // 2) + content[len(content) // 2 :])
+    ended = sewa("average", "run", "--method", "uniform", "-o", "x.safetensors")
+    assert ended.code == 3, ended.err
+    assert "step-2" in ended.error
+    assert "cannot be read" in ended.error
+    assert not list(Path().glob("*x.safetensors*"))
+
+
+@pytest.mark.parametrize("fault", ["storage_data", "state_dict_metadata"])
+def test_metadata_of_another_making_are_refused(tmp_path: Path, fault: str) -> None:
+    folder = save_distributed(state(), tmp_path / "step-1")
+    path = folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    if fault == "storage_data":
+        metadata.storage_data = dict.fromkeys(metadata.storage_data)
+    else:
+        metadata.state_dict_metadata = None
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="is not the metadata of a distributed checkpoint"):
+        open_one(folder)
+
+
 # ---- whole commands --------------------------------------------------------------------------
 
 

@@ -694,6 +694,29 @@ def test_compare_with_the_linear_solver_scouts_once_for_every_K(sewa: Sewa) -> N
     assert found["cost"]["forward_passes"] < sum(r["cost"]["forward_passes"] for r in found["rows"])
 
 
+@pytest.mark.parametrize("solver", ["gumbel", "linear"])
+def test_a_forecast_with_a_fallback_is_no_less_than_the_run(
+    run_dir: Path, sewa: Sewa, solver: str
+) -> None:
+    (run_dir / "task.py").write_text(INVERTED)
+    flags = ("select", "--solver", solver, "--K", 1, "--fallback")
+    forecast = json.loads(sewa(*flags, "--dry-run", "--json").out)
+    assert sewa(*flags).code == 0
+    report = report_of()
+    assert report["instead_of"] == "learned"
+    assert forecast["at_most"]
+    assert report["cost"]["forward_passes"] <= forecast["forward_passes"]
+    assert report["cost"]["bytes_read"] <= forecast["bytes_read"]
+
+
+def test_batches_of_one_row_are_mixed_up_among_each_other(run_dir: Path, sewa: Sewa) -> None:
+    (run_dir / "task.py").write_text(TASK.replace("split(128)", "split(1)").replace("300", "40"))
+    ended = sewa(*LINEAR, "--set", "linear.bootstrap=0", "--iterations", 10)
+    assert ended.code == 0, ended.err
+    assert report_of()["labels"] == "matter"
+    assert "whatever rows" not in ended.err
+
+
 # ---- from Python -------------------------------------------------------------------------------
 
 

@@ -252,6 +252,26 @@ def test_rows_make_samples_whose_losses_add_up() -> None:
     assert surrogate.loss(outputs, sample) == pytest.approx(expected, rel=1e-5)
 
 
+def test_whatever_the_padding_a_larger_room_is_never_too_small() -> None:
+    lengths = torch.tensor([2, 20] * 20)
+    x = torch.randn(40, 20, 4, generator=torch.Generator().manual_seed(0))
+    batches = [(x[i : i + 10], lengths[i : i + 10]) for i in range(0, 40, 10)]
+
+    def predict(model: nn.Module, batch: Any) -> Tensor:  # padded to the longest row of the batch
+        return model(batch[0])[:, : int(batch[1].max())]  # type: ignore[no-any-return]
+
+    problem = Problem(
+        k=12, batches=batches, predict=predict, loss=lambda outputs, _: outputs.pow(2).mean()
+    )
+    whole = problem.surrogate().size
+    rows = []
+    for room in range(whole.bytes // 8, whole.bytes, whole.bytes // 8):
+        size = problem.surrogate(room=room).size
+        assert size.bytes <= room
+        rows.append(size.rows)
+    assert rows[-1] > rows[0]
+
+
 @pytest.mark.parametrize("n", [4, 8, 40])
 def test_labels_that_fit_are_never_taken_for_noise(n: int) -> None:
     x = torch.randn(n, 4, generator=torch.Generator().manual_seed(3))

@@ -94,8 +94,9 @@ def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
     found = set(names_in_model(checkpoint, names))
     if not found:
         raise CheckpointError(
-            f"{checkpoint.path}: is a PEFT adapter, and build_model() returns a model without one; "
-            "return get_peft_model(base, config), or PeftModel.from_pretrained(base, folder)"
+            f"{checkpoint.path}: is a PEFT adapter, and the task's model has none; return "
+            "get_peft_model(base, config) or PeftModel.from_pretrained(base, folder) from "
+            "build_model (`task: huggingface` cannot: write a task.py)"
         )
     return found
 

@@ -72,18 +72,21 @@ class _Stored:
 
     def read(self, name: str) -> Tensor:
         import torch
+        from torch.distributed.checkpoint.api import CheckpointException
         from torch.distributed.checkpoint.state_dict_loader import load
 
         key = self._keys[name]
         about = self._metadata.state_dict_metadata[key]
-        target = torch.empty(about.size, dtype=about.properties.dtype)
         reader = _reader_class()(self._folder, self._metadata)
         try:
+            target = torch.empty(about.size, dtype=about.properties.dtype)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that no process group is there
                 load({key: target}, storage_reader=reader, no_dist=True)
-        except Exception as error:  # torch wraps whatever happens in an exception of its own
-            reason = " ".join(str(error).split())[:160]
+        # torch wraps whatever happens in an exception of its own, which is no `Exception`
+        except (Exception, CheckpointException) as error:
+            inner = next(iter(getattr(error, "failures", {}).values()), (error,))[0]
+            reason = " ".join(str(inner).split())[:160]
             raise CheckpointError(f"{self._folder}: {name}: cannot be read: {reason}") from error
         return target
 
@@ -108,6 +111,18 @@ def _reader_class() -> Any:
 
 
 def open_folder(folder: Path, state_key: str | None = None) -> Header:
+    try:
+        return _open(folder, state_key)
+    except (AttributeError, KeyError, TypeError) as error:  # metadata of another making
+        raise _not_metadata(folder) from error
+
+
+def _not_metadata(folder: Path) -> CheckpointError:
+    path = folder / METADATA
+    return CheckpointError(f"{path}: is not the metadata of a distributed checkpoint")
+
+
+def _open(folder: Path, state_key: str | None) -> Header:
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     metadata = _read_metadata(folder)
@@ -130,7 +145,10 @@ def open_folder(folder: Path, state_key: str | None = None) -> Header:
 
 
 def files_in(folder: Path) -> tuple[Path, ...]:
-    return _check_files(folder, _read_metadata(folder))
+    try:
+        return _check_files(folder, _read_metadata(folder))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise _not_metadata(folder) from error
 
 
 def _read_metadata(folder: Path) -> Any:
@@ -151,7 +169,7 @@ def _read_metadata(folder: Path) -> Any:
     except Exception as error:  # a torn pickle fails in many ways
         raise Unfinished(f"{path}: not a whole file ({error}); save it again") from error
     if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
-        raise CheckpointError(f"{path}: is not the metadata of a distributed checkpoint")
+        raise _not_metadata(folder)
     if getattr(metadata, "storage_meta", None) is None:
         metadata.storage_meta = StorageMeta()
     return metadata

@@ -63,9 +63,9 @@ def describe(lora: Lora) -> str:
 
 def warning(lora: Lora | None) -> str | None:
     """`factors` is a choice that a user should know of."""
-    if lora is None or lora.mode == "merged" or lora.largest == 0:
+    if lora is None or lora.mode == "merged" or lora.largest < 1e-6:
         return None
-    return f"{describe(lora)}; --lora merged averages the products"
+    return f"{describe(lora)}; --lora merged (of select and average) averages the products"
 
 
 def _factors(averaged: Averaged) -> Iterator[tuple[tuple[str, str], list[Tensor], list[Tensor]]]:

@@ -71,8 +71,10 @@ def run_forecast(config: Config, task: Task, listener: Listener | None = None) -
             parameters=bench.model.layout.parameters,
             device=str(bench.model.device),
             placement=plan.placement(plan.tier),
-            bytes_read=bench.reads.bytes + _bytes(bench, plan.tier, batches.recomputes(config.K)),
-            forward_passes=iterations + batches.evaluations(config.K),
+            bytes_read=bench.reads.bytes
+            + _bytes(bench, plan.tier, batches.recomputes(config.K))
+            + _fallback_bytes(bench),
+            forward_passes=iterations + batches.evaluations(config.K) + batches.fallback(),
             backward_passes=iterations,
             at_most=config.fallback,
             seconds=_seconds(bench, plan.tier, batches),
@@ -84,6 +86,7 @@ class _Batches:
 
     def __init__(self, bench: Bench) -> None:
         task = bench.task
+        self._falls_back = bench.config.fallback
         self._mode = bench.config.bn if batchnorm_layers(bench.model.module) else "off"
         self._has_batchnorm = bool(batchnorm_layers(bench.model.module))
         self.selection = _count(task.selection_data, empty=False)
@@ -105,6 +108,12 @@ class _Batches:
             total += self.scored + self.recomputes(sources[call.label]) * self.trained
         after = self.recomputes(K)
         return total + self.scored + after * (self.trained + self.scored)
+
+    def fallback(self) -> int:
+        """One more average evaluated, before BatchNorm and after."""
+        if not self._falls_back:
+            return 0
+        return self.scored + self.recomputes(2) * (self.trained + self.scored)
 
 
 def _count(data: Iterable[Any], empty: bool) -> int:
@@ -149,8 +158,14 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
         + (rows + 2 * K) * floats
         - K * statistics
         + K * _factors(bench)
-        + integers * (2 + len(parse(REFERENCES)) + 2),
-        forward_passes=scouted + surveyed + judged + simple + batches.evaluations(K),
+        + integers * (2 + len(parse(REFERENCES)) + 2)
+        + _fallback_bytes(bench),
+        forward_passes=scouted
+        + surveyed
+        + judged
+        + simple
+        + batches.evaluations(K)
+        + batches.fallback(),
         backward_passes=0,
         at_most=config.K == AUTO or settings.exact_swaps > 0 or config.fallback or not fits,
         seconds=_linear_seconds(
@@ -220,6 +235,15 @@ def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
     }[tier]
     total = (passes + 2 * K) * floats - K * statistics + K * _factors(bench)
     return total + integers * (1 + references + 2)
+
+
+def _fallback_bytes(bench: Bench) -> int:
+    """A simple average of all, at most, evaluated and written besides."""
+    if not bench.config.fallback:
+        return 0
+    k = len(bench.checkpoints)
+    floats, integers, _ = _sizes(bench, recomputed=False)
+    return 2 * (k * floats + integers) + k * abs(_factors(bench))
 
 
 def _factors(bench: Bench) -> int:

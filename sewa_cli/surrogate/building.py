@@ -51,15 +51,16 @@ def build(
     numbers = _count_outputs(objective, batches, seed)
     if numbers == 0:
         raise ValueError("predict() gives no floating-point tensors, so there is nothing to mix")
-    if least(k, numbers, extra) > room:
-        batches = _fewer_rows(batches, room / least(k, numbers, extra), seed)
-        numbers = _count_outputs(objective, batches, seed) if batches else 0
-        if not batches or least(k, numbers, extra) > room:
-            few = sum(map(rows, batches))
+    every, share = batches, 1.0
+    while (needed := least(k, numbers, extra)) > room:
+        share *= room / needed  # again, if padding keeps what is left from shrinking as much
+        batches = _fewer_rows(every, share, seed)
+        if not batches:
             raise TooLittleRoom(
-                f"the outputs of {k} checkpoints, even on {few or 1} of {of_rows} rows, need more "
-                f"than the {room} bytes there are; raise --memory"
+                f"the outputs of {k} checkpoints, even on one of {of_rows} rows, need more than "
+                f"the {room} bytes there are; raise --memory"
             )
+        numbers = _count_outputs(objective, batches, seed)
     wide = _need(k, numbers, torch.float32, extra) <= room  # of few, it is the smaller one
 
     at_base = torch.empty(numbers, dtype=torch.float32, device=model.device)

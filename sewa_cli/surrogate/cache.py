@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sewa_cli.evaluate import Objective, row_losses
 from sewa_cli.nest import Nest, take_rows, to_device
-from sewa_cli.surrogate.outputs import flatten, run_model, unflatten
+from sewa_cli.surrogate.outputs import flatten, run_model, shapes_of, unflatten
 from sewa_cli.trajectory import Trajectory
 
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
@@ -198,11 +198,7 @@ class Surrogate:
         of everything. A choice by them is worth nothing.
         """
         generator = torch.Generator().manual_seed(seed)
-        orders = [
-            [torch.randperm(part.n, generator=generator) for part in self._parts]
-            for _ in range(MIXINGS)
-        ]
-        mixed = [Sample([None] * len(order), self.sample(list(order)).batches) for order in orders]
+        mixed = [self._mixed_up(generator) for _ in range(MIXINGS)]
         moved = False
         for own in outputs:
             loss = self.loss(own)
@@ -214,7 +210,29 @@ class Surrogate:
             moved = moved or len(others) > 0
             if len(others) and loss < float(others.min()):
                 return "matter"
-        return "noise" if moved else "unseen"
+        alone = all(part.n == 1 for part in self._parts) and len(self._alike()) == len(self._parts)
+        return "noise" if moved else "matter" if alone else "unseen"
+
+    def _mixed_up(self, generator: torch.Generator) -> Sample:
+        """All outputs, each with another row: of another batch too, where that has its shapes."""
+        order = list(range(len(self._parts)))
+        for group in self._alike():
+            for place, drawn in enumerate(torch.randperm(len(group), generator=generator).tolist()):
+                order[group[place]] = group[drawn]
+        rows: list[Tensor | None] = [
+            torch.randperm(part.n, generator=generator) for part in self._parts
+        ]
+        batches = self.sample(rows).batches
+        return Sample([None] * len(order), [batches[place] for place in order])
+
+    def _alike(self) -> list[list[int]]:
+        """Places of batches with the same shapes throughout."""
+        groups: dict[str, list[int]] = {}
+        for place, part in enumerate(self._parts):
+            groups.setdefault(str(shapes_of((part.template, part.batch), all_of=True)), []).append(
+                place
+            )
+        return list(groups.values())
 
     def splits(self) -> bool:
         """Whether some rows of a batch are a batch: the losses of its halves make up its loss."""

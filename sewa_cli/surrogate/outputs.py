@@ -11,11 +11,13 @@ from sewa_cli.evaluate import Objective
 from sewa_cli.nest import WALK, Nest, change
 
 
-def shapes_of(nest: Nest) -> Nest:
+def shapes_of(nest: Nest, all_of: bool = False) -> Nest:
+    """Its floating-point tensors (or all) without their values."""
+
     def shape(item: Any) -> Any:
         if not isinstance(item, Tensor):
             return WALK
-        return item.to("meta") if item.is_floating_point() else item
+        return item.to("meta") if all_of or item.is_floating_point() else item
 
     return change(nest, shape)
 
