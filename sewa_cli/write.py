@@ -193,14 +193,40 @@ def write_safetensors(
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(struct.pack("<Q", len(text)) + text)
     written = dict.fromkeys(order, 0)
+    ahead = _Writeback(file)
     with closing(pieces(order)) as stream:
         for name, piece in stream:
             data = _bytes(piece)
             written[name] += len(data)
             file.write(data)
+            ahead.wrote(len(data))
     for name in order:
         if written[name] != entries[name][2]:
             raise ValueError(f"{name}: {written[name]} bytes instead of {entries[name][2]}")
+
+
+class _Writeback:
+    """Asks the system to begin writing to the disk while the rest is computed.
+
+    `seal` waits for the disk in the end, and would have to wait for all of it. On Linux, advice that
+    pages are not needed begins to write those that are dirty, and keeps them; elsewhere nothing
+    happens.
+    """
+
+    STRIDE = 2**24
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._begun = self._end = 0
+
+    def wrote(self, size: int) -> None:
+        self._end += size
+        if self._end - self._begun >= self.STRIDE:
+            with suppress(OSError, AttributeError, ValueError):  # a pipe, another system
+                self._file.flush()
+                start, length = self._begun, self._end - self._begun
+                os.posix_fadvise(self._file.fileno(), start, length, os.POSIX_FADV_DONTNEED)
+            self._begun = self._end
 
 
 def _width(entry: tuple[str, tuple[int, ...], int]) -> int:
