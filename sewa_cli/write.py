@@ -208,9 +208,9 @@ def write_safetensors(
 class _Writeback:
     """Asks the system to begin writing to the disk while the rest is computed.
 
-    `seal` waits for the disk in the end, and would have to wait for all of it. On Linux, advice that
-    pages are not needed begins to write those that are dirty, and keeps them; elsewhere nothing
-    happens.
+    `seal` waits for the disk in the end, and would have to wait for all of it. On Linux, advice
+    that pages are not needed begins to write those that are dirty, and keeps them; elsewhere
+    nothing happens.
     """
 
     STRIDE = 2**24
