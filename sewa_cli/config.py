@@ -130,6 +130,9 @@ class LinearConfig(_Frozen):
     bootstrap: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=0)] = Field(
         20, description="resamples of the selection rows for stability; 0: none"
     )
+    outputs: Count = Field(
+        1_000_000, description="numbers kept for each checkpoint; more rows than that take long"
+    )
     folds: Annotated[int, BeforeValidator(_refuse_bool), Field(ge=2)] = Field(
         5, description="of the selection rows, for K: auto"
     )

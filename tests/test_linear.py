@@ -734,3 +734,18 @@ def test_select_from_python_takes_auto_and_the_linear_solver(tmp_path: Path) -> 
     )
     assert found.report.budget is not None
     assert len(found.selected) == found.report.K
+
+
+def test_outputs_beyond_the_limit_are_of_fewer_rows_and_judged_on_the_same_ones(
+    run_dir: Path, sewa: Sewa
+) -> None:
+    ended = sewa(*LINEAR, "--K", "auto", "--set", "linear.outputs=200")
+    assert ended.code == 0, ended.err
+    report = report_of()
+    cache = report["linear"]["cache"]
+    assert cache["rows"] == 100  # two logits each
+    assert "100 of the 300 selection rows fit into linear.outputs" in ended.err
+    few = sewa(*LINEAR, "--K", 3, "--set", "linear.outputs=2", "--force")
+    assert few.code == 0, few.err
+    assert report_of()["linear"]["cache"]["rows"] == 32
+    assert (run_dir / "averaged.safetensors").is_file()

@@ -139,7 +139,7 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
     room = find_room(bench)
     probe = _probe(bench)
     cache = least(k, probe.size.numbers * B, 2)
-    fits = cache <= room.left
+    fits = cache <= room.left and probe.size.numbers * B <= settings.outputs
     if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
         surveyed += (settings.rounds + 4) * B
         rows += 2 * K

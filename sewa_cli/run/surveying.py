@@ -56,7 +56,7 @@ class Chosen:
     cache: Cache | None = None
     surrogate_error: float | None = None
     swaps_tried: int = 0
-    loss: float | None = None  # the true selection loss
+    loss: float | None = None  # the true selection loss, on the rows that the cache has
     labels: Labels | None = None
     budget: Budget | None = None
     stability: Stability | None = None
@@ -289,7 +289,7 @@ class Survey:
             coefficients=mean_of(selected, self.k),
             name=LEARNED,
             K=K,
-            loss=loss,
+            loss=_predicted(here, selected) - error,
             solution=Solution(found.probabilities, selected, found.history),
             rounds=rounds,
             cache=_cache(here),
@@ -347,6 +347,7 @@ class Survey:
                 bench.config.seed,
                 tell,
                 extra,
+                bench.config.linear.outputs,
             )
         except surrogate.TooLittleRoom as error:
             raise ConfigError(f"memory: {error}") from error
@@ -357,7 +358,8 @@ class Survey:
         ):
             bench.warn(
                 f"outputs of {found.size.rows} of the {found.size.of_rows} selection rows fit into "
-                "the memory; the choice is made on those"
+                f"{'--memory' if found.size.bytes * 2 > room else 'linear.outputs'}; the choice is "
+                "made on those"
             )
         return found
 

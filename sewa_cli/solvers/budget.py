@@ -19,6 +19,7 @@ from sewa_cli.solvers import linear
 from sewa_cli.surrogate import Labels, Sample, Surrogate
 
 LEARNED = "learned"
+FOLD_ITERATIONS = 30  # each K begins where the one before it ended
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ def choose_budget(
     (`uniform`, None) must be among them. `weights_of`: how many checkpoints each is worth, 1/Σ c².
     """
     folds = _folds(surrogate, settings.folds, seed)
+    settings = settings.model_copy(update={"iterations": min(settings.iterations, FOLD_ITERATIONS)})
     keys = [(LEARNED, K) for K in sizes]
     learned = torch.zeros(len(keys), folds.units, dtype=torch.float64)
     for number in range(folds.count):

@@ -20,6 +20,7 @@ from sewa_cli.config import LinearConfig
 from sewa_cli.solvers import linear
 from sewa_cli.surrogate import Sample, Surrogate
 
+QUICKLY = 250_000  # numbers for each checkpoint; of more, there are fewer resamples, 5 at least
 FEWEST = 20  # rows; fewer cannot be resampled
 QUICK = 10  # iterations of a resample, which begins at the answer on all rows
 
@@ -68,12 +69,16 @@ def resample(
     gains: dict[str, list[float]] = {name: [] for name in simple}
     losses: dict[int, list[float]] = {n: [], n // 2: []}  # rows drawn → losses on the others
     uniform: dict[int, list[float]] = {n: [], n // 2: []}
-    quick = settings.model_copy(update={"iterations": QUICK, "swaps": 0})
-    for number in range(settings.bootstrap):
+    # by size, not by the clock: the same seed gives the same answer
+    resamples = max(
+        min(settings.bootstrap, 5),
+        settings.bootstrap * QUICKLY // max(QUICKLY, surrogate.size.numbers),
+    )
+    for number in range(resamples):
         for size in losses:
             drawn = torch.randint(n, (size,), generator=generator)
             inside, outside = _samples(surrogate, drawn, n)
-            s, _ = linear.relax(surrogate, K, relaxed, quick.iterations, inside)
+            s, _ = linear.relax(surrogate, K, relaxed, QUICK, inside)
             chosen = mask.largest(s, K)
             outputs = surrogate.mix(linear.mean(chosen, surrogate.k))
             loss = surrogate.loss(outputs, outside) + offset
@@ -87,8 +92,8 @@ def resample(
             on_resample(number)
     lead = [sum(losses[size]) - sum(uniform[size]) for size in losses]
     return Stability(
-        resamples=settings.bootstrap,
-        frequencies=(chosen_count / settings.bootstrap).tolist(),
+        resamples=resamples,
+        frequencies=(chosen_count / resamples).tolist(),
         gains={name: _gain(values) for name, values in gains.items()},
         rows=n,
         rows_needed=_rows_needed(n, losses, uniform),

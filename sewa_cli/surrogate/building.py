@@ -19,6 +19,9 @@ from sewa_cli.trajectory import ROWS, Deltas, Trajectory
 SPARE = 12
 
 
+FEWEST = 32
+
+
 class TooLittleRoom(ValueError):
     """Not even a single row fits."""
 
@@ -34,12 +37,14 @@ def build(
     seed: int = 0,
     on_checkpoint: Callable[[int], None] | None = None,
     extra: int = 0,
+    most: int | None = None,
 ) -> Surrogate:
     """Run the model at the base [P], then once for each of the k checkpoints, in their order.
 
     `room`: bytes for the cache and what is computed from it, with `extra` more outputs [O] that the
     caller will keep. It is float32 if that fits, else bfloat16 differences from the base's outputs,
-    else fewer rows of the data.
+    else fewer rows of the data. `most`: numbers to keep for each checkpoint, for the sake of time;
+    FEWEST rows are kept whatever they are.
     """
     model = objective.model
     model.module.eval()
@@ -52,6 +57,10 @@ def build(
     if numbers == 0:
         raise ValueError("predict() gives no floating-point tensors, so there is nothing to mix")
     every, share = batches, 1.0
+    if most is not None and numbers > most and of_rows > FEWEST:
+        share = max(most / numbers, FEWEST / of_rows)
+        batches = _fewer_rows(every, share, seed)
+        numbers = _count_outputs(objective, batches, seed)
     while (needed := least(k, numbers, extra)) > room:
         share *= room / needed  # again, if padding keeps what is left from shrinking as much
         batches = _fewer_rows(every, share, seed)
