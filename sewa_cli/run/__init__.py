@@ -4,7 +4,8 @@ bench       what every command with a task needs before any work
 candidates  the checkpoints that take part
 placing     where the checkpoints are held, under a cap
 learning    asks the configured solver
-surveying   the linear solver's reading: checkpoints stream past the model
+streaming   checkpoints read once, and never held
+surveying   the linear solver: checkpoints stream past the model
 guarding    rows kept aside, and what was gained
 scales      an average into the model, and onto the user's data
 recipe      an average as sources, weights and names; built and built again

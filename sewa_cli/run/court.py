@@ -23,7 +23,8 @@ from sewa_cli.run.bench import Bench, seeded
 from sewa_cli.run.learning import learn
 from sewa_cli.run.placing import Placed, cap_of
 from sewa_cli.run.scales import Scales, finite
-from sewa_cli.run.surveying import Survey, judge_of
+from sewa_cli.run.streaming import judge_of
+from sewa_cli.run.surveying import Survey
 from sewa_cli.solvers import Solution, linear
 from sewa_cli.surrogate import Surrogate, scout
 from sewa_cli.trajectory import Trajectory

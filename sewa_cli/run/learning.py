@@ -11,7 +11,8 @@ from sewa_cli.evaluate import cycle
 from sewa_cli.methods import mean_of
 from sewa_cli.run.bench import Bench, check_budget
 from sewa_cli.run.placing import Placed, place
-from sewa_cli.run.surveying import Chosen, Streaming, Survey, stream
+from sewa_cli.run.streaming import Streaming, stream
+from sewa_cli.run.surveying import Chosen, Survey
 from sewa_cli.solvers import Solution, gumbel
 from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.trajectory import Trajectory

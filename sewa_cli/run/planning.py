@@ -26,7 +26,8 @@ from sewa_cli.run.guarding import check_settings, keep_aside
 from sewa_cli.run.listener import Listener
 from sewa_cli.run.placing import make_plan
 from sewa_cli.run.select import REFERENCES
-from sewa_cli.run.surveying import find_room, simple_averages
+from sewa_cli.run.streaming import find_room
+from sewa_cli.run.surveying import simple_averages
 from sewa_cli.solvers.budget import grid
 from sewa_cli.solvers.stability import QUICK
 from sewa_cli.surrogate import QUARTERS, Surrogate, build

@@ -16,18 +16,17 @@ import torch
 from torch import Tensor
 
 from sewa_cli import surrogate
-from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO
-from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Coefficients, Run, mean_of, parse_one
-from sewa_cli.report import Cache, Placement, Round
-from sewa_cli.run.bench import Bench, check_budget
-from sewa_cli.run.placing import Placed, cap_of, size, whole
+from sewa_cli.report import Cache, Round
+from sewa_cli.run.bench import Bench
+from sewa_cli.run.streaming import judge_of
 from sewa_cli.solvers import Solution, linear
 from sewa_cli.solvers.budget import LEARNED, Budget, choose_budget, grid
 from sewa_cli.solvers.stability import Stability, most_frequent, resample
-from sewa_cli.surrogate import Labels, Scouted, Surrogate, scout
-from sewa_cli.trajectory import Remembered, Trajectory, fill_row
+from sewa_cli.surrogate import Labels, Scouted, Surrogate
+from sewa_cli.trajectory import Remembered, Trajectory
 
 NOISE = (
     "the loss on the selection data cannot be told from that with their rows mixed up, so the "
@@ -38,7 +37,6 @@ UNSEEN = (
     "its outputs from predict() and compute the loss in loss(), or a prediction is worth little"
 )
 SMALL = 0.01  # of the loss: an error that nobody would act on
-VECTORS = 10  # of length P: two read ahead, the means, the base, the step, what is evaluated
 
 
 Name = tuple[str, int | None]  # of a simple average, and its K
@@ -64,87 +62,6 @@ class Chosen:
     @property
     def selected(self) -> list[int]:
         return [i for i, c in enumerate(self.coefficients) if c != 0]
-
-
-@dataclass
-class Streaming(Placed):
-    """W as a stream, what was seen when it went by for the first time, and room for a cache."""
-
-    scouted: Scouted
-    room: int
-
-
-@dataclass(frozen=True)
-class Room:
-    """Bytes: the cap, what streaming takes of it, and what is left for a cache."""
-
-    cap: int
-    named: bool
-    work: int
-
-    @property
-    def left(self) -> int:
-        return self.cap - self.work
-
-
-def find_room(bench: Bench) -> Room:
-    cap, named = cap_of(bench)
-    work = VECTORS * 4 * bench.model.layout.size
-    if cap <= work:
-        raise ConfigError(
-            f"memory: {size(cap)} are too few: streaming needs {size(work)}, and the outputs more"
-        )
-    return Room(cap, named, work)
-
-
-def stream(bench: Bench, K: int) -> Streaming:
-    """Read every checkpoint once."""
-    layout, device = bench.model.layout, bench.model.device
-    found = find_room(bench)
-    used: list[Checkpoint] = []
-
-    def rows() -> Iterator[tuple[int, Tensor]]:
-        row = torch.empty(layout.size, dtype=torch.float32)
-        for checkpoint in whole(bench, row):
-            if not used:  # integers are those of a checkpoint, whichever: the newest is not known
-                bench.load_integers(bench.checkpoints[-1])
-            used.append(checkpoint)
-            yield len(used) - 1, row.to(device)
-
-    scouted = scout(rows(), len(bench.checkpoints), judge_of(bench))
-    check_budget(K, used)
-
-    def fill(i: int, row: Tensor) -> None:
-        broken = fill_row(row, bench.floats(used[i]), layout)
-        if broken is not None:
-            raise CheckpointError(f"{used[i].path}: {broken} holds NaN or Inf; has it changed?")
-        used[i].close()
-
-    trajectory = Remembered(len(used), layout, device, fill)
-    trajectory.remember(mean_of(range(len(used)), len(used)), scouted.uniform)
-    trajectory.remember(mean_of([len(used) - 1], len(used)), scouted.last)
-    whose = "--memory" if found.named else "half of what is free"
-    placement = Placement(
-        tier="files",
-        reason=f"the linear solver streams the checkpoints; the cap is {size(found.cap)} ({whose})",
-        cap_bytes=found.cap,
-        planned_bytes=found.work,
-    )
-    left_out = list(bench.left_out)
-    return Streaming(trajectory, used, left_out, placement, scouted, found.left)
-
-
-def judge_of(bench: Bench) -> Callable[[Tensor], float]:
-    """The true selection loss of weights [P]."""
-
-    def judge(flat: Tensor) -> float:
-        bench.model.set(flat)
-        try:
-            return bench.objective.mean_loss(bench.task.selection_data)[0]
-        except ValueError as error:
-            raise TaskError(f"selection_data(): {error}") from error
-
-    return judge
 
 
 class Survey:
