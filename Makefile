@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test lint picture bench clean
+.PHONY: demo test lint data picture bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,12 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# real data for the paper's three settings, into sample_configs/data/: fetched with checksums, and
+# for cloning recorded from experts that are trained here (some ten minutes)
+data: $(VENV)/.installed
+	$(BIN)/python sample_configs/fetch.py
+	$(BIN)/python sample_configs/behavior_cloning/experts.py
 
 # the picture in the README, from a fresh demo
 picture: $(VENV)/.installed
