@@ -5,7 +5,6 @@ from sewa_cli import select
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from sewa_cli.run import Selection
 
 __all__ = ["Selection", "select"]
-__version__ = version("sewa-cli")
+__version__ = "0.1.0"  # pyproject.toml has it from here: asking the installation takes 30 ms
 
 
 def __getattr__(name: str) -> Any:

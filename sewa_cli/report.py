@@ -14,7 +14,8 @@ SCHEMA_VERSION: Final = 1
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # validators are built when first used: `sewa average` writes no report, and need not wait
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Versions(_Part):
@@ -342,6 +343,8 @@ class Comparison(_Part):
 
 class Rebuildable(BaseModel):
     """As much of any report as `sewa apply` needs."""
+
+    model_config = ConfigDict(defer_build=True)
 
     schema_version: Literal[1]
     recipe: Recipe

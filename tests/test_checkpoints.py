@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -365,3 +367,22 @@ def test_tied_weights_that_are_not_there_at_all_are_missing_once() -> None:
     checkpoint = in_memory(7, {"other": TensorInfo("F32", (1,))})
     with pytest.raises(CheckpointError, match=r"missing from the checkpoint: embed.weight; "):
         match(checkpoint, Tied())
+
+
+def test_bytes_read_by_several_threads_at_once_are_all_counted(tmp_path: Path) -> None:
+    reads = Reads()
+    path = save(tmp_path / "step-1.safetensors", {"w": torch.randn(5, 4)})
+    checkpoints = [library.open_checkpoint(path, reads) for _ in range(4)]
+
+    def read_often(checkpoint: Checkpoint) -> None:
+        for _ in range(2000):
+            checkpoint.read("w")
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read_often, checkpoints))
+    finally:
+        sys.setswitchinterval(usual)
+    assert reads.bytes == 4 * 2000 * 80

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from sewa_cli.dtypes import WORDS, Array
@@ -67,6 +68,11 @@ class Reads:
     """Bytes of tensor data read so far, over all checkpoints that share it."""
 
     bytes: int = 0
+    _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
+
+    def add(self, count: int) -> None:
+        with self._lock:  # averages are read by several threads, and += is not one step
+            self.bytes += count
 
 
 @dataclass
@@ -86,7 +92,7 @@ class Checkpoint:
     def read(self, name: str) -> Tensor:
         """One tensor, on the CPU. The files stay mapped until `close`, for the next one."""
         tensor = self._opened().read(name)
-        self.reads.bytes += tensor.numel() * tensor.element_size()
+        self.reads.add(tensor.numel() * tensor.element_size())
         return tensor
 
     def read_array(self, name: str) -> Array:
@@ -94,7 +100,7 @@ class Checkpoint:
         array, info = self._opened().read_array(name), self.tensors[name]
         if (WORDS[array.dtype.name], array.shape) != (info.dtype, info.shape):
             raise CheckpointError(f"{self.path}: {name}: has changed since it was opened")
-        self.reads.bytes += array.nbytes
+        self.reads.add(array.nbytes)
         return array
 
     def _opened(self) -> Reader:

@@ -7,9 +7,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from sewa_cli import __version__
 from sewa_cli.checkpoints import WRITTEN_BY
 from sewa_cli.report import Cost, Seconds, Versions
 from sewa_cli.run.recipe import Averaged
@@ -25,7 +25,7 @@ def metadata_of(averaged: Averaged, method: str, K: int | None) -> dict[str, str
     steps = [c.step if c.step is not None else c.path.name for c in averaged.sources]
     about = {
         "format": "pt",
-        WRITTEN_BY: version("sewa-cli"),
+        WRITTEN_BY: __version__,
         "sewa_method": method,
         "sewa_steps": ",".join(map(str, steps)),
     }
@@ -35,13 +35,14 @@ def metadata_of(averaged: Averaged, method: str, K: int | None) -> dict[str, str
 
 
 def versions() -> Versions:
+    import safetensors
     import torch
 
     return Versions(
-        sewa=version("sewa-cli"),
+        sewa=__version__,
         python=platform.python_version(),
         torch=torch.__version__,
-        safetensors=version("safetensors"),
+        safetensors=safetensors.__version__,
     )
 
 

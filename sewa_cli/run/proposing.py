@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, SewaError
@@ -14,6 +13,8 @@ from sewa_cli.task import import_user_module, user_code
 
 def register_methods(config: Config, listener: Listener | None = None) -> None:
     """Methods of installed packages and of the user's own file join ours."""
+    from importlib.metadata import entry_points  # slow, and `sewa average` does not need it
+
     for entry in entry_points(group="sewa.methods"):
         if entry.name in REGISTRY:
             continue

@@ -1,0 +1,85 @@
+"""Every method in the paper's three settings: `python benchmarks/quality`, tables in Markdown.
+
+Trains what is not trained yet, runs what has not been run, then prints the tables and leaves
+results.json and quality.png in the folder (quality-dir/). It takes hours, and may be stopped and
+started again at any time. It needs `make data`.
+
+    python benchmarks/quality                            everything
+    python benchmarks/quality --settings text --jobs 2   one setting, two processes
+    python benchmarks/quality --studies methods tuning   some of the studies
+    python benchmarks/quality --tables                   only what there is, nothing new
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from claims import findings, summary, wobble
+from pictures import draw
+from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
+from running import Failed, run_all
+from studies import overfitting_table, tuning_table
+from tables import Results, full_table, learned_against, load, markdown, paper_table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--folder", type=Path, default=Path("quality-dir"))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
+    parser.add_argument("--seeds", nargs="+", type=int, help="other training runs than planned")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time, a core each")
+    parser.add_argument("--tables", action="store_true", help="run nothing")
+    asked = parser.parse_args(arguments)
+    settings = [SETTINGS[name] for name in asked.settings]
+    if not asked.tables:
+        work = [
+            (setting, seed, job)
+            for study in asked.studies
+            for setting in settings
+            for seed in asked.seeds or STUDIES[study][1]
+            for job in STUDIES[study][0](setting)
+        ]
+        try:
+            run_all(asked.folder, work, asked.jobs)
+        except Failed as failed:
+            sys.exit(str(failed))
+    report(asked.folder, settings, asked.seeds or REPORTED, asked.seeds or TUNING)
+
+
+def report(
+    folder: Path, settings: Sequence[Setting], reported: Sequence[int], tuned: Sequence[int]
+) -> None:
+    found = load(folder, settings, reported)
+    results = Results(found, settings)
+    tables = {}
+    for what, title in (
+        ("metric", "the metric, more is better"),
+        ("heldout_loss", "held-out loss"),
+    ):
+        tables[f"The paper's table: {title}"] = paper_table(results, what)
+        for setting in settings:
+            tables[f"{setting.name}, every method: {title}"] = full_table(results, setting, what)
+        for ours in ("sewa", "sewa linear"):
+            rows = [r for s in settings for r in learned_against(results, s, what, ours)]
+            tables[f"{ours}, K=10, against others: {title}"] = rows
+        tables[f"The paper's claims: {title}"] = summary(findings(results, what))
+        tables[f"Gains where training wobbles: {title}"] = wobble(results, what)
+    tables["Settings of the solvers, K=10"] = tuning_table(load(folder, settings, tuned), settings)
+    for setting in settings:
+        tables[f"{setting.name}: over-fitting"] = overfitting_table(found, setting)
+    for title, rows in tables.items():
+        if rows:
+            print(f"### {title}\n\n{markdown(rows)}\n", flush=True)
+    kept = {title: rows for title, rows in tables.items() if rows}
+    (folder / "results.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    if any(results.methods(setting) for setting in settings):
+        draw(results, folder / "quality.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The paper's claims, each put to the training runs: it holds, ties or fails here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from plan import Setting
+from tables import Estimate, Results, Runs, difference, verdict
+
+AVERAGES = ("swa", "ema", "lawa", "random", "sewa")
+BASELINES = ("swa", "ema", "lawa", "random")
+
+
+@dataclass(frozen=True)
+class Finding:
+    claim: str
+    setting: str
+    against: str
+    what: str
+    difference: Estimate
+    verdict: str
+
+    def row(self) -> dict[str, str]:
+        return {
+            "claim": self.claim,
+            "setting": self.setting,
+            "against": self.against,
+            "difference": self.difference.show(3, signed=True),
+            "here": self.verdict,
+        }
+
+
+def findings(results: Results, what: str) -> list[Finding]:
+    found: list[Finding] = []
+    for setting in results.settings:
+        found += _averages_beat_last(results, setting, what)
+        found += _more_helps(results, setting, what)
+        found += _ten_of_ours(results, setting, what)
+    return found
+
+
+def _averages_beat_last(results: Results, setting: Setting, what: str) -> Iterator[Finding]:
+    K = setting.budgets[0]
+    last = results.runs(setting, "last", None, what)
+    for method in AVERAGES:
+        runs = results.runs(setting, method, K, what)
+        if runs and last:
+            yield _finding(f"{method} beats the last checkpoint", setting, "last", what, runs, last)
+
+
+def _more_helps(results: Results, setting: Setting, what: str) -> Iterator[Finding]:
+    first, *_, final = setting.budgets
+    for method in ("lawa", "random", "sewa"):
+        few = results.runs(setting, method, first, what)
+        many = results.runs(setting, method, final, what)
+        if few and many:
+            claim = f"{method}: K={final} is better than K={first}"
+            yield _finding(claim, setting, f"{method} K={first}", what, many, few)
+
+
+def _ten_of_ours(results: Results, setting: Setting, what: str) -> Iterator[Finding]:
+    """At the same K, and against ten times as many checkpoints."""
+    first, *_, final = setting.budgets
+    for ours in ("sewa", "sewa linear"):
+        mine = results.runs(setting, ours, first, what)
+        for rival in BASELINES:
+            for K in (first, final) if results.has_budget(setting, rival) else (first,):
+                theirs = results.runs(setting, rival, K, what)
+                if mine and theirs:
+                    name = f"{rival} K={K}" if results.has_budget(setting, rival) else rival
+                    claim = f"{ours} K={first} beats {name}"
+                    yield _finding(claim, setting, name, what, mine, theirs)
+
+
+def _finding(
+    claim: str, setting: Setting, against: str, what: str, one: Runs, two: Runs
+) -> Finding:
+    found = difference(one, two)
+    return Finding(
+        claim,
+        setting.name,
+        against,
+        what,
+        found,
+        verdict(found, -1 if what == "heldout_loss" else 1),
+    )
+
+
+def wobble(results: Results, what: str, ours: str = "sewa") -> list[dict[str, str]]:
+    """«Most of all where training is unstable»: the gain beside how far single checkpoints swing.
+
+    The swing is read off the methods that take one checkpoint: `last` against `best`.
+    """
+    rows = []
+    for setting in results.settings:
+        last = results.runs(setting, "last", None, what)
+        best = results.runs(setting, "best", None, what)
+        uniform = results.runs(setting, "uniform", None, what)
+        mine = results.runs(setting, ours, setting.budgets[0], what)
+        if last and best and uniform and mine:
+            scale = abs(fmean(last.values()))
+            rows.append(
+                {
+                    "setting": setting.name,
+                    "last over runs": f"{fmean(last.values()):.4g} (sd {_sd(last)})",
+                    "last minus best single": _share(difference(last, best), scale),
+                    "sewa minus last": _share(difference(mine, last), scale),
+                    "sewa minus mean of all": _share(difference(mine, uniform), scale),
+                }
+            )
+    return rows
+
+
+def _sd(runs: Runs) -> str:
+    return f"{stdev(runs.values()):.2g}" if len(runs) > 1 else "?"
+
+
+def _share(found: Estimate, scale: float) -> str:
+    return f"{found.show(3, signed=True)} ({100 * found.mean / scale:+.1f} %)"
+
+
+def summary(found: Sequence[Finding]) -> list[dict[str, str]]:
+    """How often each claim held, over the settings."""
+    claims = dict.fromkeys(f.claim for f in found)
+    rows = []
+    for claim in claims:
+        of = [f for f in found if f.claim == claim]
+        counts = {v: [f.setting for f in of if f.verdict == v] for v in ("holds", "ties", "fails")}
+        rows.append({"claim": claim, **{v: ", ".join(names) for v, names in counts.items()}})
+    return rows

@@ -1,0 +1,149 @@
+"""What is measured: settings, training runs, and the commands that each run is put through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+BUDGETS = (10, 20, 50, 100)
+TUNING = (0, 1, 2)  # seeds that defaults may be chosen by
+REPORTED = (3, 4, 5)  # seeds that nothing was chosen by
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One of the paper's, as a folder of sample_configs/ and how to call what is in it."""
+
+    name: str
+    folder: str
+    k: int
+    metric: str
+    train: tuple[str, ...] = ()  # options of train.py
+    args: tuple[str, ...] = ()  # KEY=VALUE, for the task
+    samples: Path = SAMPLES
+    budgets: tuple[int, ...] = BUDGETS
+
+    @property
+    def home(self) -> Path:
+        return self.samples / self.folder
+
+    @property
+    def learnable(self) -> list[int]:
+        """Budgets that leave something to choose; at K = k every method is the mean of all."""
+        return [K for K in self.budgets if self.k > K]
+
+
+def cloning(name: str) -> Setting:
+    data = ("--data", name)
+    return Setting(name, "behavior_cloning", 1000, "return", data, (f"data={name}",))
+
+
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        cloning("hopper-medium"),
+        cloning("hopper-medium-expert"),
+        cloning("lunarlander-medium"),
+        Setting("images", "image_classification", 100, "accuracy"),
+        Setting("text", "text_classification", 100, "accuracy"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One `sewa compare` over one training run. Its name is that of the file it leaves."""
+
+    study: str
+    name: str
+    methods: tuple[str, ...]
+    budgets: tuple[int, ...]
+    options: tuple[str, ...] = ()
+    sets: tuple[str, ...] = field(default=())  # KEY=VALUE, as for --set
+    windows: int | None = None
+
+    def arguments(self, setting: Setting, checkpoints: Path) -> list[str]:
+        sets = [f"args.{pair}" for pair in setting.args] + list(self.sets)
+        return [
+            "compare",
+            str(checkpoints),
+            *("--config", str(setting.home / "sewa.yaml")),
+            *("--methods", ",".join(self.methods)),
+            *("--K", ",".join(map(str, self.budgets))),
+            *(() if self.windows else ("--last", str(setting.k))),
+            *(("--windows", str(self.windows)) if self.windows else ()),
+            *self.options,
+            *(part for pair in sets for part in ("--set", pair)),
+            *("--format", "json", "--quiet"),
+        ]
+
+
+SIMPLE = ("last", "uniform", "lawa", "latest", "swa", "ema", "ema-window", "random", "wsm")
+SEARCHED = ("best", "topk", "greedy", "twa")
+LINEAR = ("--solver", "linear")
+
+
+def methods(setting: Setting) -> Iterator[Job]:
+    """Every method of `compare`, at every K."""
+    budgets = tuple(setting.learnable)
+    yield Job("methods", "simple", SIMPLE, budgets)
+    yield Job("methods", "searched", SEARCHED, budgets)
+    yield Job("methods", "gumbel", ("sewa",), budgets)
+    yield Job("methods", "linear", ("sewa",), budgets, LINEAR)
+    # a search over K · k averages: from one cache of outputs, or not at all
+    yield Job("methods", "forward", ("forward",), budgets, ("--fast",))
+
+
+# one setting changed at a time
+GUMBEL_CHANGES = (
+    "iterations=30",
+    "iterations=300",
+    "samples=1",
+    "samples=4",
+    "temperature=0.25",
+    "temperature=1.0",
+    "lr=0.1",
+    "lr=1.0",
+    "batches=4",
+    "normalize=paper",
+)
+LINEAR_CHANGES = ("h=0.03", "h=0.3", "h=1.0", "rounds=1", "rounds=3", "exact_swaps=20")
+
+
+def tuning(setting: Setting) -> Iterator[Job]:
+    budgets = (min(10, setting.budgets[0]),)
+    for solver, changes in (("gumbel", GUMBEL_CHANGES), ("linear", LINEAR_CHANGES)):
+        options = LINEAR if solver == "linear" else ()
+        yield Job("tuning", solver, ("sewa",), budgets, options)
+        for change in changes:
+            sets = (f"{solver}.{change}",)
+            yield Job("tuning", f"{solver} {change}", ("sewa",), budgets, options, sets)
+
+
+def overfitting(setting: Setting) -> Iterator[Job]:
+    """Rows to select by, fresh or those of training; few checkpoints or half of them."""
+    budgets = tuple(K for K in setting.learnable if K in (10, 50)) or setting.budgets[:1]
+    for source in ("fresh", "training"):
+        for rows in (200, 1000, 5000):
+            sets = (f"args.selection={rows}", f"args.selection_from={source}")
+            for solver, options in (("gumbel", ()), ("linear", LINEAR)):
+                chosen = ("sewa", "lawa", "uniform", "last") if solver == "gumbel" else ("sewa",)
+                name = f"{solver} {source} {rows}"
+                yield Job("overfitting", name, chosen, budgets, options, sets)
+
+
+def windows(setting: Setting) -> Iterator[Job]:
+    """The paper's curves: a point for each hundred checkpoints, images and text only."""
+    if setting.k == 100:
+        chosen = ("last", "uniform", "lawa", "random", "ema", "sewa")
+        yield Job("windows", "windows", chosen, (10,), windows=100)
+
+
+STUDIES = {
+    "methods": (methods, REPORTED),
+    "tuning": (tuning, TUNING),
+    "overfitting": (overfitting, REPORTED),
+    "windows": (windows, REPORTED),
+}
