@@ -1,8 +1,8 @@
 """Every method in the paper's three settings: `python benchmarks/quality`, tables in Markdown.
 
 Trains what is not trained yet, runs what has not been run, then prints the tables and leaves
-results.json and quality.png in the folder (quality-dir/). It takes hours, and may be stopped and
-started again at any time. It needs `make data`.
+results.json, quality.png and windows.png in the folder (quality-dir/). It takes hours, and may be
+stopped and started again at any time. It needs `make data`.
 
     python benchmarks/quality                            everything
     python benchmarks/quality --settings text --jobs 2   one setting, two processes
@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from claims import findings, summary, wobble
-from pictures import draw
+from pictures import draw, draw_curves
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
 from running import Failed, run_all
-from studies import overfitting_table, tuning_table
+from studies import load_curves, overfitting_table, tuning_table, windows_table
 from tables import Results, full_table, learned_against, load, markdown, paper_table
 
 
@@ -72,6 +72,9 @@ def report(
     tables["Settings of the solvers, K=10"] = tuning_table(load(folder, settings, tuned), settings)
     for setting in settings:
         tables[f"{setting.name}: over-fitting"] = overfitting_table(found, setting)
+    curves = [c for s in settings if (c := load_curves(folder, s, reported)) is not None]
+    for curve in curves:
+        tables[f"{curve.setting.name}: windows, the metric"] = windows_table(curve)
     for title, rows in tables.items():
         if rows:
             print(f"### {title}\n\n{markdown(rows)}\n", flush=True)
@@ -79,6 +82,8 @@ def report(
     (folder / "results.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     if any(results.methods(setting) for setting in settings):
         draw(results, folder / "quality.png")
+    if curves:
+        draw_curves(curves, folder / "windows.png")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ class Setting:
     metric: str
     train: tuple[str, ...] = ()  # options of train.py
     args: tuple[str, ...] = ()  # KEY=VALUE, for the task
+    whole_run: int = 500  # checkpoints that train.py leaves
     samples: Path = SAMPLES
     budgets: tuple[int, ...] = BUDGETS
 
@@ -62,7 +63,7 @@ class Job:
     budgets: tuple[int, ...]
     options: tuple[str, ...] = ()
     sets: tuple[str, ...] = field(default=())  # KEY=VALUE, as for --set
-    windows: int | None = None
+    windows: int | None = None  # checkpoints a window, over the whole run
 
     def arguments(self, setting: Setting, checkpoints: Path) -> list[str]:
         sets = [f"args.{pair}" for pair in setting.args] + list(self.sets)
@@ -72,7 +73,7 @@ class Job:
             *("--config", str(setting.home / "sewa.yaml")),
             *("--methods", ",".join(self.methods)),
             *("--K", ",".join(map(str, self.budgets))),
-            *(() if self.windows else ("--last", str(setting.k))),
+            *("--last", str(setting.whole_run if self.windows else setting.k)),
             *(("--windows", str(self.windows)) if self.windows else ()),
             *self.options,
             *(part for pair in sets for part in ("--set", pair)),
@@ -136,9 +137,9 @@ def overfitting(setting: Setting) -> Iterator[Job]:
 
 def windows(setting: Setting) -> Iterator[Job]:
     """The paper's curves: a point for each hundred checkpoints, images and text only."""
-    if setting.k == 100:
+    if setting.k < setting.whole_run:
         chosen = ("last", "uniform", "lawa", "random", "ema", "sewa")
-        yield Job("windows", "windows", chosen, (10,), windows=100)
+        yield Job("windows", "windows", chosen, setting.budgets[:1], windows=setting.k)
 
 
 STUDIES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,6 +53,8 @@ def train(folder: Path, setting: Setting, seed: int) -> None:
     done = home / "trained.json"
     if _is_done(done, command):
         return
+    if (home / "ckpts").exists():  # half a run, or a run of another plan; our own either way
+        shutil.rmtree(home / "ckpts")
     home.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     _call([sys.executable, *command], setting.home)
@@ -68,7 +71,10 @@ def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
     start = time.perf_counter()
     printed = _call([sys.executable, "-m", "sewa_cli", *command], Path.cwd())
     report = json.loads(printed)
-    for row in report.get("rows", []):
+    for row in [
+        *report.get("rows", []),
+        *(r for w in report.get("windows", []) for r in w["rows"]),
+    ]:
         del row["coefficients"]  # of a thousand checkpoints; the file is to be read by people too
     report.pop("candidates", None)
     seconds = round(time.perf_counter() - start, 1)

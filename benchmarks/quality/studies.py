@@ -1,8 +1,11 @@
-"""Tables of the studies beside the main one: settings of the solvers, and over-fitting."""
+"""Tables of the studies beside the main one: solvers' settings, over-fitting, moving windows."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 
 from plan import Setting
@@ -87,3 +90,48 @@ def _runs(
         and row.method == method
         and (K is None or row.K == K)
     }
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One setting's windows: `points[method][what]` is a row of numbers for each training run."""
+
+    setting: Setting
+    at: list[int]
+    points: dict[str, dict[str, list[list[float]]]]
+    reaches: dict[str, list[int | None]]  # training by when the last checkpoint's level is kept
+
+    def mean(self, method: str, what: str) -> list[float]:
+        return [fmean(column) for column in zip(*self.points[method][what], strict=True)]
+
+
+def load_curves(folder: Path, setting: Setting, seeds: Sequence[int]) -> Curves | None:
+    paths = [folder / setting.name / f"seed-{s}" / "windows" / "windows.json" for s in seeds]
+    reports = [json.loads(path.read_text())["report"] for path in paths if path.exists()]
+    if not reports:
+        return None
+    curves = Curves(setting, [window["at"] for window in reports[0]["windows"]], {}, {})
+    for report in reports:
+        for n, row in enumerate(report["windows"][0]["rows"]):
+            rows = [window["rows"][n] for window in report["windows"]]
+            here = curves.points.setdefault(row["method"], {"heldout_loss": [], "metric": []})
+            here["heldout_loss"].append([r["heldout_loss"] for r in rows])
+            here["metric"].append([r["metrics"][setting.metric] for r in rows])
+        for reach in report["reaches"]:
+            curves.reaches.setdefault(reach["method"], []).append(reach["at"])
+    return curves
+
+
+def windows_table(curves: Curves) -> Table:
+    """A row a method: its metric in each window, and when it reaches the last one's level."""
+    table = []
+    for method in curves.points:
+        line = {"method": method}
+        for at, value in zip(curves.at, curves.mean(method, "metric"), strict=True):
+            line[f"step {at}"] = f"{value:.4g}"
+        reached = curves.reaches.get(method, [])
+        line["reaches the last one's loss at step"] = ", ".join(
+            "never" if at is None else str(at) for at in reached
+        )
+        table.append(line)
+    return table
