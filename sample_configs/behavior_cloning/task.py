@@ -1,0 +1,118 @@
+"""Behaviour cloning: actions of recorded episodes are learned from observations, by squared error.
+
+The metric is what counts: the mean return of the policy in its environment.
+"""
+
+from functools import cache
+
+import episodes as recorded
+import gymnasium
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+ENVIRONMENTS = {  # what a data set's name has in it
+    "hopper": "Hopper-v5",
+    "walker2d": "Walker2d-v5",
+    "halfcheetah": "HalfCheetah-v5",
+    "lunarlander": "LunarLander-v3",
+}
+
+
+class Policy(nn.Module):
+    """Four layers of ReLU, dropout and linear, and a Tanh; observations are normalised before."""
+
+    def __init__(self, observations, actions, width, dropout):
+        super().__init__()
+        layers = [nn.Linear(observations, width)]
+        for outputs in (width, width, width, actions):
+            layers += [nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, outputs)]
+        self.layers = nn.Sequential(*layers, nn.Tanh())
+        self.register_buffer("mean", torch.zeros(observations))
+        self.register_buffer("std", torch.ones(observations))
+
+    def forward(self, observations):
+        return self.layers((observations - self.mean) / self.std)
+
+
+def build_model(data="hopper-medium", width=128, dropout=0.1, env=None, episodes=20):
+    observations, actions = tables(data)["training"]
+    model = Policy(observations.shape[1], actions.shape[1], width, dropout)
+    model.mean.copy_(observations.mean(0))
+    model.std.copy_(observations.std(0) + 1e-3)
+    model.env, model.episodes = env or environment_of(data), episodes  # for metrics
+    return model
+
+
+@cache
+def tables(data):
+    """training, selection and heldout: observations and actions of each."""
+    parts = recorded.split(recorded.read(recorded.find(data)))
+    return {name: tuple(map(torch.from_numpy, pair)) for name, pair in parts.items()}
+
+
+def rows(data, part, count=None, batch=1000):
+    """The first `count` rows of a table, which is in no order, as batches."""
+    observations, actions = tables(data)[part]
+    if count is not None and not 0 < count <= len(actions):
+        raise ValueError(f"{part}: {count} rows asked for, but {data} has {len(actions)}")
+    pairs = (values[:count].split(batch) for values in (observations, actions))
+    return list(zip(*pairs, strict=True))
+
+
+def training_data(data="hopper-medium"):
+    return rows(data, "training")
+
+
+def selection_data(data="hopper-medium", selection=1000, selection_from="fresh"):
+    parts = {"fresh": "selection", "training": "training"}
+    if selection_from not in parts:
+        raise ValueError(f"selection_from: must be fresh or training, found {selection_from}")
+    return rows(data, parts[selection_from], selection)
+
+
+def heldout_data(data="hopper-medium", heldout=4000):
+    return rows(data, "heldout", min(heldout, len(tables(data)["heldout"][1])))
+
+
+def loss(outputs, batch):
+    return F.mse_loss(outputs, batch[1])
+
+
+def metrics(model):
+    """The mean return over episodes that begin alike for every model."""
+    return {"return": sum(play(model, model.env, model.episodes)) / model.episodes}
+
+
+@torch.no_grad()
+def play(model, env, episodes):
+    """The return of each episode; all are played side by side, one forward pass for a step."""
+    was_training = model.training
+    model.eval()
+    games = environments(env, episodes)
+    device = next(model.parameters()).device
+    running = {number: game.reset(seed=number)[0] for number, game in enumerate(games)}
+    returns = [0.0] * episodes
+    while running:
+        seen = torch.tensor(list(map(list, running.values())), dtype=torch.float32, device=device)
+        for number, action in zip(list(running), model(seen).cpu().numpy(), strict=True):
+            running[number], reward, terminated, truncated, _ = games[number].step(action)
+            returns[number] += float(reward)
+            if terminated or truncated:
+                del running[number]
+    model.train(was_training)
+    return returns
+
+
+@cache
+def environments(name, count):
+    options = {"continuous": True} if name.startswith("LunarLander") else {}
+    make = gymnasium.make
+    return [make(name, disable_env_checker=True, **options) for _ in range(count)]
+
+
+def environment_of(data):
+    for part, name in ENVIRONMENTS.items():
+        if part in data.lower():
+            return name
+    raise ValueError(f"{data}: its environment is not known; name it in args: env: Hopper-v5")

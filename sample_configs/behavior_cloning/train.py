@@ -1,0 +1,59 @@
+"""Train the network of task.py and leave its last checkpoints in ckpts/ beside this file."""
+
+import argparse
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from task import build_model, loss, tables
+
+
+def options():
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--data", default="hopper-medium", help="a name in data/, or a path")
+    asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--before", type=int, default=10_000, help="steps before the first is saved")
+    asked.add_argument("--checkpoints", type=int, default=1000)
+    asked.add_argument("--every", type=int, default=10, help="steps from checkpoint to checkpoint")
+    asked.add_argument("--out", type=Path, default=Path(__file__).parent / "ckpts")
+    asked.add_argument("--width", type=int, default=128)
+    asked.add_argument("--dropout", type=float, default=0.1)
+    asked.add_argument("--optimizer", choices=["adam", "sgd"], default="adam")
+    asked.add_argument("--rate", type=float, default=1e-3, help="learning rate, constant")
+    asked.add_argument("--batch", type=int, default=128)
+    asked.add_argument("--threads", type=int, default=1)
+    return asked.parse_args()
+
+
+def main():
+    args = options()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    model = build_model(args.data, args.width, args.dropout)
+    observations, actions = tables(args.data)["training"]
+    if args.optimizer == "adam":
+        optimizer = torch.optim.Adam(model.parameters(), args.rate, fused=True)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), args.rate, momentum=0.9)
+
+    steps = args.before + args.checkpoints * args.every
+    saved = range(args.before + args.every, steps + 1, args.every)
+    files = {step: f"step-{step}.safetensors" for step in saved}
+    args.out.mkdir(parents=True, exist_ok=True)
+    if others := {path.name for path in args.out.glob("*.safetensors")} - set(files.values()):
+        raise SystemExit(f"{args.out}: has {len(others)} checkpoints of another run; remove them")
+    for step in range(1, steps + 1):
+        chosen = torch.randint(len(actions), (args.batch,))
+        error = loss(model(observations[chosen]), (None, actions[chosen]))
+        optimizer.zero_grad()
+        error.backward()
+        optimizer.step()
+        if step in files:
+            save_file(model.state_dict(), args.out / files[step], {"step": str(step)})
+        if step % 5000 == 0:
+            print(f"step {step} of {steps}: loss {error.item():.4f}", flush=True)
+    print(f"{args.checkpoints} checkpoints in {args.out}")
+
+
+if __name__ == "__main__":
+    main()
