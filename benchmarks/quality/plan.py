@@ -65,12 +65,12 @@ class Job:
     sets: tuple[str, ...] = field(default=())  # KEY=VALUE, as for --set
     windows: int | None = None  # checkpoints a window, over the whole run
 
-    def arguments(self, setting: Setting, checkpoints: Path) -> list[str]:
+    def arguments(self, setting: Setting, checkpoints: str, config: str) -> list[str]:
         sets = [f"args.{pair}" for pair in setting.args] + list(self.sets)
         return [
             "compare",
-            str(checkpoints),
-            *("--config", str(setting.home / "sewa.yaml")),
+            checkpoints,
+            *("--config", config),
             *("--methods", ",".join(self.methods)),
             *("--K", ",".join(map(str, self.budgets))),
             *("--last", str(setting.whole_run if self.windows else setting.k)),

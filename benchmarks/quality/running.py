@@ -46,10 +46,7 @@ def place(folder: Path, setting: Setting, seed: int) -> Path:
 
 def train(folder: Path, setting: Setting, seed: int) -> None:
     home = place(folder, setting, seed)
-    command = [
-        *("train.py", "--seed", str(seed), "--out", str((home / "ckpts").resolve())),
-        *setting.train,
-    ]
+    command = ["train.py", "--seed", str(seed), *setting.train]
     done = home / "trained.json"
     if _is_done(done, command):
         return
@@ -57,19 +54,21 @@ def train(folder: Path, setting: Setting, seed: int) -> None:
         shutil.rmtree(home / "ckpts")
     home.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    _call([sys.executable, *command], setting.home)
+    out = str((home / "ckpts").resolve())
+    _call([sys.executable, *command, "--out", out], setting.home)
     _keep(done, {"command": command, "seconds": round(time.perf_counter() - start, 1)})
 
 
 def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
     home = place(folder, setting, seed)
     done = home / job.study / f"{job.name}.json"
-    command = job.arguments(setting, (home / "ckpts").resolve())
+    command = job.arguments(setting, "ckpts", f"{setting.folder}/sewa.yaml")  # wherever they lie
     if _is_done(done, command):
         return
     done.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    printed = _call([sys.executable, "-m", "sewa_cli", *command], Path.cwd())
+    where = str((home / "ckpts").resolve()), str(setting.home.resolve() / "sewa.yaml")
+    printed = _call([sys.executable, "-m", "sewa_cli", *job.arguments(setting, *where)], Path.cwd())
     report = json.loads(printed)
     for row in [
         *report.get("rows", []),
