@@ -6,6 +6,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from sewa_cli.errors import TaskError
+
 DATA = Path(__file__).resolve().parent.parent / "data"
 
 
@@ -14,7 +16,7 @@ def find(name):
     for path in (DATA / f"{name}.hdf5", DATA / name, Path(name)):
         if path.exists():
             return path
-    raise FileNotFoundError(f"{name}: no such data; `make data` makes {DATA.name}/hopper-medium")
+    raise TaskError(f"{name}: no such data; `make data` at the root of sewa makes hopper-medium")
 
 
 def read(path):
@@ -22,14 +24,14 @@ def read(path):
     path = Path(path)
     file = path / "data" / "main_data.hdf5" if path.is_dir() else path
     if not file.exists():
-        raise FileNotFoundError(f"{path}: is no folder of Minari, as it has no data/{file.name}")
+        raise TaskError(f"{path}: is no folder of Minari, as it has no data/{file.name}")
     try:
         with h5py.File(file) as opened:
             episodes = list((read_minari if path.is_dir() else read_d4rl)(opened))
-    except (OSError, KeyError, ValueError) as error:
-        raise ValueError(f"{file}: {' '.join(str(error.args[0]).split())}") from None
+    except (OSError, RuntimeError, ValueError) as error:  # h5py's, of broken files, and ours
+        raise TaskError(f"{file}: {' '.join(str(error).split())}") from error
     if not episodes:
-        raise ValueError(f"{file}: has no episodes")
+        raise TaskError(f"{file}: has no episodes")
     return episodes
 
 
@@ -100,7 +102,7 @@ def split(episodes, fraction=0.1):
         tables[name] = taken
     tables["training"] = shuffled
     if not all(tables.values()):
-        raise ValueError(f"{len(episodes)} episodes are too few to be split in three")
+        raise TaskError(f"{len(episodes)} episodes are too few to be split in three")
     return {name: stack(random, taken) for name, taken in tables.items()}
 
 

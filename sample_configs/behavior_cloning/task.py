@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from sewa_cli.errors import TaskError
+
 ENVIRONMENTS = {  # what a data set's name has in it
     "hopper": "Hopper-v5",
     "walker2d": "Walker2d-v5",
@@ -53,10 +55,7 @@ def tables(data):
 
 def rows(data, part, count=None, batch=1000):
     """The first `count` rows of a table, which is in no order, as batches."""
-    observations, actions = tables(data)[part]
-    if count is not None and not 0 < count <= len(actions):
-        raise ValueError(f"{part}: {count} rows asked for, but {data} has {len(actions)}")
-    pairs = (values[:count].split(batch) for values in (observations, actions))
+    pairs = (values[:count].split(batch) for values in tables(data)[part])
     return list(zip(*pairs, strict=True))
 
 
@@ -67,12 +66,19 @@ def training_data(data="hopper-medium"):
 def selection_data(data="hopper-medium", selection=1000, selection_from="fresh"):
     parts = {"fresh": "selection", "training": "training"}
     if selection_from not in parts:
-        raise ValueError(f"selection_from: must be fresh or training, found {selection_from}")
-    return rows(data, parts[selection_from], selection)
+        raise TaskError(f"args.selection_from: must be fresh or training, found {selection_from}")
+    part = parts[selection_from]
+    if not 1 <= selection <= len(tables(data)[part][0]):
+        there = f"1 to {len(tables(data)[part][0])}"
+        raise TaskError(f"args.selection: must be {there} rows of {data}, found {selection}")
+    return rows(data, part, selection)
 
 
 def heldout_data(data="hopper-medium", heldout=4000):
-    return rows(data, "heldout", min(heldout, len(tables(data)["heldout"][1])))
+    """At most so many rows: small files have fewer."""
+    if heldout < 1:
+        raise TaskError(f"args.heldout: must be 1 or more rows, found {heldout}")
+    return rows(data, "heldout", heldout)
 
 
 def loss(outputs, batch):
@@ -115,4 +121,4 @@ def environment_of(data):
     for part, name in ENVIRONMENTS.items():
         if part in data.lower():
             return name
-    raise ValueError(f"{data}: its environment is not known; name it in args: env: Hopper-v5")
+    raise TaskError(f"{data}: its environment is not known; name it in args: env: Hopper-v5")

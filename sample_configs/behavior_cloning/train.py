@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import save_file
 from task import build_model, loss, tables
 
+from sewa_cli.errors import TaskError
+
 
 def options():
     asked = argparse.ArgumentParser(description=__doc__)
@@ -56,4 +58,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except TaskError as error:
+        raise SystemExit(f"error: {error}") from error
