@@ -341,6 +341,74 @@ class Comparison(_Part):
     warnings: list[str]
 
 
+class Window(_Part):
+    """Some checkpoints in a row, and what each method makes of them."""
+
+    at: int = Field(description="training that it has seen: see `by`")
+    first_step: int | None
+    last_step: int | None
+    candidates: list[int] = Field(description="indices; coefficients of its rows are over these")
+    rows: list[Row] = Field(description="`mark`: the best of the window; no intervals")
+    placement: Placement
+
+
+class Level(_Part):
+    """What the run's last checkpoint does: the level that averages are to reach."""
+
+    measure: Literal["heldout_loss", "selection_loss"]
+    value: float | None = Field(description="null: not finite, and nothing can be said to reach it")
+    at: int
+    metrics: dict[str, float | None] | None
+
+
+class Reach(_Part):
+    """From when on a method does as well as the run's last checkpoint."""
+
+    method: str
+    K: int | None
+    window: int | None = Field(
+        description="the first that is at the level or better, with all that follow; null: never"
+    )
+    at: int | None = Field(description="training seen by then")
+    share: float | None = Field(description="of all the training")
+    loss: float | None = Field(description="there")
+    metrics: dict[str, float | None] | None = Field(description="there")
+    touched: int | None = Field(
+        description="the first window at the level or better, even if a later one is worse"
+    )
+
+
+class Windows(_Part):
+    """The report of `sewa compare --windows`."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    kind: Literal["windows"] = "windows"
+    versions: Versions
+    created: str
+    config: dict[str, Any]
+    task: str
+    device: str
+    seed: int
+    size: int = Field(description="checkpoints in a window")
+    stride: int = Field(description="checkpoints from one window to the next")
+    parameters: int
+    candidates: list[Candidate]
+    left_out: list[LeftOut]
+    in_no_window: int = Field(description="checkpoints, mostly the oldest, that no window holds")
+    selection_rows: int
+    heldout_rows: int | None
+    by: Literal["step", "checkpoint"] = Field(
+        description="what `at` counts: training steps; checkpoints, if they have no steps"
+    )
+    windows: list[Window] = Field(description="oldest first; the last ends with the run")
+    level: Level
+    reaches: list[Reach]
+    batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
+    averages_evaluated: int
+    cost: Cost
+    warnings: list[str]
+
+
 class Rebuildable(BaseModel):
     """As much of any report as `sewa apply` needs."""
 

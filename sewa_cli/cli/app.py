@@ -289,16 +289,20 @@ def apply(
 
 @app.command()
 def schema(
-    of: Annotated[str, typer.Argument(help="select, compare or inspect")] = "select",
+    of: Annotated[str, typer.Argument(help="select, compare, windows or inspect")] = "select",
 ) -> None:
     """Print the JSON Schema of the report."""
     from pydantic import BaseModel
 
     from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.report import Comparison, Report
+    from sewa_cli.report import Comparison, Report, Windows
     from sewa_cli.report import schema as report_schema
 
-    reports: dict[str, type[BaseModel]] = {"select": Report, "compare": Comparison}
+    reports: dict[str, type[BaseModel]] = {
+        "select": Report,
+        "compare": Comparison,
+        "windows": Windows,
+    }
     with stdout_for_data() as stdout:
         if of == "inspect":
             from sewa_cli.run import Inspection

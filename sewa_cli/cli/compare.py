@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,14 @@ def compare(
         typer.Option("--fast", help="Methods search by predicted losses, over one cache."),
     ] = False,
     solver: Solver = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="In windows of N checkpoints that move along the run."),
+    ] = None,
+    stride: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="From one window to the next. Default: none overlap"),
+    ] = None,
     config: ConfigFile = None,
     set_: Sets = None,
     state_key: StateKey = None,
@@ -86,7 +95,8 @@ def compare(
 ) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie.
 
-    K may be a list: --K 5,10,20. Prints a table; --format json is the whole report.
+    K may be a list: --K 5,10,20. Prints a table; --format json is the whole report. With --windows
+    100, a point of the curve for every 100 checkpoints: how much training does an average save?
     """
     from sewa_cli.cli.door import stdout_for_data
     from sewa_cli.cli.tables import check_format, render
@@ -115,8 +125,15 @@ def compare(
             "compare.methods": methods,
             "compare.K": K,
             "compare.methods_from": methods_from,
+            "compare.windows": windows,
+            "compare.stride": stride,
         },
     )
+    in_windows = settings.compare.windows is not None
+    if stride is not None and not in_windows:
+        raise ConfigError("--stride: lies between windows; say how large they are: --windows 100")
+    if output_best is not None and in_windows:
+        raise ConfigError("--output-best: windows have no best average; compare without --windows")
     if str(output_best) == "-":
         raise ConfigError("--output-best: - is not a file; name one")
     refuse_plot(plot, force)
@@ -130,6 +147,21 @@ def compare(
         files = [path.resolve() for path in (output_best, report, plot) if path is not None]
         if len(set(files)) < len(files):
             raise ConfigError("--output-best, --report and --plot must name different files")
+        protected = inputs_of(config, settings)
+        if in_windows:
+            from sewa_cli.cli.windows import compare_windows
+
+            compare_windows(
+                settings,
+                Talk(quiet, verbose),
+                stdout,
+                form,
+                plot=plot,
+                report=report,
+                force=force,
+                protected=protected,
+            )
+            return
         with Talk(quiet, verbose) as talk:
             found = run_compare(
                 settings,
@@ -138,7 +170,7 @@ def compare(
                 output_best=output_best,
                 report=report,
                 force=force,
-                protected=inputs_of(config, settings),
+                protected=protected,
             )
         if form == "json":
             text = to_json(found)
@@ -179,7 +211,7 @@ def rows_of(found: Comparison) -> list[dict[str, Cell]]:
             "minus_best_low": row.difference_interval.low if row.difference_interval else None,
             "minus_best_high": row.difference_interval.high if row.difference_interval else None,
             "mark": row.mark,
-            **{_column(name): value for name, value in (row.metrics or {}).items()},
+            **{metric_column(name, COLUMNS): value for name, value in (row.metrics or {}).items()},
             "forward": row.cost.forward_passes,
             "backward": row.cost.backward_passes,
             "MB_read": round(row.cost.bytes_read / 1e6, 3),
@@ -195,9 +227,9 @@ COLUMNS |= {"minus_best", "minus_best_low", "minus_best_high", "mark"}
 COLUMNS |= {"forward", "backward", "MB_read", "seconds"}
 
 
-def _column(metric: str) -> str:
+def metric_column(metric: str, taken: Container[str]) -> str:
     """A metric that is named like a column of ours must not take its place."""
-    return f"metric_{metric}" if metric in COLUMNS else metric
+    return f"metric_{metric}" if metric in taken else metric
 
 
 def for_people(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:

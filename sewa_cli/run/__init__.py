@@ -13,7 +13,10 @@ outputs     where results go, refused early, written together
 accounts    cost, versions, metadata
 proposing   methods registered, named, asked for coefficients
 court       what methods see of a run, and the judge of what they propose
+drafting    every method at every K, before rows are compared
+reaching    from when on an average does as well as the run's last checkpoint
 select      the main job            compare     every method, fairly
+windows     the same along the run
 averaging   without a task          evaluating  files, one by one
 validate    does it all fit?        planning    what will it cost?
 inspect     what is there, and how the run moved
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from sewa_cli.run.proposing import register_methods
     from sewa_cli.run.select import Selection, run_select
     from sewa_cli.run.validate import Check, run_validate
+    from sewa_cli.run.windows import run_windows
 
 __all__ = [
     "Check",
@@ -53,6 +57,7 @@ __all__ = [
     "run_inspect",
     "run_select",
     "run_validate",
+    "run_windows",
     "seeded",
 ]
 
@@ -70,6 +75,7 @@ _HOME = {
     "run_inspect": "inspect",
     "run_select": "select",
     "run_validate": "validate",
+    "run_windows": "windows",
     "seeded": "bench",
 }
 

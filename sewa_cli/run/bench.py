@@ -41,6 +41,9 @@ class Bench:
     left_out: list[LeftOut] = field(default_factory=list)
 
     def warn(self, text: str) -> None:
+        """Once, however often it comes up: a checkpoint may be read again."""
+        if text in self.warnings:
+            return
         self.warnings.append(text)
         self.listener.warn(text)
 
