@@ -62,7 +62,7 @@ def load(folder: Path, settings: Iterable[Setting], seeds: Iterable[int]) -> lis
     for setting in settings:
         for seed in seeds:
             home = folder / setting.name / f"seed-{seed}"
-            for path in sorted(home.glob("*/*.json")):
+            for path in sorted(home.glob("*/*.json"), key=lambda p: (p.parent, p.stem)):
                 report = json.loads(path.read_text())["report"]
                 study, job = path.parent.name, path.stem
                 found += _rows(report, setting, seed, study, job)

@@ -1,0 +1,157 @@
+"""The quality benchmark, small: the text setting on texts made here, two short training runs."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+QUALITY = Path(__file__).parent.parent / "benchmarks" / "quality"
+MODULES = ("plan", "running", "tables", "claims", "studies", "pictures")
+sys.path.insert(0, str(QUALITY))
+plan, running, tables, claims, studies, pictures = map(importlib.import_module, MODULES)
+sys.path.remove(str(QUALITY))
+
+STEPS = ("--checkpoints", "12", "--every", "2", "--warmup", "4")
+TRAIN = (*STEPS, "--length", "8", "--width", "8", "--vocabulary", "100")
+TASK = ("length=8", "width=8", "vocabulary=100", "selection=40", "heldout=60")
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Half the words of a text give its class away."""
+    data = tmp_path_factory.mktemp("texts")
+    draw = random.Random(0)
+    for name, rows in (("train", 300), ("test", 80)):
+        with (data / f"{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file, quoting=csv.QUOTE_ALL)
+            for _ in range(rows):
+                kind = draw.randint(1, 2)
+                words = [draw.choice(("good", "fine", "bad", "poor")[2 * kind - 2 :][:2])]
+                words += [draw.choice(("the", "film", "plot", "bad", "good")) for _ in range(6)]
+                table.writerow([kind, "", " ".join(draw.sample(words, len(words)))])
+    return plan.Setting(
+        name="tiny",
+        folder="text_classification",
+        k=6,
+        metric="accuracy",
+        train=(*TRAIN, "--data", str(data)),
+        args=(*TASK, f"data={data}"),
+        whole_run=12,
+        budgets=(2, 4, 6),
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(setting: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("quality")
+    jobs = [*plan.methods(setting), *plan.windows(setting), *list(plan.tuning(setting))[:2]]
+    jobs += [plan.Job("overfitting", "gumbel fresh 20", ("sewa", "uniform"), (2,))]
+    running.run_all(folder, [(setting, seed, job) for seed in (0, 1) for job in jobs], workers=2)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_method_has_a_number_at_every_k(ran: Path, setting: Any) -> None:
+    found = tables.load(ran, [setting], (0, 1))
+    results = tables.Results(found, [setting])
+    assert set(results.methods(setting)) >= {*plan.SIMPLE, *plan.SEARCHED, *tables.PAPER}
+    for what in ("heldout_loss", "metric"):
+        for method in results.methods(setting):
+            for K in setting.budgets:
+                runs = results.runs(setting, method, K, what)
+                assert sorted(runs) == [0, 1], (method, K)
+                assert all(0 <= value < 5 for value in runs.values())
+    # at K = k there is nothing to choose
+    every = results.runs(setting, "uniform", None, "heldout_loss")
+    assert results.runs(setting, "sewa", 6, "heldout_loss") == every
+
+
+@pytest.mark.slow
+def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
+    found = tables.load(ran, [setting], (0, 1))
+    results = tables.Results(found, [setting])
+    raw = [
+        json.loads((ran / "tiny" / f"seed-{seed}" / "methods" / "gumbel.json").read_text())
+        for seed in (0, 1)
+    ]
+    mine = [run["report"]["rows"][0]["heldout_loss"] for run in raw]
+    [row, *_] = tables.paper_table(results, "heldout_loss")
+    assert row["K"] == "2"
+    assert row["SeWA"].strip("*").startswith(f"{sum(mine) / 2:.4g} ±")
+    [line] = [
+        r for r in tables.full_table(results, setting, "heldout_loss") if r["method"] == "sewa"
+    ]
+    assert line["K=2"] == row["SeWA"].strip("*")
+    against = tables.learned_against(results, setting, "heldout_loss")
+    assert {r["rival"] for r in against} == set(tables.RIVALS)
+    assert {f.verdict for f in claims.findings(results, "metric")} <= {"holds", "ties", "fails"}
+    assert studies.tuning_table(found, [setting])[0]["changed"] == "(defaults)"
+    [line] = studies.overfitting_table(found, setting)
+    assert line["K"] == "2"
+    curves = studies.load_curves(ran, setting, (0, 1))
+    assert len(curves.at) == 2
+    assert curves.at[-1] == 4 + 12 * 2
+    assert {row["method"] for row in studies.windows_table(curves)} >= {"last", "sewa"}
+    pictures.draw(results, ran / "quality.png")
+    pictures.draw_curves([curves], ran / "windows.png")
+    for name in ("quality.png", "windows.png"):
+        assert (ran / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_done_again_and_what_is_lost_is(
+    ran: Path, setting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+    plain = running._call
+
+    def counted(command: list[str], folder: Path) -> Any:
+        called.append(command)
+        return plain(command, folder)
+
+    monkeypatch.setattr(running, "_call", counted)
+    work = [(setting, 0, job) for job in plan.methods(setting)]
+    running.run_all(ran, work, workers=1)
+    assert called == []
+    lost = ran / "tiny" / "seed-0" / "methods" / "linear.json"
+    before = json.loads(lost.read_text())["report"]["rows"]
+    lost.unlink()
+    running.run_all(ran, work, workers=1)
+    assert len(called) == 1
+    after = json.loads(lost.read_text())["report"]["rows"]
+    losses = [[row["heldout_loss"] for row in rows] for rows in (before, after)]
+    assert losses[0] == losses[1]
+
+
+def test_a_command_that_fails_is_told_in_one_line(setting: Any, tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "seed-0").mkdir(parents=True)
+    job = plan.Job("methods", "none", ("no-such-method",), (2,))
+    with pytest.raises(running.Failed, match=r"exit 2: error: methods: .*no-such-method") as told:
+        running.run(tmp_path, setting, 0, job)
+    assert "\n" not in str(told.value)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(-100, 100))
+def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
+    values: list[float], shift: float
+) -> None:
+    one = {seed: value + shift for seed, value in enumerate(values)}
+    two = dict.fromkeys(one, 0.0)
+    found = tables.difference(one, two)
+    said = tables.verdict(found, better=1)
+    low, high = found.mean - found.half, found.mean + found.half
+    assert said == ("holds" if low > 0 else "fails" if high < 0 else "ties")
+
+
+def test_one_training_run_alone_decides_nothing() -> None:
+    assert tables.verdict(tables.difference({0: 1.0}, {0: 0.0}), better=1) == "ties"
