@@ -15,8 +15,8 @@ def arguments():
     add = parser.add_argument
     add("--seed", type=int, default=0)
     add("--checkpoints", type=int, default=500, help="how many are saved")
-    add("--every", type=int, default=5, help="steps from one to the next")
-    add("--warmup", type=int, default=1000, help="steps before the first of them is due")
+    add("--every", type=int, default=4, help="steps from one to the next")
+    add("--warmup", type=int, default=500, help="steps before the first of them is due")
     add("--out", type=Path, default=Path(__file__).parent / "ckpts")
     add("--data", default="imdb_csv", help="a folder under sample_configs/data, or a path")
     add("--vocabulary", type=int, default=10_000)
