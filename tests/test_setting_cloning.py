@@ -330,6 +330,15 @@ def test_an_unknown_environment_must_be_named(task: ModuleType, tmp_path: Path) 
     assert task.build_model(data, env="Hopper-v5").env == "Hopper-v5"
 
 
+def test_an_environment_that_does_not_fit_the_data_is_told(task: ModuleType, hopper: str) -> None:
+    with pytest.raises(
+        TaskError, match=r"Walker2d-v5: has observations of shape \(17,\), the data"
+    ):
+        task.metrics(task.build_model(hopper, env="Walker2d-v5", episodes=1))
+    with pytest.raises(TaskError, match=r"args\.episodes: must be 1 or more"):
+        task.build_model(hopper, episodes=0)
+
+
 # whole runs
 
 

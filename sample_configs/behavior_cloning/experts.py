@@ -160,7 +160,7 @@ def save(path, episodes, about):
 
 
 def make_hopper(pool, folder, seed):
-    medium, expert = learn_to_hop(pool, seed, iterations=1000)
+    medium, expert = learn_to_hop(pool, seed, iterations=300)
     parts = {}
     for number, (name, policy) in enumerate({"medium": medium, "expert": expert}.items(), 1):
         parts[name] = record(pool, "hopper", policy, TRANSITIONS, number * 1_000_000)
