@@ -142,7 +142,10 @@ def record(pool, name, policy, transitions, seed):
 
 
 def save(path, episodes, about):
-    """Written under another name first: whole, or not at all."""
+    """Written under another name first: whole, or not at all. What is there stays."""
+    if path.exists():
+        print(f"{path}: already there")
+        return
     temporary = path.with_name(f".{path.name}.tmp")
     with h5py.File(temporary, "w") as file:
         for column in episodes[0]:
@@ -157,7 +160,7 @@ def save(path, episodes, about):
 
 
 def make_hopper(pool, folder, seed):
-    medium, expert = learn_to_hop(pool, seed, iterations=1000)
+    medium, expert = learn_to_hop(pool, seed, iterations=300)
     parts = {}
     for number, (name, policy) in enumerate({"medium": medium, "expert": expert}.items(), 1):
         parts[name] = record(pool, "hopper", policy, TRANSITIONS, number * 1_000_000)
@@ -178,7 +181,7 @@ def make_lander(pool, folder, transitions):
 def main():
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     asked.add_argument("--out", type=Path, default=DATA)
-    asked.add_argument("--seed", type=int, default=1, help="with 0, Hopper only learns to stand")
+    asked.add_argument("--seed", type=int, default=1, help="of Hopper; not with all it learns")
     asked.add_argument("--processes", type=int, default=os.cpu_count())
     asked.add_argument("--quick", action="store_true", help="a little of LunarLander, no Hopper")
     args = asked.parse_args()

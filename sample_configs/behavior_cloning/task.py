@@ -7,6 +7,7 @@ from functools import cache
 
 import episodes as recorded
 import gymnasium
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -38,6 +39,8 @@ class Policy(nn.Module):
 
 
 def build_model(data="hopper-medium", width=128, dropout=0.1, env=None, episodes=20):
+    if episodes < 1:
+        raise TaskError(f"args.episodes: must be 1 or more, found {episodes}")
     observations, actions = tables(data)["training"]
     model = Policy(observations.shape[1], actions.shape[1], width, dropout)
     model.mean.copy_(observations.mean(0))
@@ -93,14 +96,17 @@ def metrics(model):
 @torch.no_grad()
 def play(model, env, episodes):
     """The return of each episode; all are played side by side, one forward pass for a step."""
+    games = environments(env, episodes)
+    seen, learned = games[0].observation_space.shape, tuple(model.mean.shape)
+    if seen != learned:
+        raise TaskError(f"{env}: has observations of shape {seen}, the data have {learned}")
     was_training = model.training
     model.eval()
-    games = environments(env, episodes)
     device = next(model.parameters()).device
     running = {number: game.reset(seed=number)[0] for number, game in enumerate(games)}
     returns = [0.0] * episodes
     while running:
-        seen = torch.tensor(list(map(list, running.values())), dtype=torch.float32, device=device)
+        seen = torch.tensor(np.stack(list(running.values())), dtype=torch.float32, device=device)
         for number, action in zip(list(running), model(seen).cpu().numpy(), strict=True):
             running[number], reward, terminated, truncated, _ = games[number].step(action)
             returns[number] += float(reward)

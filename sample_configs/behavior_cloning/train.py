@@ -21,7 +21,7 @@ def options():
     asked.add_argument("--width", type=int, default=128)
     asked.add_argument("--dropout", type=float, default=0.1)
     asked.add_argument("--optimizer", choices=["adam", "sgd"], default="adam")
-    asked.add_argument("--rate", type=float, default=1e-3, help="learning rate, constant")
+    asked.add_argument("--rate", type=float, default=3e-4, help="learning rate, constant")
     asked.add_argument("--batch", type=int, default=128)
     asked.add_argument("--threads", type=int, default=1)
     return asked.parse_args()
