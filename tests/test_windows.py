@@ -70,13 +70,15 @@ def without_costs(row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("more", [(), ("--fast",), ("--solver", "linear"), ("--memory", "30KB")])
+@pytest.mark.parametrize("more", [(), ("--fast",), ("--solver", "linear"), ("--memory", "6000")])
 def test_a_window_is_what_compare_says_of_its_checkpoints(sewa: Sewa, more: tuple[str]) -> None:
     Path("task.py").write_text(TASK + METRIC)
     asked = ["--methods", "sewa,lawa,ema,swa,random,greedy,last", "--K", "2,3", *more]
     found = windows(sewa, *asked, "--windows", 5, "--stride", 3)
     ends = [(window["first_step"], window["last_step"]) for window in found["windows"]]
     assert ends == [(20, 60), (50, 90), (80, 120)]
+    tiers = {window["placement"]["tier"] for window in found["windows"]}
+    assert tiers == ({"files"} if "--memory" in more else {"memory"})
     for window in found["windows"]:
         within = ["--from-step", window["first_step"], "--to-step", window["last_step"]]
         twin = json.loads(sewa("compare", *asked, *within, "--format", "json").out)
@@ -103,7 +105,10 @@ def test_batchnorm_is_recomputed_in_every_window_as_in_a_comparison(sewa: Sewa) 
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_one_window_at_a_time_is_held(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("more", [(), ("--fast",), ("--solver", "linear"), ("--memory", "6000")])
+def test_one_window_at_a_time_is_held(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, more: tuple[str]
+) -> None:
     held: list[weakref.ref[Trajectory]] = []
 
     def reading(*arguments: Any, **options: Any) -> Any:
@@ -113,9 +118,9 @@ def test_one_window_at_a_time_is_held(sewa: Sewa, monkeypatch: pytest.MonkeyPatc
         return placed
 
     monkeypatch.setattr(sewa_cli.run.windows, "read_trajectory", reading)
-    gc.disable()  # by chance it would be collected in time
+    gc.disable()  # it must go by itself: collecting takes as long as a small window
     try:
-        found = windows(sewa, "--methods", "sewa,greedy,lawa", "--K", 2, "--windows", 3)
+        found = windows(sewa, "--methods", "sewa,greedy,twa", "--K", 2, "--windows", 3, *more)
     finally:
         gc.enable()
     assert len(held) == len(found["windows"]) == 4
