@@ -94,8 +94,7 @@ def tables_of(found: Windows) -> Iterator[tuple[str, list[dict[str, Cell]]]]:
         cells["lowest"] = ", ".join(_name(row) for row in window.rows if row.mark == "best") or None
         by_loss.append(cells)
     yield f"{measure}, in windows of {found.size} checkpoints", by_loss
-    rows = [row for window in found.windows for row in window.rows]
-    for metric in dict.fromkeys(name for row in rows for name in row.metrics or {}):
+    for metric in _metrics(found):
         yield (
             metric,
             [
@@ -110,7 +109,7 @@ def tables_of(found: Windows) -> Iterator[tuple[str, list[dict[str, Cell]]]]:
 def _whens(found: Windows) -> list[dict[str, Cell]]:
     short = LOSS[found.level.measure].removesuffix(" loss")
     unit = "after step" if found.by == "step" else "after checkpoints"
-    rows = []
+    rows: list[dict[str, Cell]] = []
     for reach in found.reaches:
         cells: dict[str, Cell] = {
             "method": _name(reach),
@@ -118,10 +117,16 @@ def _whens(found: Windows) -> list[dict[str, Cell]]:
             "of training": None if reach.share is None else _percent(reach.share),
             short: reach.loss,
         }
-        cells |= {metric_column(n, cells): value for n, value in (reach.metrics or {}).items()}
+        there = reach.metrics or {}
+        cells |= {metric_column(name, cells): there.get(name) for name in _metrics(found)}
         cells["first touched"] = None if reach.touched is None else found.windows[reach.touched].at
         rows.append(cells)
-    return even(rows)
+    return rows
+
+
+def _metrics(found: Windows) -> list[str]:
+    rows = [row for window in found.windows for row in window.rows]
+    return list(dict.fromkeys(name for row in rows for name in row.metrics or {}))
 
 
 def verdict(found: Windows) -> list[str]:
@@ -142,6 +147,7 @@ def verdict(found: Windows) -> list[str]:
         also = sum(reach.window == first.window for reach in reached) - 1
         more = f", and so do {also} of the others" if also else ""
         sentences.append(f"{_name(first)} reaches {level} {_after(found, first)}{more}")
+        sentences += _metrics_there(found, first)
         if last.window is not None and (first.window or 0) >= last.window:
             sentences.append("`last` itself does so as early: averaging saves no training here")
         else:
@@ -155,6 +161,15 @@ def verdict(found: Windows) -> list[str]:
             f"windows before it, training was at that level already{worth}"
         )
     return sentences
+
+
+def _metrics_there(found: Windows, reach: Reach) -> Iterator[str]:
+    """The loss alone has decided; a metric may say otherwise."""
+    in_the_end = found.level.metrics or {}
+    for name, value in (reach.metrics or {}).items():
+        yield f"{name} of {_name(reach)} there: {show(value)}; in the end, of `last`: " + show(
+            in_the_end.get(name)
+        )
 
 
 def _after(found: Windows, reach: Reach) -> str:

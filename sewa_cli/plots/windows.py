@@ -23,7 +23,9 @@ _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F
 _MARKERS: Final = "s^DvPX<>phd8H*"
 _DASHES: Final = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (9, 3)))
 _LOG_ABOVE: Final = 8.0
+_EXACT: Final = 2**53  # a step that a float cannot hold is a date or a hash in a file's name
 _LAST: Final = "last"
+_RING: Final[dict[str, Any]] = {"marker": "o", "mfc": "none", "mew": 1.3}
 
 
 @dataclass(frozen=True)
@@ -42,22 +44,34 @@ def plot_windows(found: Windows) -> Figure:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     panels = _panels(found)
-    places = [float(window.at) for window in found.windows]
+    has_places = all(window.at < _EXACT for window in found.windows)
+    places = [float(w.at if has_places else i) for i, w in enumerate(found.windows, 1)]
     looks = _looks(found)
+    height = 0.6 + (3.4 if len(panels) == 1 else 2.6) * len(panels)
     with house():
-        figure = Figure(figsize=(9, 0.6 + (3.4 if len(panels) == 1 else 2.6) * len(panels)))
+        figure = Figure(figsize=(9, max(height, 1.4 + 0.18 * _lines(found))))
         set_margins(figure)
         all_axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, panel in zip(all_axes, panels, strict=True):
             _draw(axes, panel, found, places, looks)
         bottom = all_axes[-1]
-        bottom.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+        bottom.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10], integer=True))
         bottom.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-        unit = "training step" if found.by == "step" else "checkpoint, by index"
-        bottom.set_xlabel(f"{unit} at the end of a window of {found.size} checkpoints")
+        unit = "training step" if found.by == "step" else "checkpoint, by index,"
+        where = f"at the end of a window of {found.size} checkpoints"
+        bottom.set_xlabel(f"{unit} {where}" if has_places else "window, by index")
         handles, names = _ordered(all_axes[0], found, panels[0])
         figure.legend(handles, names, loc="outside right upper", handlelength=3.2)
     return figure
+
+
+def _lines(found: Windows) -> int:
+    """Of the legend's names."""
+    return sum(_name(row).count("\n") + 1 for row in found.windows[-1].rows)
+
+
+def _name(row: Row) -> str:
+    return label(row.method + (f" K={row.K}" if row.K is not None else ""))
 
 
 def _panels(found: Windows) -> list[_Panel]:
@@ -111,22 +125,19 @@ def _draw(
     for i, (row, look) in enumerate(zip(found.windows[-1].rows, looks, strict=True)):
         values = [_finite(panel.value(window.rows[i])) for window in found.windows]
         drawn += [value for value in values if isfinite(value)]
-        name = label(row.method + (f" K={row.K}" if row.K is not None else ""))
-        axes.plot(places, values, ms=size, label=name, gid="method", **look)
+        axes.plot(places, values, ms=size, label=_name(row), gid="method", **look)
         reached = found.reaches[i].window
         if reached is not None and panel.is_loss and len(places) > 1:
             axes.plot(
                 [places[reached]],
                 [values[reached]],
                 linestyle="none",
-                marker="o",
                 ms=size + 6,
-                mfc="none",
-                mec=look["color"],
-                mew=1.3,
+                color=look["color"],
                 gid="reached",
                 label="_ring",
                 zorder=5,
+                **_RING,
             )
     level = _finite(panel.level)
     if isfinite(level):
@@ -150,9 +161,16 @@ def _ordered(axes: Axes, found: Windows, panel: _Panel) -> tuple[list[Any], list
         unit = "step" if found.by == "step" else "checkpoint"
         handles += [Line2D([], [], linestyle="none")]
         handles += [Line2D([], [], color="black", linestyle=(0, (5, 4)), lw=0.9)]
-        names += ["", label(f"the last checkpoint, {unit} {found.level.at:,}", 34)]
+        where = f", {unit} {found.level.at:,}" if found.level.at < _EXACT else ""
+        names += ["", f"the last checkpoint{where}"]
     if any(line.get_gid() == "reached" for line in axes.lines):
-        ring: dict[str, Any] = {"marker": "o", "ms": 10.5, "mfc": "none", "mec": "black", "mew": 1.3}
+        ring: dict[str, Any] = {
+            "marker": "o",
+            "ms": 10.5,
+            "mfc": "none",
+            "mec": "black",
+            "mew": 1.3,
+        }
         handles += [Line2D([], [], linestyle="none", **ring)]
         names += ["at its level from here on"]
     return handles, names

@@ -134,6 +134,10 @@ class Court:
             learn=self.learn_from_cache if self.fast else self.learn,
         )
 
+    def close(self) -> None:
+        """Let go of the checkpoints now: the court and its run hold each other, and with them W."""
+        del self.run
+
     def begin_row(self) -> None:
         """Every method sees the selection batches from the start, whoever came before it."""
         self._stream = cycle(self._bench.task.selection_data, self._bench.model.device)

@@ -6,7 +6,6 @@ Model, task and data are set up once; of the checkpoints, one window at a time i
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -100,7 +99,6 @@ def _run(
             raise TaskError(
                 "loss() is NaN or Inf on the selection data for every average of the last window"
             )
-        gc.collect()  # a court and its run hold each other, and with them W: let go of it now
         listener.progress("windows", n, len(slices))
     if far := sum(one.far_off for one in seen):
         bench.warn(
@@ -133,6 +131,8 @@ def _judge(
     court = Court(bench, placed)
     with clock("evaluate"):
         drafts = make_drafts(court, calls, budgets, bench.listener)
+        is_off = court.fast and any(True for _ in far_off(court, calls, drafts))
+    court.close()
     return _Seen(
         used=placed.used,
         left_out=placed.left_out,
@@ -142,7 +142,7 @@ def _judge(
         heldout_rows=court.scales.heldout_rows,
         batchnorm=court.scales.recomputed_on,
         averages=court.ledger.count("judge"),
-        far_off=court.fast and any(True for _ in far_off(court, calls, drafts)),
+        far_off=is_off,
     )
 
 
