@@ -23,6 +23,7 @@ class Setting:
     train: tuple[str, ...] = ()  # options of train.py
     args: tuple[str, ...] = ()  # KEY=VALUE, for the task
     whole_run: int = 500  # checkpoints that train.py leaves
+    studied: bool = True  # tuning and over-fitting too: one data set of each task is enough
     samples: Path = SAMPLES
     budgets: tuple[int, ...] = BUDGETS
 
@@ -36,15 +37,22 @@ class Setting:
         return [K for K in self.budgets if self.k > K]
 
 
-def cloning(name: str) -> Setting:
-    data = ("--data", name)
-    return Setting(name, "behavior_cloning", 1000, "return", data, (f"data={name}",))
+def cloning(name: str, studied: bool = False) -> Setting:
+    return Setting(
+        name,
+        "behavior_cloning",
+        k=1000,
+        metric="return",
+        train=("--data", name),
+        args=(f"data={name}",),
+        studied=studied,
+    )
 
 
 SETTINGS = {
     setting.name: setting
     for setting in (
-        cloning("hopper-medium"),
+        cloning("hopper-medium", studied=True),
         cloning("hopper-medium-expert"),
         cloning("lunarlander-medium"),
         Setting("images", "image_classification", 100, "accuracy"),
@@ -101,20 +109,20 @@ def methods(setting: Setting) -> Iterator[Job]:
 GUMBEL_CHANGES = (
     "iterations=30",
     "iterations=300",
-    "samples=1",
     "samples=4",
     "temperature=0.25",
     "temperature=1.0",
     "lr=0.1",
     "lr=1.0",
-    "batches=4",
     "normalize=paper",
 )
-LINEAR_CHANGES = ("h=0.03", "h=0.3", "h=1.0", "rounds=1", "rounds=3", "exact_swaps=20")
+LINEAR_CHANGES = ("h=0.03", "h=0.3", "rounds=1", "exact_swaps=20")
 
 
 def tuning(setting: Setting) -> Iterator[Job]:
-    budgets = (min(10, setting.budgets[0]),)
+    if not setting.studied:
+        return
+    budgets = setting.budgets[:1]
     for solver, changes in (("gumbel", GUMBEL_CHANGES), ("linear", LINEAR_CHANGES)):
         options = LINEAR if solver == "linear" else ()
         yield Job("tuning", solver, ("sewa",), budgets, options)
@@ -125,14 +133,21 @@ def tuning(setting: Setting) -> Iterator[Job]:
 
 def overfitting(setting: Setting) -> Iterator[Job]:
     """Rows to select by, fresh or those of training; few checkpoints or half of them."""
-    budgets = tuple(K for K in setting.learnable if K in (10, 50)) or setting.budgets[:1]
-    for source in ("fresh", "training"):
-        for rows in (200, 1000, 5000):
-            sets = (f"args.selection={rows}", f"args.selection_from={source}")
-            for solver, options in (("gumbel", ()), ("linear", LINEAR)):
-                chosen = ("sewa", "lawa", "uniform", "last") if solver == "gumbel" else ("sewa",)
-                name = f"{solver} {source} {rows}"
-                yield Job("overfitting", name, chosen, budgets, options, sets)
+    if not setting.studied:
+        return
+    few, half = setting.budgets[0], setting.learnable[-1]
+    for rows in (200, 1000, 5000):
+        yield _selecting_by(rows, "fresh", "gumbel", few, half)
+        if rows != 1000:
+            yield _selecting_by(rows, "training", "gumbel", few)
+            yield _selecting_by(rows, "fresh", "linear", few)
+
+
+def _selecting_by(rows: int, source: str, solver: str, *budgets: int) -> Job:
+    sets = (f"args.selection={rows}", f"args.selection_from={source}")
+    options = LINEAR if solver == "linear" else ()
+    name = f"{solver} {source} {rows}"
+    return Job("overfitting", name, ("sewa", "uniform"), budgets, options, sets)
 
 
 def windows(setting: Setting) -> Iterator[Job]:

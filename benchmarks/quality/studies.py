@@ -48,9 +48,8 @@ def overfitting_table(found: Sequence[Found], setting: Setting) -> Table:
     for job in dict.fromkeys(row.job for row in rows):
         solver, source, size = job.split()
         for K in dict.fromkeys(row.K for row in rows if row.job == job and row.method == "sewa"):
-            plain = f"gumbel {source} {size}"  # the job that has the mean of all beside it
-            promised = _gain(rows, setting, job, plain, K, "selection_loss")
-            kept = _gain(rows, setting, job, plain, K, "heldout_loss")
+            promised = _gain(rows, setting, job, K, "selection_loss")
+            kept = _gain(rows, setting, job, K, "heldout_loss")
             if promised and kept:
                 table.append(
                     {
@@ -66,10 +65,10 @@ def overfitting_table(found: Sequence[Found], setting: Setting) -> Table:
 
 
 def _gain(
-    rows: Sequence[Found], setting: Setting, job: str, plain: str, K: int | None, what: str
+    rows: Sequence[Found], setting: Setting, job: str, K: int | None, what: str
 ) -> list[float]:
     mine = _runs(rows, setting, job, "sewa", K, what)
-    mean = _runs(rows, setting, plain, "uniform", None, what)
+    mean = _runs(rows, setting, job, "uniform", None, what)
     return [mine[seed] - mean[seed] for seed in sorted(mine.keys() & mean.keys())]
 
 
