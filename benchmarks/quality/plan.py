@@ -37,14 +37,14 @@ class Setting:
         return [K for K in self.budgets if self.k > K]
 
 
-def cloning(name: str, studied: bool = False) -> Setting:
+def cloning(data: str, rate: str | None = None, studied: bool = False) -> Setting:
     return Setting(
-        name,
+        data if rate is None else f"{data}, rate {rate}",
         "behavior_cloning",
         k=1000,
         metric="return",
-        train=("--data", name),
-        args=(f"data={name}",),
+        train=("--data", data, *(() if rate is None else ("--rate", rate))),
+        args=(f"data={data}",),
         studied=studied,
     )
 
@@ -54,6 +54,7 @@ SETTINGS = {
     for setting in (
         cloning("hopper-medium", studied=True),
         cloning("hopper-medium-expert"),
+        cloning("hopper-medium", rate="0.003"),  # ten times the rate: an unstable run
         cloning("lunarlander-medium"),
         Setting("images", "image_classification", 100, "accuracy"),
         Setting("text", "text_classification", 100, "accuracy"),
