@@ -27,6 +27,7 @@ from sewa_cli.run.listener import Listener
 from sewa_cli.run.lora import average_factors
 from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import check_outputs, outputs_at, write_results
+from sewa_cli.run.overlap import warn_of_overlap
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.task import Task
 
@@ -81,6 +82,7 @@ def _compare(
     if court.fast:
         for text in far_off(court, calls, drafts):
             bench.warn(text)
+    warn_of_overlap(bench)
     if task.heldout_data is None:
         bench.warn(
             "no held-out data: no held-out loss, interval, tie or winner can be reported, and "

@@ -27,6 +27,7 @@ from sewa_cli.run.listener import Listener
 from sewa_cli.run.lora import average_factors, check_lora
 from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_results
+from sewa_cli.run.overlap import warn_of_overlap
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales, finite
 from sewa_cli.run.surveying import Chosen
@@ -146,6 +147,7 @@ def _select(
             f"({better.heldout_loss:.5g} against {own})"
         )
     _warn_of_few(bench, chosen)
+    warn_of_overlap(bench)
     written, instead_of, learned = chosen.name, None, None
     if config.fallback and beaten_by:
         written, instead_of, learned = beaten_by[0].name, chosen.name, average

@@ -11,6 +11,7 @@ from sewa_cli.evaluate import batchnorm_layers, cycle
 from sewa_cli.nest import rows
 from sewa_cli.run.bench import seeded, set_up
 from sewa_cli.run.listener import Listener
+from sewa_cli.run.overlap import warn_of_overlap
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
 
@@ -52,6 +53,7 @@ def run_validate(config: Config, task: Task, listener: Listener | None = None) -
         except ValueError as error:
             raise TaskError(f"selection_data(): {error}") from error
         loss, _ = bench.objective.loss_and_gradient(row.W[0], [batch])
+    warn_of_overlap(bench)
     if not isfinite(float(loss)):
         raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
     infos = newest.tensors.values()

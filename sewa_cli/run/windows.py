@@ -23,6 +23,7 @@ from sewa_cli.run.drafting import check_budgets, far_off, make_drafts, parse_ask
 from sewa_cli.run.learning import read_trajectory
 from sewa_cli.run.listener import Listener
 from sewa_cli.run.outputs import check_outputs, outputs_at, write_results
+from sewa_cli.run.overlap import warn_of_overlap
 from sewa_cli.run.reaching import LAST, Measure, find_reaches, level_of, mark_best
 from sewa_cli.task import Task
 
@@ -105,6 +106,7 @@ def _run(
             f"in {far} of {len(seen)} windows a predicted loss is off by more than half of what "
             "the method gained over the mean of all; run it without --fast"
         )
+    warn_of_overlap(bench)
     return write_results(None, outputs, lambda: _report(bench, clock, slices, size, stride, seen))
 
 
