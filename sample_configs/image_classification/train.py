@@ -28,7 +28,7 @@ def parse_options():
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--width", type=int, default=16, help="channels of the first block")
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=0.05, help="of SGD with momentum, constant")
+    parser.add_argument("--lr", type=float, default=0.02, help="of SGD with momentum, constant")
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
