@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-# nn.TransformerEncoderLayer's shortcut for eval mode is some three times slower on a CPU than the
-# ordinary path, and rounds otherwise than training does
+# nn.TransformerEncoderLayer's shortcut for eval mode is slower on a CPU than the ordinary path, by
+# half or more, and rounds otherwise than training does
 torch.backends.mha.set_fastpath_enabled(False)
 
 
@@ -61,6 +61,11 @@ def batches(arrays, part, rows, batch=250):
     return list(zip(ids.split(batch), classes.split(batch), strict=True))
 
 
+def check_rows(name, asked, there):
+    if not 1 <= asked <= there:
+        raise ValueError(f"{name}: from 1 to {there} rows, found {asked}")
+
+
 def trained_on(arrays):
     """How many rows of train.csv, from the first, the network is trained on: four fifths."""
     return len(arrays["train_classes"]) * 4 // 5
@@ -75,23 +80,18 @@ def selection_data(
     data="imdb_csv", vocabulary=10_000, length=64, selection=1000, selection_from="fresh"
 ):
     """Rows of train.csv: the last, which no training sees, or some of those trained on."""
-    arrays = texts.load(data, vocabulary, length)
-    cut = trained_on(arrays)
-    ends = {"fresh": len(arrays["train_classes"]), "training": cut}
-    if selection_from not in ends:
+    if selection_from not in ("fresh", "training"):
         raise ValueError(f"selection_from: fresh or training, found {selection_from!r}")
-    there = ends[selection_from] - (cut if selection_from == "fresh" else 0)
-    if not 1 <= selection <= there:
-        raise ValueError(f"selection: from 1 to {there} rows, found {selection}")
-    end = ends[selection_from]
-    return batches(arrays, "train", slice(end - selection, end))
+    arrays = texts.load(data, vocabulary, length)
+    rows, cut = len(arrays["train_classes"]), trained_on(arrays)
+    first, last = (cut, rows) if selection_from == "fresh" else (0, cut)
+    check_rows("selection", selection, last - first)
+    return batches(arrays, "train", slice(last - selection, last))
 
 
 def heldout_data(data="imdb_csv", vocabulary=10_000, length=64, heldout=2000):
     arrays = texts.load(data, vocabulary, length)
-    if not 1 <= heldout <= len(arrays["test_classes"]):
-        there = len(arrays["test_classes"])
-        raise ValueError(f"heldout: from 1 to {there} rows, found {heldout}")
+    check_rows("heldout", heldout, len(arrays["test_classes"]))
     return batches(arrays, "test", slice(heldout))
 
 

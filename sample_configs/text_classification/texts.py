@@ -3,9 +3,9 @@
 import csv
 import json
 import os
-import tempfile
 import zipfile
 from collections import Counter
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,7 @@ DATA = Path(__file__).parent.parent / "data"
 PAD, UNK = 0, 1  # the first two ids; words come after them, the most frequent first
 
 SPACED = {mark: f" {mark} " for mark in "'.,()!?"}
-DROPPED = {mark: " " for mark in ";:"}
+DROPPED = dict.fromkeys(";:", " ")
 TABLE = str.maketrans(SPACED | DROPPED)
 
 
@@ -56,6 +56,9 @@ def encode(folder, vocabulary, length):
         if not texts:
             raise ValueError(f"{folder / part}.csv: has no rows")
         parts[part] = classes, texts
+    most, found = (max(parts[part][0]) + 1 for part in ("train", "test"))
+    if found > most:
+        raise ValueError(f"{folder}: test.csv has class {found}, train.csv has 1 to {most} only")
     words = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - 2]
     number = {word: n for n, word in enumerate(words, start=2)}
 
@@ -75,6 +78,8 @@ def load(data="imdb_csv", vocabulary=10_000, length=64):
 
     data: a folder under sample_configs/data, or the path of one
     """
+    if vocabulary < 3 or length < 1:
+        raise ValueError(f"vocabulary: 3 or more, length: 1 or more; found {vocabulary}, {length}")
     folder = Path(data).expanduser()
     if len(folder.parts) == 1 and not folder.is_absolute():
         folder = DATA / folder
@@ -96,8 +101,8 @@ def load(data="imdb_csv", vocabulary=10_000, length=64):
 def read_cache(path, made_from):
     """The arrays in `path`, or None if there are none, or they were made from something else."""
     try:
-        with numpy.load(path) as file:
-            arrays = dict(file)
+        with path.open("rb") as file, numpy.load(file) as stored:
+            arrays = dict(stored)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         return None
     return arrays if str(arrays.pop("made_from", "")) == made_from else None
@@ -105,13 +110,13 @@ def read_cache(path, made_from):
 
 def write_cache(path, made_from, arrays):
     """Whole or not at all; without a word where the folder is not ours to write to."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    except OSError:
-        return
-    try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("wb") as file:
             numpy.savez(file, made_from=numpy.array(made_from), **arrays)
         os.replace(temporary, path)
     except OSError:
-        os.unlink(temporary)
+        pass
+    finally:
+        with suppress(OSError):
+            os.unlink(temporary)
