@@ -59,7 +59,7 @@ SETTINGS = {
         Setting("images", "image_classification", 100, "accuracy"),
         Setting("text", "text_classification", 100, "accuracy"),
         Setting(
-            "text, rate 0.003",  # three times the rate: as good alone after fewer steps, less steady
+            "text, rate 0.003",  # as good alone after fewer steps, less steady
             "text_classification",
             100,
             "accuracy",
