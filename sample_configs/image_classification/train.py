@@ -19,18 +19,25 @@ HERE = Path(__file__).parent
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--checkpoints", type=int, default=500)
-    parser.add_argument("--every", type=int, default=8, help="steps between two checkpoints")
+    parser.add_argument("--checkpoints", type=positive, default=500)
+    parser.add_argument("--every", type=positive, default=8, help="steps between two checkpoints")
     parser.add_argument("--warmup", type=int, default=1000, help="steps before the first of them")
     parser.add_argument("--out", default="ckpts", help="a folder, relative to this file's")
     parser.add_argument("--data", default=CIFAR, help="a folder in ../data, or a path")
-    parser.add_argument("--images", type=int, default=20000, help="to train on: the first ones")
-    parser.add_argument("--blocks", type=int, default=3)
-    parser.add_argument("--width", type=int, default=16, help="channels of the first block")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--images", type=positive, default=20000, help="to train on, at most")
+    parser.add_argument("--blocks", type=positive, default=3)
+    parser.add_argument("--width", type=positive, default=16, help="channels of the first block")
+    parser.add_argument("--batch", type=positive, default=64)
     parser.add_argument("--lr", type=float, default=0.02, help="of SGD with momentum, constant")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=positive, default=1)
     return parser.parse_args()
+
+
+def positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, found {number}")
+    return number
 
 
 def train(options):
@@ -63,7 +70,8 @@ def train(options):
             seconds = time.time() - started
             print(f"step {step} of {steps}: loss {mean(recent):.3f}, {seconds:.0f} s", flush=True)
             recent = []
-    print(f"{options.checkpoints} checkpoints in {out}, {time.time() - started:.0f} s")
+    seconds = time.time() - started
+    print(f"{options.checkpoints} checkpoints in {out}, of {len(labels)} images, {seconds:.0f} s")
 
 
 def mean(numbers):
