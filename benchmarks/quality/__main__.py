@@ -22,7 +22,7 @@ from claims import findings, summary, wobble
 from pictures import draw, draw_curves
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
 from running import Failed, run_all
-from studies import load_curves, overfitting_table, tuning_table, windows_table
+from studies import auto_table, load_curves, overfitting_table, tuning_table, windows_table
 from tables import Results, full_table, learned_against, load, markdown, paper_table
 
 
@@ -64,11 +64,13 @@ def report(
         tables[f"The paper's table: {title}"] = paper_table(results, what)
         for setting in settings:
             tables[f"{setting.name}, every method: {title}"] = full_table(results, setting, what)
-        for ours in ("sewa", "sewa linear"):
+        for ours in ("sewa", "sewa linear", "sewa auto"):
             rows = [r for s in settings for r in learned_against(results, s, what, ours)]
-            tables[f"{ours}, K=10, against others: {title}"] = rows
+            K = "K chosen" if ours == "sewa auto" else "K=10"
+            tables[f"{ours}, {K}, against others: {title}"] = rows
         tables[f"The paper's claims: {title}"] = summary(findings(results, what))
         tables[f"Gains where training wobbles: {title}"] = wobble(results, what)
+    tables["What `--K auto` took"] = auto_table(folder, settings, reported)
     tables["Settings of the solvers, K=10"] = tuning_table(load(folder, settings, tuned), settings)
     for setting in settings:
         tables[f"{setting.name}: over-fitting"] = overfitting_table(found, setting)

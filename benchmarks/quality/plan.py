@@ -72,7 +72,10 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Job:
-    """One `sewa compare` over one training run. Its name is that of the file it leaves."""
+    """One `sewa compare` over one training run. Its name is that of the file it leaves.
+
+    Without budgets it is `sewa select --K auto`, which compares nothing but chooses K itself.
+    """
 
     study: str
     name: str
@@ -84,17 +87,21 @@ class Job:
 
     def arguments(self, setting: Setting, checkpoints: str, config: str) -> list[str]:
         sets = [f"args.{pair}" for pair in setting.args] + list(self.sets)
+        output = f"{checkpoints}-auto.safetensors"
+        budgets = ",".join(map(str, self.budgets)) or "auto"
+        select = ("--json", "--output", output, "--force")
         return [
-            "compare",
+            "compare" if self.budgets else "select",
             checkpoints,
             *("--config", config),
-            *("--methods", ",".join(self.methods)),
-            *("--K", ",".join(map(str, self.budgets))),
+            *(("--methods", ",".join(self.methods)) if self.budgets else ()),
+            *("--K", budgets),
             *("--last", str(setting.whole_run if self.windows else setting.k)),
             *(("--windows", str(self.windows)) if self.windows else ()),
             *self.options,
             *(part for pair in sets for part in ("--set", pair)),
-            *("--format", "json", "--quiet"),
+            *(("--format", "json") if self.budgets else select),
+            "--quiet",
         ]
 
 
@@ -110,22 +117,14 @@ def methods(setting: Setting) -> Iterator[Job]:
     yield Job("methods", "searched", SEARCHED, budgets)
     yield Job("methods", "gumbel", ("sewa",), budgets)
     yield Job("methods", "linear", ("sewa",), budgets, LINEAR)
+    yield Job("methods", "auto", ("sewa",), (), LINEAR)
     # a search over K · k averages: from one cache of outputs, or not at all
     yield Job("methods", "forward", ("forward",), budgets, ("--fast",))
 
 
 # one setting changed at a time
-GUMBEL_CHANGES = (
-    "iterations=30",
-    "iterations=300",
-    "samples=4",
-    "temperature=0.25",
-    "temperature=1.0",
-    "lr=0.1",
-    "lr=1.0",
-    "normalize=paper",
-)
-LINEAR_CHANGES = ("h=0.03", "h=0.3", "rounds=1", "exact_swaps=20")
+GUMBEL_CHANGES = ("iterations=300", "samples=4", "temperature=1.0", "lr=0.1", "lr=1.0")
+LINEAR_CHANGES = ("h=0.3", "rounds=1", "exact_swaps=20")
 
 
 def tuning(setting: Setting) -> Iterator[Job]:

@@ -91,6 +91,21 @@ def _runs(
     }
 
 
+def auto_table(folder: Path, settings: Sequence[Setting], seeds: Sequence[int]) -> Table:
+    """What `--K auto` has taken in each training run."""
+    table = []
+    for setting in settings:
+        taken = []
+        for seed in seeds:
+            path = folder / setting.name / f"seed-{seed}" / "methods" / "auto.json"
+            if path.exists():
+                report = json.loads(path.read_text())["report"]
+                taken.append(f"{report['written']} {report['K']}")
+        if taken:
+            table.append({"setting": setting.name, "taken, and of how many": ", ".join(taken)})
+    return table
+
+
 @dataclass(frozen=True)
 class Curves:
     """One setting's windows: `points[method][what]` is a row of numbers for each training run."""

@@ -72,8 +72,11 @@ def load(folder: Path, settings: Iterable[Setting], seeds: Iterable[int]) -> lis
 def _rows(
     report: Mapping[str, Any], setting: Setting, seed: int, study: str, job: str
 ) -> list[Found]:
-    if report["kind"] != "compare":
+    if "windows" in report:
         return []
+    if "average" in report:  # of `select`
+        cost = {"seconds": report["cost"]["seconds"]["total"]}
+        report = {"rows": [{**report["average"], "method": "sewa auto", "K": None, "cost": cost}]}
     return [
         Found(
             setting=setting.name,
@@ -206,7 +209,7 @@ def learned_against(
                     "setting": setting.name,
                     "rival": rival,
                     "its K": "" if budget is None else str(budget),
-                    f"{ours} K={K} minus rival": found.show(3, signed=True),
+                    f"{ours} minus rival": found.show(3, signed=True),
                     "better in": f"{_wins(mine, theirs, better)} of {found.runs}",
                     "verdict": {"holds": "better", "ties": "tie", "fails": "worse"}[
                         verdict(found, better)
