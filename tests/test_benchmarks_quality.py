@@ -155,3 +155,14 @@ def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
 
 def test_one_training_run_alone_decides_nothing() -> None:
     assert tables.verdict(tables.difference({0: 1.0}, {0: 0.0}), better=1) == "ties"
+
+
+def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
+    page = "Before.\n\n<!-- quality: one -->\n\n| old |\n|---|\n| 0 |\n\nAfter | all.\n"
+    once = tables.filled(page, {"one": [{"a": "1", "b": "2"}], "other": []})
+    assert once == (
+        "Before.\n\n<!-- quality: one -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nAfter | all.\n"
+    )
+    assert tables.filled(once, {"one": [{"a": "1", "b": "2"}]}) == once
+    with pytest.raises(SystemExit, match="no such table: one"):
+        tables.filled(page, {})

@@ -22,8 +22,8 @@ from claims import findings, summary, wobble
 from pictures import draw, draw_curves
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
 from running import Failed, run_all
-from studies import auto_table, load_curves, overfitting_table, tuning_table, windows_table
-from tables import Results, full_table, learned_against, load, markdown, paper_table
+from studies import Table, auto_table, load_curves, overfitting_table, tuning_table, windows_table
+from tables import Results, filled, full_table, learned_against, load, markdown, paper_table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, help="other training runs than planned")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, a core each")
     parser.add_argument("--tables", action="store_true", help="run nothing")
+    parser.add_argument("--into", type=Path, help="put the tables into this page, at its marks")
     asked = parser.parse_args(arguments)
     settings = [SETTINGS[name] for name in asked.settings]
     if not asked.tables:
@@ -48,15 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run_all(asked.folder, work, asked.jobs)
         except Failed as failed:
             sys.exit(str(failed))
-    report(asked.folder, settings, asked.seeds or REPORTED, asked.seeds or TUNING)
+    tables = report(asked.folder, settings, asked.seeds or REPORTED, asked.seeds or TUNING)
+    if asked.into is not None:
+        asked.into.write_text(filled(asked.into.read_text(), tables))
 
 
 def report(
     folder: Path, settings: Sequence[Setting], reported: Sequence[int], tuned: Sequence[int]
-) -> None:
+) -> dict[str, Table]:
     found = load(folder, settings, reported)
     results = Results(found, settings)
-    tables = {}
+    tables: dict[str, Table] = {}
     for what, title in (
         ("metric", "the metric, more is better"),
         ("heldout_loss", "held-out loss"),
@@ -86,6 +89,7 @@ def report(
         draw(results, folder / "quality.png")
     if curves:
         draw_curves(curves, folder / "windows.png")
+    return kept
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
@@ -233,3 +234,14 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
         *([row[column] for column in columns] for row in rows),
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def filled(page: str, tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+    """The page with each table after its mark, `<!-- quality: TITLE -->`, in place of the old."""
+
+    def table(mark: re.Match[str]) -> str:
+        if mark[2] not in tables:
+            raise SystemExit(f"no such table: {mark[2]}; there are {', '.join(tables)}")
+        return f"{mark[1]}{markdown(tables[mark[2]])}\n"
+
+    return re.sub(r"(<!-- quality: (.+?) -->\n\n)(?:\|.*\n)*", table, page)
