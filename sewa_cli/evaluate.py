@@ -51,6 +51,10 @@ class Objective:
     loss: Callable[[Any, Batch], Tensor]
     backward: Callable[[Tensor], None]
     passes: Passes = field(default_factory=Passes)
+    # while a mask is learned BatchNorm takes the batch's own statistics: running ones, averaged,
+    # fit no mixture, and least of all one of checkpoints far apart, though they are recomputed for
+    # the average in the end
+    batch_statistics: bool = False
 
     def batch_loss(self, batch: Batch) -> Tensor:
         """Mean loss over one batch; 0-d. The batch is left as it was, or it is an error."""
@@ -71,9 +75,25 @@ class Objective:
         return outputs, loss
 
     def outputs(self, batch: Batch) -> Any:
-        """What the model predicts for a batch; one forward pass."""
+        """What the model predicts for a batch, for a solver to learn from; one forward pass."""
         self.passes.forward += 1
-        return self.predict(self.model.module, to_device(batch, self.model.device))
+        with self._learning(batch):
+            return self.predict(self.model.module, to_device(batch, self.model.device))
+
+    @contextmanager
+    def _learning(self, batch: Batch) -> Iterator[None]:
+        layers = []
+        if self.batch_statistics and rows(batch) > 1:  # one row has no variance
+            layers = list(batchnorm_layers(self.model.module).values())
+            layers = [layer for layer in layers if not isinstance(layer, nn.SyncBatchNorm)]
+        tracked = [layer.track_running_stats for layer in layers]
+        for layer in layers:
+            layer.training, layer.track_running_stats = True, False
+        try:
+            yield
+        finally:
+            for layer, was_tracked in zip(layers, tracked, strict=True):
+                layer.training, layer.track_running_stats = False, was_tracked
 
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
@@ -122,7 +142,7 @@ class Objective:
         counts = [rows(batch) for batch in batches]
         total = torch.zeros((), device=self.model.device)
         for batch, n in zip(batches, counts, strict=True):
-            with torch.enable_grad():
+            with torch.enable_grad(), self._learning(batch):
                 part = self.batch_loss(batch) * (n / sum(counts))
                 self.backward(part)
             self.passes.backward += 1

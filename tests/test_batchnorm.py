@@ -273,3 +273,62 @@ def test_a_forecast_counts_the_passes_for_batchnorm(sewa: Sewa, arguments: list[
     cost = json.loads(Path("averaged.report.json").read_text())["cost"]
     for key in ("bytes_read", "forward_passes", "backward_passes"):
         assert forecast[key] == cost[key], key
+
+
+def small_network() -> FlatModel:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return FlatModel(model, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
+    """Against the naive twin: the same network in train mode, or in eval mode."""
+    model = small_network()
+    objective = Objective(
+        model,
+        lambda net, batch: net(batch[0]),
+        lambda outputs, batch: (outputs - batch[1]).square().mean(),
+        torch.Tensor.backward,
+        batch_statistics=learning,
+    )
+    x, y = 3 + 2 * torch.randn(20, 3), torch.randn(20, 2)
+    statistics = {n: b.clone() for n, b in model.module.named_buffers()}
+    loss, gradient = objective.loss_and_gradient(model.flat.clone(), [(x, y)])
+    seen = objective.outputs((x, y)).detach()
+    # nothing is left behind: no statistics, no mode
+    assert all(torch.equal(b, statistics[n]) for n, b in model.module.named_buffers())
+    assert not any(module.training for module in model.module.modules())
+    assert model.module[1].track_running_stats  # type: ignore[index]
+
+    twin = small_network().module.train(learning)
+    outputs = twin(x)
+    twin_loss = (outputs - y).square().mean()
+    twin_loss.backward()
+    assert torch.allclose(seen, outputs, atol=1e-6)
+    assert float(loss) == pytest.approx(twin_loss.item(), rel=1e-5)
+    flat = torch.cat([p.grad.reshape(-1) for p in twin.parameters()])  # type: ignore[union-attr]
+    assert sorted(gradient.tolist()) == pytest.approx(sorted(flat.tolist()), abs=1e-6)
+
+
+def test_a_single_row_is_learned_from_with_the_running_statistics() -> None:
+    model = small_network()
+    objective = Objective(
+        model,
+        lambda net, batch: net(batch),
+        lambda outputs, _: outputs.square().mean(),
+        torch.Tensor.backward,
+        batch_statistics=True,
+    )
+    x = torch.randn(1, 3)
+    assert torch.equal(objective.outputs(x), model.module(x))
+
+
+def test_off_learns_with_averaged_statistics_too(bn_run: Path, sewa: Sewa) -> None:
+    assert bn_run.exists()
+    found = {}
+    for mode in ("auto", "off"):
+        ended = sewa("select", "--bn", mode, "--json", "-o", f"{mode}.safetensors")
+        assert ended.code == 0, ended.err
+        found[mode] = json.loads(ended.out)["history"]
+    assert found["auto"] != found["off"]

@@ -19,33 +19,33 @@ ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("command", ["select", "validate", "compare"])
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("command", "more", "told"),
     [
-        (ALL_TRAINED, "selection rows are in training_data too"),
-        (ALL_HELDOUT, "selection rows are in heldout_data too: the held-out loss is not held out"),
+        ("validate", ALL_TRAINED, "300 of the 300 selection rows looked at are in training_data"),
+        ("validate", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
+        ("select", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
+        ("compare", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
     ],
 )
 def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: str) -> None:
-    before = sewa(command, *(("--methods", "last") if command == "compare" else ()))
-    assert "selection rows are in" not in before.err
+    arguments = ("--methods", "last") if command == "compare" else ()
+    before = sewa(command, *arguments)
+    assert "selection rows looked at" not in before.err
     Path("task.py").write_text(Path("task.py").read_text() + more)
-    ended = sewa(command, *(("--methods", "last") if command == "compare" else ()))
+    ended = sewa(command, *arguments)
     assert ended.code == 0, ended.err
     assert told in ended.err
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_choice_is_the_same_with_the_warning(sewa: Sewa) -> None:
-    """A shuffling loader draws when rows are looked at; the run has its own seed."""
-    chosen = []
-    for more in ("", ALL_TRAINED):
-        Path("task.py").write_text(Path("task.py").read_text() + more)
-        ended = sewa("select", "--json", "-o", f"a{len(more)}.safetensors")
-        assert ended.code == 0, ended.err
-        chosen.append(Path(f"a{len(more)}.safetensors").read_bytes()[-400:])
-    assert chosen[0] == chosen[1]
+@pytest.mark.parametrize("command", ["select", "compare", "validate"])
+def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command: str) -> None:
+    """Nothing else needs them here, and a courtesy is no reason to lose hours of work."""
+    broken = "\n\ndef training_data():\n    yield 1\n    raise OSError('the disk is gone')\n"
+    Path("task.py").write_text(Path("task.py").read_text() + broken)
+    ended = sewa(command, *(("--methods", "last") if command == "compare" else ()))
+    assert ended.code == 0, ended.err
 
 
 def batches(x: torch.Tensor, y: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -61,7 +61,7 @@ def test_as_many_are_counted_as_there_are(n: int, common: int, size: int, other:
     z = torch.cat([x[:common], x + 10]).flip(0)
     w = torch.cat([y[:common], y]).flip(0)
     found = overlap.shared(overlap.row_keys(batches(x, y, size)), batches(z, w, other))
-    assert found == common
+    assert found == (common if common >= 5 else 0)  # fewer may be chance
     assert overlap.shared(overlap.row_keys(batches(x, 1 - y, size)), batches(z, w, other)) == 0
 
 
@@ -71,6 +71,8 @@ def test_as_many_are_counted_as_there_are(n: int, common: int, size: int, other:
         {"x": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2, dtype=torch.bool)},
         (np.arange(6.0).reshape(3, 2), ["a", "b", "c"]),
         [torch.arange(6).view(3, 2).bfloat16(), torch.tensor(0.5)],
+        {"text": ["a", "b", "c"], "label": torch.zeros(3)},
+        {"x": torch.eye(3).to(torch.complex64).conj(), "nothing": None},
     ],
 )
 def test_rows_have_keys_whatever_the_batch_is_made_of(batch: object) -> None:
@@ -84,9 +86,15 @@ def test_a_few_twins_in_real_data_are_no_reason_to_warn() -> None:
     assert overlap.shared(keys, [x[:10]]) == 10
 
 
-@pytest.mark.parametrize(("inputs", "told"), [(torch.randn(50, 2), 1), (["a text"] * 50, 0)])
+TEXTS = [f"text {n}" for n in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [(torch.randn(50, 2), 1), (TEXTS, 1), (["a text"] * 50, 0), ([object()] * 50, 0)],
+)
 def test_rows_that_cannot_be_told_apart_say_nothing(inputs: object, told: int) -> None:
-    """Texts as strings leave labels alone to compare, and those are in every set."""
+    """Labels alone are in every set, and an object has no bytes."""
     data = [(inputs, torch.arange(50) % 2)]
     warnings: list[str] = []
     bench = SimpleNamespace(
@@ -94,5 +102,5 @@ def test_rows_that_cannot_be_told_apart_say_nothing(inputs: object, told: int) -
         config=SimpleNamespace(seed=0),
         warn=warnings.append,
     )
-    overlap.warn_of_overlap(bench)  # type: ignore[arg-type]
+    overlap.warn_of_overlap(bench, training=True)  # type: ignore[arg-type]
     assert len(warnings) == told

@@ -16,7 +16,7 @@ from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
-from sewa_cli.evaluate import Objective
+from sewa_cli.evaluate import Objective, batchnorm_layers
 from sewa_cli.flat import FlatModel
 from sewa_cli.report import LeftOut
 from sewa_cli.run.candidates import open_candidates
@@ -119,7 +119,8 @@ def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective
         raise TaskError(f"build_model(): {error}") from error
     if model.layout.size == 0:
         raise TaskError("build_model(): the model has no floating-point weights")
-    return Objective(model, task.predict, task.loss, task.backward)
+    anew = config.bn != "off" and bool(batchnorm_layers(model.module))
+    return Objective(model, task.predict, task.loss, task.backward, batch_statistics=anew)
 
 
 def check_budget(K: int, candidates: Sequence[Checkpoint]) -> None:

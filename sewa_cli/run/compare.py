@@ -82,7 +82,7 @@ def _compare(
     if court.fast:
         for text in far_off(court, calls, drafts):
             bench.warn(text)
-    warn_of_overlap(bench)
+    warn_of_overlap(bench, training=bench.objective.batch_statistics)
     if task.heldout_data is None:
         bench.warn(
             "no held-out data: no held-out loss, interval, tie or winner can be reported, and "

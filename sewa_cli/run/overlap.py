@@ -1,13 +1,14 @@
 """Rows that are in two sets of data at once: the choice, or its judge, has then seen the answers.
 
-A row is known by the bytes of its tensors, so augmented rows are not recognised: a warning is
-right, silence proves nothing.
+A row is known by the bytes of all it is made of. Augmented rows are not recognised, and of a batch
+with anything but arrays and strings nothing is said: silence proves nothing.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
@@ -15,40 +16,47 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sewa_cli.nest import Nest, arrays, rows
+from sewa_cli.nest import Nest, rows
 from sewa_cli.run.bench import Bench, seeded
 
 MOST_ROWS: Final = 20_000  # of each set
-MOST_SECONDS: Final = 1.0  # training data may have to be decoded
-SHARE: Final = 0.01  # of the selection rows: real data have a few twins
+MOST_SECONDS: Final = 1.0  # data may have to be decoded
+FEWEST, SHARE = 5, 0.01  # of the selection rows: real data have a few twins
 
 
-def warn_of_overlap(bench: Bench) -> None:
-    """Selection rows among held-out rows, and among training rows."""
+def warn_of_overlap(bench: Bench, training: bool) -> None:
+    """Selection rows among held-out rows and, if they are at hand anyway, among training rows.
+
+    A courtesy: whatever goes wrong here, the run goes on without it.
+    """
     task = bench.task
-    if task.heldout_data is None and task.training_data is None:
-        return
-    with seeded(bench.config.seed):  # shuffling loaders draw; the run must not notice
-        own = row_keys(task.selection_data)
-        if not own or len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
-            return
-        if task.heldout_data is not None and (n := shared(own, task.heldout_data)):
-            bench.warn(
-                f"{n} of {len(own)} selection rows are in heldout_data too: the held-out loss is "
-                "not held out"
-            )
-        if task.training_data is not None and (n := shared(own, task.training_data)):
-            bench.warn(
-                f"{n} of {len(own)} selection rows are in training_data too: a choice by rows that "
-                "the model has seen may be worse than the mean of all; choose by fresh ones"
-            )
+    others = {
+        "heldout_data": (task.heldout_data, "the held-out loss is not held out"),
+        "training_data": (
+            task.training_data if training else None,
+            "a choice by rows that the model has seen may be worse than the mean of all; choose by "
+            "fresh ones",
+        ),
+    }
+    with suppress(Exception), seeded(bench.config.seed):  # loaders draw; the run must not notice
+        own: list[bytes] = []
+        for name, (data, why) in others.items():
+            if data is None:
+                continue
+            own = own or row_keys(task.selection_data)
+            if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
+                return
+            if n := shared(own, data):
+                bench.warn(
+                    f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
+                )
 
 
 def shared(own: list[bytes], others: Iterable[Nest]) -> int:
     """How many of one's rows are among the others'; 0 where that may be chance."""
     found = set(own) & set(row_keys(others))
     count = sum(key in found for key in own)
-    return count if count >= SHARE * len(own) else 0
+    return count if count >= max(FEWEST, SHARE * len(own)) else 0
 
 
 def row_keys(batches: Iterable[Nest]) -> list[bytes]:
@@ -64,25 +72,35 @@ def row_keys(batches: Iterable[Nest]) -> list[bytes]:
 
 def _keys(batch: Nest) -> list[bytes]:
     n = rows(batch)
-    parts = []
-    for array in arrays(batch):
-        if array.shape[0] != n:
-            continue
-        values = _as_bytes(array, n)
-        if values is not None:
-            parts.append(values)
-    if not parts or not n:
+    parts = [_by_row(leaf, n) for leaf in _leaves(batch)]
+    if not parts or any(part is None for part in parts):
         return []
     # a digest, not the bytes: images of twenty thousand rows would fill a gigabyte
-    return [blake2b(row.tobytes(), digest_size=16).digest() for row in np.hstack(parts)]
+    return [
+        blake2b(b"".join(row), digest_size=16).digest()
+        for row in zip(*(part for part in parts if part), strict=True)
+    ]
 
 
-def _as_bytes(array: object, n: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]] | None:
-    if isinstance(array, Tensor):
-        if array.layout != torch.strided or not array.numel():
-            return None
-        flat = array.detach().cpu().contiguous().reshape(n, -1)
-        return flat.view(torch.uint8).numpy() if flat.dtype != torch.bool else flat.byte().numpy()
-    if isinstance(array, np.ndarray) and array.dtype != object and array.size:
-        return np.ascontiguousarray(array).reshape(n, -1).view(np.uint8)
+def _leaves(batch: Nest) -> Iterator[object]:
+    """Arrays, lists of strings, and whatever else there is; single numbers belong to no row."""
+    if isinstance(batch, Mapping):
+        for item in batch.values():
+            yield from _leaves(item)
+    elif isinstance(batch, list | tuple) and not all(isinstance(item, str) for item in batch):
+        for item in batch:
+            yield from _leaves(item)
+    elif batch is not None and (not hasattr(batch, "shape") or batch.shape):
+        yield batch
+
+
+def _by_row(leaf: object, n: int) -> list[bytes] | None:
+    """The bytes of each of n rows; none, if they cannot be told."""
+    if isinstance(leaf, list | tuple) and len(leaf) == n:
+        return [str(item).encode() for item in leaf]
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+        whole = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(n, -1)
+        leaf = whole.view(torch.uint8).numpy() if whole.numel() else None
+    if isinstance(leaf, np.ndarray) and leaf.dtype != object and len(leaf) == n and leaf.size:
+        return [row.tobytes() for row in np.ascontiguousarray(leaf).reshape(n, -1)]
     return None

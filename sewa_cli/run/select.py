@@ -147,7 +147,7 @@ def _select(
             f"({better.heldout_loss:.5g} against {own})"
         )
     _warn_of_few(bench, chosen)
-    warn_of_overlap(bench)
+    warn_of_overlap(bench, training=bench.objective.batch_statistics)
     written, instead_of, learned = chosen.name, None, None
     if config.fallback and beaten_by:
         written, instead_of, learned = beaten_by[0].name, chosen.name, average

@@ -53,7 +53,7 @@ def run_validate(config: Config, task: Task, listener: Listener | None = None) -
         except ValueError as error:
             raise TaskError(f"selection_data(): {error}") from error
         loss, _ = bench.objective.loss_and_gradient(row.W[0], [batch])
-    warn_of_overlap(bench)
+    warn_of_overlap(bench, training=True)
     if not isfinite(float(loss)):
         raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
     infos = newest.tensors.values()

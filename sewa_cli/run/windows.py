@@ -106,7 +106,7 @@ def _run(
             f"in {far} of {len(seen)} windows a predicted loss is off by more than half of what "
             "the method gained over the mean of all; run it without --fast"
         )
-    warn_of_overlap(bench)
+    warn_of_overlap(bench, training=bench.objective.batch_statistics)
     return write_results(None, outputs, lambda: _report(bench, clock, slices, size, stride, seen))
 
 
