@@ -370,7 +370,9 @@ class Reach(_Part):
         description="the first that is at the level or better, with all that follow; null: never"
     )
     at: int | None = Field(description="training seen by then")
-    share: float | None = Field(description="of all the training")
+    share: float | None = Field(
+        description="of all the training; null if never, or if the checkpoints have no steps"
+    )
     loss: float | None = Field(description="there")
     metrics: dict[str, float | None] | None = Field(description="there")
     touched: int | None = Field(

@@ -84,6 +84,8 @@ def report(
         if rows:
             print(f"### {title}\n\n{markdown(rows)}\n", flush=True)
     kept = {title: rows for title, rows in tables.items() if rows}
+    if not kept or len(settings) < len(SETTINGS):
+        return kept  # a part is printed; files are of the whole
     (folder / "results.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     if any(results.methods(setting) for setting in settings):
         draw(results, folder / "quality.png")

@@ -127,6 +127,8 @@ def summary(found: Sequence[Finding]) -> list[dict[str, str]]:
     rows = []
     for claim in claims:
         of = [f for f in found if f.claim == claim]
-        counts = {v: [f.setting for f in of if f.verdict == v] for v in ("holds", "ties", "fails")}
-        rows.append({"claim": claim, **{v: ", ".join(names) for v, names in counts.items()}})
+        names = {v: [f.setting for f in of if f.verdict == v] for v in ("holds", "ties", "fails")}
+        line = {"claim": claim, **{v: ", ".join(those) for v, those in names.items()}}
+        undecided = [f.setting for f in of if f.verdict not in names]
+        rows.append(line | {"too few runs": ", ".join(undecided)} if undecided else line)
     return rows

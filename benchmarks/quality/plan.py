@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ class Setting:
     studied: bool = True  # forward selection, tuning and over-fitting: one data set of each task
     samples: Path = SAMPLES
     budgets: tuple[int, ...] = BUDGETS
+    sizes: tuple[int, ...] = (200, 1000, 5000)  # rows to select by, in the study of over-fitting
 
     @property
     def home(self) -> Path:
@@ -33,7 +34,7 @@ class Setting:
 
     @property
     def learnable(self) -> list[int]:
-        """Budgets that leave something to choose; at K = k every method is the mean of all."""
+        """Budgets that leave something to choose."""
         return [K for K in self.budgets if self.k > K]
 
 
@@ -114,6 +115,8 @@ def methods(setting: Setting) -> Iterator[Job]:
     """Every method of `compare`, at every K."""
     budgets = tuple(setting.learnable)
     yield Job("methods", "simple", SIMPLE, budgets)
+    if setting.k in setting.budgets:  # two that are not the mean of all at K = k
+        yield Job("methods", "all", ("wsm", "ema-window"), (setting.k,))
     yield Job("methods", "searched", SEARCHED, budgets)
     yield Job("methods", "gumbel", ("sewa",), budgets)
     yield Job("methods", "linear", ("sewa",), budgets, LINEAR)
@@ -144,9 +147,9 @@ def overfitting(setting: Setting) -> Iterator[Job]:
     if not setting.studied:
         return
     few, half = setting.budgets[0], setting.learnable[-1]
-    for rows in (200, 1000, 5000):
+    for rows in setting.sizes:
         yield _selecting_by(rows, "fresh", "gumbel", few, half)
-        if rows != 1000:
+        if rows != setting.sizes[1]:
             yield _selecting_by(rows, "training", "gumbel", few)
             yield _selecting_by(rows, "fresh", "linear", few)
 
@@ -165,7 +168,7 @@ def windows(setting: Setting) -> Iterator[Job]:
         yield Job("windows", "windows", chosen, setting.budgets[:1], windows=setting.k)
 
 
-STUDIES = {
+STUDIES: dict[str, tuple[Callable[[Setting], Iterator[Job]], tuple[int, ...]]] = {
     "methods": (methods, REPORTED),
     "tuning": (tuning, TUNING),
     "overfitting": (overfitting, REPORTED),

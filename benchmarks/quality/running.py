@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,17 @@ class Failed(RuntimeError):
 def run_all(folder: Path, asked: Sequence[tuple[Setting, int, Job]], workers: int) -> None:
     """Training runs first, then the jobs over them, `workers` at a time."""
     runs = list(dict.fromkeys((setting, seed) for setting, seed, _ in asked))
-    with ThreadPoolExecutor(workers) as pool:
+    pool = ThreadPoolExecutor(workers)
+    try:
         trained = {run: pool.submit(train, folder, *run) for run in runs}
         ended = [
             pool.submit(_after, trained[setting, seed], folder, setting, seed, job)
             for setting, seed, job in asked
         ]
-        for future in ended:
+        for future in as_completed(ended):
             future.result()
+    finally:  # after a fault or an interrupt nothing new begins
+        pool.shutdown(cancel_futures=True)
 
 
 def _after(trained: Any, folder: Path, setting: Setting, seed: int, job: Job) -> None:
@@ -46,25 +49,28 @@ def place(folder: Path, setting: Setting, seed: int) -> Path:
 
 def train(folder: Path, setting: Setting, seed: int) -> None:
     home = place(folder, setting, seed)
-    command = ["train.py", "--seed", str(seed), *setting.train]
-    done = home / "trained.json"
-    if _is_done(done, command):
+    command = _training(setting, seed)
+    if _read(home / "trained.json", command) is not None:
         return
-    if (home / "ckpts").exists():  # half a run, or a run of another plan; our own either way
-        shutil.rmtree(home / "ckpts")
-    home.mkdir(parents=True, exist_ok=True)
+    if home.exists():  # half a run, or one of another plan with all that was found on it
+        shutil.rmtree(home)
+    home.mkdir(parents=True)
     start = time.perf_counter()
     out = str((home / "ckpts").resolve())
     _call([sys.executable, *command, "--out", out], setting.home)
-    _keep(done, {"command": command, "seconds": round(time.perf_counter() - start, 1)})
+    seconds = round(time.perf_counter() - start, 1)
+    _keep(home / "trained.json", {"command": command, "seconds": seconds})
+
+
+def _training(setting: Setting, seed: int) -> list[str]:
+    return ["train.py", "--seed", str(seed), *setting.train]
 
 
 def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
+    if finished(folder, setting, seed, job) is not None:
+        return
     home = place(folder, setting, seed)
     done = home / job.study / f"{job.name}.json"
-    command = job.arguments(setting, "ckpts", f"{setting.folder}/sewa.yaml")  # wherever they lie
-    if _is_done(done, command):
-        return
     done.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     where = str((home / "ckpts").resolve()), str(setting.home.resolve() / "sewa.yaml")
@@ -77,13 +83,29 @@ def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
         del row["coefficients"]  # of a thousand checkpoints; the file is to be read by people too
     report.pop("candidates", None)
     seconds = round(time.perf_counter() - start, 1)
-    _keep(done, {"command": command, "seconds": seconds, "report": report})
+    _keep(done, {"command": _asked(setting, job), "seconds": seconds, "report": report})
     print(f"{setting.name} seed {seed}: {job.study} {job.name}: {seconds} s", file=sys.stderr)
 
 
-def _is_done(path: Path, command: list[str]) -> bool:
-    """Done by this very command, not by one of another plan."""
-    return path.exists() and json.loads(path.read_text())["command"] == command
+def _asked(setting: Setting, job: Job) -> list[str]:
+    """The command, wherever the folders lie."""
+    return job.arguments(setting, "ckpts", f"{setting.folder}/sewa.yaml")
+
+
+def finished(folder: Path, setting: Setting, seed: int, job: Job) -> dict[str, Any] | None:
+    """The report of a job, if it was this very one, over checkpoints of this very training."""
+    home = place(folder, setting, seed)
+    if _read(home / "trained.json", _training(setting, seed)) is None:
+        return None
+    kept = _read(home / job.study / f"{job.name}.json", _asked(setting, job))
+    report: dict[str, Any] | None = kept["report"] if kept else None
+    return report
+
+
+def _read(path: Path, command: list[str]) -> dict[str, Any] | None:
+    """What that command has left; none, if it was another."""
+    kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return kept if kept.get("command") == command else None
 
 
 def _keep(path: Path, found: dict[str, Any]) -> None:

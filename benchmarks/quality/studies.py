@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from statistics import fmean
 
-from plan import Setting
+from plan import Setting, methods, windows
+from running import finished
 from tables import Found, Runs, estimate
 
 Table = list[dict[str, str]]
@@ -97,9 +98,9 @@ def auto_table(folder: Path, settings: Sequence[Setting], seeds: Sequence[int]) 
     for setting in settings:
         taken = []
         for seed in seeds:
-            path = folder / setting.name / f"seed-{seed}" / "methods" / "auto.json"
-            if path.exists():
-                report = json.loads(path.read_text())["report"]
+            [job] = [job for job in methods(setting) if job.name == "auto"]
+            report = finished(folder, setting, seed, job)
+            if report is not None:
                 taken.append(f"{report['written']} {report['K']}")
         if taken:
             table.append({"setting": setting.name, "taken, and of how many": ", ".join(taken)})
@@ -120,8 +121,8 @@ class Curves:
 
 
 def load_curves(folder: Path, setting: Setting, seeds: Sequence[int]) -> Curves | None:
-    paths = [folder / setting.name / f"seed-{s}" / "windows" / "windows.json" for s in seeds]
-    reports = [json.loads(path.read_text())["report"] for path in paths if path.exists()]
+    every = [finished(folder, setting, seed, job) for job in windows(setting) for seed in seeds]
+    reports = [report for report in every if report is not None]
     if not reports:
         return None
     curves = Curves(setting, [window["at"] for window in reports[0]["windows"]], {}, {})
@@ -129,11 +130,15 @@ def load_curves(folder: Path, setting: Setting, seeds: Sequence[int]) -> Curves 
         for n, row in enumerate(report["windows"][0]["rows"]):
             rows = [window["rows"][n] for window in report["windows"]]
             here = curves.points.setdefault(row["method"], {"heldout_loss": [], "metric": []})
-            here["heldout_loss"].append([r["heldout_loss"] for r in rows])
-            here["metric"].append([r["metrics"][setting.metric] for r in rows])
+            here["heldout_loss"].append([_or_nan(r["heldout_loss"]) for r in rows])
+            here["metric"].append([_or_nan(r["metrics"][setting.metric]) for r in rows])
         for reach in report["reaches"]:
             curves.reaches.setdefault(reach["method"], []).append(reach["at"])
     return curves
+
+
+def _or_nan(value: float | None) -> float:
+    return nan if value is None else value
 
 
 def windows_table(curves: Curves) -> Table:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, isnan, nan, sqrt
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from plan import Setting
+from plan import STUDIES, Setting
+from running import finished
 
 # of 1, 2 … degrees of freedom; where there are more, the last is wide enough
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 NAMES = {"linear": "sewa linear", "forward": "forward, predicted"}  # by job
+EQUAL_WEIGHTS = {"lawa", "latest", "random", "topk", "sewa", "sewa linear"}
 PAPER = ("last", "swa", "ema", "lawa", "random", "sewa", "sewa linear")
 HEADS = {"last": "SGD (last)", "swa": "SWA", "ema": "EMA", "lawa": "LAWA", "random": "Random"}
 HEADS |= {"sewa": "SeWA", "sewa linear": "SeWA linear"}
@@ -30,14 +31,19 @@ class Estimate:
     runs: int
 
     def show(self, digits: int = 4, signed: bool = False) -> str:
+        if not isfinite(self.mean):
+            return "no number" if self.runs else ""
         sign = "+" if signed else ""
         shown = f"{self.mean:{sign}.{digits}g}"
-        return shown if self.half is None else f"{shown} ± {self.half:.2g}"
+        if self.half is None:
+            return shown
+        half = f"{self.half:.0f}" if self.half >= 10 else f"{self.half:.2g}"
+        return f"{shown} ± {half}"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    if len(values) < 2:
-        return Estimate(values[0], None, len(values))
+    if len(values) < 2 or not all(map(isfinite, values)):
+        return Estimate(sum(values) if values else nan, None, len(values))
     t = T95[min(len(values) - 1, len(T95)) - 1]
     return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)), len(values))
 
@@ -62,11 +68,10 @@ def load(folder: Path, settings: Iterable[Setting], seeds: Iterable[int]) -> lis
     found = []
     for setting in settings:
         for seed in seeds:
-            home = folder / setting.name / f"seed-{seed}"
-            for path in sorted(home.glob("*/*.json"), key=lambda p: (p.parent, p.stem)):
-                report = json.loads(path.read_text())["report"]
-                study, job = path.parent.name, path.stem
-                found += _rows(report, setting, seed, study, job)
+            for job in (job for jobs, _ in STUDIES.values() for job in jobs(setting)):
+                report = finished(folder, setting, seed, job)
+                if report is not None:
+                    found += _rows(report, setting, seed, job.study, job.name)
     return found
 
 
@@ -86,17 +91,17 @@ def _rows(
             job=job,
             method=NAMES.get(job, row["method"]) if study == "methods" else row["method"],
             K=row["K"],
-            selection_loss=_number(row["selection_loss"]),
-            heldout_loss=_number(row["heldout_loss"]),
-            metric=_number(row["metrics"][setting.metric]),
+            selection_loss=_number(row["selection_loss"], worst=inf),
+            heldout_loss=_number(row["heldout_loss"], worst=inf),
+            metric=_number(row["metrics"][setting.metric], worst=-inf),
             seconds=row["cost"]["seconds"],
         )
         for row in report["rows"]
     ]
 
 
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else value
+def _number(value: float | None, worst: float) -> float:
+    return worst if value is None else value  # null: NaN or Inf, which nobody wants
 
 
 Runs = dict[int, float]  # by seed
@@ -116,16 +121,17 @@ class Results:
         return list(dict.fromkeys(method for name, method, _ in self._rows if name == setting.name))
 
     def runs(self, setting: Setting, method: str, K: int | None, what: str) -> Runs | None:
-        """A method without K has one row for all; at K = k every method is the mean of all."""
+        """A method without K has one row for all; K = k equal weights are the mean of all."""
         for key in ((setting.name, method, K), (setting.name, method, None)):
             if key in self._rows:
                 return {seed: getattr(row, what) for seed, row in self._rows[key].items()}
-        if setting.k == K and (setting.name, method, setting.learnable[0]) in self._rows:
+        measured = (setting.name, method, setting.learnable[0]) in self._rows
+        if setting.k == K and measured and method in EQUAL_WEIGHTS:
             return self.runs(setting, "uniform", None, what)
         return None
 
     def has_budget(self, setting: Setting, method: str) -> bool:
-        return (setting.name, method, None) not in self._rows
+        return any(key[:2] == (setting.name, method) and key[2] is not None for key in self._rows)
 
     def best_budget(self, setting: Setting, method: str, what: str) -> int | None:
         """The K with the best mean: chosen by the very numbers that are shown, to its favour."""
@@ -134,7 +140,7 @@ class Results:
         sign = 1 if what == "heldout_loss" else -1
         means = {K: self.runs(setting, method, K, what) for K in setting.budgets}
         known = {K: fmean(runs.values()) for K, runs in means.items() if runs}
-        return min(known, key=lambda K: sign * known[K])
+        return min(known, key=lambda K: sign * known[K], default=None)
 
 
 def difference(one: Runs, two: Runs) -> Estimate:
@@ -145,8 +151,13 @@ def difference(one: Runs, two: Runs) -> Estimate:
 
 def verdict(found: Estimate, better: int) -> str:
     """Of a difference whose sign should be `better`."""
-    if found.half is None or not isfinite(found.mean) or abs(found.mean) <= found.half:
-        return "ties"
+    if isnan(found.mean):
+        return "no number"
+    if isfinite(found.mean):
+        if found.half is None:
+            return "one run"
+        if abs(found.mean) <= found.half:
+            return "ties"
     return "holds" if found.mean * better > 0 else "fails"
 
 
@@ -187,6 +198,7 @@ def full_table(results: Results, setting: Setting, what: str) -> list[dict[str, 
     return [{column: str(row.get(column, "")) for column in columns} for row in rows]
 
 
+WORDS = {"holds": "better", "ties": "tie", "fails": "worse"}
 RIVALS = ("last", "lawa", "random", "swa", "ema", "uniform", "greedy")
 
 
@@ -212,9 +224,7 @@ def learned_against(
                     "its K": "" if budget is None else str(budget),
                     f"{ours} minus rival": found.show(3, signed=True),
                     "better in": f"{_wins(mine, theirs, better)} of {found.runs}",
-                    "verdict": {"holds": "better", "ties": "tie", "fails": "worse"}[
-                        verdict(found, better)
-                    ],
+                    "verdict": WORDS.get(verdict(found, better), verdict(found, better)),
                 }
             )
     return rows

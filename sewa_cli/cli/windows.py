@@ -145,7 +145,7 @@ def verdict(found: Windows) -> list[str]:
     elif reached:
         first = min(reached, key=lambda reach: (reach.window, reach.loss))
         also = sum(reach.window == first.window for reach in reached) - 1
-        more = f", and so do {also} of the others" if also else ""
+        more = f", and so {'does' if also == 1 else 'do'} {also} of the others" if also else ""
         sentences.append(f"{_name(first)} reaches {level} {_after(found, first)}{more}")
         sentences += _metrics_there(found, first)
         if last.window is not None and (first.window or 0) >= last.window:

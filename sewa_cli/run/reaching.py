@@ -44,8 +44,13 @@ def level_of(newest: Window, measure: Measure) -> Level:
     return Level(measure=measure, value=value, at=newest.at, metrics=last.metrics)
 
 
-def find_reaches(windows: Sequence[Window], measure: Measure) -> list[Reach]:
-    """For each method at each K; `last` among them, which may reach its own level early, too."""
+def find_reaches(
+    windows: Sequence[Window], measure: Measure, by: Literal["step", "checkpoint"] = "step"
+) -> list[Reach]:
+    """For each method at each K; `last` among them, which may reach its own level early, too.
+
+    Without steps nobody knows how much training came before the first checkpoint.
+    """
     level = level_of(windows[-1], measure)
     found = []
     for i, row in enumerate(windows[-1].rows):
@@ -58,7 +63,7 @@ def find_reaches(windows: Sequence[Window], measure: Measure) -> list[Reach]:
                 K=row.K,
                 window=reached,
                 at=there and there.at,
-                share=there.at / level.at if there and level.at else None,
+                share=there.at / level.at if there and level.at and by == "step" else None,
                 loss=there and loss_of(there.rows[i], measure),
                 metrics=there and there.rows[i].metrics,
                 touched=find_touch(losses, level.value),

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import Config
@@ -161,6 +162,7 @@ def _report(
         step = checkpoint.step if has_steps else None
         return place[id(checkpoint)] if step is None else step
 
+    by: Literal["step", "checkpoint"] = "step" if has_steps else "checkpoint"
     measure: Measure = "heldout_loss" if seen[-1].heldout_rows is not None else "selection_loss"
     windows = [
         Window(
@@ -192,10 +194,10 @@ def _report(
         in_no_window=len(bench.checkpoints) - len(covered),
         selection_rows=seen[-1].selection_rows,
         heldout_rows=seen[-1].heldout_rows,
-        by="step" if has_steps else "checkpoint",
+        by=by,
         windows=windows,
         level=level_of(windows[-1], measure),
-        reaches=find_reaches(windows, measure),
+        reaches=find_reaches(windows, measure, by),
         batchnorm=seen[-1].batchnorm,
         averages_evaluated=sum(one.averages for one in seen),
         cost=total_cost(bench, clock),
