@@ -11,6 +11,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -317,10 +318,21 @@ def test_episodes_side_by_side_return_what_they_return_one_by_one(
         ("d4rl/Walker2d_medium-v2.hdf5", "Walker2d-v5"),
         ("mujoco/halfcheetah/medium-v0", "HalfCheetah-v5"),
         ("lunarlander-expert", "LunarLander-v3"),
+        ("/data/walker2d+halfcheetah/halfcheetah_medium-v2.hdf5", "HalfCheetah-v5"),
+        ("walker2d/hopper/medium-v0/", "Hopper-v5"),
     ],
 )
 def test_the_name_of_the_data_tells_the_environment(task: ModuleType, data: str, env: str) -> None:
     assert task.environment_of(data) == env
+
+
+@pytest.mark.parametrize(
+    "data", ["hopper/walker2d+halfcheetah.hdf5", "hopper/walker2d+halfcheetah/medium-v0"]
+)
+def test_a_name_with_two_environments_asks_for_one(task: ModuleType, data: str) -> None:
+    told = r"is Walker2d-v5 or HalfCheetah-v5; name it in args: env[^\n]*$"
+    with pytest.raises(TaskError, match=told):
+        task.environment_of(data)
 
 
 def test_an_unknown_environment_must_be_named(task: ModuleType, tmp_path: Path) -> None:
@@ -337,6 +349,17 @@ def test_an_environment_that_does_not_fit_the_data_is_told(task: ModuleType, hop
         task.metrics(task.build_model(hopper, env="Walker2d-v5", episodes=1))
     with pytest.raises(TaskError, match=r"args\.episodes: must be 1 or more"):
         task.build_model(hopper, episodes=0)
+
+
+# what its README says
+
+
+def test_either_way_to_install_the_settings_brings_all_that_their_readmes_use() -> None:
+    extras = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert set(extras["plot"]) <= set(extras["settings"])  # pip install -e '.[settings]'
+    assert set(extras["settings"]) <= set(extras["dev"])  # make data
 
 
 # whole runs
@@ -377,10 +400,18 @@ def test_training_depends_on_its_seed_alone_and_leaves_another_runs_checkpoints(
     first = train(hopper, tmp_path / "a", "--seed", 3)
     assert set(first) == {f"step-{step}.safetensors" for step in range(35, 91, 5)}
     assert train(hopper, tmp_path / "b", "--seed", 3) == first
-    assert train(hopper, tmp_path / "b", "--seed", 4) != first
-    with pytest.raises(SystemExit, match="has 12 checkpoints of another run"):
-        train(hopper, tmp_path / "a", "--every", 100)
+    assert train(hopper, tmp_path / "c", "--seed", 4) != first
+    for others in (("--every", 100), ("--seed", 4)):  # files of other names, and of the same
+        with pytest.raises(SystemExit, match=r"^error: .*a: has checkpoints of another run[^\n]*$"):
+            train(hopper, tmp_path / "a", *others)
     assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == first
+
+
+def test_training_needs_no_environment(
+    train: Callable[..., dict[str, bytes]], tmp_path: Path
+) -> None:
+    data = write_d4rl(tmp_path / "x.hdf5", make_episodes([30] * 20))
+    assert len(train(data, tmp_path / "a")) == 12
 
 
 def test_training_on_what_is_not_there_is_one_line(

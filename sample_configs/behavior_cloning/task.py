@@ -4,6 +4,7 @@ The metric is what counts: the mean return of the policy in its environment.
 """
 
 from functools import cache
+from pathlib import Path
 
 import episodes as recorded
 import gymnasium
@@ -124,7 +125,12 @@ def environments(name, count):
 
 
 def environment_of(data):
-    for part, name in ENVIRONMENTS.items():
-        if part in data.lower():
-            return name
+    """By the file's name or, if that has none, by the nearest folder's: hopper/medium-v0."""
+    for component in reversed(Path(data).parts):
+        found = [name for part, name in ENVIRONMENTS.items() if part in component.lower()]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            several = " or ".join(found)
+            raise TaskError(f"{data}: is {several}; name it in args: env: {found[0]}")
     raise TaskError(f"{data}: its environment is not known; name it in args: env: Hopper-v5")

@@ -29,9 +29,11 @@ def options():
 
 def main():
     args = options()
+    if any(args.out.glob("step-*.safetensors")):
+        raise TaskError(f"{args.out}: has checkpoints of another run; name another --out")
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    model = build_model(args.data, args.width, args.dropout)
+    model = build_model(args.data, args.width, args.dropout, env="none")  # no episode is played
     observations, actions = tables(args.data)["training"]
     if args.optimizer == "adam":
         optimizer = torch.optim.Adam(model.parameters(), args.rate, fused=True)
@@ -42,8 +44,6 @@ def main():
     saved = range(args.before + args.every, steps + 1, args.every)
     files = {step: f"step-{step}.safetensors" for step in saved}
     args.out.mkdir(parents=True, exist_ok=True)
-    if others := {path.name for path in args.out.glob("*.safetensors")} - set(files.values()):
-        raise SystemExit(f"{args.out}: has {len(others)} checkpoints of another run; remove them")
     for step in range(1, steps + 1):
         chosen = torch.randint(len(actions), (args.batch,))
         error = loss(model(observations[chosen]), (None, actions[chosen]))
