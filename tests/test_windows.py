@@ -372,6 +372,9 @@ def test_checkpoints_without_steps_are_counted(sewa: Sewa) -> None:
     assert found["by"] == "checkpoint"
     assert [w["at"] for w in found["windows"]] == [7, 12]
     assert found["windows"][0]["last_step"] is None
+    # how much training came before the first of them, nobody knows
+    assert all(reach["share"] is None for reach in found["reaches"])
+    assert found["reaches"][-1]["at"] is not None
 
 
 @pytest.mark.usefixtures("run_dir")
