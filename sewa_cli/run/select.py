@@ -146,6 +146,8 @@ def _select(
             f"the {better.name} average did better than the {chosen.name} one on held-out data "
             f"({better.heldout_loss:.5g} against {own})"
         )
+    if beaten_by and chosen.name == LEARNED:
+        _warn_of_overfitting(bench, average, references[beaten_by[0].name].scores, beaten_by[0])
     _warn_of_few(bench, chosen)
     warn_of_overlap(bench, training=bench.objective.batch_statistics)
     written, instead_of, learned = chosen.name, None, None
@@ -252,6 +254,19 @@ def _averaged(bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficien
         names=bench.names,
         dtype=bench.config.output_dtype,
         state_key=bench.config.state_key,
+    )
+
+
+def _warn_of_overfitting(bench: Bench, average: Scores, simple: Scores, better: Better) -> None:
+    """Its very mark: better on the rows it was chosen by, worse on others."""
+    own, other = average.selection_loss, simple.selection_loss
+    if own is None or other is None or own >= other or average.heldout_loss is None:
+        return
+    auto = "" if bench.config.K == AUTO else ", or --K auto --solver linear"
+    bench.warn(
+        f"the choice is over-fitted: {other - own:.3g} below `{better.name}` on the selection rows, "
+        f"{average.heldout_loss - better.heldout_loss:.3g} above it on held-out ones; choose by more "
+        f"rows, or take a larger K{auto}"
     )
 
 
