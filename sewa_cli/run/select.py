@@ -263,10 +263,10 @@ def _warn_of_overfitting(bench: Bench, average: Scores, simple: Scores, better: 
     if own is None or other is None or own >= other or average.heldout_loss is None:
         return
     auto = "" if bench.config.K == AUTO else ", or --K auto --solver linear"
+    lost = average.heldout_loss - better.heldout_loss
     bench.warn(
-        f"the choice is over-fitted: {other - own:.3g} below `{better.name}` on the selection rows, "
-        f"{average.heldout_loss - better.heldout_loss:.3g} above it on held-out ones; choose by more "
-        f"rows, or take a larger K{auto}"
+        f"the choice is over-fitted: {other - own:.3g} below `{better.name}` on the selection "
+        f"rows, {lost:.3g} above it on held-out ones; choose by more rows, or take a larger K{auto}"
     )
 
 
