@@ -44,7 +44,10 @@ def test_the_example_of_an_own_method_works(
     assert len(ended.out.split()) == 3
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))])
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("sample_configs/**/*.md")]
+
+
+@pytest.mark.parametrize("page", sorted(PAGES))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if "://" not in target:
