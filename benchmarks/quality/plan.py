@@ -40,7 +40,7 @@ class Setting:
 
 def cloning(data: str, rate: str | None = None, studied: bool = False) -> Setting:
     return Setting(
-        data if rate is None else f"{data}, rate {rate}",
+        data if rate is None else f"{data} at rate {rate}",
         "behavior_cloning",
         k=1000,
         metric="return",
@@ -60,7 +60,7 @@ SETTINGS = {
         Setting("images", "image_classification", 100, "accuracy"),
         Setting("text", "text_classification", 100, "accuracy"),
         Setting(
-            "text, rate 0.003",  # as good alone after fewer steps, less steady
+            "text at rate 0.003",  # as good alone after fewer steps, less steady
             "text_classification",
             100,
             "accuracy",

@@ -19,6 +19,7 @@ def tuning_table(found: Sequence[Found], settings: Sequence[Setting]) -> Table:
     """Held-out loss with one setting changed, as a share of what it is with the defaults."""
     rows = [row for row in found if row.study == "tuning"]
     jobs = list(dict.fromkeys(row.job for row in rows))
+    settings = [s for s in settings if any(row.setting == s.name for row in rows)]
     table = []
     for solver in ("gumbel", "linear"):
         for job in (j for j in jobs if j.split()[0] == solver):
