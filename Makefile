@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test lint data picture bench clean
+.PHONY: demo test lint data quality picture bench clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,12 @@ lint: $(VENV)/.installed
 data: $(VENV)/.installed
 	$(BIN)/python sample_configs/fetch.py
 	$(BIN)/python sample_configs/behavior_cloning/experts.py
+
+# every table of docs/results.md; hours, but what is done is not done again
+quality: data
+	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md
+	cp quality-dir/quality.png docs/quality.png
+	cp quality-dir/windows.png docs/quality-windows.png
 
 # the picture in the README, from a fresh demo
 picture: $(VENV)/.installed

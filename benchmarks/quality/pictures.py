@@ -26,9 +26,10 @@ WHAT = {"heldout_loss": "held-out loss", "metric": ""}
 
 
 def draw(results: Results, path: Path) -> None:
-    columns = len(results.settings)
+    settings = [setting for setting in results.settings if results.methods(setting)]
+    columns = len(settings)
     figure, axes = plt.subplots(2, columns, figsize=(3.6 * columns, 6.2), squeeze=False)
-    for column, setting in enumerate(results.settings):
+    for column, setting in enumerate(settings):
         for row, (what, label) in enumerate(WHAT.items()):
             axis = axes[row][column]
             for method, colour in LINES.items():
@@ -63,8 +64,9 @@ def draw(results: Results, path: Path) -> None:
                 axis.set_xlabel("K")
             axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    across = min(len(labels), 4 * columns)
+    figure.legend(handles, labels, loc="lower center", ncols=across, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -96,7 +98,8 @@ def draw_curves(every: Sequence[Curves], path: Path) -> None:
                 axis.set_xlabel("training step at the end of the window")
             axis.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    across = min(len(labels), 4 * columns)
+    figure.legend(handles, labels, loc="lower center", ncols=across, frameon=False, fontsize=9)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
