@@ -57,7 +57,10 @@ def ran(setting: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("quality")
     jobs = [*plan.methods(setting), *plan.windows(setting), *list(plan.tuning(setting))[:2]]
     jobs += list(plan.overfitting(setting))[:1]
-    running.run_all(folder, [(setting, seed, job) for seed in (0, 1) for job in jobs], workers=2)
+    work = [(setting, 0, job) for job in jobs]
+    # the second training run through two jobs only: intervals and pairs need no more
+    work += [(setting, 1, job) for job in jobs if job.name in ("simple", "gumbel")][:2]
+    running.run_all(folder, work, workers=2)
     return folder
 
 
@@ -72,7 +75,9 @@ def test_every_method_has_a_number_at_every_k(ran: Path, setting: Any) -> None:
                 if method.startswith("forward") and setting.k == K:
                     continue  # which is not measured, and need not be the mean of all
                 runs = results.runs(setting, method, K, what)
-                assert sorted(runs) == [0, 1], (method, K)
+                twice = method in ("sewa", *plan.SIMPLE)
+                if setting.k != K:
+                    assert sorted(runs) == ([0, 1] if twice else [0]), (method, K)
                 assert all(0 <= value < 5 for value in runs.values())
     # at K = k there is nothing to choose
     every = results.runs(setting, "uniform", None, "heldout_loss")
@@ -97,7 +102,9 @@ def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     assert line["K=2"] == row["SeWA"].strip("*")
     against = tables.learned_against(results, setting, "heldout_loss")
     assert {r["rival"] for r in against} == set(tables.RIVALS)
-    assert {f.verdict for f in claims.findings(results, "metric")} <= {"holds", "ties", "fails"}
+    for finding in claims.findings(results, "metric"):
+        alone = "linear" in finding.claim  # which went over one training run only
+        assert finding.verdict in (("one run",) if alone else ("holds", "ties", "fails"))
     assert studies.tuning_table(found, [setting])[0]["changed"] == "(defaults)"
     assert [line["K"] for line in studies.overfitting_table(found, setting)] == ["2", "4"]
     assert len(studies.auto_table(ran, [setting], (0, 1))) == 1
@@ -214,7 +221,7 @@ def test_after_a_fault_nothing_new_begins(
     monkeypatch.setattr(running, "_call", fails)
     with pytest.raises(running.Failed):
         running.run_all(tmp_path, [(setting, 0, job) for job in plan.methods(setting)], workers=1)
-    assert len(called) <= 3  # the training, the one that failed, and perhaps one that had begun
+    assert len(called) == 2  # the training, and the one that failed
 
 
 def test_tables_go_into_a_page_at_their_marks_and_again() -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from plan import Job, Setting
@@ -25,22 +26,31 @@ class Failed(RuntimeError):
 def run_all(folder: Path, asked: Sequence[tuple[Setting, int, Job]], workers: int) -> None:
     """Training runs first, then the jobs over them, `workers` at a time."""
     runs = list(dict.fromkeys((setting, seed) for setting, seed, _ in asked))
-    pool = ThreadPoolExecutor(workers)
+    pool, stopped = ThreadPoolExecutor(workers), Event()
     try:
         trained = {run: pool.submit(train, folder, *run) for run in runs}
         ended = [
-            pool.submit(_after, trained[setting, seed], folder, setting, seed, job)
+            pool.submit(_after, trained[setting, seed], stopped, folder, setting, seed, job)
             for setting, seed, job in asked
         ]
         for future in as_completed(ended):
             future.result()
     finally:  # after a fault or an interrupt nothing new begins
+        stopped.set()
         pool.shutdown(cancel_futures=True)
 
 
-def _after(trained: Any, folder: Path, setting: Setting, seed: int, job: Job) -> None:
-    trained.result()
-    run(folder, setting, seed, job)
+def _after(
+    trained: Any, stopped: Event, folder: Path, setting: Setting, seed: int, job: Job
+) -> None:
+    if stopped.is_set():
+        return
+    try:
+        trained.result()
+        run(folder, setting, seed, job)
+    except BaseException:
+        stopped.set()
+        raise
 
 
 def place(folder: Path, setting: Setting, seed: int) -> Path:
