@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -63,12 +64,7 @@ def draw(results: Results, path: Path) -> None:
             else:
                 axis.set_xlabel("K")
             axis.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    across = min(len(labels), 4 * columns)
-    figure.legend(handles, labels, loc="lower center", ncols=across, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    _save(figure, axes, path)
 
 
 def draw_curves(every: Sequence[Curves], path: Path) -> None:
@@ -97,8 +93,13 @@ def draw_curves(every: Sequence[Curves], path: Path) -> None:
             else:
                 axis.set_xlabel("training step at the end of the window")
             axis.spines[["top", "right"]].set_visible(False)
+    _save(figure, axes, path)
+
+
+def _save(figure: Any, axes: Any, path: Path) -> None:
+    """One legend for all panels, below them."""
     handles, labels = axes[0][0].get_legend_handles_labels()
-    across = min(len(labels), 4 * columns)
+    across = min(len(labels), 4 * len(axes[0]))
     figure.legend(handles, labels, loc="lower center", ncols=across, frameon=False, fontsize=9)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
     figure.savefig(path, dpi=110)
