@@ -1,0 +1,189 @@
+"""The YAML, the flags and `--set` laid over each other; paths made whole; every fault told."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from sewa_cli.config.models import (
+    READY_MADE,
+    STDOUT,
+    CompareConfig,
+    Config,
+    GumbelConfig,
+    LinearConfig,
+)
+from sewa_cli.errors import ConfigError
+
+DEFAULT_FILE = "sewa.yaml"
+
+
+def find_config(explicit: Path | None) -> Path | None:
+    """The file named by --config, else ./sewa.yaml if there is one."""
+    if explicit is not None:
+        return explicit
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+
+
+def load_config(
+    path: Path | None,
+    flags: Mapping[str, object] | None = None,
+    sets: Sequence[str] = (),
+    dashes: str = "--",
+) -> Config:
+    """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win."""
+    settings: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # dotted key → where it came from, for the fault's first words
+    faults: list[str] = []
+    if path is not None:
+        from sewa_cli.config.yaml_file import read_file  # PyYAML is slow to import
+
+        task = (flags or {}).get("task")
+        settings = _relative_to(path.parent, read_file(path), task)
+    for key, value in (flags or {}).items():
+        if value is not None:
+            with suppress(ValueError):  # the section is no section: validation will tell
+                _put(settings, key, value)
+                sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
+    for text in sets:
+        from sewa_cli.config.yaml_file import read_value
+
+        key, equals, raw = text.partition("=")
+        try:
+            if not equals or not key:
+                raise ValueError("must look like key=value")
+            _put(settings, key, read_value(raw))
+        except ValueError as error:
+            faults.append(f"--set {text}: {' '.join(str(error).split())}")
+        sources[key] = f"--set {key}"
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        faults += [
+            _describe(fault, str(path or "config"), sources)
+            for fault in error.errors(include_url=False)
+        ]
+    if faults:
+        raise ConfigError(*dict.fromkeys(faults))  # one flag may set several keys
+    return config
+
+
+def _relative_to(
+    folder: Path, settings: dict[str, Any], task: object | None = None
+) -> dict[str, Any]:
+    """Resolve the paths of a YAML in `folder`.
+
+    In `args`, what starts with ./ or ../ is one; a ready-made task (the YAML's, or the one given
+    beside it) has more.
+    """
+
+    def join(value: object) -> object:
+        return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
+
+    def join_dotted(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: join_dotted(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [join_dotted(item) for item in value]
+        is_path = isinstance(value, str) and value.startswith(("./", "../"))
+        return join(value) if is_path else value
+
+    resolved = dict(settings)
+    if isinstance(own := settings.get("task"), str) and names_a_file(own):
+        resolved["task"] = join(own)
+    paths = READY_MADE.get(str(settings.get("task") if task is None else task), ())
+    for key in ("report", "output"):
+        if settings.get(key) not in (None, STDOUT):
+            resolved[key] = join(settings[key])
+    checkpoints = settings.get("checkpoints")
+    if isinstance(checkpoints, list):
+        resolved["checkpoints"] = [join(item) for item in checkpoints]
+    elif checkpoints not in (None, STDOUT):
+        resolved["checkpoints"] = join(checkpoints)
+    if isinstance(args := settings.get("args"), dict):
+        resolved["args"] = {
+            key: join(value) if key in paths and _is_path(value) else join_dotted(value)
+            for key, value in args.items()
+        }
+    compare = settings.get("compare")
+    if isinstance(compare, dict) and compare.get("methods_from") is not None:
+        resolved["compare"] = {**compare, "methods_from": join(compare["methods_from"])}
+    return resolved
+
+
+def _is_path(value: object) -> bool:
+    """Of an arg that takes paths: not one is `package.net:make_net`, a function in a module."""
+    module, colon, _ = str(value).rpartition(":")
+    return not colon or names_a_file(module)
+
+
+def names_a_file(task: str) -> bool:
+    """`./task.py` is a file; `package.task` is a module."""
+    return task.endswith(".py") or "/" in task or os.sep in task
+
+
+def _put(settings: dict[str, Any], dotted: str, value: object) -> None:
+    *parents, leaf = dotted.split(".")
+    here = settings
+    for name in parents:
+        inner = here.get(name)
+        if inner is not None and not isinstance(inner, dict):
+            raise ValueError(f"{name} is a single value, it has no keys")
+        here[name] = dict(inner or {})  # a copy: the caller's mapping stays as it was
+        here = here[name]
+    here[leaf] = value
+
+
+def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str:
+    """One line: where (the file and the key, or the flag), what, and what was found."""
+    key = ".".join(str(part) for part in fault["loc"] if part != "function-before[_as_paths()]")
+    where = f"{file}: {key}"
+    for given, source in sources.items():
+        if key == given or given.startswith(f"{key}."):
+            where = source
+        elif key.startswith(f"{given}."):
+            where = f"{source}: {key.removeprefix(given + '.')}"
+    return f"{where}: {explain(fault, _known(fault['loc']))}"
+
+
+def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
+    """What is wrong with a value, and what was found; `known`: the keys that there are."""
+    found = fault["input"]
+    match fault["type"]:
+        case "extra_forbidden":
+            near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
+            return "unknown key; " + (
+                f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
+            )
+        case "missing":
+            return "is missing"
+        case "int_parsing" | "int_type" | "int_from_float":
+            what = "must be a whole number"
+        case "float_parsing" | "float_type":
+            what = "must be a number"
+        case "model_type":
+            what = "must be a section with keys of its own"
+        case "tuple_type":
+            what = "must be a path or a list of paths"
+        case "value_error":
+            return str(fault["ctx"]["error"])
+        case _:
+            what = fault["msg"].replace("Input should be", "must be")
+    return f"{what}, found {found!r}"
+
+
+def _known(location: tuple[int | str, ...]) -> list[str]:
+    sections: dict[object, type[BaseModel]] = {
+        "gumbel": GumbelConfig,
+        "linear": LinearConfig,
+        "compare": CompareConfig,
+    }
+    model = sections.get(location[0], Config) if len(location) > 1 else Config
+    return list(model.model_fields)
