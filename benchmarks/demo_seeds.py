@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from sewa_cli.demo import run_demo
-from sewa_cli.report import Scores
+from sewa_cli.report.shared import Scores
 from sewa_cli.run import Listener
 
 NAMES = {

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from sewa_cli import surrogate
 from sewa_cli.config import Config, load_config
 from sewa_cli.evaluate import Objective
-from sewa_cli.report import Cost
+from sewa_cli.report.shared import Cost
 from sewa_cli.run import run_compare, run_select, surveying
 from sewa_cli.solvers import linear
 from sewa_cli.task import Task, make_task

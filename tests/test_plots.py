@@ -26,16 +26,10 @@ from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.plots import check_plot, label, save_figure
 from sewa_cli.plots.compare import K_scale, plot_comparison
 from sewa_cli.plots.select import plot_selection, running_mean
-from sewa_cli.report import (
-    Candidate,
-    Comparison,
-    Interval,
-    Report,
-    Row,
-    RowCost,
-    Scores,
-    to_json,
-)
+from sewa_cli.report.compare import Comparison, Row, RowCost
+from sewa_cli.report.part import to_json
+from sewa_cli.report.select import Report
+from sewa_cli.report.shared import Candidate, Interval, Scores
 from sewa_cli.run import Listener
 
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
@@ -494,7 +488,7 @@ def test_bytes_do_not_depend_on_the_process_or_the_users_settings_and_pyplot_is_
 ) -> None:
     (tmp_path / "report.json").write_text(to_json(demo))
     code = (
-        "import sys; from pathlib import Path; from sewa_cli.report import Report\n"
+        "import sys; from pathlib import Path; from sewa_cli.report.select import Report\n"
         "from sewa_cli.plots import save_figure; from sewa_cli.plots.select import plot_selection\n"
         "import sewa_cli.plots.compare\n"
         "assert 'matplotlib' not in sys.modules\n"

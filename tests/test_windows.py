@@ -25,7 +25,9 @@ import sewa_cli.run.windows
 from sewa_cli.cli.windows import tables_of, verdict
 from sewa_cli.plots import save_figure
 from sewa_cli.plots.windows import plot_windows
-from sewa_cli.report import Placement, Row, Window, Windows
+from sewa_cli.report.compare import Row
+from sewa_cli.report.shared import Placement
+from sewa_cli.report.windows import Window, Windows
 from sewa_cli.run.learning import read_trajectory
 from sewa_cli.run.reaching import find_reach, find_reaches, find_touch, level_of, mark_best
 from sewa_cli.run.windows import place_windows

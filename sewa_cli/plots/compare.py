@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sewa_cli.plots import fit_losses, house, label, set_margins
-from sewa_cli.report import Comparison, Row
+from sewa_cli.report.compare import Comparison, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.plots import fit_losses, house, label, set_margins
-from sewa_cli.report import BudgetOption, Report
+from sewa_cli.report.select import BudgetOption, Report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,8 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.plots import fit_losses, house, label, set_margins
-from sewa_cli.report import Row, Windows
+from sewa_cli.report.compare import Row
+from sewa_cli.report.windows import Windows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sewa_cli import __version__
 from sewa_cli.checkpoints import WRITTEN_BY
-from sewa_cli.report import Cost, Seconds, Versions
+from sewa_cli.report.shared import Cost, Seconds, Versions
 from sewa_cli.run.recipe import Averaged
 
 if TYPE_CHECKING:

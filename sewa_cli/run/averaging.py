@@ -17,7 +17,7 @@ from sewa_cli.checkpoints import (
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.methods import Run, checked, parse_one
-from sewa_cli.report import Rebuildable
+from sewa_cli.report.recipe import Rebuildable
 from sewa_cli.run.accounts import metadata_of
 from sewa_cli.run.candidates import open_candidates
 from sewa_cli.run.listener import Listener

@@ -18,7 +18,7 @@ from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.evaluate import Objective, batchnorm_layers
 from sewa_cli.flat import FlatModel
-from sewa_cli.report import LeftOut
+from sewa_cli.report.shared import LeftOut
 from sewa_cli.run.candidates import open_candidates
 from sewa_cli.run.listener import Heard, Listener
 from sewa_cli.task import Task

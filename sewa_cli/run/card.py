@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from sewa_cli.checkpoints import WRITTEN_BY
-from sewa_cli.report import Comparison, Report, Scores
+from sewa_cli.report.compare import Comparison
+from sewa_cli.report.select import Report
+from sewa_cli.report.shared import Scores
 from sewa_cli.run.recipe import Averaged
 
 

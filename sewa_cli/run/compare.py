@@ -16,7 +16,8 @@ from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.evaluate import UnitLosses
 from sewa_cli.methods import Coefficients
-from sewa_cli.report import Candidate, Comparison, Interval, Row
+from sewa_cli.report.compare import Comparison, Row
+from sewa_cli.report.shared import Candidate, Interval
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.court import Court

@@ -10,7 +10,7 @@ import torch
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import Call, Coefficients, mean_of
-from sewa_cli.report import Row, RowCost
+from sewa_cli.report.compare import Row, RowCost
 from sewa_cli.run.bench import seeded
 from sewa_cli.run.court import Court, Judged, Meter
 from sewa_cli.run.listener import Listener

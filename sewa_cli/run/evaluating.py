@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sewa_cli.checkpoints import Reads, check_tied, match_names, open_all
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError
-from sewa_cli.report import Scores
+from sewa_cli.report.shared import Scores
 from sewa_cli.run.bench import build_objective, seeded
 from sewa_cli.run.listener import Listener
 from sewa_cli.run.scales import Weigher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sewa_cli.report import BudgetOption, Linear, ResampledGain, StabilityReport
+from sewa_cli.report.select import BudgetOption, Linear, ResampledGain, StabilityReport
 from sewa_cli.run.scales import finite
 from sewa_cli.run.surveying import Chosen
 

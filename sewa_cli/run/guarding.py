@@ -12,7 +12,8 @@ from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.evaluate import UnitLosses
 from sewa_cli.nest import rows, take_rows
-from sewa_cli.report import Gained, Guard, Interval
+from sewa_cli.report.select import Gained, Guard
+from sewa_cli.report.shared import Interval
 from sewa_cli.task import Batches, Task
 
 

@@ -14,7 +14,7 @@ from sewa_cli.checkpoints import Checkpoint, check_mergeable, pairs
 from sewa_cli.config import Config
 from sewa_cli.dtypes import as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
-from sewa_cli.report import Lora
+from sewa_cli.report.shared import Lora
 from sewa_cli.run.recipe import Averaged
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.folders import StagedFolder, check_free_folder, staged_folder
-from sewa_cli.report import Rebuildable, to_json
-from sewa_cli.run.card import model_card
+from sewa_cli.report.part import to_json
+from sewa_cli.report.recipe import Rebuildable
 from sewa_cli.run.fitting import (
     Form,
     as_written,
@@ -234,6 +234,8 @@ def _add_card(
     """Into a folder, last, as it has the losses."""
     for stage in stages:
         if isinstance(stage, StagedFolder):
+            from sewa_cli.run.card import model_card
+
             with stage.file("README.md") as file:
                 file.write(model_card(averaged, report, outputs.command).encode())
 

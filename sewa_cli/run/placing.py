@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.errors import CheckpointError, ConfigError
-from sewa_cli.report import LeftOut, Placement
+from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.run.bench import Bench
 from sewa_cli.trajectory import ROWS, Deltas, Streamed, Trajectory, fill_row
 

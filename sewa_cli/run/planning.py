@@ -20,7 +20,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import batchnorm_layers, cycle
 from sewa_cli.methods import parse
 from sewa_cli.nest import rows
-from sewa_cli.report import Placement
+from sewa_cli.report.shared import Placement
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.guarding import check_settings, keep_aside
 from sewa_cli.run.listener import Listener

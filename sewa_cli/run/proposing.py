@@ -11,9 +11,19 @@ from sewa_cli.run.listener import Listener
 from sewa_cli.task import import_user_module, user_code
 
 
-def register_methods(config: Config, listener: Listener | None = None) -> None:
-    """Methods of installed packages and of the user's own file join ours."""
-    from importlib.metadata import entry_points  # slow, and `sewa average` does not need it
+def register_methods(
+    config: Config, listener: Listener | None = None, wanted: str | None = None
+) -> None:
+    """Methods of installed packages and of the user's own file join ours.
+
+    To ask every installed package takes time: not done for the sake of one of ours.
+    """
+    if config.compare.methods_from is not None:
+        import_user_module(str(config.compare.methods_from))
+    if wanted is not None and wanted.partition(":")[0] in REGISTRY:
+        return
+
+    from importlib.metadata import entry_points
 
     for entry in entry_points(group="sewa.methods"):
         if entry.name in REGISTRY:
@@ -25,8 +35,6 @@ def register_methods(config: Config, listener: Listener | None = None) -> None:
                     method(entry.name)(found)
         except SewaError as error:  # somebody else's package is no reason to stop
             (listener or Listener()).warn(f"the method {entry.name} is not available: {error}")
-    if config.compare.methods_from is not None:
-        import_user_module(str(config.compare.methods_from))
 
 
 def parse_methods(specs: Sequence[str]) -> list[Call]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from sewa_cli.report import Level, Reach, Row, Window
+from sewa_cli.report.compare import Row
+from sewa_cli.report.windows import Level, Reach, Window
 
 LAST = "last"  # the method whose row in the last window is the run's last checkpoint
 Measure = Literal["heldout_loss", "selection_loss"]

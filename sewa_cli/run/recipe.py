@@ -32,7 +32,7 @@ from sewa_cli.checkpoints import (
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.mapped import views
-from sewa_cli.report import Recipe, Source
+from sewa_cli.report.recipe import Recipe, Source
 from sewa_cli.write import sha256_of, split_into_shards, write_safetensors
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.dtypes import Array, as_array, torch_dtype
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.evaluate import Objective, UnitLosses, batchnorm_layers, recompute_batchnorm
-from sewa_cli.report import BatchNorm, Scores
+from sewa_cli.report.select import BatchNorm
+from sewa_cli.report.shared import Scores
 from sewa_cli.run.bench import Bench, seeded
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.task import Batches, Task

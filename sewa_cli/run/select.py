@@ -16,7 +16,8 @@ from sewa_cli.config import AUTO, STDOUT, Config
 from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import UnitLosses
 from sewa_cli.methods import Coefficients, Run, parse
-from sewa_cli.report import Better, Candidate, Report, Scores
+from sewa_cli.report.select import Better, Report
+from sewa_cli.report.shared import Candidate, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.findings import budget_part, linear_part, stability_part

@@ -11,7 +11,7 @@ from torch import Tensor
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.methods import mean_of
-from sewa_cli.report import Placement
+from sewa_cli.report.shared import Placement
 from sewa_cli.run.bench import Bench, check_budget
 from sewa_cli.run.placing import Placed, cap_of, size, whole
 from sewa_cli.surrogate import Scouted, scout

@@ -19,7 +19,7 @@ from sewa_cli import surrogate
 from sewa_cli.config import AUTO
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Coefficients, Run, mean_of, parse_one
-from sewa_cli.report import Cache, Round
+from sewa_cli.report.select import Cache, Round
 from sewa_cli.run.bench import Bench
 from sewa_cli.run.streaming import judge_of
 from sewa_cli.solvers import Solution, linear

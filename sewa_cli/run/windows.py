@@ -16,7 +16,9 @@ from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Call, parse_one
-from sewa_cli.report import Candidate, LeftOut, Placement, Row, Window, Windows
+from sewa_cli.report.compare import Row
+from sewa_cli.report.shared import Candidate, LeftOut, Placement
+from sewa_cli.report.windows import Window, Windows
 from sewa_cli.run.accounts import Clock, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.court import Court

@@ -1,0 +1,69 @@
+"""The report of `sewa compare`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sewa_cli.report.part import Part
+from sewa_cli.report.recipe import Recipe
+from sewa_cli.report.shared import Candidate, Cost, Head, Interval, LeftOut, Placement
+
+
+class RowCost(Part):
+    """What the row would have cost alone: averages it shares with other rows count in full."""
+
+    forward_passes: int
+    backward_passes: int
+    bytes_read: int = Field(description="of checkpoints held in memory, by mixing and pulling back")
+    seconds: float
+
+
+class Row(Part):
+    """One method at one K. A method that draws several masks has the mean of their losses."""
+
+    method: str = Field(description="as asked for, options included")
+    K: int | None = Field(description="null for a method that takes none")
+    size: int = Field(description="checkpoints with a weight other than zero")
+    coefficients: list[list[float]] = Field(description="over the candidates, one list a draw")
+    selection_loss: float | None
+    predicted_loss: float | None = Field(
+        None, description="selection loss that the cache of outputs predicts (--fast)"
+    )
+    surrogate_error: float | None = Field(
+        None, description="predicted minus true selection loss, BatchNorm statistics as averaged"
+    )
+    heldout_loss: float | None
+    interval: Interval | None = Field(description="95 % of bootstrapped held-out losses")
+    spread: float | None = Field(description="standard deviation of held-out loss over the draws")
+    difference: float | None = Field(description="held-out loss minus the best row's")
+    difference_interval: Interval | None = Field(
+        description="95 %, paired, holding for all pairs of rows at once"
+    )
+    mark: Literal["best", "tie", "worse"] | None
+    metrics: dict[str, float | None] | None
+    cost: RowCost
+
+
+class Comparison(Head):
+    """The report of `sewa compare`."""
+
+    kind: Literal["compare"] = "compare"
+    k: int
+    parameters: int
+    candidates: list[Candidate]
+    left_out: list[LeftOut]
+    selection_rows: int
+    heldout_rows: int | None
+    unit: Literal["rows", "batches"] | None = Field(description="what the bootstrap resamples")
+    rows: list[Row]
+    best: int | None = Field(description="index of the row with the lowest held-out loss")
+    winner: str | None = Field(description="the best row, if no other ties with it")
+    batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
+    averages_evaluated: int
+    placement: Placement
+    cost: Cost
+    output: str | None
+    recipe: Recipe | None = Field(description="of the best row, if it was written")
+    warnings: list[str]

@@ -1,0 +1,102 @@
+"""Parts that several reports have, and what each of them begins with."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from sewa_cli.report.part import SCHEMA_VERSION, Part
+
+
+class Versions(Part):
+    sewa: str
+    python: str
+    torch: str
+    safetensors: str
+
+
+class Candidate(Part):
+    """A checkpoint that took part. `probability` is its final s, where one was learned."""
+
+    index: int
+    path: str
+    step: int | None
+    probability: float | None = None
+    frequency: float | None = Field(
+        None, description="share of the resamples of the selection rows that chose it"
+    )
+    logged: dict[str, float] | None = Field(
+        None, description="what the trainer logged at this step, where it did"
+    )
+
+
+class LeftOut(Part):
+    path: str
+    step: int | None
+    reason: str
+
+
+class Scores(Part):
+    """Losses (null where not finite) and the task's metrics of one set of weights."""
+
+    selection_loss: float | None
+    heldout_loss: float | None = None
+    metrics: dict[str, float | None] | None = None
+
+
+class Interval(Part):
+    low: float
+    high: float
+
+
+class Placement(Part):
+    """Where the checkpoints were held while learning, and why."""
+
+    tier: Literal["memory", "bf16", "host", "files"]
+    reason: str
+    cap_bytes: int
+    planned_bytes: int = Field(description="on top of Python, torch, the model and the data")
+
+
+class Seconds(Part):
+    total: float
+    read: float
+    learn: float
+    evaluate: float
+    write: float
+
+
+class Cost(Part):
+    """Passes are counted in batches, bytes as tensor data read from checkpoints."""
+
+    seconds: Seconds
+    forward_passes: int
+    backward_passes: int
+    bytes_read: int
+    peak_memory_bytes: int
+    peak_device_memory_bytes: int | None = None
+
+
+class Lora(Part):
+    """An average of LoRA adapters. Errors are relative to the mean of the products B·A.
+
+    merged: of the truncation to the adapters' rank; factors: of averaging A and B apart.
+    """
+
+    mode: Literal["factors", "merged"]
+    pairs: int
+    largest: float
+    mean: float
+
+
+class Head(Part):
+    """What was run, on what, and when: with this every report begins."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    versions: Versions
+    created: str
+    config: dict[str, Any]
+    task: str
+    device: str
+    seed: int
