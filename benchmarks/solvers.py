@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sewa_cli import demo
-from sewa_cli.cli.talk import verdict
+from sewa_cli.cli.summary import verdict
 from sewa_cli.config import Config, load_config
-from sewa_cli.report import Report
+from sewa_cli.report.select import Report
 from sewa_cli.run import run_forecast, run_select
 from sewa_cli.task import Task, load_task, make_task
 from sewa_cli.templates import write_template

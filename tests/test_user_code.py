@@ -206,6 +206,26 @@ def test_when_nobody_reads_stderr_the_work_is_still_done() -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
+def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(closed: str) -> None:
+    """Prints to a number that the averaged file had got would stand in its middle."""
+    write_task("import os\ndef metrics(m):\n    os.system('echo noise >&2')\n    return {'a': 1}")
+    whole = shell("sewa select -o whole.safetensors")
+    ended = shell(f"sewa select -o out.safetensors {closed}")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == whole.stdout
+    assert Path("out.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_garbage_is_collected_while_the_users_code_runs() -> None:
+    """It is off while modules are imported; a task that leaves cycles must not fill the memory."""
+    write_task("import gc\ndef metrics(m):\n    return {'on': int(gc.isenabled())}")
+    ended = shell("sewa select --json -o out.safetensors ")
+    assert json.loads(ended.stdout)["average"]["metrics"]["on"] == 1
+
+
+@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     ("script", "code", "words"),
     [

@@ -126,7 +126,7 @@ def select(
     Prints the chosen checkpoints' paths, one a line.
     """
     from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.report import to_json
+    from sewa_cli.report.part import to_json
 
     settings = load(
         config,
@@ -161,6 +161,7 @@ def select(
     refuse_plot(plot, force)
 
     with stdout_for_data() as stdout:
+        from sewa_cli.cli.summary import summarise
         from sewa_cli.cli.talk import Talk
         from sewa_cli.run import run_forecast, run_select
 
@@ -182,7 +183,7 @@ def select(
                 stdout=stdout,
                 protected=inputs_of(config, settings),
             )
-        talk.summary(selection.report)
+        summarise(talk, selection.report)
         if plot is not None:
             from sewa_cli.plots import save_figure
             from sewa_cli.plots.select import plot_selection
@@ -265,7 +266,7 @@ def apply(
     """
     from pydantic import ValidationError
 
-    from sewa_cli.report import Rebuildable
+    from sewa_cli.report.recipe import Rebuildable
 
     try:
         past = Rebuildable.model_validate_json(report.read_bytes())
@@ -276,8 +277,10 @@ def apply(
         where = ".".join(map(str, first["loc"])) or "the file"
         raise CheckpointError(f"{report}: not a report of sewa: {where}: {first['msg']}") from error
 
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.door import stdout_for_data, without_blas
     from sewa_cli.cli.talk import Talk
+
+    without_blas()
     from sewa_cli.run import run_apply
 
     with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
@@ -295,8 +298,10 @@ def schema(
     from pydantic import BaseModel
 
     from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.report import Comparison, Report, Windows
-    from sewa_cli.report import schema as report_schema
+    from sewa_cli.report.compare import Comparison
+    from sewa_cli.report.part import schema as report_schema
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.windows import Windows
 
     reports: dict[str, type[BaseModel]] = {
         "select": Report,
@@ -350,12 +355,13 @@ def demo(
     from sewa_cli.cli.door import stdout_for_data
 
     with stdout_for_data() as stdout:
+        from sewa_cli.cli.summary import summarise
         from sewa_cli.cli.talk import Talk
         from sewa_cli.demo import run_demo
 
         with Talk(quiet, verbose) as talk:
             selection = run_demo(folder, seed, talk, force=force)
-        talk.summary(selection.report)
+        summarise(talk, selection.report)
         stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
     # from a virtual environment that is not activated, `sewa` alone would not be found
     sewa = "sewa" if which("sewa") else os.path.relpath(Path(sys.argv[0]).resolve(), folder)

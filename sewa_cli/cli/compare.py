@@ -40,7 +40,7 @@ from sewa_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from sewa_cli.cli.tables import Cell
-    from sewa_cli.report import Comparison
+    from sewa_cli.report.compare import Comparison
 
 
 def compare(
@@ -100,7 +100,7 @@ def compare(
     """
     from sewa_cli.cli.door import stdout_for_data
     from sewa_cli.cli.tables import check_format, render
-    from sewa_cli.report import to_json
+    from sewa_cli.report.part import to_json
 
     check_format(form)
     settings = load(

@@ -24,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     typed[:] = arguments
+    _fill_gaps()
     # OpenMP's threads spin while they wait; on a busy machine that makes a small run many times
     # slower. Only takes effect before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -90,6 +91,11 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
             data.close()
 
 
+def without_blas() -> None:
+    """For commands that only add: NumPy's BLAS would start a thread for each core, which spin."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
 class _Aside(io.TextIOBase):
     """Prints of the user's code: to stderr, and into the void when nobody reads that any more."""
 
@@ -131,16 +137,35 @@ class _Stdout(io.FileIO):
             raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
 
 
+def _fill_gaps() -> None:
+    """Where standard input, output or error is closed, the void is opened in its place.
+
+    Else the next file would get that number: a checkpoint, with what others print in its middle.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - to the end of the process
+
+
 def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
 def _pipe_closed() -> int:
     """The reader has had enough: not an error. Python must not try to flush again at exit."""
-    for stream in (sys.stdout, sys.stderr):
+    hush(sys.stdout, sys.stderr)
+    return 0
+
+
+def hush(*streams: TextIO) -> None:
+    """What still goes to these, or to stderr, goes nowhere."""
+    for stream in streams or (sys.stderr,):
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-    return 0
 
 
 def _say(text: str) -> None:

@@ -66,7 +66,7 @@ def inspect(
         from sewa_cli.cli.talk import Talk
         from sewa_cli.plots import save_figure
         from sewa_cli.plots.inspect import plot_inspection
-        from sewa_cli.report import to_json
+        from sewa_cli.report.part import to_json
         from sewa_cli.run.inspect import run_inspect
 
         with Talk(quiet, verbose) as talk:

@@ -73,8 +73,9 @@ def average(
 
     Prints the paths that went into it.
     """
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.door import stdout_for_data, without_blas
 
+    without_blas()
     numbers = _numbers(weights) if weights is not None else None
     if numbers is not None and (method != "uniform" or any((K, last, every, from_step, to_step))):
         raise ConfigError(
@@ -103,7 +104,7 @@ def average(
         from sewa_cli.run import register_methods, run_average
 
         with Talk(quiet, verbose) as talk:
-            register_methods(settings, talk)
+            register_methods(settings, talk, wanted=method)
             averaged, written = run_average(
                 settings,
                 method,

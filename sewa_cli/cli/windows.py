@@ -9,7 +9,9 @@ from typing import IO, TYPE_CHECKING
 from sewa_cli.cli.compare import metric_column
 from sewa_cli.cli.options import load_user_task
 from sewa_cli.cli.tables import Cell, even, render, show
-from sewa_cli.report import Reach, Row, Windows, to_json
+from sewa_cli.report.compare import Row
+from sewa_cli.report.part import to_json
+from sewa_cli.report.windows import Reach, Windows
 
 if TYPE_CHECKING:
     from sewa_cli.cli.talk import Talk
