@@ -18,7 +18,7 @@ demo: $(VENV)/.installed
 	$(BIN)/sewa demo $(DEMO) --force
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .
