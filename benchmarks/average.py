@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from common import markdown
+from common import as_installed, markdown
 from safetensors.torch import save_file
 from timm_way import timm_way
 
@@ -214,7 +214,7 @@ def commands(
 
 
 def run(command: Sequence[str]) -> None:
-    ended = subprocess.run(command, capture_output=True, text=True)
+    ended = subprocess.run(command, capture_output=True, text=True, env=as_installed())
     if ended.returncode != 0:
         raise RuntimeError(f"{command[:3]} failed:\n{ended.stderr[-2000:]}")
 

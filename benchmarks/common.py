@@ -7,6 +7,7 @@ counts: noise only ever adds.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,11 @@ def race(contestants: Mapping[str, Callable[[], object]], rounds: int = 7) -> di
             if turn > 0:
                 best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+def as_installed() -> dict[str, str]:
+    """The environment, but commands may keep bytecode, as pip does for what it installs."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import finish, race
+from common import as_installed, finish, race
 
 BARE = """
 import typer
@@ -38,7 +38,9 @@ def main() -> None:
         }
         best = race(
             {
-                name: lambda c=command: subprocess.run(c, check=True, capture_output=True)  # type: ignore[misc]
+                name: lambda c=command: subprocess.run(  # type: ignore[misc]
+                    c, check=True, capture_output=True, env=as_installed()
+                )
                 for name, command in commands.items()
             },
             rounds=15,
