@@ -404,6 +404,25 @@ def test_a_broken_checkpoint_is_left_out_of_its_windows_and_told_once(sewa: Sewa
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
+    ("broken", "why"),
+    [((60,), "K: 4 of 3 whole checkpoints"), ((50, 60, 70, 80), "all 4 checkpoints hold NaN")],
+)
+def test_an_older_window_with_too_few_whole_checkpoints_does_not_lose_the_newer_ones(
+    sewa: Sewa, broken: tuple[int, ...], why: str
+) -> None:
+    for step in broken:
+        path = f"ckpts/step-{step}.safetensors"
+        save_file({n: torch.full_like(t, float("nan")) for n, t in load_file(path).items()}, path)
+    ended = sewa("compare", "--methods", "lawa", "--K", 4, "--windows", 4, "--format", "json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert [w["at"] for w in found["windows"]] == [40, 120]
+    assert found["in_no_window"] == 4
+    assert sum("a window is left out: " in w and why in w for w in found["warnings"]) == 1
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
     ("arguments", "code", "error"),
     [
         (["--windows", "13"], 2, "windows: 13 checkpoints in a window, but only 12 take part"),

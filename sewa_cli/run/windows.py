@@ -14,7 +14,7 @@ from typing import Literal
 
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import Config
-from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.methods import Call, parse_one
 from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Candidate, LeftOut, Placement
@@ -29,6 +29,10 @@ from sewa_cli.run.outputs import check_outputs, outputs_at, write_results
 from sewa_cli.run.overlap import warn_of_overlap
 from sewa_cli.run.reaching import LAST, Measure, find_reaches, level_of, mark_best
 from sewa_cli.task import Task
+
+
+class _TooFewLeft(CheckpointError):
+    """So many checkpoints of a window are broken that its methods cannot be asked."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,15 @@ def _run(
             "that minimise them"
         )
     seen: list[_Seen] = []
+    judged: list[slice] = []
     for n, window in enumerate(reversed(slices), 1):  # a broken loss shows in the first
-        seen.insert(0, _judge(bench, checkpoints[window], calls, budgets, clock))
+        try:
+            seen.insert(0, _judge(bench, checkpoints[window], calls, budgets, clock))
+            judged.append(window)
+        except _TooFewLeft as error:
+            if n == 1:
+                raise error.__cause__ or error from None
+            bench.warn(f"a window is left out: {error}")
         if n == 1 and all(row.selection_loss is None for row in seen[0].rows):
             raise TaskError(
                 "loss() is NaN or Inf on the selection data for every average of the last window"
@@ -110,7 +121,7 @@ def _run(
             "the method gained over the mean of all; run it without --fast"
         )
     warn_of_overlap(bench, training=bench.objective.batch_statistics)
-    return write_results(None, outputs, lambda: _report(bench, clock, slices, size, stride, seen))
+    return write_results(None, outputs, lambda: _report(bench, clock, judged, size, stride, seen))
 
 
 def place_windows(k: int, size: int, stride: int) -> list[slice]:
@@ -129,10 +140,18 @@ def _judge(
     """A comparison over one window. What the model holds afterwards is of no importance."""
     bench = replace(bench, checkpoints=checkpoints, left_out=[])
     caches = bench.config.compare.fast or bench.config.solver == "linear"
-    with clock("read"):
-        placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
-    where = f"whole checkpoints between {checkpoints[0].path} and {checkpoints[-1].path}"
-    check_budgets(calls, budgets, len(placed.used), where)
+    between = f"between {checkpoints[0].path} and {checkpoints[-1].path}"
+    try:
+        with clock("read"):
+            placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
+    except CheckpointError as error:
+        if len(bench.left_out) == len(checkpoints):
+            raise _TooFewLeft(f"{error} {between}") from error
+        raise
+    try:
+        check_budgets(calls, budgets, len(placed.used), f"whole checkpoints {between}")
+    except ConfigError as error:
+        raise _TooFewLeft(str(error)) from error
     court = Court(bench, placed)
     with clock("evaluate"):
         drafts = make_drafts(court, calls, budgets, bench.listener)
@@ -152,7 +171,7 @@ def _judge(
 
 
 def _report(
-    bench: Bench, clock: Clock, slices: list[slice], size: int, stride: int, seen: list[_Seen]
+    bench: Bench, clock: Clock, judged: list[slice], size: int, stride: int, seen: list[_Seen]
 ) -> Windows:
     whole = {id(c): c for one in seen for c in one.used}
     used = [c for c in bench.checkpoints if id(c) in whole]
@@ -177,7 +196,7 @@ def _report(
         )
         for one in seen
     ]
-    covered = {i for window in slices for i in range(len(bench.checkpoints))[window]}
+    covered = {i for window in judged for i in range(len(bench.checkpoints))[window]}
     return Windows(
         versions=versions(),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
