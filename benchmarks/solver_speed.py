@@ -28,7 +28,7 @@ from sewa_cli import surrogate
 from sewa_cli.config import Config, load_config
 from sewa_cli.evaluate import Objective
 from sewa_cli.report.shared import Cost
-from sewa_cli.run import run_compare, run_select, surveying
+from sewa_cli.run import choosing, run_compare, run_select
 from sewa_cli.solvers import linear
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
@@ -40,7 +40,7 @@ STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer count
     (Objective, "loss_and_gradient", "forward and backward"),
     (surrogate, "build", "surveying"),
     (linear, "solve", "solving"),
-    (surveying, "resample", "resampling"),
+    (choosing, "resample", "resampling"),
 ]
 
 

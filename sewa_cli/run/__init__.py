@@ -5,7 +5,9 @@ candidates  the checkpoints that take part
 placing     where the checkpoints are held, under a cap
 learning    asks the configured solver
 streaming   checkpoints read once, and never held
-surveying   the linear solver: checkpoints stream past the model
+chosen      what a solver has decided
+choosing    the linear solver: what to take, by outputs
+surveying   checkpoints stream past the model
 guarding    rows kept aside, and what was gained
 scales      an average into the model, and onto the user's data
 recipe      an average as sources, weights and names; built and built again

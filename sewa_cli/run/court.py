@@ -20,11 +20,11 @@ from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import UnitLosses, cycle
 from sewa_cli.methods import Run, checked
 from sewa_cli.run.bench import Bench, seeded
+from sewa_cli.run.choosing import Linear
 from sewa_cli.run.learning import learn
 from sewa_cli.run.placing import Placed, cap_of
 from sewa_cli.run.scales import Scales, finite
 from sewa_cli.run.streaming import judge_of
-from sewa_cli.run.surveying import Survey
 from sewa_cli.solvers import Solution, linear
 from sewa_cli.surrogate import Surrogate, scout
 from sewa_cli.trajectory import Trajectory
@@ -147,31 +147,31 @@ class Court:
             with seeded(self._bench.config.seed):
                 if self._bench.config.solver == "gumbel":
                     return learn(self._bench, self._trajectory, K)
-                found = self._survey().choose(K).solution
+                found = self._linear().choose(K).solution
                 assert found is not None  # K is a number here
                 return found
 
         if self._bench.config.solver == "linear":
-            self._survey()  # charged to this row, whoever had it made
+            self._linear()  # charged to this row, whoever had it made
         return self.ledger.once("learn", [K], work)
 
     # ---- over the cache of outputs -----------------------------------------------------------
 
-    def _survey(self) -> Survey:
+    def _linear(self) -> Linear:
         """One cache for every K and every method; a second one, around an average, beside it."""
 
-        def work() -> Survey:
+        def work() -> Linear:
             judge = judge_of(self._bench)
             scouted = scout(self._trajectory.rows(), self._trajectory.k, judge)
             room = self._room if self.fast else self._room // 2
-            survey = Survey(self._bench, self._trajectory, scouted, room, keep=True)
-            survey.begin(AUTO)
-            return survey
+            solver = Linear(self._bench, self._trajectory, scouted, room, keep=True)
+            solver.begin(AUTO)
+            return solver
 
         return self.ledger.once("survey", [], work)
 
     def _cache(self) -> Surrogate:
-        first = self._survey().first
+        first = self._linear().first
         assert first is not None  # it is kept
         return first
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from sewa_cli.report.select import BudgetOption, Linear, ResampledGain, StabilityReport
+from sewa_cli.run.chosen import Chosen
 from sewa_cli.run.scales import finite
-from sewa_cli.run.surveying import Chosen
 
 
 def linear_part(chosen: Chosen) -> Linear | None:

@@ -10,9 +10,10 @@ from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import cycle
 from sewa_cli.methods import mean_of
 from sewa_cli.run.bench import Bench, check_budget
+from sewa_cli.run.choosing import Linear
+from sewa_cli.run.chosen import Chosen
 from sewa_cli.run.placing import Placed, place
 from sewa_cli.run.streaming import Streaming, stream
-from sewa_cli.run.surveying import Chosen, Survey
 from sewa_cli.solvers import Solution, gumbel
 from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.trajectory import Trajectory
@@ -40,9 +41,9 @@ def read_trajectory(bench: Bench, K: int, share: float = 1.0) -> Placed:
 
 def make_solver(bench: Bench, placed: Placed) -> Solver:
     if isinstance(placed, Streaming):
-        survey = Survey(bench, placed.trajectory, placed.scouted, placed.room)
-        survey.begin(bench.config.K)
-        return survey
+        solver = Linear(bench, placed.trajectory, placed.scouted, placed.room)
+        solver.begin(bench.config.K)
+        return solver
     return Gumbel(bench, placed.trajectory)
 
 

@@ -20,6 +20,7 @@ from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Candidate, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
+from sewa_cli.run.chosen import Chosen
 from sewa_cli.run.findings import budget_part, linear_part, stability_part
 from sewa_cli.run.fitting import as_written
 from sewa_cli.run.guarding import check_settings, gained, keep_aside
@@ -31,7 +32,6 @@ from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.overlap import warn_of_overlap
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales, finite
-from sewa_cli.run.surveying import Chosen
 from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.task import Task
 
