@@ -48,7 +48,7 @@ def naive_mean(
     tensors: list[Tensor], weights: list[float], dtype: torch.dtype | None = None
 ) -> Tensor:
     """Torch, whole tensors, one after the other: what must come out to the bit."""
-    wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+    wide = torch.float64 if torch.float64 in (tensors[0].dtype, dtype) else torch.float32
     if len(set(weights)) == 1:
         total = tensors[0].to(wide)
         for tensor in tensors[1:]:
@@ -175,6 +175,15 @@ def test_weights_that_carry_fp8_out_of_its_range_are_an_error(name: str, largest
 def test_finite_numbers_whose_sum_overflows_float32_are_an_error() -> None:
     with pytest.raises(ValueError, match="does not fit into float32"):
         weighted_mean([np.full(4, 3e38, np.float32)] * 2, [0.5, 0.5])
+
+
+def test_float64_as_the_result_holds_sums_that_float32_does_not() -> None:
+    parts = [torch.tensor([3e38]), torch.tensor([3e38])]
+    for weights in ([0.5, 0.5], [0.75, 0.25]):
+        found = mean_of_tensors(parts, weights, torch.float64)
+        assert found.item() == pytest.approx(3e38)
+    with pytest.raises(ValueError, match="the sum does not fit into float32"):
+        mean_of_tensors(parts, [0.5, 0.5])
 
 
 def test_as_many_coefficients_as_arrays() -> None:

@@ -119,6 +119,9 @@ def test_every_checkpoint_is_read_at_most_twice_a_round_and_as_the_forecast_says
     assert cost["bytes_read"] == forecast["bytes_read"]
     assert cost["forward_passes"] == forecast["forward_passes"]
     assert cost["backward_passes"] == forecast["backward_passes"] == 0
+    mine, theirs = forecast["placement"], report["placement"]
+    assert (mine["tier"], mine["planned_bytes"]) == (theirs["tier"], theirs["planned_bytes"])
+    assert mine["planned_bytes"] > report["linear"]["cache"]["bytes"] > 0
     one = sum(t.numel() * 4 for t in load_file(run_dir / "ckpts/step-10.safetensors").values())
     k, K, rounds = 12, report["K"], len(report["linear"]["rounds"])
     # scouted once, surveyed once a round; the average found is read to be the next base, to be

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sewa_cli.config import load_config
+from sewa_cli.errors import CheckpointError
 from sewa_cli.flat import FlatModel
 from sewa_cli.run import placing
 from sewa_cli.trajectory import Deltas, Streamed, Trajectory
@@ -179,6 +181,115 @@ def test_when_memory_runs_out_the_next_tier_takes_over(
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["placement"]["tier"] == "bf16"
     assert "memory ran out in the memory tier" in report["placement"]["reason"]
+
+
+ONCE = """
+failed = []
+def predict(model, batch):
+    if len(failed) < {times}:
+        failed.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return model(batch[0])
+"""
+
+
+def fail_in_forward_passes(times: int) -> None:
+    Path("task.py").write_text(Path("task.py").read_text() + ONCE.format(times=times))
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    "command", ["select", "compare --methods sewa,last", "compare --windows 6"]
+)
+def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tier(
+    sewa: Sewa, command: str
+) -> None:
+    """On a GPU that is the usual case: W is placed first, activations come later."""
+    fail_in_forward_passes(2)
+    form = ["--json"] if command == "select" else ["--format", "json"]
+    ended = sewa(*command.split(), *form, "--K", 3)
+    assert ended.code == 0, ended.err
+    assert "memory ran out in the memory tier; trying the next" in ended.err
+    assert "memory ran out in the bf16 tier; trying the next" in ended.err
+    found = json.loads(ended.out)
+    placement = found["windows"][-1]["placement"] if "windows" in found else found["placement"]
+    assert placement["tier"] == "files"
+    assert "memory ran out" in placement["reason"]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_memory_that_runs_out_in_the_solver_lowers_the_tier(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Trajectory.pull_back
+
+    def full(self: Trajectory, G: torch.Tensor) -> torch.Tensor:
+        if type(self) is Trajectory:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
+        return plain(self, G)
+
+    monkeypatch.setattr(Trajectory, "pull_back", full)
+    ended = sewa("select", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["placement"]["tier"] == "bf16"
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([], "memory: ran out wherever W was held (memory, bf16, files); smaller batches"),
+        (["--solver", "linear"], "memory: ran out: predict() raised OutOfMemoryError"),
+    ],
+)
+def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
+    sewa: Sewa, flags: list[str], words: str
+) -> None:
+    fail_in_forward_passes(10**6)
+    ended = sewa("select", *flags)
+    assert ended.code == 2
+    assert words in ended.error
+    assert not list(Path().glob("averaged*"))
+
+
+def test_want_of_memory_is_known_by_whatever_it_caused() -> None:
+    def caused(error: Exception, by: Exception) -> Exception:
+        error.__cause__ = by
+        return error
+
+    assert placing.ran_out(MemoryError())
+    assert placing.ran_out(caused(CheckpointError("x"), OSError(errno.ENOMEM, "no memory")))
+    assert not placing.ran_out(caused(CheckpointError("memory"), OSError(errno.EIO, "fault")))
+    assert not placing.ran_out(RuntimeError("shape mismatch in memory_bank"))
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_cap_shared_with_a_cache_of_outputs_is_told_as_it_was_given(sewa: Sewa) -> None:
+    flags = ["compare", "--fast", "--methods", "last,greedy", "--format", "json", "--memory"]
+    found = json.loads(sewa(*flags, "1MB").out)
+    assert found["placement"]["cap_bytes"] == 10**6
+    assert "50% of it for W" in found["placement"]["reason"]
+    least = 2 * (WORK + 2 * BYTES)  # half of it must do
+    ended = sewa(*flags, least - 2)
+    assert ended.code == 2
+    assert f"the least, streaming from the files, is {placing.size(least)}" in ended.error
+    assert "are too few" not in sewa(*flags, least).err
+
+
+@pytest.mark.parametrize("limit", ["300000", "max\n", "90000"])
+def test_a_containers_limit_counts_as_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    (tmp_path / "max").write_text(limit)
+    (tmp_path / "current").write_text("100000\n")
+    monkeypatch.setattr(placing, "CGROUPS", [("/no/such", "/file")])
+    free = placing.free_on_host()
+    assert free > 10**6
+    paths = (str(tmp_path / "max"), str(tmp_path / "current"))
+    monkeypatch.setattr(placing, "CGROUPS", [("/no/such", "/file"), paths])
+    found = placing.free_on_host()
+    assert found == {"300000": 200_000, "90000": 0}.get(limit, found)
+    assert limit != "max\n" or found > 10**6
 
 
 @pytest.mark.parametrize("text", ["8GiB", "8.5 gib", "500MB", "1024", 1024, "3TB"])

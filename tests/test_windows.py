@@ -418,6 +418,7 @@ def test_an_older_window_with_too_few_whole_checkpoints_does_not_lose_the_newer_
     found = json.loads(ended.out)
     assert [w["at"] for w in found["windows"]] == [40, 120]
     assert found["in_no_window"] == 4
+    assert [out["step"] for out in found["left_out"]] == list(broken)
     assert sum("a window is left out: " in w and why in w for w in found["warnings"]) == 1
 
 

@@ -47,8 +47,7 @@ def summarise(talk: Talk, report: Report) -> None:
         f"{seconds.learn:.1f}, evaluating {seconds.evaluate:.1f}, writing {seconds.write:.1f})"
     )
     placement = report.placement
-    if report.linear is None and placement.tier != "memory":
-        talk.say(f"checkpoints held in tier `{placement.tier}`: {placement.reason}")
+    talk.say(f"checkpoints held in tier `{placement.tier}`: {placement.reason}")
     talk.say(verdict(report))
     if report.output not in (None, "-"):
         talk.say(f"wrote {report.output}")

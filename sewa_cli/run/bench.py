@@ -39,6 +39,8 @@ class Bench:
     inputs: list[Path]  # never to be overwritten
     warnings: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
+    tier: str | None = None  # where W is, once it is placed
+    failed_tiers: list[str] = field(default_factory=list)  # in which memory has run out
 
     def warn(self, text: str) -> None:
         """Once, however often it comes up: a checkpoint may be read again."""

@@ -29,6 +29,7 @@ from sewa_cli.run.lora import average_factors
 from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import check_outputs, outputs_at, write_results
 from sewa_cli.run.overlap import warn_of_overlap
+from sewa_cli.run.placing import Placed, despite_memory
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.task import Task
 
@@ -69,14 +70,18 @@ def _compare(
     newest, command = bench.checkpoints[-1], listener.command
     outputs = outputs_at(config, output_best, report_path, force, newest, command)
     check_outputs(outputs, [*bench.inputs, *protected])
-    with clock("read"):
-        caches = config.compare.fast or config.solver == "linear"
-        placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
-        check_budgets(calls, budgets, len(placed.used))
-        trajectory, used = placed.trajectory, placed.used
-    court = Court(bench, placed)
-    with clock("evaluate"):
-        drafts = make_drafts(court, calls, budgets, listener)
+
+    def judge_all() -> tuple[Placed, Court, list[Draft]]:
+        with clock("read"):
+            caches = config.compare.fast or config.solver == "linear"
+            placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
+            check_budgets(calls, budgets, len(placed.used))
+        court = Court(bench, placed)
+        with clock("evaluate"):
+            return placed, court, make_drafts(court, calls, budgets, listener)
+
+    placed, court, drafts = despite_memory(bench, judge_all)
+    used = placed.used
     if all(judged.selection_loss is None for draft in drafts for judged in draft.judged):
         raise TaskError("loss() is NaN or Inf on the selection data for every average")
     rows, best, unit = _rows(drafts, bench, config)
@@ -111,7 +116,7 @@ def _compare(
             task=task.source,
             device=str(bench.model.device),
             seed=config.seed,
-            k=trajectory.k,
+            k=len(used),
             parameters=bench.model.layout.parameters,
             candidates=[
                 Candidate(index=i, path=str(c.path), step=c.step, logged=c.metrics or None)

@@ -41,7 +41,7 @@ def read_trajectory(bench: Bench, K: int, share: float = 1.0) -> Placed:
 
 def make_solver(bench: Bench, placed: Placed) -> Solver:
     if isinstance(placed, Streaming):
-        solver = Linear(bench, placed.trajectory, placed.scouted, placed.room)
+        solver = Linear(bench, placed.trajectory, placed.scouted, placed.room.left)
         solver.begin(bench.config.K)
         return solver
     return Gumbel(bench, placed.trajectory)

@@ -10,9 +10,13 @@ The cap is for what sewa allocates; Python, torch, the model and the user's data
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import gc
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import psutil
 import torch
@@ -24,6 +28,7 @@ from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.run.bench import Bench
 from sewa_cli.trajectory import ROWS, Deltas, Streamed, Trajectory, fill_row
 
+T = TypeVar("T")
 Tier = Literal["memory", "bf16", "host", "files"]
 SHARE = 0.5  # of what is free, without --memory
 STREAM_ROWS = 8  # of a streaming buffer; more would only cost memory
@@ -39,13 +44,16 @@ class Plan:
     needs: dict[Tier, int]
     fitting: list[Tier]
     rows: int  # of a streaming buffer
+    share: float = 1.0  # of the cap that W may take; a cache of outputs has the rest
 
     @property
     def tier(self) -> Tier:
         return self.fitting[0]
 
     def placement(self, tier: Tier) -> Placement:
-        cap = f"{size(self.cap)} ({'--memory' if self.named else 'half of what is free'})"
+        cap = told_cap(self.cap, self.named)
+        if self.share < 1:
+            cap += f", {self.share:.0%} of it for W and the rest for outputs"
         if tier == "memory":
             reason = f"float32 needs {size(self.needs[tier])}, the cap is {cap}"
         elif tier != self.tier:
@@ -63,25 +71,25 @@ def make_plan(bench: Bench, share: float = 1.0) -> Plan:
     device = bench.model.device
     work = 4 * P * (2 * bench.config.gumbel.samples + SPARE)
     cap, named = cap_of(bench)
-    cap = int(share * cap)
-    rows = max(1, min(STREAM_ROWS, k, (cap - work) // (2 * 4 * P)))
+    for_W = int(share * cap)
+    rows = max(1, min(STREAM_ROWS, k, (for_W - work) // (2 * 4 * P)))
     needs: dict[Tier, int] = {
         "memory": 4 * k * P + work,
         "bf16": 2 * k * P + 4 * P * (1 + max(1, min(k, ROWS // 5))) + work,
         "files": 2 * 4 * rows * P + work,
     }
-    fitting: list[Tier] = [tier for tier in ("memory", "bf16", "files") if needs[tier] <= cap]
+    fitting: list[Tier] = [tier for tier in ("memory", "bf16", "files") if needs[tier] <= for_W]
     if device.type == "cuda" and "memory" not in fitting:
         needs["host"] = needs["files"]  # on the device
-        if 4 * k * P <= SHARE * psutil.virtual_memory().available:
+        if 4 * k * P <= SHARE * free_on_host():
             at = fitting.index("files") if "files" in fitting else len(fitting)
             fitting.insert(at, "host")
     if not fitting:
         raise ConfigError(
             f"memory: {size(cap)} are too few: the least, streaming from the files, is "
-            f"{size(needs['files'])}"
+            f"{size(int(needs['files'] / share))}"
         )
-    return Plan(cap, named, needs, fitting, rows)
+    return Plan(cap, named, needs, fitting, rows, share)
 
 
 def cap_of(bench: Bench) -> tuple[int, bool]:
@@ -91,10 +99,36 @@ def cap_of(bench: Bench) -> tuple[int, bool]:
     return int(SHARE * _free(bench.model.device)), False
 
 
+def told_cap(cap: int, named: bool) -> str:
+    return f"{size(cap)} ({'--memory' if named else 'half of what is free'})"
+
+
 def _free(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return free_on_host()
+
+
+CGROUPS = (  # where a container's limit stands, and what it uses: version 2, version 1
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+)
+
+
+def free_on_host() -> int:
+    """What the machine has free, or a container may still take of it, whichever is less.
+
+    A container that takes more is killed without a word. Its page cache counts as used here: the
+    system would give it up, but not for sure in time.
+    """
+    free = int(psutil.virtual_memory().available)
+    for limit, usage in CGROUPS:
+        try:
+            left = int(Path(limit).read_text()) - int(Path(usage).read_text())
+        except (OSError, ValueError):  # no such file, or `max`
+            continue
+        free = max(0, min(free, left))
+    return free
 
 
 @dataclass
@@ -108,19 +142,58 @@ class Placed:
 
 
 def place(bench: Bench, share: float = 1.0) -> Placed:
-    """Read the checkpoints into the best tier that fits; fall to the next if memory runs out."""
+    """Read the checkpoints into the best tier that fits and has not failed."""
     plan = make_plan(bench, share)
-    for tier in plan.fitting:
-        bench.left_out.clear()
+    left = [tier for tier in plan.fitting if tier not in bench.failed_tiers]
+    if not left:
+        raise ConfigError(
+            f"memory: ran out wherever W was held ({', '.join(bench.failed_tiers)}); smaller "
+            "batches in the task need less"
+        )
+    if bench.failed_tiers:
+        bench.warn(f"memory ran out in the {bench.failed_tiers[-1]} tier; trying the next")
+    bench.tier = tier = left[0]
+    bench.left_out.clear()
+    trajectory, used = _build(bench, tier, plan.rows)
+    return Placed(trajectory, used, list(bench.left_out), plan.placement(tier))
+
+
+def despite_memory(bench: Bench, work: Callable[[], T]) -> T:
+    """`work`, which places W; again with W one tier lower, each time that memory runs out in it.
+
+    That may be later than the placing: on a GPU, in the first backward pass.
+    """
+    while True:
         try:
-            trajectory, used = _build(bench, tier, plan.rows)
-        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if "memory" not in str(error).lower() or tier == plan.fitting[-1]:
+            return work()
+        except Exception as error:
+            if not ran_out(error):
                 raise
-            bench.warn(f"memory ran out in the {tier} tier; trying the next")
-            continue
-        return Placed(trajectory, used, list(bench.left_out), plan.placement(tier))
-    raise AssertionError("the last tier either returns or raises")
+            if bench.tier is None:  # a stream: there is nothing lower
+                raise ConfigError(
+                    f"memory: ran out: {' '.join(str(error).split())[:200]}; smaller batches in "
+                    "the task need less"
+                ) from error
+            bench.failed_tiers.append(bench.tier)
+        # what it held went with the exception, but for what is in cycles
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def ran_out(error: BaseException | None) -> bool:
+    """Whether it came about for want of memory, ours or in the user's code."""
+    while error is not None:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            return True
+        if isinstance(error, RuntimeError) and re.search(
+            r"out of memory|not enough memory|(can't|cannot|failed to) allocate", str(error), re.I
+        ):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _build(bench: Bench, tier: Tier, rows: int) -> tuple[Trajectory, list[Checkpoint]]:

@@ -31,7 +31,7 @@ from sewa_cli.run.surveying import simple_averages
 from sewa_cli.solvers.budget import grid
 from sewa_cli.solvers.stability import QUICK
 from sewa_cli.surrogate import QUARTERS, Surrogate, build
-from sewa_cli.surrogate.building import least
+from sewa_cli.surrogate.building import least, usual
 from sewa_cli.task import Task
 from sewa_cli.trajectory import ROWS, Trajectory, fill_row
 
@@ -90,7 +90,8 @@ class _Batches:
         self._falls_back = bench.config.fallback
         self._mode = bench.config.bn if batchnorm_layers(bench.model.module) else "off"
         self._has_batchnorm = bool(batchnorm_layers(bench.model.module))
-        self.selection = _count(task.selection_data, empty=False)
+        counted = [n for batch in task.selection_data if (n := rows(batch)) > 0]
+        self.selection, self.selection_rows = len(counted), sum(counted)
         self.scored = self.selection
         if task.heldout_data is not None:
             self.scored += _count(task.heldout_data, empty=False)
@@ -139,8 +140,10 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
     floats, integers, statistics = _sizes(bench, batches.recomputes(K))
     room = find_room(bench)
     probe = _probe(bench)
-    cache = least(k, probe.size.numbers * B, 2)
-    fits = cache <= room.left and probe.size.numbers * B <= settings.outputs
+    numbers = probe.size.numbers * batches.selection_rows // probe.size.rows
+    extra = 2 + (len(simple_averages(k)) if config.K == AUTO else 0)
+    fits = least(k, numbers, extra) <= room.left and numbers <= settings.outputs
+    cache = usual(k, min(numbers, settings.outputs), room.left, extra)
     if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
         surveyed += (settings.rounds + 4) * B
         rows += 2 * K
@@ -149,12 +152,7 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
         K="auto" if config.K == AUTO else config.K,
         parameters=bench.model.layout.parameters,
         device=str(bench.model.device),
-        placement=Placement(
-            tier="files",
-            reason="the linear solver streams the checkpoints, and keeps their outputs",
-            cap_bytes=room.cap,
-            planned_bytes=room.work + min(cache, room.left),
-        ),
+        placement=room.placement(cache),
         bytes_read=bench.reads.bytes
         + (rows + 2 * K) * floats
         - K * statistics

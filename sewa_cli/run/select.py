@@ -17,7 +17,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.evaluate import UnitLosses
 from sewa_cli.methods import Coefficients, Run, parse
 from sewa_cli.report.select import Better, Report
-from sewa_cli.report.shared import Candidate, Scores
+from sewa_cli.report.shared import Candidate, Placement, Scores
 from sewa_cli.run.accounts import Clock, metadata_of, total_cost, versions
 from sewa_cli.run.bench import Bench, seeded, set_up
 from sewa_cli.run.chosen import Chosen
@@ -30,8 +30,10 @@ from sewa_cli.run.lora import average_factors, check_lora
 from sewa_cli.run.lora import warning as lora_warning
 from sewa_cli.run.outputs import decide_outputs, write_results
 from sewa_cli.run.overlap import warn_of_overlap
+from sewa_cli.run.placing import Placed, despite_memory
 from sewa_cli.run.recipe import Averaged
 from sewa_cli.run.scales import Scales, finite
+from sewa_cli.run.streaming import Streaming
 from sewa_cli.solvers.budget import LEARNED
 from sewa_cli.task import Task
 
@@ -113,21 +115,9 @@ def _select(
         command = listener.command
         outputs = decide_outputs(config, inputs, force, stdout, like=newest, command=command)
 
-    with clock("read"):
-        placed = read_run(bench)
-        used = placed.used
-    scales = Scales(bench, placed.trajectory, used)
-    with clock("learn"):
-        solver = make_solver(bench, placed)
+    placed, scales, references, chosen = despite_memory(bench, lambda: _learn(bench, clock))
+    used = placed.used
     with clock("evaluate"):
-        run = Run(len(used))
-        if config.K != AUTO:
-            references = _weigh_references(scales, run, config.K)
-    with clock("learn"):
-        chosen = solver.choose(config.K)
-    with clock("evaluate"):
-        if config.K == AUTO:
-            references = _weigh_references(scales, run, max(1, min(chosen.K, run.k)))
         averaged = _averaged(bench, used, chosen.coefficients)
         lora = average_factors(averaged, config.lora)
         average, batchnorm = scales.weigh_file(averaged)
@@ -213,7 +203,7 @@ def _select(
             linear=linear_part(chosen),
             budget=budget_part(chosen),
             stability=stability_part(chosen),
-            placement=placed.placement,
+            placement=_placement(placed, chosen),
             batchnorm=batchnorm,
             lora=lora,
             cost=total_cost(bench, clock),
@@ -225,6 +215,31 @@ def _select(
     if outputs is None:
         return Selection(make_report(), averaged)
     return Selection(write_results(final, outputs, make_report), averaged)
+
+
+def _learn(bench: Bench, clock: Clock) -> tuple[Placed, Scales, dict[str, _Reference], Chosen]:
+    """Read, weigh what is simple (so that a broken loss is found early), choose."""
+    K = bench.config.K
+    with clock("read"):
+        placed = read_run(bench)
+    scales = Scales(bench, placed.trajectory, placed.used)
+    with clock("learn"):
+        solver = make_solver(bench, placed)
+    run = Run(len(placed.used))
+    with clock("evaluate"):
+        references = _weigh_references(scales, run, K) if K != AUTO else {}
+    with clock("learn"):
+        chosen = solver.choose(K)
+    with clock("evaluate"):
+        if K == AUTO:
+            references = _weigh_references(scales, run, max(1, min(chosen.K, run.k)))
+    return placed, scales, references, chosen
+
+
+def _placement(placed: Placed, chosen: Chosen) -> Placement:
+    if isinstance(placed, Streaming) and chosen.cache is not None:
+        return placed.room.placement(chosen.cache.bytes)
+    return placed.placement
 
 
 @dataclass(frozen=True)

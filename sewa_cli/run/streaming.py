@@ -13,19 +13,11 @@ from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.methods import mean_of
 from sewa_cli.report.shared import Placement
 from sewa_cli.run.bench import Bench, check_budget
-from sewa_cli.run.placing import Placed, cap_of, size, whole
+from sewa_cli.run.placing import Placed, cap_of, size, told_cap, whole
 from sewa_cli.surrogate import Scouted, scout
 from sewa_cli.trajectory import Remembered, fill_row
 
 VECTORS = 10  # of length P: two read ahead, the means, the base, the step, what is evaluated
-
-
-@dataclass
-class Streaming(Placed):
-    """W as a stream, what was seen when it went by for the first time, and room for a cache."""
-
-    scouted: Scouted
-    room: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +31,24 @@ class Room:
     @property
     def left(self) -> int:
         return self.cap - self.work
+
+    def placement(self, cache: int) -> Placement:
+        """With so many bytes of outputs."""
+        return Placement(
+            tier="files",
+            reason="the linear solver streams the checkpoints, and keeps their outputs; the cap is "
+            + told_cap(self.cap, self.named),
+            cap_bytes=self.cap,
+            planned_bytes=self.work + cache,
+        )
+
+
+@dataclass
+class Streaming(Placed):
+    """W as a stream, what was seen when it went by for the first time, and room for a cache."""
+
+    scouted: Scouted
+    room: Room
 
 
 def find_room(bench: Bench) -> Room:
@@ -77,15 +87,8 @@ def stream(bench: Bench, K: int) -> Streaming:
     trajectory = Remembered(len(used), layout, device, fill)
     trajectory.remember(mean_of(range(len(used)), len(used)), scouted.uniform)
     trajectory.remember(mean_of([len(used) - 1], len(used)), scouted.last)
-    whose = "--memory" if found.named else "half of what is free"
-    placement = Placement(
-        tier="files",
-        reason=f"the linear solver streams the checkpoints; the cap is {size(found.cap)} ({whose})",
-        cap_bytes=found.cap,
-        planned_bytes=found.work,
-    )
     left_out = list(bench.left_out)
-    return Streaming(trajectory, used, left_out, placement, scouted, found.left)
+    return Streaming(trajectory, used, left_out, found.placement(0), scouted, found)
 
 
 def judge_of(bench: Bench) -> Callable[[Tensor], float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,7 @@ from sewa_cli.run.learning import read_trajectory
 from sewa_cli.run.listener import Listener
 from sewa_cli.run.outputs import check_outputs, outputs_at, write_results
 from sewa_cli.run.overlap import warn_of_overlap
+from sewa_cli.run.placing import despite_memory
 from sewa_cli.run.reaching import LAST, Measure, find_reaches, level_of, mark_best
 from sewa_cli.task import Task
 
@@ -40,7 +42,6 @@ class _Seen:
     """One window, judged; nothing in it holds on to the checkpoints."""
 
     used: list[Checkpoint]
-    left_out: list[LeftOut]
     rows: list[Row]
     placement: Placement
     selection_rows: int
@@ -102,14 +103,17 @@ def _run(
         )
     seen: list[_Seen] = []
     judged: list[slice] = []
+    left_out: dict[str, LeftOut] = {}
     for n, window in enumerate(reversed(slices), 1):  # a broken loss shows in the first
+        part = replace(bench, checkpoints=checkpoints[window], left_out=[])
         try:
-            seen.insert(0, _judge(bench, checkpoints[window], calls, budgets, clock))
+            seen.insert(0, despite_memory(part, partial(_judge, part, calls, budgets, clock)))
             judged.append(window)
         except _TooFewLeft as error:
             if n == 1:
                 raise error.__cause__ or error from None
             bench.warn(f"a window is left out: {error}")
+        left_out |= {out.path: out for out in part.left_out}
         if n == 1 and all(row.selection_loss is None for row in seen[0].rows):
             raise TaskError(
                 "loss() is NaN or Inf on the selection data for every average of the last window"
@@ -121,7 +125,8 @@ def _run(
             "the method gained over the mean of all; run it without --fast"
         )
     warn_of_overlap(bench, training=bench.objective.batch_statistics)
-    return write_results(None, outputs, lambda: _report(bench, clock, judged, size, stride, seen))
+    report = partial(_report, bench, clock, judged, size, stride, seen, left_out)
+    return write_results(None, outputs, report)
 
 
 def place_windows(k: int, size: int, stride: int) -> list[slice]:
@@ -130,15 +135,9 @@ def place_windows(k: int, size: int, stride: int) -> list[slice]:
     return [slice(end - size, end) for end in reversed(ends)]
 
 
-def _judge(
-    bench: Bench,
-    checkpoints: list[Checkpoint],
-    calls: Sequence[Call],
-    budgets: Sequence[int],
-    clock: Clock,
-) -> _Seen:
+def _judge(bench: Bench, calls: Sequence[Call], budgets: Sequence[int], clock: Clock) -> _Seen:
     """A comparison over one window. What the model holds afterwards is of no importance."""
-    bench = replace(bench, checkpoints=checkpoints, left_out=[])
+    checkpoints = bench.checkpoints
     caches = bench.config.compare.fast or bench.config.solver == "linear"
     between = f"between {checkpoints[0].path} and {checkpoints[-1].path}"
     try:
@@ -159,7 +158,6 @@ def _judge(
     court.close()
     return _Seen(
         used=placed.used,
-        left_out=placed.left_out,
         rows=[draft.row() for draft in drafts],
         placement=placed.placement,
         selection_rows=court.scales.selection_rows,
@@ -171,7 +169,13 @@ def _judge(
 
 
 def _report(
-    bench: Bench, clock: Clock, judged: list[slice], size: int, stride: int, seen: list[_Seen]
+    bench: Bench,
+    clock: Clock,
+    judged: list[slice],
+    size: int,
+    stride: int,
+    seen: list[_Seen],
+    left_out: dict[str, LeftOut],
 ) -> Windows:
     whole = {id(c): c for one in seen for c in one.used}
     used = [c for c in bench.checkpoints if id(c) in whole]
@@ -211,7 +215,7 @@ def _report(
             Candidate(index=i, path=str(c.path), step=c.step, logged=c.metrics or None)
             for i, c in enumerate(used)
         ],
-        left_out=list({out.path: out for one in seen for out in one.left_out}.values()),
+        left_out=[left_out[path] for c in bench.checkpoints if (path := str(c.path)) in left_out],
         in_no_window=len(bench.checkpoints) - len(covered),
         selection_rows=seen[-1].selection_rows,
         heldout_rows=seen[-1].heldout_rows,

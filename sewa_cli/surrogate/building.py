@@ -146,6 +146,12 @@ def least(k: int, numbers: int, extra: int = 0) -> int:
     return min(_need(k, numbers, dtype, extra) for dtype in (torch.float32, torch.bfloat16))
 
 
+def usual(k: int, numbers: int, room: int, extra: int = 0) -> int:
+    """Bytes of the cache that is made: in float32 where that fits; all the room where none does."""
+    wide = _need(k, numbers, torch.float32, extra)
+    return wide if wide <= room else min(least(k, numbers, extra), room)
+
+
 def _count_outputs(objective: Objective, batches: Sequence[Nest], seed: int) -> int:
     return sum(len(flatten(run_model(objective, batch, seed))) for batch in batches)
 
