@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.errors import OutputError
-from sewa_cli.write import sync_folder, told_as_output_error
+from sewa_cli.write import is_for_devices, sync_folder, told_as_output_error
 
 
 class StagedFolder:
@@ -87,6 +87,8 @@ def check_free_folder(path: Path, force: bool, is_ours: Callable[[Path], bool]) 
         parent = path.resolve().parent
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             raise OutputError(f"{path}: is not a folder; choose another name")
+        if is_for_devices(parent):
+            raise OutputError(f"{path}: {parent} is for devices; choose another folder")
         if path.exists() and not force:
             raise OutputError(f"{path}: exists; use --force to replace it, or another name")
         if path.exists() and any(path.iterdir()) and not is_ours(path):

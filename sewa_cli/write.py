@@ -148,6 +148,11 @@ def _check_free(path: Path, force: bool) -> None:
     folder = path.parent
     if not path.name or path.is_dir():
         raise OutputError(f"{path}: is a folder; name a file")
+    # --force would put a file in the place of a device, a pipe or what /dev/stdout is a link to
+    if is_for_devices(folder) or (path.exists() and not path.is_file()):
+        raise OutputError(
+            f"{path}: is not a regular file; name one, or use -o - for standard output"
+        )
     if path.is_symlink() and not path.exists():
         raise OutputError(f"{path}: is a link to nowhere; choose another name")
     if path.exists() and not force:
@@ -156,6 +161,12 @@ def _check_free(path: Path, force: bool) -> None:
         raise OutputError(f"{folder}: no such folder; make it first")
     if not os.access(folder, os.W_OK):
         raise OutputError(f"{folder}: is not writable; choose another with --output")
+
+
+def is_for_devices(folder: Path) -> bool:
+    """Whether what stands in it is the system's; /dev/shm is for anybody's files."""
+    place = folder.resolve()
+    return place in (Path("/dev"), Path("/dev/fd")) or Path("/proc") in (place, *place.parents)
 
 
 def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:

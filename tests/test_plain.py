@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Lock
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from test_pipelines import shell
 from test_select import user_loss
 
-from sewa_cli import average
+from sewa_cli import average, write
 from sewa_cli.config import Config
 from sewa_cli.run import recipe, run_average
 
@@ -203,6 +205,198 @@ def test_without_a_report_the_sources_are_not_hashed(
     run_average(Config(checkpoints=tuple(ckpts), output="-"), "uniform", stdout=stdout)
     Path("out.safetensors").write_bytes(stdout.getvalue())
     assert_equal("out.safetensors", mean(ckpts))
+
+
+# ---- sources that somebody writes to -----------------------------------------------------------
+
+
+def write_into(path: Path) -> None:
+    """Its last four bytes, in place, as another number."""
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\0")
+
+
+def put_another(path: Path) -> None:
+    """Of the same size and time."""
+    about, new = path.stat(), path.with_suffix(".new")
+    new.write_bytes(path.read_bytes())
+    write_into(new)
+    os.utime(new, ns=(about.st_atime_ns, about.st_mtime_ns))
+    os.replace(new, path)
+
+
+CHANGES = [write_into, put_another, Path.unlink]
+
+
+def before_call(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, number: int, do: Callable[[], None]
+) -> Callable[[], int]:
+    """Do something just before the call of this number (from 0); how many calls there were."""
+    real, count, lock = getattr(module, name), [0], Lock()
+
+    def wrapped(*arguments: object) -> object:
+        with lock:
+            if count[0] == number:
+                do()
+            count[0] += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(module, name, wrapped)
+    return lambda: count[0]
+
+
+def everything() -> set[Path]:
+    """But for what the test itself takes away."""
+    found = {path for path in Path().rglob("*") if "__pycache__" not in path.parts}
+    return {path for path in found if path.parent != Path("ckpts")}
+
+
+CHANGED = "has changed while it was read; run it again when nobody writes to it"
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=["in place", "replaced", "removed"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-o", "out.safetensors"],
+        ["-o", "out.pt"],
+        ["-o", "out.safetensors", "--shard-size", "450"],
+        ["-o", "out.safetensors", "--force"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_changes_while_it_is_averaged_is_named_and_nothing_appears(
+    ckpts: list[Path],
+    sewa: Sewa,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    arguments: list[str],
+) -> None:
+    if "--force" in arguments:
+        Path("out.safetensors").write_text("older")
+    before = everything()
+    calls = before_call(monkeypatch, recipe, "weighted_mean", 2, lambda: change(ckpts[3]))
+    ended = sewa("average", "ckpts", *arguments)
+    assert calls() > 2  # it was in the middle
+    assert ended.code == 3, ended.err
+    assert ended.error == f"{ckpts[3]}: {CHANGED}"
+    assert ended.out == ""
+    assert everything() == before
+    if "--force" in arguments:
+        assert Path("out.safetensors").read_text() == "older"
+
+
+def test_a_file_that_changes_while_it_goes_to_standard_output_is_told_by_the_exit_code(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sewa("average", "ckpts", "-o", "out.safetensors", "--report", "report.json").code == 0
+    for command in (["average", "ckpts"], ["apply", "report.json"]):
+        with monkeypatch.context() as patched:
+            stdout = Path("stdout.safetensors")
+            before_call(patched, recipe, "weighted_mean", 1, lambda: os.utime(ckpts[0]))
+            real = os.dup(1)
+            with stdout.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+            try:
+                ended = sewa(*command, "-o", "-")
+            finally:
+                os.dup2(real, 1)
+                os.close(real)
+            assert ended.code == 3, ended.err
+            assert ended.error == f"{ckpts[0]}: {CHANGED}"
+            assert stdout.stat().st_size == Path("out.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["average", "ckpts", "-o", "new.safetensors", "--report", "new.json"],
+        ["select", "-o", "new.safetensors"],
+        ["select", "-o", "new.safetensors", "--solver", "linear"],
+        ["compare", "--methods", "last,uniform", "--output-best", "new.safetensors"],
+        ["apply", "old.json", "-o", "new.safetensors"],
+    ],
+    ids=lambda command: " ".join(command[:1] + command[-1:]),
+)
+@pytest.mark.usefixtures("run_dir")
+def test_no_command_writes_an_average_of_files_that_change_meanwhile(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    assert sewa("average", "ckpts", "-o", "old.safetensors", "--report", "old.json").code == 0
+    before = everything()
+
+    def change() -> None:
+        for path in sorted(Path("ckpts").iterdir()):
+            write_into(path)
+
+    calls = before_call(monkeypatch, write, "_bytes", 2, change)
+    ended = sewa(*command)
+    assert calls() > 2
+    assert ended.code == 3, ended.err
+    assert ended.error.startswith("ckpts/")
+    assert ended.error.endswith(f": {CHANGED}")
+    assert everything() == before
+
+
+@pytest.mark.parametrize("change", [write_into, put_another], ids=["in place", "replaced"])
+@pytest.mark.parametrize("when", ["before it is hashed", "after it is hashed"])
+def test_the_hash_in_a_report_is_of_what_was_averaged(
+    ckpts: list[Path],
+    sewa: Sewa,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    when: str,
+) -> None:
+    def hashed(files: Sequence[Path], owner: Path) -> str:
+        if owner == ckpts[3] and when == "before it is hashed":
+            change(ckpts[3])
+        digest = write.sha256_of(files, owner)
+        if owner == ckpts[3] and when == "after it is hashed":
+            change(ckpts[3])
+        return digest
+
+    monkeypatch.setattr(recipe, "sha256_of", hashed)
+    ended = sewa("average", "ckpts", "-o", "out.safetensors", "--report", "report.json")
+    assert ended.code == 3, ended.err
+    assert ended.error == f"{ckpts[3]}: {CHANGED}"
+    assert everything() == {Path("ckpts")}
+
+
+@pytest.mark.parametrize("change", [write_into, put_another], ids=["in place", "replaced"])
+def test_apply_reads_what_it_has_hashed(
+    ckpts: list[Path],
+    sewa: Sewa,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+) -> None:
+    """The file changes after its hash was found right, before its header is read."""
+    assert sewa("average", "ckpts", "-o", "out.safetensors", "--report", "report.json").code == 0
+    before = everything()
+    before_call(monkeypatch, recipe, "open_checkpoint", 3, lambda: change(ckpts[3]))
+    ended = sewa("apply", "report.json", "-o", "again.safetensors")
+    assert ended.code == 3, ended.err
+    assert ended.error == f"{ckpts[3]}: {CHANGED}"
+    assert everything() == before
+
+
+def test_checkpoints_that_take_no_part_may_change_and_others_may_be_added(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on saves, and removes what is old."""
+
+    def go_on() -> None:
+        ckpts[0].unlink()
+        write_into(ckpts[1])
+        save_file(load_file(ckpts[2]), "ckpts/step-130.safetensors")
+
+    last = mean(ckpts[-3:])
+    calls = before_call(monkeypatch, recipe, "weighted_mean", 2, go_on)
+    arguments = ["--method", "latest", "--K", 3, "-o", "out.safetensors"]
+    ended = sewa("average", "ckpts", *arguments, "--report", "report.json")
+    assert calls() > 2
+    assert ended.code == 0, ended.err
+    assert_equal("out.safetensors", last)
 
 
 PEAK = """

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from sewa_cli.average import weighted_mean
 from sewa_cli.config import load_config
+from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
+from sewa_cli.run import recipe
 from sewa_cli.write import belongs_to_set, split_into_shards
 
 SIZE = 450  # bytes; the tiny network has 64 + 384 and 8 + 128
@@ -179,6 +183,29 @@ def test_select_writes_a_set_too_and_its_report_names_the_index(sewa: Sewa) -> N
     assert sewa("apply", "averaged.report.json", "-o", "again").code == 0
     one, two = load_set("averaged.safetensors.index.json"), load_set("again.safetensors.index.json")
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("part", ["-00002-of-00002.safetensors", ".safetensors.index.json"])
+def test_a_shard_or_index_that_changes_while_it_is_read_is_named(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    for name, method in (("one", "last"), ("two", "uniform")):
+        arguments = ["--method", method, "-o", f"{name}.safetensors", "--shard-size", SIZE]
+        assert sewa("average", "ckpts", *arguments).code == 0
+    sources = ["one.safetensors.index.json", "two.safetensors.index.json"]
+    before = files("*", ".*")
+
+    def meanwhile(*arguments: Any) -> Array:
+        os.utime(f"one{part}")
+        Path(ckpts[0].parent, "step-900.safetensors").touch()  # beside it is no matter
+        return weighted_mean(*arguments)
+
+    monkeypatch.setattr(recipe, "weighted_mean", meanwhile)
+    arguments = ["average", *sources, "--weights", "0.5,0.5", "-o", "out.safetensors"]
+    ended = sewa(*arguments, "--shard-size", SIZE)
+    assert ended.code == 3, ended.err
+    assert f"one{part}: has changed while it was read; run it again" in ended.error
+    assert files("*", ".*") == before
 
 
 # ---- manners -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import stat
 import struct
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
@@ -22,6 +23,8 @@ from torch import Tensor
 from sewa_cli import write
 from sewa_cli.dtypes import DTYPES, Array, as_array, torch_dtype
 from sewa_cli.errors import OutputError
+from sewa_cli.folders import check_free_folder
+from sewa_cli.run.recipe import Averaged
 from sewa_cli.write import check_free, first_free, publish_together, staged, write_safetensors
 
 WORDS = {torch_dtype(dtype): word for word, dtype in DTYPES.items()}
@@ -314,6 +317,58 @@ def test_force_that_fails_half_way_leaves_what_was_there(
             publish_together([one, two])
     assert [path.read_bytes() for path in paths] == [b"old", b"old"]
     assert sorted(tmp_path.iterdir()) == paths
+
+
+# ---- what is no file -------------------------------------------------------------------------
+
+
+def node(path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+        return
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except OSError:
+        pytest.skip("only root makes devices")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_force_replaces_no_device_and_no_pipe(
+    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, kind: str, option: str
+) -> None:
+    monkeypatch.setattr(Averaged, "write", None)  # calling it would be an error: too late
+    node(run_dir / "special", kind)
+    mode = (run_dir / "special").stat().st_mode
+    for command in (["average", "ckpts"], ["select"]):
+        for force in ([], ["--force"]):
+            ended = sewa(*command, option, "special", *force)
+            assert ended.code == 3, ended.err
+            assert "special: is not a regular file; " in ended.error
+            assert "--force" not in ended.error
+            assert (run_dir / "special").stat().st_mode == mode
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/stdout", "/dev/out", "/dev/fd/1"])
+@pytest.mark.parametrize("force", [False, True])
+def test_nothing_in_dev_is_replaced_even_if_it_leads_to_a_file(name: str, force: bool) -> None:
+    """Under pytest standard output is a file, and so is what /dev/stdout leads to."""
+    with pytest.raises(OutputError, match=f"{name}: is not a regular file; .*use -o - for"):
+        check_free(Path(name), force)
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
+def test_no_folder_is_made_in_dev() -> None:
+    with pytest.raises(OutputError, match="/dev/averaged: /dev is for devices"):
+        check_free_folder(Path("/dev/averaged"), True, lambda _: True)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm")
+def test_shared_memory_is_a_place_for_files() -> None:
+    check_free(Path("/dev/shm/sewa-test.safetensors"), force=True)
+    check_free_folder(Path("/dev/shm/sewa-test"), True, lambda _: True)
 
 
 # ---- free names ------------------------------------------------------------------------------

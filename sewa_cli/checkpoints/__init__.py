@@ -24,6 +24,7 @@ from sewa_cli.checkpoints.checkpoint import (
     Kind,
     Reads,
     TensorInfo,
+    stamp_of,
 )
 from sewa_cli.checkpoints.layout import find, open_all
 from sewa_cli.checkpoints.matching import PREFIXES, check_tied, match_names
@@ -53,4 +54,5 @@ __all__ = [
     "open_checkpoint",
     "pairs",
     "pytorch",
+    "stamp_of",
 ]

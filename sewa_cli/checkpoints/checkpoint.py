@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from sewa_cli.dtypes import WORDS, Array
 from sewa_cli.errors import CheckpointError
@@ -39,6 +39,22 @@ class TensorInfo:
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
+
+
+class Stamp(NamedTuple):
+    """What differs once somebody has written to a file, or put another in its place."""
+
+    size: int
+    modified: int  # ns
+    inode: int
+
+
+def stamp_of(file: Path) -> Stamp:
+    try:
+        about = file.stat()
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror or error}") from error
+    return Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
 
 
 class Reader(Protocol):
@@ -86,6 +102,7 @@ class Checkpoint:
     kind: Kind = "file"
     files: tuple[Path, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # that the trainer logged at this step
+    stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of files, when opened
     _open: Callable[[], Reader] | None = field(default=None, repr=False)
     _reader: Reader | None = field(default=None, repr=False)
 
@@ -108,6 +125,18 @@ class Checkpoint:
             assert self._open is not None
             self._reader = self._open()
         return self._reader
+
+    def check_unchanged(self) -> None:
+        """Refuse it if a file is not what it was at first: what was read may be old and new."""
+        for file, stamp in self.stamps.items():
+            try:
+                is_same = stamp_of(file) == stamp
+            except CheckpointError:  # it is gone
+                is_same = False
+            if not is_same:
+                raise CheckpointError(
+                    f"{file}: has changed while it was read; run it again when nobody writes to it"
+                )
 
     def close(self) -> None:
         self._reader = None

@@ -16,6 +16,7 @@ from sewa_cli.checkpoints.checkpoint import (
     Reads,
     number_in,
     plain_numbers,
+    stamp_of,
 )
 from sewa_cli.errors import CheckpointError, Unfinished
 
@@ -61,7 +62,10 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it") from None
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or 'no such file'}") from error
-    header = _read_header(path, state_key)
+    weights = _weights_of(path)
+    first = stamp_of(weights)  # before it is read; the others are known only by then
+    header = _read_header(path, weights, state_key)
+    stamps = {file: stamp_of(file) for file in header.files} | {weights: first}
     if not header.tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     for name, info in header.tensors.items():
@@ -76,27 +80,30 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     return Checkpoint(
         path=path,
         step=number_in(path) if step is None else step,
-        size=sum(file.stat().st_size for file in header.files),
+        size=sum(stamp.size for stamp in stamps.values()),
         tensors=header.tensors,
         metadata=header.metadata,
         reads=reads,
         kind=kind_of(path),
         files=header.files,
         metrics=metrics,
+        stamps=stamps,
         _open=header.open,
     )
 
 
-def _read_header(path: Path, state_key: str | None) -> Header:
-    weights = path
-    if path.is_dir():
-        found = weights_in(path)
-        if found is None:
-            raise Unfinished(
-                f"{path}: is a folder without {MODEL}, {adapters.WEIGHTS} or {MODEL_BIN}; name the "
-                "files in it, or it alone"
-            )
-        weights = found
+def _weights_of(path: Path) -> Path:
+    """The file to begin with: itself, or what makes a folder a checkpoint."""
+    weights = weights_in(path) if path.is_dir() else path
+    if weights is None:
+        raise Unfinished(
+            f"{path}: is a folder without {MODEL}, {adapters.WEIGHTS} or {MODEL_BIN}; name the "
+            "files in it, or it alone"
+        )
+    return weights
+
+
+def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
     if weights.name == distributed.METADATA:
         return distributed.open_folder(weights.parent, state_key)
     if weights.name == adapters.WEIGHTS and path.is_dir():

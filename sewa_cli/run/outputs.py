@@ -212,6 +212,8 @@ def write_results(averaged: Averaged | None, outputs: Outputs, make_report: Call
             stage = stack.enter_context(staged(outputs.report, outputs.force))
             stage.file.write(to_json(report).encode())
             stages.append(stage)
+        if averaged is not None:
+            averaged.check_sources()  # after the report too, as its hashes are of the sources
         _publish(stages, outputs)
     return report
 
@@ -221,10 +223,12 @@ def write_average(averaged: Averaged, outputs: Outputs) -> None:
     if outputs.stdout is not None:
         averaged.write(outputs.stdout)
         outputs.stdout.flush()
+        averaged.check_sources()  # what is out is out, but the exit code tells
         return
     with ExitStack() as stack:
         stages = _stage(averaged, outputs, stack)
         _add_card(stages, averaged, None, outputs)
+        averaged.check_sources()
         _publish(stages, outputs)
 
 
@@ -297,7 +301,7 @@ def run_apply(
             raise ConfigError(
                 f"{read_from}: is of a sharded set, which cannot go to standard output; name a file"
             )
-        _rebuilt(report, read_from).write(output)
+        write_average(_rebuilt(report, read_from), Outputs(None, None, output, force))
         return STDOUT
     # before the sources are hashed, which takes long
     _check_free(output, force, "folder" if output.is_dir() else "file")

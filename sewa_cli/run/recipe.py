@@ -28,6 +28,7 @@ from sewa_cli.checkpoints import (
     files_of,
     open_checkpoint,
     pairs,
+    stamp_of,
 )
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, OutputError
@@ -123,6 +124,14 @@ class Averaged:
         }
         write_safetensors(file, entries, self.pieces, self.metadata)
 
+    def check_sources(self) -> None:
+        """Refuse sources that somebody wrote to; to be called when all of them was read.
+
+        Hashes are taken between opening and this, so they too are of what was read.
+        """
+        for checkpoint in self.sources:
+            checkpoint.check_unchanged()
+
     def recipe(self) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
@@ -171,7 +180,8 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
         folders = [beside, Path(recipe.working_directory), Path(), *above]
         path = _locate(Path(source.path), folders)
         files = files_of(path)
-        if (size := sum(file.stat().st_size for file in files)) != source.size:
+        stamps = {file: stamp_of(file) for file in files}
+        if (size := sum(stamp.size for stamp in stamps.values())) != source.size:
             raise CheckpointError(
                 f"{path}: has changed since the report: expected {source.size} bytes, found {size}"
             )
@@ -180,7 +190,9 @@ def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
                 f"{path}: has changed since the report: expected SHA-256 {source.sha256[:12]}…, "
                 f"found {digest[:12]}…"
             )
-        sources.append(open_checkpoint(path, reads, recipe.state_key))
+        checkpoint = open_checkpoint(path, reads, recipe.state_key)
+        checkpoint.stamps |= stamps  # from before the hash: what is read must be what was hashed
+        sources.append(checkpoint)
     check_agreement(sources)
     lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
     if lost is not None:
