@@ -42,11 +42,13 @@ class TensorInfo:
 
 
 class Stamp(NamedTuple):
-    """What differs once somebody has written to a file, or put another in its place."""
+    """What differs once somebody has written to a file, or put another in its place.
+
+    Not the inode: some mounts give the same file another one, and hours of work would be refused.
+    """
 
     size: int
     modified: int  # ns
-    inode: int
 
 
 def stamp_of(file: Path) -> Stamp:
@@ -54,7 +56,7 @@ def stamp_of(file: Path) -> Stamp:
         about = file.stat()
     except OSError as error:
         raise CheckpointError(f"{file}: {error.strerror or error}") from error
-    return Stamp(about.st_size, about.st_mtime_ns, about.st_ino)
+    return Stamp(about.st_size, about.st_mtime_ns)
 
 
 class Reader(Protocol):
@@ -129,11 +131,8 @@ class Checkpoint:
     def check_unchanged(self) -> None:
         """Refuse it if a file is not what it was at first: what was read may be old and new."""
         for file, stamp in self.stamps.items():
-            try:
-                is_same = stamp_of(file) == stamp
-            except CheckpointError:  # it is gone
-                is_same = False
-            if not is_same:
+            # one that a trainer has removed was read as it was: what is open stays
+            if file.exists() and stamp_of(file) != stamp:
                 raise CheckpointError(
                     f"{file}: has changed while it was read; run it again when nobody writes to it"
                 )
