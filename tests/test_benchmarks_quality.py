@@ -231,5 +231,6 @@ def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
         "Before.\n\n<!-- quality: one -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nAfter | all.\n"
     )
     assert tables.filled(once, {"one": [{"a": "1", "b": "2"}]}) == once
+    assert tables.filled(page.replace("0 |\n\n", "0 |\n"), {"one": [{"a": "1", "b": "2"}]}) == once
     with pytest.raises(SystemExit, match="no such table: one"):
         tables.filled(page, {})

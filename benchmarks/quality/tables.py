@@ -257,6 +257,7 @@ def filled(page: str, tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
     def table(mark: re.Match[str]) -> str:
         if mark[2] not in tables:
             raise SystemExit(f"no such table: {mark[2]}; there are {', '.join(tables)}")
-        return f"{mark[1]}{markdown(tables[mark[2]])}\n"
+        return f"{mark[1]}{markdown(tables[mark[2]])}\n\n"  # or what follows were a row of it
 
-    return re.sub(r"(<!-- quality: (.+?) -->\n\n)(?:\|.*\n)*", table, page)
+    page = re.sub(r"(<!-- quality: (.+?) -->\n\n)(?:\|.*\n)*\n*", table, page)
+    return page.rstrip() + "\n"
