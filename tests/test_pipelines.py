@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -140,6 +141,71 @@ def test_an_interrupt_in_the_middle_of_writing_leaves_no_file() -> None:
     assert not list(Path().glob(".averaged*"))
 
 
+BOTH = pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+SAID = "interrupted; nothing half-written is left\n"
+
+
+def instead_of(module: str, text: str) -> str:
+    """A shell's assignment: the command finds this module of ours in the place of another."""
+    folder = Path("modules").resolve()
+    folder.mkdir()
+    (folder / f"{module}.py").write_text(text)
+    return f"PYTHONPATH={folder}{os.pathsep}$PYTHONPATH"
+
+
+@pytest.mark.usefixtures("run_dir")
+@BOTH
+def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(name: str) -> None:
+    """As numpy's C code does: it prints what it has caught and raises an ImportError."""
+    here = instead_of(
+        "numpy",
+        "import os, signal, sys\n"
+        "try:\n"
+        f"    os.kill(os.getpid(), signal.{name})\n"
+        "    raise SystemExit('no signal came')\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.excepthook(*sys.exc_info())\n"
+        "    raise ImportError('numpy._core.umath failed to import')\n",
+    )
+    ended = shell(f"{here} sewa average ckpts/ -o out.safetensors")
+    assert (ended.returncode, ended.stderr) == (130, SAID)
+    assert not Path("out.safetensors").exists()
+
+
+@BOTH
+@pytest.mark.usefixtures("run_dir")
+def test_an_interrupt_while_the_commands_are_imported_is_told_in_a_line(name: str) -> None:
+    here = instead_of("typer", f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
+    ended = shell(f"{here} sewa --help")
+    assert (ended.returncode, ended.stderr) == (130, SAID)
+
+
+@pytest.mark.usefixtures("run_dir")
+@BOTH
+def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name: str) -> None:
+    swallow = (
+        "import os, signal\n"
+        f"try:\n    os.kill(os.getpid(), signal.{name})\n"
+        "except BaseException:\n    pass\n"
+    )
+    Path("task.py").write_text(swallow + TASK)
+    ended = shell("sewa select -o out.safetensors")
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.endswith(SAID)
+    assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("name", ["INT", "HUP"])
+def test_a_signal_that_is_ignored_stays_ignored(name: str) -> None:
+    """By `nohup`, or by a shell in a script for what runs in the background."""
+    kill = f"import os, signal\nos.kill(os.getpid(), signal.SIG{name})\n"
+    Path("task.py").write_text(kill + TASK)
+    ended = shell(f"trap '' {name}; sewa select -o out.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    assert Path("out.safetensors").is_file()
+
+
 def wait_for(path: Path) -> None:
     end = time.monotonic() + 60
     while not path.exists():
@@ -162,3 +228,28 @@ def test_a_terminal_sees_the_loss_while_it_learns() -> None:
     assert ended.returncode == 0, ended.stdout
     assert "learning" in ended.stdout
     assert re.search(r"loss \d\.\d+", ended.stdout)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_dry_run_in_json_does_not_mind_where_the_average_would_go() -> None:
+    ended = shell("sewa select --dry-run --json -o -")
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)
+    assert shell("sewa select --json -o -").returncode == 2  # but there both want it
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_demos_next_command_runs_where_there_is_no_sewa_on_the_path(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "sewa_cli", "demo", "a folder"],
+        capture_output=True,
+        text=True,
+        env={**environment(), "PATH": ""},
+        check=True,
+    )
+    command = next(line for line in ended.stderr.splitlines() if " select ckpts/ " in line)
+    assert " -m sewa_cli select " in command
+    folder = next(line for line in ended.stderr.splitlines() if line.startswith("  cd "))
+    again = shell(f"PATH=\n{folder} && {command} --dry-run")
+    assert again.returncode == 0, again.stderr
+    assert str(tmp_path) not in command

@@ -206,6 +206,60 @@ def test_when_nobody_reads_stderr_the_work_is_still_done() -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
+def test_a_full_disk_behind_stderr_does_not_stop_the_work() -> None:
+    write_task(
+        "def metrics(m):\n    print('x', flush=True)\n    print('y', file=sys.stderr, flush=True)\n"
+        "    return {'a': 1}",
+        ("import torch\n", "import sys\nimport torch\n"),
+    )
+    ended = shell("sewa select -v -o out.safetensors 2> /dev/full")
+    assert ended.returncode == 0
+    assert len(ended.stdout.split()) == 4
+    assert Path("out.report.json").is_file()
+    assert len(load_file("out.safetensors")) == 4
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("average ckpts/ -o out.safetensors", 0),
+        ("average ckpts/ -o out.safetensors -v", 0),
+        ("average nowhere/ -o out.safetensors", 3),
+        ("select --no-such-flag", 2),
+        ("select --K many", 2),
+    ],
+)
+def test_a_full_disk_behind_stderr_leaves_the_exit_code(command: str, code: int) -> None:
+    assert shell(f"sewa {command} 2> /dev/full").returncode == code
+    assert Path("out.safetensors").exists() == (code == 0)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_prints_of_the_users_code_go_to_a_stream_with_all_its_parts() -> None:
+    write_task(
+        "import sys\nsys.stdout.reconfigure(line_buffering=True)\n"
+        "sys.stdout.buffer.write(b'raw\\n')\n"
+    )
+    ended = shell("sewa validate")
+    assert ended.returncode == 0, ended.stderr
+    assert "raw" in ended.stderr
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("name", ["a:smile:3", "a[bold]3"])
+def test_a_path_in_a_warning_is_shown_as_it_is(sewa: Sewa, name: str) -> None:
+    broken = load_file("ckpts/step-10.safetensors")
+    broken["0.bias"][0] = float("nan")
+    save_file(broken, f"ckpts/{name}.safetensors")
+    ended = sewa("select")
+    assert ended.code == 0, ended.err
+    assert f"{name}.safetensors" in next(
+        line for line in ended.err.splitlines() if line.startswith("warning: ")
+    )
+
+
+@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
 def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(closed: str) -> None:
     """Prints to a number that the averaged file had got would stand in its middle."""
@@ -230,6 +284,7 @@ def test_garbage_is_collected_while_the_users_code_runs() -> None:
     ("script", "code", "words"),
     [
         ("sewa schema > /dev/full", 3, "standard output: cannot be written: No space left"),
+        ("sewa average - -o x.safetensors <&-", 3, "-: no paths arrived on standard input"),
         ("sewa select >&-", 3, "standard output: is closed"),
         ("PYTHONIOENCODING=ascii sewa select --help > /dev/null", 0, ""),
         ("sewa select -o $'caf\\xe9.safetensors'", 3, "is not a UTF-8 name"),

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from shutil import which
 from typing import Annotated, Any
 
@@ -156,7 +157,7 @@ def select(
         seed=seed,
         **{"gumbel.iterations": iterations, "linear.iterations": iterations},
     )
-    if settings.output == "-" and as_json:
+    if settings.output == "-" and as_json and not dry_run:
         raise ConfigError("--json and --output - both want standard output; use --report")
     refuse_plot(plot, force)
 
@@ -363,10 +364,9 @@ def demo(
             selection = run_demo(folder, seed, talk, force=force)
         summarise(talk, selection.report)
         stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
-    # from a virtual environment that is not activated, `sewa` alone would not be found
-    sewa = "sewa" if which("sewa") else os.path.relpath(Path(sys.argv[0]).resolve(), folder)
+    sewa = _called_from(folder)
     talk.say(
-        f"\ntry next:\n  cd {folder}\n  {sewa} select ckpts/ --K 5\n"
+        f"\ntry next:\n  cd {quote(str(folder))}\n  {sewa} select ckpts/ --K 5\n"
         f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
         f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
     )
@@ -374,6 +374,22 @@ def demo(
 
 for command in (compare, methods, average, evaluate, inspect):
     app.command()(command)
+
+
+def _called_from(folder: Path) -> str:
+    """How to call this `sewa` again, in that folder."""
+    if which("sewa"):
+        return "sewa"
+    # a virtual environment that is not activated
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{_shorter(sys.executable, folder)} -m sewa_cli"
+    return _shorter(sys.argv[0], folder)
+
+
+def _shorter(program: str, folder: Path) -> str:
+    # its own name is not resolved: an environment's python is a link to another's
+    full = Path(program).parent.resolve() / Path(program).name
+    return quote(min(os.path.relpath(full, folder.resolve()), str(full), key=len))
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import IO, Any, TextIO
+from typing import IO, Any, TextIO, cast
 
 from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
 
@@ -20,23 +20,32 @@ typed: list[str] = []  # the arguments of the command that runs
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
-    from sewa_cli.cli.app import app
-
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     typed[:] = arguments
-    _fill_gaps()
-    # OpenMP's threads spin while they wait; on a busy machine that makes a small run many times
-    # slower. Only takes effect before torch is imported.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    verbose = "-v" in arguments or "--verbose" in arguments
-    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        if number := getattr(signal, name, None):
-            signal.signal(number, _end_as_if_interrupted)
     try:
+        _catch_signals()
+        _mend_streams()
+        # OpenMP's threads spin while they wait; on a busy machine that makes a small run many
+        # times slower. Only takes effect before torch is imported.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        from sewa_cli.cli.app import app
+
         code = app(arguments, prog_name="sewa", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except SewaError as error:
+    except BaseException as error:
+        if _interrupt.came or isinstance(error, KeyboardInterrupt):
+            code = INTERRUPTED
+        else:
+            code = _tell(error, verbose="-v" in arguments or "--verbose" in arguments)
+    if code == INTERRUPTED:
+        _say("interrupted; nothing half-written is left")
+    return code if isinstance(code, int) else 0
+
+
+def _tell(error: BaseException, verbose: bool) -> int:
+    """One line for what ended the command. Returns the exit code."""
+    if isinstance(error, SewaError):
         if isinstance(error, UserCodeError):
             _say(_all_frames(error) if verbose else error.frames)
         elif verbose:
@@ -45,28 +54,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for fault in faults:
             _say(f"error: {fault}")
         return error.exit_code
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         return _pipe_closed()
-    except SystemExit as error:
+    if isinstance(error, SystemExit):
         # typer's answer to a closed pipe is exit code 1
         if isinstance(error.__context__, BrokenPipeError):
             return _pipe_closed()
         return error.code if isinstance(error.code, int) else 1
-    except Exception as error:
-        # a usage error of typer's; without a message where it has shown the help instead
-        if callable(format_message := getattr(error, "format_message", None)):
-            if message := format_message().rstrip("."):
-                _say(f"error: {message}. See `sewa --help`")
-            return 2
-        if verbose:
-            _say(traceback.format_exc())
-        what = " ".join(str(error).split())
-        where = "-v shows where, please report it"
-        _say(f"error: a bug in sewa: {type(error).__name__}: {what}; {where}")
-        return 1
-    if code == INTERRUPTED:
-        _say("interrupted; nothing half-written is left")
-    return code if isinstance(code, int) else 0
+    # a usage error of typer's; without a message where it has shown the help instead
+    if callable(format_message := getattr(error, "format_message", None)):
+        if message := format_message().rstrip("."):
+            _say(f"error: {message}. See `sewa --help`")
+        return 2
+    if verbose:
+        _say(traceback.format_exc())
+    what = " ".join(str(error).split())
+    where = "-v shows where, please report it"
+    _say(f"error: a bug in sewa: {type(error).__name__}: {what}; {where}")
+    return 1
 
 
 @contextmanager
@@ -82,7 +87,7 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
     sys.stdout.flush()
     data = io.BufferedWriter(_Stdout(os.dup(1), "wb"))
     os.dup2(2, 1)
-    sys.stdout = _Aside(sys.stderr)
+    sys.stdout = sys.stderr
     try:
         yield data
         data.flush()
@@ -96,33 +101,34 @@ def without_blas() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-class _Aside(io.TextIOBase):
-    """Prints of the user's code: to stderr, and into the void when nobody reads that any more."""
+class _Stderr:
+    """Standard error; once it cannot be written (nobody reads it, a full disk), the void.
 
-    def __init__(self, stderr: TextIO) -> None:
-        self._stderr = stderr
+    What cannot be said is no reason to stop. In all else it is the stream it stands for.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        with suppress(BrokenPipeError):
-            self._stderr.write(text)
-        return len(text)
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _hush(self._stream)
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
-        with suppress(BrokenPipeError):
-            self._stderr.flush()
+        try:
+            self._stream.flush()
+        except OSError:
+            _hush(self._stream)
 
-    def fileno(self) -> int:
-        return self._stderr.fileno()
-
-    def isatty(self) -> bool:
-        return self._stderr.isatty()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stderr.encoding
-
-    def writable(self) -> bool:
-        return True
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 class _Stdout(io.FileIO):
@@ -137,7 +143,7 @@ class _Stdout(io.FileIO):
             raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
 
 
-def _fill_gaps() -> None:
+def _mend_streams() -> None:
     """Where standard input, output or error is closed, the void is opened in its place.
 
     Else the next file would get that number: a checkpoint, with what others print in its middle.
@@ -147,32 +153,66 @@ def _fill_gaps() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    # Python has None for a closed one; these are open to the end of the process
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - to the end of the process
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if not isinstance(sys.stderr, _Stderr):
+        sys.stderr = cast(TextIO, _Stderr(sys.stderr))
+
+
+class _Interrupt:
+    came = False
+
+
+_interrupt = _Interrupt()
+
+
+def _catch_signals() -> None:
+    """What asks us to end is a KeyboardInterrupt, so that nothing half-written is left."""
+    _interrupt.came = False
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
+        number = getattr(signal, name, None)
+        # one that is ignored (by nohup, by a shell for its background jobs) stays so
+        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _end_as_if_interrupted)
 
 
 def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:
+    # C code may catch it, print it and raise another in its place: numpy does, while imported
+    _interrupt.came = True
+    sys.excepthook = sys.unraisablehook = _say_nothing
     raise KeyboardInterrupt
+
+
+def _say_nothing(*_: object) -> None:
+    pass
+
+
+def stop_if_interrupted() -> None:
+    """For the places between two steps: an interrupt that some `except:` has swallowed counts."""
+    if _interrupt.came:
+        raise KeyboardInterrupt
 
 
 def _pipe_closed() -> int:
     """The reader has had enough: not an error. Python must not try to flush again at exit."""
-    hush(sys.stdout, sys.stderr)
+    _hush(sys.stdout)
+    _hush(sys.stderr)
     return 0
 
 
-def hush(*streams: TextIO) -> None:
-    """What still goes to these, or to stderr, goes nowhere."""
-    for stream in streams or (sys.stderr,):
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _hush(stream: TextIO) -> None:
+    """What still goes there goes nowhere; the descriptor, as Python flushes once more at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say(text: str) -> None:
     if text:
-        with suppress(BrokenPipeError):
-            sys.stderr.write(text + "\n")
-            sys.stderr.flush()
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def _all_frames(error: UserCodeError) -> str:

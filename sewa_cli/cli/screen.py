@@ -7,22 +7,16 @@ import sys
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from sewa_cli.cli.door import hush
-
-
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Nobody reads what we say any more; the work goes on in silence."""
-        self.quiet = True
-        hush()
-
 
 def make_console(quiet: bool) -> Console:
-    return _Console(
+    return Console(
         stderr=True,
         quiet=quiet,
         soft_wrap=True,
         highlight=False,
+        # paths and names are shown as they are: `[x]` is no style, `:x:` no picture
+        markup=False,
+        emoji=False,
         width=None if sys.stderr.isatty() else 240,  # a file has no edge to cut a table at
     )
 

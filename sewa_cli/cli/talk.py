@@ -9,7 +9,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from sewa_cli.cli.door import hush, typed
+from sewa_cli.cli.door import stop_if_interrupted, typed
 from sewa_cli.run import Listener
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Talk(Listener):
         if not gc.isenabled():  # as `__main__` leaves it: all is imported now, the work begins
             gc.freeze()
             gc.enable()
+        stop_if_interrupted()
         return self
 
     def __exit__(
@@ -54,23 +55,20 @@ class Talk(Listener):
 
     def note(self, text: str) -> None:
         if self._verbose:
-            self.console.print(text, style="dim", markup=False)
+            self.console.print(text, style="dim")
 
     def say(self, text: str) -> None:
         if self._bars is not None:  # it stands above them
-            self.console.print(text, markup=False)
+            self.console.print(text)
         elif not self._quiet:
-            try:
-                sys.stderr.write(f"{text}\n")
-                sys.stderr.flush()
-            except BrokenPipeError:
-                self._quiet = True
-                hush()
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", style="yellow", markup=False)
+        self.console.print(f"warning: {text}", style="yellow")
 
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        stop_if_interrupted()
         if self._quiet or not sys.stderr.isatty():
             return
         if self._bars is None:
