@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
@@ -22,6 +23,16 @@ torch.set_num_threads(1)
 # a shared machine: how long one example takes says nothing; in CI the same examples every time
 hypothesis.settings.register_profile("shared", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("shared")
+
+# what nohup or a background job ignores, the commands that tests start would ignore too
+for _name, _default in (
+    ("SIGINT", signal.default_int_handler),
+    ("SIGTERM", signal.SIG_DFL),
+    ("SIGHUP", signal.SIG_DFL),
+):
+    _number = getattr(signal, _name, None)
+    if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 TASK = """
 import torch
