@@ -284,6 +284,8 @@ def test_garbage_is_collected_while_the_users_code_runs() -> None:
     ("script", "code", "words"),
     [
         ("sewa schema > /dev/full", 3, "standard output: cannot be written: No space left"),
+        ("sewa --version > /dev/full", 3, "standard output: cannot be written: No space left"),
+        ("sewa --help > /dev/full", 3, "standard output: cannot be written: No space left"),
         ("sewa average - -o x.safetensors <&-", 3, "-: no paths arrived on standard input"),
         ("sewa select >&-", 3, "standard output: is closed"),
         ("PYTHONIOENCODING=ascii sewa select --help > /dev/null", 0, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -61,6 +62,10 @@ def _tell(error: BaseException, verbose: bool) -> int:
         if isinstance(error.__context__, BrokenPipeError):
             return _pipe_closed()
         return error.code if isinstance(error.code, int) else 1
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
+        _hush(sys.stdout)  # typer's own prints; data go through `_Stdout`
+        _say(f"error: standard output: cannot be written: {error.strerror}")
+        return OutputError.exit_code
     # a usage error of typer's; without a message where it has shown the help instead
     if callable(format_message := getattr(error, "format_message", None)):
         if message := format_message().rstrip("."):
