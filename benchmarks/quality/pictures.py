@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +24,22 @@ LINES = {
     "topk": "#CC79A7",
 }
 LEVELS = {"last": (":", "#000000"), "uniform": ("--", "#777777"), "greedy": ("-.", "#AA3377")}
+ACROSS = 4  # settings beside each other; more would be too small on a page
 WHAT = {"heldout_loss": "held-out loss", "metric": ""}
 
 
 def draw(results: Results, path: Path) -> None:
     settings = [setting for setting in results.settings if results.methods(setting)]
-    columns = len(settings)
-    figure, axes = plt.subplots(2, columns, figsize=(3.6 * columns, 6.2), squeeze=False)
-    for column, setting in enumerate(settings):
+    columns = min(ACROSS, len(settings))
+    bands = ceil(len(settings) / columns)
+    size = (3.6 * columns, 6.2 * bands)
+    figure, axes = plt.subplots(2 * bands, columns, figsize=size, squeeze=False)
+    for place in range(len(settings), columns * bands):  # left over
+        for row in (0, 1):
+            axes[2 * (place // columns) + row][place % columns].set_axis_off()
+    for place, setting in enumerate(settings):
         for row, (what, label) in enumerate(WHAT.items()):
-            axis = axes[row][column]
+            axis = axes[2 * (place // columns) + row][place % columns]
             for method, colour in LINES.items():
                 points = {K: results.runs(setting, method, K, what) for K in setting.budgets}
                 known = {K: estimate(list(runs.values())) for K, runs in points.items() if runs}
@@ -101,6 +108,6 @@ def _save(figure: Any, axes: Any, path: Path) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     across = min(len(labels), 4 * len(axes[0]))
     figure.legend(handles, labels, loc="lower center", ncols=across, frameon=False, fontsize=9)
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.tight_layout(rect=(0, 0.5 / figure.get_figheight(), 1, 1))
     figure.savefig(path, dpi=110)
     plt.close(figure)
