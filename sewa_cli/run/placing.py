@@ -109,25 +109,27 @@ def _free(device: torch.device) -> int:
     return free_on_host()
 
 
-CGROUPS = (  # where a container's limit stands, and what it uses: version 2, version 1
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+CGROUPS = (  # where a container's limits stand, version 2 and 1: limit, usage, prefix of its parts
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ""),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
 )
 
 
 def free_on_host() -> int:
     """What the machine has free, or a container may still take of it, whichever is less.
 
-    A container that takes more is killed without a word. Its page cache counts as used here: the
-    system would give it up, but not for sure in time.
+    A container that takes more is killed without a word.
     """
     free = int(psutil.virtual_memory().available)
-    for limit, usage in CGROUPS:
+    for folder, limit, usage, prefix in CGROUPS:
         try:
-            left = int(Path(limit).read_text()) - int(Path(usage).read_text())
-        except (OSError, ValueError):  # no such file, or `max`
+            most, used = (int((folder / name).read_text()) for name in (limit, usage))
+            lines = (folder / "memory.stat").read_text().splitlines()
+            parts = dict(line.split() for line in lines)
+            files = [int(parts[f"{prefix}{age}_file"]) for age in ("active", "inactive")]
+        except (OSError, ValueError, KeyError):  # none here, or its limit is `max`
             continue
-        free = max(0, min(free, left))
+        free = max(0, min(free, most - used + sum(files)))  # cached files are given up on demand
     return free
 
 
