@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.flat import FlatModel
 from sewa_cli.run import placing
-from sewa_cli.trajectory import Deltas, Streamed, Trajectory
+from sewa_cli.trajectory import Deltas, Remembered, Streamed, Trajectory
 
 CPU = torch.device("cpu")
 BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run
@@ -235,21 +236,61 @@ def test_memory_that_runs_out_in_the_solver_lowers_the_tier(
 
 
 @pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("flags", [[], ["--solver", "linear"]])
+def test_memory_that_runs_out_in_the_users_code_to_the_last_is_told_with_its_frames(
+    sewa: Sewa, flags: list[str]
+) -> None:
+    fail_in_forward_passes(10**6)
+    ended = sewa("select", *flags)
+    assert ended.code == 4
+    assert "predict() raised OutOfMemoryError: CUDA out of memory" in ended.error
+    assert "task.py" in ended.err
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "name", "words"),
     [
-        ([], "memory: ran out wherever W was held (memory, bf16, files); smaller batches"),
-        (["--solver", "linear"], "memory: ran out: predict() raised OutOfMemoryError"),
+        ([], "pull_back", "ran out wherever W was held (memory, bf16, files); smaller batches"),
+        (["--solver", "linear"], "mix_few", "memory: ran out: CUDA out of memory; smaller batches"),
     ],
 )
 def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
-    sewa: Sewa, flags: list[str], words: str
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, flags: list[str], name: str, words: str
 ) -> None:
-    fail_in_forward_passes(10**6)
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for kind in (Trajectory, Deltas, Streamed, Remembered):
+        monkeypatch.setattr(kind, name, full)
     ended = sewa("select", *flags)
     assert ended.code == 2
     assert words in ended.error
     assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    "command", ["select", "compare --methods sewa,last", "compare --windows 6"]
+)
+def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    plain, held = placing._build, list[Any]()
+    alive: list[int] = []
+
+    def build(*arguments: Any) -> Any:
+        alive.append(sum(ref() is not None for ref in held))
+        built = plain(*arguments)
+        held.append(weakref.ref(built[0]))
+        return built
+
+    monkeypatch.setattr(placing, "_build", build)
+    fail_in_forward_passes(2)
+    assert sewa(*command.split(), "--K", 3).code == 0
+    assert len(alive) >= 3
+    assert set(alive) == {0}
 
 
 def test_want_of_memory_is_known_by_whatever_it_caused() -> None:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.checkpoints import Checkpoint
-from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.errors import CheckpointError, ConfigError, UserCodeError
 from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.run.bench import Bench
 from sewa_cli.trajectory import ROWS, Deltas, Streamed, Trajectory, fill_row
@@ -143,12 +143,16 @@ class Placed:
     placement: Placement
 
 
+class _NoTierLeft(ConfigError):
+    """Memory has run out in every tier that fits under the cap."""
+
+
 def place(bench: Bench, share: float = 1.0) -> Placed:
     """Read the checkpoints into the best tier that fits and has not failed."""
     plan = make_plan(bench, share)
     left = [tier for tier in plan.fitting if tier not in bench.failed_tiers]
     if not left:
-        raise ConfigError(
+        raise _NoTierLeft(
             f"memory: ran out wherever W was held ({', '.join(bench.failed_tiers)}); smaller "
             "batches in the task need less"
         )
@@ -163,15 +167,25 @@ def place(bench: Bench, share: float = 1.0) -> Placed:
 def despite_memory(bench: Bench, work: Callable[[], T]) -> T:
     """`work`, which places W; again with W one tier lower, each time that memory runs out in it.
 
-    That may be later than the placing: on a GPU, in the first backward pass.
+    That may be later than the placing: on a GPU, in the first backward pass. Where nothing is
+    lower, and it was the user's code that wanted more, its own frames are shown.
     """
+    theirs: UserCodeError | None = None
     while True:
         try:
             return work()
+        except _NoTierLeft:
+            if theirs is None:
+                raise
+            raise theirs from None
         except Exception as error:
             if not ran_out(error):
                 raise
+            if isinstance(error, UserCodeError):
+                theirs = UserCodeError(str(error), error.frames)  # the same, but it holds no W
             if bench.tier is None:  # a stream: there is nothing lower
+                if theirs is not None:
+                    raise
                 raise ConfigError(
                     f"memory: ran out: {' '.join(str(error).split())[:200]}; smaller batches in "
                     "the task need less"
