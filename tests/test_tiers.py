@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.flat import FlatModel
 from sewa_cli.run import placing
+from sewa_cli.run.memory import free_on_host, ran_out, size
 from sewa_cli.trajectory import Deltas, Remembered, Streamed, Trajectory
 
 CPU = torch.device("cpu")
@@ -219,6 +221,24 @@ def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tie
 
 
 @pytest.mark.usefixtures("run_dir")
+def test_the_reason_is_what_failed_even_if_less_is_free_by_then(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, made = placing.make_plan, list[placing.Plan]()
+
+    def shrinking(bench: Any, share: float = 1.0) -> placing.Plan:
+        plan = plain(bench, share)
+        made.append(replace(plan, fitting=plan.fitting[len(made) :]))
+        return made[-1]
+
+    monkeypatch.setattr(placing, "make_plan", shrinking)
+    fail_in_forward_passes(1)
+    placement = json.loads(sewa("select", "--json").out)["placement"]
+    assert placement["tier"] == made[-1].tier == "bf16"
+    assert "memory ran out in the memory tier" in placement["reason"]
+
+
+@pytest.mark.usefixtures("run_dir")
 def test_memory_that_runs_out_in_the_solver_lowers_the_tier(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,10 +318,10 @@ def test_want_of_memory_is_known_by_whatever_it_caused() -> None:
         error.__cause__ = by
         return error
 
-    assert placing.ran_out(MemoryError())
-    assert placing.ran_out(caused(CheckpointError("x"), OSError(errno.ENOMEM, "no memory")))
-    assert not placing.ran_out(caused(CheckpointError("memory"), OSError(errno.EIO, "fault")))
-    assert not placing.ran_out(RuntimeError("shape mismatch in memory_bank"))
+    assert ran_out(MemoryError())
+    assert ran_out(caused(CheckpointError("x"), OSError(errno.ENOMEM, "no memory")))
+    assert not ran_out(caused(CheckpointError("memory"), OSError(errno.EIO, "fault")))
+    assert not ran_out(RuntimeError("shape mismatch in memory_bank"))
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -313,7 +333,7 @@ def test_a_cap_shared_with_a_cache_of_outputs_is_told_as_it_was_given(sewa: Sewa
     least = 2 * (WORK + 2 * BYTES)  # half of it must do
     ended = sewa(*flags, least - 2)
     assert ended.code == 2
-    assert f"the least, streaming from the files, is {placing.size(least)}" in ended.error
+    assert f"the least, streaming from the files, is {size(least)}" in ended.error
     assert "are too few" not in sewa(*flags, least).err
 
 
@@ -327,8 +347,8 @@ def test_a_containers_limit_counts_and_its_cached_files_are_free(
     (tmp_path / "current").write_text("100000\n")
     (tmp_path / "memory.stat").write_text("anon 50000\nactive_file 20000\ninactive_file 30000\n")
     nowhere = (tmp_path / "nowhere", "max", "current", "")
-    monkeypatch.setattr(placing, "CGROUPS", [nowhere, (tmp_path, "max", "current", "")])
-    found = placing.free_on_host()
+    monkeypatch.setattr("sewa_cli.run.memory.CGROUPS", [nowhere, (tmp_path, "max", "current", "")])
+    found = free_on_host()
     assert found == left or (left is None and found > 10**6)
 
 

@@ -322,7 +322,7 @@ for command in (init, demo, compare, methods, average, evaluate, inspect):
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    from sewa_cli.run.placing import size
+    from sewa_cli.run.memory import size
 
     width = max(len(key) for key in found)
     for key, value in found.items():

@@ -2,6 +2,7 @@
 
 bench       what every command with a task needs before any work
 candidates  the checkpoints that take part
+memory      how much there is, and whether it ran out
 placing     where the checkpoints are held, under a cap
 learning    asks the configured solver
 streaming   checkpoints read once, and never held

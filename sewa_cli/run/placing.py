@@ -10,15 +10,11 @@ The cap is for what sewa allocates; Python, torch, the model and the user's data
 
 from __future__ import annotations
 
-import errno
 import gc
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, TypeVar
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -26,6 +22,7 @@ from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.errors import CheckpointError, ConfigError, UserCodeError
 from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.run.bench import Bench
+from sewa_cli.run.memory import free_on, free_on_host, ran_out, size
 from sewa_cli.trajectory import ROWS, Deltas, Streamed, Trajectory, fill_row
 
 T = TypeVar("T")
@@ -50,14 +47,14 @@ class Plan:
     def tier(self) -> Tier:
         return self.fitting[0]
 
-    def placement(self, tier: Tier) -> Placement:
+    def placement(self, tier: Tier, failed: Sequence[str] = ()) -> Placement:
         cap = told_cap(self.cap, self.named)
         if self.share < 1:
             cap += f", {self.share:.0%} of it for W and the rest for outputs"
-        if tier == "memory":
+        if failed:
+            reason = f"memory ran out in the {failed[0]} tier; the cap was {cap}"
+        elif tier == "memory":
             reason = f"float32 needs {size(self.needs[tier])}, the cap is {cap}"
-        elif tier != self.tier:
-            reason = f"memory ran out in the {self.tier} tier; the cap was {cap}"
         else:
             reason = f"float32 would need {size(self.needs['memory'])}, the cap is {cap}"
         return Placement(
@@ -96,41 +93,11 @@ def cap_of(bench: Bench) -> tuple[int, bool]:
     """Bytes that may be allocated, and whether the user has named them."""
     if bench.config.memory is not None:
         return bench.config.memory, True
-    return int(SHARE * _free(bench.model.device)), False
+    return int(SHARE * free_on(bench.model.device)), False
 
 
 def told_cap(cap: int, named: bool) -> str:
     return f"{size(cap)} ({'--memory' if named else 'half of what is free'})"
-
-
-def _free(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return free_on_host()
-
-
-CGROUPS = (  # where a container's limits stand, version 2 and 1: limit, usage, prefix of its parts
-    (Path("/sys/fs/cgroup"), "memory.max", "memory.current", ""),
-    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-)
-
-
-def free_on_host() -> int:
-    """What the machine has free, or a container may still take of it, whichever is less.
-
-    A container that takes more is killed without a word.
-    """
-    free = int(psutil.virtual_memory().available)
-    for folder, limit, usage, prefix in CGROUPS:
-        try:
-            most, used = (int((folder / name).read_text()) for name in (limit, usage))
-            lines = (folder / "memory.stat").read_text().splitlines()
-            parts = dict(line.split() for line in lines)
-            files = [int(parts[f"{prefix}{age}_file"]) for age in ("active", "inactive")]
-        except (OSError, ValueError, KeyError):  # none here, or its limit is `max`
-            continue
-        free = max(0, min(free, most - used + sum(files)))  # cached files are given up on demand
-    return free
 
 
 @dataclass
@@ -161,7 +128,7 @@ def place(bench: Bench, share: float = 1.0) -> Placed:
     bench.tier = tier = left[0]
     bench.left_out.clear()
     trajectory, used = _build(bench, tier, plan.rows)
-    return Placed(trajectory, used, list(bench.left_out), plan.placement(tier))
+    return Placed(trajectory, used, list(bench.left_out), plan.placement(tier, bench.failed_tiers))
 
 
 def despite_memory(bench: Bench, work: Callable[[], T]) -> T:
@@ -195,21 +162,6 @@ def despite_memory(bench: Bench, work: Callable[[], T]) -> T:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-
-
-def ran_out(error: BaseException | None) -> bool:
-    """Whether it came about for want of memory, ours or in the user's code."""
-    while error is not None:
-        if isinstance(error, MemoryError | torch.OutOfMemoryError):
-            return True
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            return True
-        if isinstance(error, RuntimeError) and re.search(
-            r"out of memory|not enough memory|(can't|cannot|failed to) allocate", str(error), re.I
-        ):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _build(bench: Bench, tier: Tier, rows: int) -> tuple[Trajectory, list[Checkpoint]]:
@@ -266,13 +218,3 @@ def whole(bench: Bench, row: Tensor) -> Iterator[Checkpoint]:
         if bench.keeps(checkpoint, broken):
             yield checkpoint
         bench.listener.progress("reading", n, len(bench.checkpoints))
-
-
-def size(number: int) -> str:
-    """1.5 GiB, as people write it."""
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -13,7 +13,8 @@ from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.methods import mean_of
 from sewa_cli.report.shared import Placement
 from sewa_cli.run.bench import Bench, check_budget
-from sewa_cli.run.placing import Placed, cap_of, size, told_cap, whole
+from sewa_cli.run.memory import size
+from sewa_cli.run.placing import Placed, cap_of, told_cap, whole
 from sewa_cli.surrogate import Scouted, scout
 from sewa_cli.trajectory import Remembered, fill_row
 
