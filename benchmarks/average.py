@@ -32,9 +32,9 @@ from safetensors.torch import save_file
 from timm_way import timm_way
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
+from sewa_cli.commands.average import run_average
 from sewa_cli.config import Config
-from sewa_cli.run import run_average
-from sewa_cli.run.recipe import Averaged
+from sewa_cli.output.average import Averaged
 
 HIDDEN, INNER = 512, 1408
 MANY = 200

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from sewa_cli.demo import run_demo
+from sewa_cli.events import Listener
 from sewa_cli.report.shared import Scores
-from sewa_cli.run import Listener
 
 NAMES = {
     "learned": "learned, K=10",

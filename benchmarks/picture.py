@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 
 from sewa_cli.demo import run_demo
+from sewa_cli.events import Listener
 from sewa_cli.report.select import Report
-from sewa_cli.run import Listener
 from sewa_cli.task import load_task
 
 

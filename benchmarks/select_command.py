@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sewa_cli import select
-from sewa_cli.evaluate import Objective
+from sewa_cli.objective.objective import Objective
 from sewa_cli.trajectory import Trajectory
 
 SWEEP = [(k, 400) for k in (25, 50, 100, 200, 400)]  # P = 320,000

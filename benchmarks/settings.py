@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from sewa_cli.commands.select import run_select
 from sewa_cli.config import load_config
 from sewa_cli.demo import run_demo
-from sewa_cli.run import Listener, run_select
+from sewa_cli.events import Listener
 from sewa_cli.task import load_task
 
 CHANGES: list[dict[str, Any]] = [

@@ -24,12 +24,14 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from sewa_cli import surrogate
+from sewa_cli.commands.compare import run_compare
+from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config, load_config
-from sewa_cli.evaluate import Objective
+from sewa_cli.objective.objective import Objective
 from sewa_cli.report.shared import Cost
-from sewa_cli.run import choosing, run_compare, run_select
-from sewa_cli.solvers import linear
+from sewa_cli.solvers import linear as surrogate
+from sewa_cli.solvers.linear import relax as linear
+from sewa_cli.solvers.linear import rounds as choosing
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
 

@@ -18,7 +18,7 @@ from common import finish, race, timed
 from torch import Tensor, nn
 
 from sewa_cli.config import GumbelConfig
-from sewa_cli.flat import FlatModel
+from sewa_cli.objective.model import FlatModel
 from sewa_cli.solvers import gumbel
 from sewa_cli.trajectory import Trajectory
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sewa_cli.api import select
-    from sewa_cli.run import Selection
+    from sewa_cli.commands.select import Selection
 
 __all__ = ["Selection", "select"]
 __version__ = "0.1.0"  # pyproject.toml has it from here: asking the installation takes 30 ms
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return select
     if name == "Selection":
-        from sewa_cli.run import Selection
+        from sewa_cli.commands.select import Selection
 
         return Selection
     raise AttributeError(f"module 'sewa_cli' has no attribute {name!r}")

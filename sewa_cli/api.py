@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from sewa_cli.commands.select import Selection, run_select
 from sewa_cli.config import load_config
-from sewa_cli.run import Listener, Selection, run_select
+from sewa_cli.events import Listener
 from sewa_cli.task import make_task
 
 PathLike = str | os.PathLike[str]

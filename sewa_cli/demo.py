@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
+from sewa_cli.commands.select import Selection, run_select
 from sewa_cli.config import load_config
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.run import Listener, Selection, run_select
+from sewa_cli.events import Listener
 from sewa_cli.task import load_task
 from sewa_cli.templates import write_template
 

@@ -14,9 +14,17 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from sewa_cli import average
-from sewa_cli.average import AHEAD, Room, in_order, is_finite, pieces, thread_count, weighted_mean
 from sewa_cli.dtypes import Array, as_array, as_tensor
+from sewa_cli.output import mean as average
+from sewa_cli.output.mean import (
+    AHEAD,
+    Room,
+    in_order,
+    is_finite,
+    pieces,
+    thread_count,
+    weighted_mean,
+)
 
 FLOATS = [
     torch.float32,

@@ -18,7 +18,7 @@ import torch
 from conftest import Sewa
 from safetensors.torch import load_file, save_file
 
-from sewa_cli import write
+from sewa_cli.output import atomic as write
 
 USAGE, FILES, TASK_MODULE = 2, 3, 4
 

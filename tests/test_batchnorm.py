@@ -11,8 +11,8 @@ from conftest import Sewa
 from safetensors.torch import load_file, load_model, save_file
 from torch import nn
 
-from sewa_cli.evaluate import Objective, recompute_batchnorm
-from sewa_cli.flat import FlatModel
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective, recompute_batchnorm
 
 TASK = """
 import torch

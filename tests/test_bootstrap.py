@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sewa_cli.bootstrap import compare_rows
+from sewa_cli.objective.intervals import compare_rows
 
 
 def test_means_are_weighted_and_the_best_is_the_lowest() -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import PREFIXES, Checkpoint, Reads, TensorInfo
 from sewa_cli.errors import CheckpointError, ConfigError
-from sewa_cli.flat import FlatModel
+from sewa_cli.objective.model import FlatModel
 
 CPU = torch.device("cpu")
 

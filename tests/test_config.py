@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from sewa_cli.config import Config, GumbelConfig, find_config, load_config
 from sewa_cli.errors import ConfigError
-from sewa_cli.run.outputs import DEFAULT_OUTPUT
+from sewa_cli.output.destination import DEFAULT_OUTPUT
 from sewa_cli.solvers.gumbel import LEARNING_RATES
 
 

@@ -8,7 +8,7 @@ import pytest
 from conftest import Sewa
 
 from sewa_cli.demo import run_demo
-from sewa_cli.run import Listener
+from sewa_cli.events import Listener
 
 
 @pytest.mark.parametrize("seed", range(5))

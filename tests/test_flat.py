@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from sewa_cli.evaluate import Objective
-from sewa_cli.flat import FlatModel
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
 from sewa_cli.trajectory import Trajectory
 
 CPU = torch.device("cpu")

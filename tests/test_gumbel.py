@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sewa_cli.adam import Adam
 from sewa_cli.config import GumbelConfig
-from sewa_cli.flat import FlatModel
+from sewa_cli.objective.model import FlatModel
 from sewa_cli.solvers import Solution, gumbel
+from sewa_cli.solvers.adam import Adam
 from sewa_cli.trajectory import Trajectory
 
 CPU = torch.device("cpu")

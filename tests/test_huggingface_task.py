@@ -30,8 +30,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.evaluate import Objective
-from sewa_cli.flat import FlatModel
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
 from sewa_cli.task import load_task
 from sewa_cli.task.ready.huggingface import CLASSES
 

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from sewa_cli.commands import inspect as job
+from sewa_cli.commands.inspect import Inspection, run_inspect
 from sewa_cli.config import Config
-from sewa_cli.geometry import ENOUGH, Geometry, Shape, expect, is_finite, judge
-from sewa_cli.run import inspect as job
-from sewa_cli.run.inspect import Inspection, run_inspect
+from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect, is_finite, judge
 
 USAGE, FILES = 2, 3
 
@@ -570,7 +570,7 @@ def test_the_picture_names_its_axes_and_marks_what_was_left_out(ckpts: Path, sew
 
 
 def test_no_words_of_the_picture_overlap(ckpts: Path) -> None:
-    from sewa_cli.plots.inspect import plot_inspection
+    from sewa_cli.present.plots.inspect import plot_inspection
 
     spoil(ckpts / "step-30.safetensors")
     rows = look(ckpts).checkpoints

@@ -316,7 +316,7 @@ def test_average_of_pytorch_files_is_the_naive_mean_in_either_form(
 PEAK = """
 import re, sys, threading, time, torch
 from sewa_cli.cli import main
-import sewa_cli.run
+import sewa_cli.commands
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 base, peak, run = anonymous(), [0], [True]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from test_write import WORDS, some_tensor
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
+from sewa_cli.checkpoints.mapped import map_file, views
 from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.errors import CheckpointError
-from sewa_cli.mapped import map_file, views
 
 
 def of_every_dtype() -> dict[str, torch.Tensor]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from sewa_cli import mask
+from sewa_cli.solvers import mask
 
 vectors = st.lists(st.floats(-30, 30), min_size=2, max_size=40).map(
     lambda values: torch.tensor(values, dtype=torch.float64)

@@ -12,7 +12,7 @@ from conftest import Sewa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sewa_cli.run import overlap
+from sewa_cli.objective import overlap
 
 ALL_TRAINED = "\n\ndef training_data():\n    return selection_data()\n"
 ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"

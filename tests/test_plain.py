@@ -19,9 +19,11 @@ from safetensors.torch import load_file, save_file
 from test_pipelines import shell
 from test_select import user_loss
 
-from sewa_cli import average, write
+from sewa_cli.commands.average import run_average
 from sewa_cli.config import Config
-from sewa_cli.run import recipe, run_average
+from sewa_cli.output import atomic as write
+from sewa_cli.output import average as recipe
+from sewa_cli.output import mean as average
 
 
 @pytest.fixture
@@ -412,7 +414,7 @@ def test_checkpoints_that_take_no_part_may_change_and_others_may_be_added(
 PEAK = """
 import re, sys, threading, time
 from sewa_cli.cli import main
-import sewa_cli.run.averaging
+import sewa_cli.commands.average
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 base, peak, run = anonymous(), [0], [True]

@@ -23,14 +23,14 @@ from matplotlib.transforms import Bbox
 
 from sewa_cli.demo import run_demo
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.plots import check_plot, label, save_figure
-from sewa_cli.plots.compare import K_scale, plot_comparison
-from sewa_cli.plots.select import plot_selection, running_mean
+from sewa_cli.events import Listener
+from sewa_cli.present.plots import check_plot, label, save_figure
+from sewa_cli.present.plots.compare import K_scale, plot_comparison
+from sewa_cli.present.plots.select import plot_selection, running_mean
 from sewa_cli.report.compare import Comparison, Row, RowCost
 from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Report
 from sewa_cli.report.shared import Candidate, Interval, Scores
-from sewa_cli.run import Listener
 
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
 TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "twa", "wsm"]
@@ -489,8 +489,9 @@ def test_bytes_do_not_depend_on_the_process_or_the_users_settings_and_pyplot_is_
     (tmp_path / "report.json").write_text(to_json(demo))
     code = (
         "import sys; from pathlib import Path; from sewa_cli.report.select import Report\n"
-        "from sewa_cli.plots import save_figure; from sewa_cli.plots.select import plot_selection\n"
-        "import sewa_cli.plots.compare\n"
+        "from sewa_cli.present.plots import save_figure\n"
+        "from sewa_cli.present.plots.select import plot_selection\n"
+        "import sewa_cli.present.plots.compare\n"
         "assert 'matplotlib' not in sys.modules\n"
         "report = Report.model_validate_json(Path('report.json').read_text())\n"
         "save_figure(plot_selection(report), Path('theirs.svg'))\n"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sewa_cli import mask
 from sewa_cli.config import LinearConfig
-from sewa_cli.evaluate import Objective
-from sewa_cli.flat import FlatModel
-from sewa_cli.solvers import linear
-from sewa_cli.surrogate import QUARTERS, Surrogate, build, scout
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.solvers import mask
+from sewa_cli.solvers.linear import QUARTERS, Surrogate, build, scout
+from sewa_cli.solvers.linear import relax as linear
 
 CPU = torch.device("cpu")
 ROOM = 10**9

@@ -21,9 +21,9 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
 from sewa_cli.errors import ConfigError, TaskError, UserCodeError
-from sewa_cli.evaluate import Objective
-from sewa_cli.flat import FlatModel
-from sewa_cli.nest import rows, to_device
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.tree import rows, to_device
 from sewa_cli.task import Task, default_predict, load_task, make_task
 
 CPU, META = torch.device("cpu"), torch.device("meta")

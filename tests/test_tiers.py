@@ -21,10 +21,10 @@ from torch import nn
 
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
-from sewa_cli.flat import FlatModel
-from sewa_cli.run import placing
-from sewa_cli.run.memory import free_on_host, ran_out, size
+from sewa_cli.objective.model import FlatModel
 from sewa_cli.trajectory import Deltas, Remembered, Streamed, Trajectory
+from sewa_cli.trajectory import placement as placing
+from sewa_cli.trajectory.memory import free_on_host, ran_out, size
 
 CPU = torch.device("cpu")
 BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run
@@ -347,7 +347,9 @@ def test_a_containers_limit_counts_and_its_cached_files_are_free(
     (tmp_path / "current").write_text("100000\n")
     (tmp_path / "memory.stat").write_text("anon 50000\nactive_file 20000\ninactive_file 30000\n")
     nowhere = (tmp_path / "nowhere", "max", "current", "")
-    monkeypatch.setattr("sewa_cli.run.memory.CGROUPS", [nowhere, (tmp_path, "max", "current", "")])
+    monkeypatch.setattr(
+        "sewa_cli.trajectory.memory.CGROUPS", [nowhere, (tmp_path, "max", "current", "")]
+    )
     found = free_on_host()
     assert found == left or (left is None and found > 10**6)
 
@@ -393,7 +395,7 @@ WATCH = """
 import re, sys, threading, time, torch
 torch.set_num_threads(1)
 from sewa_cli.cli import main
-import sewa_cli.run, sewa_cli.cli.talk
+import sewa_cli.commands, sewa_cli.cli.console
 def anonymous():
     with open('/proc/self/status') as file:
         return int(re.search(r'RssAnon:\\s+(\\d+)', file.read())[1]) * 1024
@@ -456,7 +458,7 @@ def test_a_forecast_is_true_of_the_run(
         plan = plain(bench, share)
         return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
 
-    for module in ("sewa_cli.run.placing", "sewa_cli.run.planning"):
+    for module in ("sewa_cli.trajectory.placement", "sewa_cli.commands.forecast"):
         monkeypatch.setattr(f"{module}.make_plan", forced)
     before = sorted(Path().rglob("*.safetensors"))
     ended = sewa("select", "--dry-run", "--json", "--K", 3)

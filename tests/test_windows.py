@@ -21,16 +21,16 @@ from test_batchnorm import bn_run  # noqa: F401
 from test_compare import WEIGHTS
 from test_plots import assert_readable, marks, row, words
 
-import sewa_cli.run.windows
+import sewa_cli.commands.windows
 from sewa_cli.cli.windows import tables_of, verdict
-from sewa_cli.plots import save_figure
-from sewa_cli.plots.windows import plot_windows
+from sewa_cli.commands.windows import place_windows
+from sewa_cli.comparison.milestones import find_reach, find_reaches, find_touch, level_of, mark_best
+from sewa_cli.present.plots import save_figure
+from sewa_cli.present.plots.windows import plot_windows
 from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Placement
 from sewa_cli.report.windows import Window, Windows
-from sewa_cli.run.learning import read_trajectory
-from sewa_cli.run.reaching import find_reach, find_reaches, find_touch, level_of, mark_best
-from sewa_cli.run.windows import place_windows
+from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.trajectory import Trajectory
 
 METRIC = """
@@ -119,7 +119,7 @@ def test_one_window_at_a_time_is_held(
         held.append(weakref.ref(placed.trajectory))
         return placed
 
-    monkeypatch.setattr(sewa_cli.run.windows, "read_trajectory", reading)
+    monkeypatch.setattr(sewa_cli.commands.windows, "read_trajectory", reading)
     gc.disable()  # it must go by itself: collecting takes as long as a small window
     try:
         found = windows(sewa, "--methods", "sewa,greedy,twa", "--K", 2, "--windows", 3, *more)

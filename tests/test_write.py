@@ -20,12 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sewa_cli import write
 from sewa_cli.dtypes import DTYPES, Array, as_array, torch_dtype
 from sewa_cli.errors import OutputError
-from sewa_cli.folders import check_free_folder
-from sewa_cli.run.recipe import Averaged
-from sewa_cli.write import check_free, first_free, publish_together, staged, write_safetensors
+from sewa_cli.output import atomic as write
+from sewa_cli.output.atomic import (
+    check_free,
+    first_free,
+    publish_together,
+    staged,
+    write_safetensors,
+)
+from sewa_cli.output.average import Averaged
+from sewa_cli.output.folders import check_free_folder
 
 WORDS = {torch_dtype(dtype): word for word, dtype in DTYPES.items()}
 

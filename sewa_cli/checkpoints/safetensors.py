@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers
+from sewa_cli.checkpoints.mapped import map_file
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import CheckpointError, Unfinished
-from sewa_cli.mapped import map_file
 
 if TYPE_CHECKING:
     from torch import Tensor

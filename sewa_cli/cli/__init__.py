@@ -7,6 +7,6 @@ summary  what `select` says in the end
 door     standard output kept for data; exceptions become one line and an exit code
 """
 
-from sewa_cli.cli.door import main
+from sewa_cli.cli.main import main
 
 __all__ = ["main"]

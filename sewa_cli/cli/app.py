@@ -123,7 +123,7 @@ def select(
 
     Prints the chosen checkpoints' paths, one a line.
     """
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
     from sewa_cli.report.part import to_json
 
     settings = load(
@@ -159,9 +159,10 @@ def select(
     refuse_plot(plot, force)
 
     with stdout_for_data() as stdout:
+        from sewa_cli.cli.console import Talk
         from sewa_cli.cli.summary import summarise
-        from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import run_forecast, run_select
+        from sewa_cli.commands.forecast import run_forecast
+        from sewa_cli.commands.select import run_select
 
         if dry_run:
             with Talk(quiet, verbose) as talk:
@@ -183,8 +184,8 @@ def select(
             )
         summarise(talk, selection.report)
         if plot is not None:
-            from sewa_cli.plots import save_figure
-            from sewa_cli.plots.select import plot_selection
+            from sewa_cli.present.plots import save_figure
+            from sewa_cli.present.plots.select import plot_selection
 
             save_figure(plot_selection(selection.report), plot, force)
             talk.say(f"wrote {plot}")
@@ -219,7 +220,7 @@ def validate(
     """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
     from dataclasses import asdict
 
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
 
     settings = load(
         config,
@@ -235,8 +236,8 @@ def validate(
         device=device,
     )
     with stdout_for_data() as stdout:
-        from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import run_validate
+        from sewa_cli.cli.console import Talk
+        from sewa_cli.commands.validate import run_validate
 
         with Talk(quiet, verbose) as talk:
             found = asdict(run_validate(settings, load_user_task(settings, talk.say), talk))
@@ -275,11 +276,11 @@ def apply(
         where = ".".join(map(str, first["loc"])) or "the file"
         raise CheckpointError(f"{report}: not a report of sewa: {where}: {first['msg']}") from error
 
-    from sewa_cli.cli.door import stdout_for_data, without_blas
-    from sewa_cli.cli.talk import Talk
+    from sewa_cli.cli.console import Talk
+    from sewa_cli.cli.main import stdout_for_data, without_blas
 
     without_blas()
-    from sewa_cli.run import run_apply
+    from sewa_cli.output.destination import run_apply
 
     with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
         target = stdout if output == "-" else Path(output)
@@ -295,7 +296,7 @@ def schema(
     """Print the JSON Schema of the report."""
     from pydantic import BaseModel
 
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
     from sewa_cli.report.compare import Comparison
     from sewa_cli.report.part import schema as report_schema
     from sewa_cli.report.select import Report
@@ -308,7 +309,7 @@ def schema(
     }
     with stdout_for_data() as stdout:
         if of == "inspect":
-            from sewa_cli.run import Inspection
+            from sewa_cli.commands.inspect import Inspection
 
             reports[of] = Inspection
         if of not in reports:
@@ -322,7 +323,7 @@ for command in (init, demo, compare, methods, average, evaluate, inspect):
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    from sewa_cli.run.memory import size
+    from sewa_cli.trajectory.memory import size
 
     width = max(len(key) for key in found)
     for key, value in found.items():

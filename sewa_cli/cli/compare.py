@@ -39,7 +39,7 @@ from sewa_cli.cli.options import (
 from sewa_cli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sewa_cli.cli.tables import Cell
+    from sewa_cli.present.tables import Cell
     from sewa_cli.report.compare import Comparison
 
 
@@ -98,8 +98,8 @@ def compare(
     K may be a list: --K 5,10,20. Prints a table; --format json is the whole report. With --windows
     100, a point of the curve for every 100 checkpoints: how much training does an average save?
     """
-    from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.cli.tables import check_format, render
+    from sewa_cli.cli.main import stdout_for_data
+    from sewa_cli.present.tables import check_format, render
     from sewa_cli.report.part import to_json
 
     check_format(form)
@@ -138,9 +138,9 @@ def compare(
         raise ConfigError("--output-best: - is not a file; name one")
     refuse_plot(plot, force)
     with stdout_for_data() as stdout:
-        from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import run_compare
-        from sewa_cli.run.outputs import report_path
+        from sewa_cli.cli.console import Talk
+        from sewa_cli.commands.compare import run_compare
+        from sewa_cli.output.destination import report_path
 
         if output_best is not None:
             report = report or report_path(output_best)
@@ -180,8 +180,8 @@ def compare(
         stdout.write(text.encode())
         stdout.flush()
         if plot is not None:
-            from sewa_cli.plots import save_figure
-            from sewa_cli.plots.compare import plot_comparison
+            from sewa_cli.present.plots import save_figure
+            from sewa_cli.present.plots.compare import plot_comparison
 
             save_figure(plot_comparison(found), plot, force)
         talk.say(verdict(found))
@@ -192,7 +192,7 @@ def compare(
 
 def rows_of(found: Comparison) -> list[dict[str, Cell]]:
     """Flat rows, the same columns in every one."""
-    from sewa_cli.cli.tables import even
+    from sewa_cli.present.tables import even
 
     flat: list[dict[str, Cell]] = []
     for row in found.rows:
@@ -234,7 +234,7 @@ def metric_column(metric: str, taken: Container[str]) -> str:
 
 def for_people(rows: list[dict[str, Cell]]) -> list[dict[str, Cell]]:
     """Intervals in one column each, shorter names, and no column that says nothing."""
-    from sewa_cli.cli.tables import show
+    from sewa_cli.present.tables import show
 
     empty = {name for name in rows[0] if name != "K" and all(row[name] is None for row in rows)}
 
@@ -287,12 +287,12 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with options.")] = False,
 ) -> None:
     """List the ways to average, one line each."""
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
     from sewa_cli.config import find_config, load_config
 
     with stdout_for_data() as stdout:
         from sewa_cli.methods import REGISTRY
-        from sewa_cli.run import register_methods
+        from sewa_cli.methods.proposing import register_methods
 
         settings = load_config(find_config(None), {"compare.methods_from": methods_from})
         register_methods(settings)

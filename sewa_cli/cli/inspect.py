@@ -23,10 +23,10 @@ from sewa_cli.cli.options import (
     load,
     refuse_plot,
 )
-from sewa_cli.cli.tables import Cell, render
+from sewa_cli.present.tables import Cell, render
 
 if TYPE_CHECKING:
-    from sewa_cli.run.inspect import Found, Inspection, Motion
+    from sewa_cli.commands.inspect import Found, Inspection, Motion
 
 
 def inspect(
@@ -49,7 +49,7 @@ def inspect(
     Steps, gaps, sizes, dtypes, duplicates, NaN and Inf; distances from the last and from the mean;
     cosines of successive steps.
     """
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
 
     settings = load(
         config,
@@ -63,11 +63,11 @@ def inspect(
     )
     refuse_plot(plot, force)
     with stdout_for_data() as stdout:
-        from sewa_cli.cli.talk import Talk
-        from sewa_cli.plots import save_figure
-        from sewa_cli.plots.inspect import plot_inspection
+        from sewa_cli.cli.console import Talk
+        from sewa_cli.commands.inspect import run_inspect
+        from sewa_cli.present.plots import save_figure
+        from sewa_cli.present.plots.inspect import plot_inspection
         from sewa_cli.report.part import to_json
-        from sewa_cli.run.inspect import run_inspect
 
         with Talk(quiet, verbose) as talk:
             found = run_inspect(settings, talk, plot)

@@ -88,7 +88,7 @@ def load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
 
 
 def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
-    from sewa_cli.run import seeded
+    from sewa_cli.session.session import seeded
     from sewa_cli.task import load_task
 
     if settings.task is None:
@@ -103,8 +103,8 @@ def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
 def refuse_plot(plot: Path | None, force: bool) -> None:
     """Before any work: a picture that could not be drawn or written in the end."""
     if plot is not None:
-        from sewa_cli.plots import check_plot
-        from sewa_cli.write import check_free
+        from sewa_cli.output.atomic import check_free
+        from sewa_cli.present.plots import check_plot
 
         check_plot(plot)
         check_free(plot, force)

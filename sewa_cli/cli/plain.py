@@ -73,7 +73,7 @@ def average(
 
     Prints the paths that went into it.
     """
-    from sewa_cli.cli.door import stdout_for_data, without_blas
+    from sewa_cli.cli.main import stdout_for_data, without_blas
 
     without_blas()
     numbers = _numbers(weights) if weights is not None else None
@@ -100,8 +100,9 @@ def average(
         **{"compare.methods_from": methods_from},
     )
     with stdout_for_data() as stdout:
-        from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import register_methods, run_average
+        from sewa_cli.cli.console import Talk
+        from sewa_cli.commands.average import run_average
+        from sewa_cli.methods.proposing import register_methods
 
         with Talk(quiet, verbose) as talk:
             register_methods(settings, talk, wanted=method)
@@ -135,16 +136,16 @@ def evaluate(
     verbose: Verbose = False,
 ) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
-    from sewa_cli.cli.door import stdout_for_data
-    from sewa_cli.cli.tables import Cell, check_format, render
+    from sewa_cli.cli.main import stdout_for_data
+    from sewa_cli.present.tables import Cell, check_format, render
 
     check_format(form)
     settings = load(
         config, set_, checkpoints=ckpts, state_key=state_key, task=task, device=device, seed=seed
     )
     with stdout_for_data() as stdout:
-        from sewa_cli.cli.talk import Talk
-        from sewa_cli.run import run_evaluate
+        from sewa_cli.cli.console import Talk
+        from sewa_cli.commands.evaluate import run_evaluate
 
         with Talk(quiet, verbose) as talk:
             found = run_evaluate(settings, load_user_task(settings, talk.say), talk)

@@ -25,7 +25,7 @@ def init(
     force: Force = False,
 ) -> None:
     """Write a commented sewa.yaml and task.py to start from."""
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
     from sewa_cli.config import READY_MADE
     from sewa_cli.templates import write_template
 
@@ -46,11 +46,11 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Train a small network on real digits, choose 10 of its 100 checkpoints, show the gain."""
-    from sewa_cli.cli.door import stdout_for_data
+    from sewa_cli.cli.main import stdout_for_data
 
     with stdout_for_data() as stdout:
+        from sewa_cli.cli.console import Talk
         from sewa_cli.cli.summary import summarise
-        from sewa_cli.cli.talk import Talk
         from sewa_cli.demo import run_demo
 
         with Talk(quiet, verbose) as talk:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from sewa_cli.cli.talk import Talk
+from sewa_cli.cli.console import Talk
+from sewa_cli.output.lora import describe
 from sewa_cli.report.select import BudgetOption, Report
 from sewa_cli.report.shared import Scores
-from sewa_cli.run.lora import describe
 
 
 def summarise(talk: Talk, report: Report) -> None:

@@ -8,13 +8,13 @@ from typing import IO, TYPE_CHECKING
 
 from sewa_cli.cli.compare import metric_column
 from sewa_cli.cli.options import load_user_task
-from sewa_cli.cli.tables import Cell, even, render, show
+from sewa_cli.present.tables import Cell, even, render, show
 from sewa_cli.report.compare import Row
 from sewa_cli.report.part import to_json
 from sewa_cli.report.windows import Reach, Windows
 
 if TYPE_CHECKING:
-    from sewa_cli.cli.talk import Talk
+    from sewa_cli.cli.console import Talk
     from sewa_cli.config import Config
 
 LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
@@ -32,7 +32,7 @@ def compare_windows(
     protected: Sequence[Path],
 ) -> None:
     """Tables, or rows for programs, on stdout; sentences on stderr."""
-    from sewa_cli.run import run_windows
+    from sewa_cli.commands.windows import run_windows
 
     with talk:
         task = load_user_task(settings, talk.say)
@@ -46,8 +46,8 @@ def compare_windows(
     stdout.write(text.encode())
     stdout.flush()
     if plot is not None:
-        from sewa_cli.plots import save_figure
-        from sewa_cli.plots.windows import plot_windows
+        from sewa_cli.present.plots import save_figure
+        from sewa_cli.present.plots.windows import plot_windows
 
         save_figure(plot_windows(found), plot, force)
     for sentence in verdict(found):

@@ -16,10 +16,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sewa_cli import mask
-from sewa_cli.adam import Adam
 from sewa_cli.config import GumbelConfig
-from sewa_cli.solvers import LossAndGradient, Solution
+from sewa_cli.solvers import LossAndGradient, Solution, mask
+from sewa_cli.solvers.adam import Adam
 from sewa_cli.trajectory import Trajectory
 
 CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it

@@ -15,10 +15,10 @@ from math import ceil, inf
 import torch
 from torch import Tensor
 
-from sewa_cli import mask
 from sewa_cli.config import LinearConfig
-from sewa_cli.solvers import linear
-from sewa_cli.surrogate import Sample, Surrogate
+from sewa_cli.solvers import mask
+from sewa_cli.solvers.linear import Sample, Surrogate
+from sewa_cli.solvers.linear import relax as linear
 
 QUICKLY = 250_000  # numbers for each checkpoint; of more, there are fewer resamples, 5 at least
 FEWEST = 20  # rows; fewer cannot be resampled

@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sewa_cli.errors import OutputError
-from sewa_cli.write import check_free, publish_together, staged
+from sewa_cli.output.atomic import check_free, publish_together, staged
 
 
 def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:

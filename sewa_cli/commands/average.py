@@ -1,0 +1,130 @@
+"""`sewa average`: for people without a task. Same reader, same writer, no model, no data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from sewa_cli.checkpoints import (
+    Checkpoint,
+    Reads,
+    check_agreement,
+    check_same_product,
+    in_order,
+    open_all,
+)
+from sewa_cli.config import AUTO, Config
+from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.events import Listener
+from sewa_cli.methods import Run, checked, parse_one
+from sewa_cli.methods.proposing import propose
+from sewa_cli.output.average import Averaged
+from sewa_cli.output.destination import decide_outputs, write_average, write_results
+from sewa_cli.output.lora import average_factors, check_lora
+from sewa_cli.output.lora import warning as lora_warning
+from sewa_cli.report.recipe import Rebuildable
+from sewa_cli.session.candidates import open_candidates
+from sewa_cli.session.cost import metadata_of
+
+
+def run_average(
+    config: Config,
+    method: str,
+    weights: Sequence[float] | None = None,
+    *,
+    force: bool = False,
+    stdout: IO[bytes] | None = None,
+    protected: Sequence[Path] = (),
+    listener: Listener | None = None,
+) -> tuple[Averaged, str]:
+    """Average by a method that needs no loss, or by explicit weights; returns where it was written.
+
+    Weights belong to files in the order given; those of a folder, in the order of their steps.
+    """
+    if weights is None:
+        candidates, found = open_candidates(config, Reads(), listener)
+        coefficients = _coefficients(method, candidates, config)
+        label = method
+    else:
+        candidates = _as_given(config, listener or Listener())
+        found = [path for c in candidates for path in (c.path, *c.files)]
+        if len(weights) != len(candidates):
+            raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
+        try:
+            coefficients = checked(weights, len(candidates), "--weights")
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        label = "weights"
+    chosen = [i for i, c in enumerate(coefficients) if c != 0]
+    if all(candidates[i].step is not None for i in chosen):
+        chosen.sort(key=lambda i: candidates[i].step or 0)  # integers come from the newest
+    averaged = Averaged(
+        sources=[candidates[i] for i in chosen],
+        coefficients=[coefficients[i] for i in chosen],
+        names={name: name for name in candidates[0].tensors},
+        dtype=config.output_dtype,
+        state_key=config.state_key,
+    )
+    # a report holds the sources' hashes, which take three times as long as averaging them
+    newest = averaged.sources[-1]
+    outputs = decide_outputs(
+        config,
+        [*found, *protected],
+        force,
+        stdout,
+        always_report=False,
+        like=newest,
+        command=listener.command if listener else None,
+    )
+    averaged.metadata = metadata_of(averaged, label, None)
+    check_lora(config, newest)
+    apart = lora_warning(average_factors(averaged, config.lora))
+    if apart is not None and listener is not None:
+        listener.warn(apart)
+    if outputs.report is None:
+        write_average(averaged, outputs)
+    else:
+        write_results(
+            averaged, outputs, lambda: Rebuildable(schema_version=1, recipe=averaged.recipe())
+        )
+    return averaged, outputs.written_as(averaged)
+
+
+def _as_given(config: Config, listener: Listener) -> list[Checkpoint]:
+    checkpoints = open_all(
+        config.checkpoints,
+        Reads(),
+        state_key=config.state_key,
+        warn=listener.warn,
+        note=listener.note,
+    )
+    if not checkpoints:
+        raise ConfigError("no checkpoints named: give files, or a folder")
+    check_agreement(checkpoints)
+    check_same_product(checkpoints)
+    is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
+    return in_order(checkpoints) if is_folder else checkpoints
+
+
+def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -> list[float]:
+    try:
+        call = parse_one(spec)
+    except ValueError as error:
+        raise ConfigError(f"--method: {error}") from error
+    if call.method.needs_loss:
+        raise ConfigError(
+            f"--method: {spec} needs a loss, so a model and data; use `sewa select`, or `sewa "
+            "compare --output-best`"
+        )
+    if call.method.has_budget and config.K == AUTO:
+        raise ConfigError(
+            "K: auto is for `sewa select`, which has data to choose by; give a number"
+        )
+    if call.method.has_budget and len(candidates) < config.K:
+        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints; take fewer")
+    if not candidates:
+        raise CheckpointError("there are no checkpoints")
+    steps = [c.step for c in candidates if c.step is not None]
+    run = Run(len(candidates), steps if len(steps) == len(candidates) else None, config.seed)
+    return propose(call, run, config.K)[0]

@@ -1,0 +1,58 @@
+"""`sewa evaluate`: losses and metrics of any files, one by one, as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sewa_cli.checkpoints import Reads, check_tied, match_names, open_all
+from sewa_cli.config import Config
+from sewa_cli.errors import ConfigError
+from sewa_cli.events import Listener
+from sewa_cli.objective.scorer import Weigher
+from sewa_cli.report.shared import Scores
+from sewa_cli.session.session import build_objective, seeded
+from sewa_cli.task import Task
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    path: str
+    step: int | None
+    scores: Scores
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    files: list[Evaluated]
+    selection_rows: int
+    heldout_rows: int | None
+
+
+def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -> Evaluation:
+    """In the order given. Files need not agree with each other, only with the model."""
+    listener = listener or Listener()
+    with seeded(config.seed):
+        checkpoints = open_all(
+            config.checkpoints,
+            Reads(),
+            state_key=config.state_key,
+            keep_ours=True,
+            warn=listener.warn,
+            note=listener.note,
+        )
+        if not checkpoints:
+            raise ConfigError("no checkpoints named: give files, or a folder")
+        objective = build_objective(config, task, checkpoints[-1])
+        model, weigher = objective.model, Weigher(objective, task, config.seed)
+        fits = []
+        for checkpoint in checkpoints:  # all of them, before the first is evaluated
+            names = match_names(checkpoint, model.aliases, model.shapes, model.layout.slices)
+            check_tied(checkpoint, model.aliases)
+            fits.append(names)
+        files = []
+        for n, (checkpoint, names) in enumerate(zip(checkpoints, fits, strict=True), 1):
+            model.load((name, checkpoint.read(source)) for name, source in names.items())
+            files.append(Evaluated(str(checkpoint.path), checkpoint.step, weigher.scores()))
+            checkpoint.close()
+            listener.progress("evaluating", n, len(checkpoints))
+    return Evaluation(files, weigher.selection_rows, weigher.heldout_rows)

@@ -1,0 +1,310 @@
+"""`sewa inspect`: what is in a folder of checkpoints, and how the run moved. No task is needed.
+
+Every tensor is read twice: once by checkpoint for NaN, Inf and a hash, as a checkpoint with either
+takes no part in the mean; once by tensor for the geometry, in blocks of columns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.config import Config
+from sewa_cli.errors import OutputError
+from sewa_cli.events import Heard, Listener
+from sewa_cli.session.candidates import open_candidates
+from sewa_cli.trajectory.geometry import (
+    ENOUGH,
+    Geometry,
+    Shape,
+    Signs,
+    Word,
+    expect,
+    goes_straight,
+    is_finite,
+    judge,
+    slows_down,
+)
+
+BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Gap(_Part):
+    """Two neighbours that are not the usual spacing apart."""
+
+    after: int
+    before: int
+    missing: int | None = Field(description="checkpoints that fit between; null: off the grid")
+
+
+class Found(_Part):
+    """One checkpoint. Distances are null where it holds NaN or Inf."""
+
+    path: str
+    step: int | None
+    size: int
+    logged: dict[str, float] = Field({}, description="by the trainer at this step")
+    nonfinite: list[str] = Field(description="tensors that hold NaN or Inf")
+    same_as: int | None = Field(description="index of the first with the same tensor content")
+    to_last: float | None = None
+    to_mean: float | None = None
+    length: float | None = Field(None, description="of the step from the one before to this one")
+    cosine: float | None = Field(None, description="of the step to this one and the next one")
+
+
+class Motion(_Part):
+    """Lengths over all floating-point elements of the finite checkpoints."""
+
+    checkpoints: int
+    norm: float = Field(description="of the mean")
+    radius: float = Field(description="root mean square distance from the mean")
+    late_radius: float = Field(description="the same of the later half, from its own mean")
+    net: float = Field(description="distance from the first to the last")
+    path: float = Field(description="sum of the steps' lengths")
+    run: Signs
+    expected: dict[str, Signs] | None = Field(description="line, walk, noise; null if too few")
+
+
+class Inspection(_Part):
+    schema_version: Literal[1] = 1
+    kind: Literal["inspect"] = "inspect"
+    checkpoints: list[Found]
+    spacing: int | None = Field(description="between steps, if more than half agree on it")
+    gaps: list[Gap]
+    tensors: int
+    parameters: int = Field(description="floating-point elements")
+    dtypes: dict[str, int] = Field(description="elements by dtype")
+    motion: Motion | None
+    verdict: Word
+    explanation: str
+    bytes_read: int
+    warnings: list[str]
+
+
+def run_inspect(
+    config: Config, listener: Listener | None = None, picture: Path | None = None
+) -> Inspection:
+    """Look at the checkpoints that `config` names. `picture`: where the caller will draw it."""
+    listener = listener or Listener()
+    reads = Reads()
+    heard = Heard(listener)
+    candidates, found = open_candidates(config, reads, heard)
+    if picture is not None and picture.resolve() in {path.resolve() for path in found}:
+        raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
+    if candidates[0].step is None:
+        heard.warn(
+            "no checkpoint has a step in its metadata or name; they are taken in the order given"
+        )
+    scans = []
+    for done, checkpoint in enumerate(candidates, 1):
+        scans.append(_scan(checkpoint))
+        listener.progress("reading", done, len(candidates))
+    finite = [i for i, (_, broken) in enumerate(scans) if not broken]
+    for i, (_, broken) in enumerate(scans):
+        if broken:
+            reason = f"{_few(broken)} {'holds' if len(broken) == 1 else 'hold'} NaN or Inf"
+            heard.warn(f"{candidates[i].path}: takes no part in distances: {reason}")
+
+    tensors = candidates[0].tensors
+    dtypes: Counter[str] = Counter()
+    for info in tensors.values():
+        dtypes[info.dtype] += prod(info.shape)
+    parameters = sum(prod(info.shape) for info in tensors.values() if info.is_float)
+    motion, word, shape = None, "unknown", None
+    explanation = "no verdict: there are no floating-point tensors"
+    if finite and parameters:
+        used = [candidates[i] for i in finite]
+        times = _times(used)
+        shape = _measure(used, times, listener)
+        motion = _motion(shape, times)
+        word = judge(shape, times)
+        explanation = _explain(word, shape, times)
+    elif parameters:
+        explanation = "no verdict: every checkpoint holds NaN or Inf"
+    spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
+    return Inspection(
+        checkpoints=_rows(candidates, scans, finite, shape),
+        spacing=spacing,
+        gaps=gaps,
+        tensors=len(tensors),
+        parameters=parameters,
+        dtypes=dict(sorted(dtypes.items())),
+        motion=motion,
+        verdict=word,
+        explanation=explanation,
+        bytes_read=reads.bytes,
+        warnings=heard.warnings,
+    )
+
+
+def _scan(checkpoint: Checkpoint) -> tuple[bytes, list[str]]:
+    """A hash of all tensors' bytes, and the names of those that hold NaN or Inf."""
+    content = hashlib.sha256()
+    broken = []
+    for name, info in sorted(checkpoint.tensors.items()):
+        tensor = checkpoint.read(name)
+        content.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        if info.is_float and not is_finite(tensor):
+            broken.append(name)
+    checkpoint.close()
+    return content.digest(), broken
+
+
+def _measure(used: Sequence[Checkpoint], times: Sequence[float], listener: Listener) -> Shape:
+    """Tensor by tensor; of each, all checkpoints' columns a to b, for as many as fit a block.
+
+    `read` gives views of memory-mapped files, so only the block is ever copied.
+    """
+    geometry = Geometry(times)
+    columns = max(1, BLOCK_BYTES // (8 * len(used)))
+    names = [name for name, info in used[0].tensors.items() if info.is_float]
+    for done, name in enumerate(names, 1):
+        views = [checkpoint.read(name).reshape(-1) for checkpoint in used]
+        size = views[0].numel()
+        for start in range(0, size, columns):
+            block = torch.empty(len(used), min(columns, size - start), dtype=torch.float64)
+            for row, view in zip(block, views, strict=True):
+                row.copy_(view[start : start + columns])
+            geometry.add(block)
+        listener.progress("measuring", done, len(names))
+    for checkpoint in used:
+        checkpoint.close()
+    return geometry.measure()
+
+
+def _times(used: Sequence[Checkpoint]) -> list[float]:
+    """Steps, or places where there are none, brought to 0 … 1."""
+    steps = [i if c.step is None else c.step for i, c in enumerate(used)]
+    whole = (steps[-1] - steps[0]) or 1
+    return [(step - steps[0]) / whole for step in steps]
+
+
+def _motion(shape: Shape, times: Sequence[float]) -> Motion:
+    return Motion(
+        checkpoints=len(times),
+        norm=shape.norm,
+        radius=shape.radius,
+        late_radius=shape.late_radius,
+        net=shape.net,
+        path=shape.path,
+        run=shape.signs,
+        expected=expect(times) if len(times) >= ENOUGH else None,
+    )
+
+
+def _explain(word: Word, shape: Shape, times: Sequence[float]) -> str:
+    """The verdict in plain words, with the numbers that it rests on."""
+    if word == "unknown":
+        there = f"there {'is' if len(times) == 1 else 'are'} {len(times)}"
+        return f"no verdict: it takes {ENOUGH} finite checkpoints, and {there}"
+    trend = shape.signs.trend
+    if trend is None:
+        return "settled: all finite checkpoints hold the same weights"
+    expected = expect(times)
+    walk, noise = (100 * (expected[name].trend or 0.0) for name in ("walk", "noise"))
+    because = (
+        f"a straight line in time explains {100 * trend:.0f} % of the spread "
+        f"(steady motion: 100 %, a random walk: {walk:.0f} %, noise around a point: {noise:.0f} %)"
+    )
+    small = shape.radius / shape.norm if shape.norm else float("inf")
+    match word:
+        case "moving":
+            if goes_straight(shape, times):
+                because = (
+                    f"its steps point the same way (mean cosine {shape.signs.cosine:.2f}), and the "
+                    f"net displacement is {shape.signs.net_to_path:.2f} of the path"
+                )
+            return (
+                f"still moving in one direction: {because}; the mean of all lies behind the last, "
+                "so an average of late checkpoints is usually the better one"
+            )
+        case "drifting":
+            return (
+                f"drifting, much like a random walk: {because}; "
+                "it keeps no direction, and comes back to no point"
+            )
+        case "wandering":
+            return (
+                f"wandering around a point: {because}; it stays about {shape.radius:.3g} away from "
+                "its mean, and averaging usually pays here"
+            )
+        case _ if slows_down(shape, times):
+            return (
+                f"settled: the later half spreads {shape.late_radius:.3g} around its own mean, all "
+                f"together {shape.radius:.3g}; look at the later ones alone with --last"
+            )
+        case _:
+            return (
+                f"settled: it stays around a point, {100 * small:.2g} % of the weights' length "
+                f"away from its mean, less than rounding to bfloat16 would move it; {because}"
+            )
+
+
+def _gaps(steps: Sequence[int]) -> tuple[int | None, list[Gap]]:
+    """The spacing that more than half of the neighbours have, and where it is another one."""
+    waits = [after - before for before, after in pairwise(steps)]
+    if not waits:
+        return None, []
+    usual, count = Counter(waits).most_common(1)[0]
+    if 2 * count <= len(waits):
+        return None, []
+    return usual, [
+        Gap(
+            after=before,
+            before=after,
+            missing=None if (after - before) % usual else (after - before) // usual - 1,
+        )
+        for before, after in pairwise(steps)
+        if after - before != usual
+    ]
+
+
+def _rows(
+    candidates: Sequence[Checkpoint],
+    scans: Sequence[tuple[bytes, list[str]]],
+    finite: Sequence[int],
+    shape: Shape | None,
+) -> list[Found]:
+    first: dict[bytes, int] = {}
+    places = {index: place for place, index in enumerate(finite)} if shape else {}
+    rows = []
+    for i, (checkpoint, (content, broken)) in enumerate(zip(candidates, scans, strict=True)):
+        earliest = first.setdefault(content, i)
+        lengths: dict[str, float | None] = {}
+        if shape and (place := places.get(i)) is not None:
+            lengths = {
+                "to_last": shape.to_last[place],
+                "to_mean": shape.to_mean[place],
+                "length": shape.lengths[place - 1] if place else None,
+                "cosine": shape.cosines[place - 1] if 0 < place < len(finite) - 1 else None,
+            }
+        rows.append(
+            Found(
+                path=str(checkpoint.path),
+                step=checkpoint.step,
+                size=checkpoint.size,
+                logged=checkpoint.metrics,
+                nonfinite=broken,
+                same_as=earliest if earliest != i else None,
+                **lengths,
+            )
+        )
+    return rows
+
+
+def _few(names: Sequence[str], few: int = 2) -> str:
+    more = f" and {len(names) - few} more" if len(names) > few else ""
+    return ", ".join(names[:few]) + more

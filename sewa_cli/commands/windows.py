@@ -1,0 +1,230 @@
+"""`sewa compare --windows`: the comparison in windows that move along the run.
+
+A window is a comparison over a slice of the checkpoints; `last` in it is where training stood.
+Model, task and data are set up once; of the checkpoints, one window at a time is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.comparison.evaluator import Court
+from sewa_cli.comparison.milestones import LAST, Measure, find_reaches, level_of, mark_best
+from sewa_cli.comparison.table import check_budgets, far_off, make_drafts, parse_asked
+from sewa_cli.config import Config
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.events import Listener
+from sewa_cli.methods import Call, parse_one
+from sewa_cli.objective.overlap import warn_of_overlap
+from sewa_cli.output.destination import check_outputs, outputs_at, write_results
+from sewa_cli.report.compare import Row
+from sewa_cli.report.shared import Candidate, LeftOut, Placement
+from sewa_cli.report.windows import Window, Windows
+from sewa_cli.session.cost import Clock, total_cost, versions
+from sewa_cli.session.session import Bench, seeded, set_up
+from sewa_cli.solvers.learning import read_trajectory
+from sewa_cli.task import Task
+from sewa_cli.trajectory.placement import despite_memory
+
+
+class _TooFewLeft(CheckpointError):
+    """So many checkpoints of a window are broken that its methods cannot be asked."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One window, judged; nothing in it holds on to the checkpoints."""
+
+    used: list[Checkpoint]
+    rows: list[Row]
+    placement: Placement
+    selection_rows: int
+    heldout_rows: int | None
+    batchnorm: str | None
+    averages: int
+    far_off: bool
+
+
+def run_windows(
+    config: Config,
+    task: Task,
+    listener: Listener | None = None,
+    *,
+    report: Path | None = None,
+    force: bool = False,
+    protected: Sequence[Path] = (),
+) -> Windows:
+    """Judge every method in every window, and say when each reaches the last checkpoint's level."""
+    with seeded(config.seed):
+        return _run(config, task, listener or Listener(), report, force, protected)
+
+
+def _run(
+    config: Config,
+    task: Task,
+    listener: Listener,
+    report_path: Path | None,
+    force: bool,
+    protected: Sequence[Path],
+) -> Windows:
+    clock = Clock()
+    calls, budgets = parse_asked(config, listener)
+    if all(call.label != LAST for call in calls):
+        calls.append(parse_one(LAST))
+    size = config.compare.windows
+    if size is None:
+        raise ConfigError("windows: how many checkpoints a window? --windows 100")
+    stride = config.compare.stride or size
+    bench = set_up(config, task, listener, 0)
+    checkpoints = bench.checkpoints
+    check_budgets(calls, budgets, size, "checkpoints in a window")
+    slices = place_windows(len(checkpoints), size, stride)
+    if not slices:
+        raise ConfigError(
+            f"windows: {size} checkpoints in a window, but only {len(checkpoints)} take part"
+        )
+    outputs = outputs_at(config, None, report_path, force, checkpoints[-1], listener.command)
+    check_outputs(outputs, [*bench.inputs, *protected])
+    if len(slices) == 1:
+        bench.warn(
+            f"there is only one window: {size} of {len(checkpoints)} checkpoints; nothing can be "
+            "said about training it saves"
+        )
+    if task.heldout_data is None:
+        bench.warn(
+            "no held-out data: windows are judged by selection losses, which flatter the methods "
+            "that minimise them"
+        )
+    seen: list[_Seen] = []
+    judged: list[slice] = []
+    left_out: dict[str, LeftOut] = {}
+    for n, window in enumerate(reversed(slices), 1):  # a broken loss shows in the first
+        part = replace(bench, checkpoints=checkpoints[window], left_out=[])
+        try:
+            seen.insert(0, despite_memory(part, partial(_judge, part, calls, budgets, clock)))
+            judged.append(window)
+        except _TooFewLeft as error:
+            if n == 1:
+                raise error.__cause__ or error from None
+            bench.warn(f"a window is left out: {error}")
+        left_out |= {out.path: out for out in part.left_out}
+        if n == 1 and all(row.selection_loss is None for row in seen[0].rows):
+            raise TaskError(
+                "loss() is NaN or Inf on the selection data for every average of the last window"
+            )
+        listener.progress("windows", n, len(slices))
+    if far := sum(one.far_off for one in seen):
+        bench.warn(
+            f"in {far} of {len(seen)} windows a predicted loss is off by more than half of what "
+            "the method gained over the mean of all; run it without --fast"
+        )
+    warn_of_overlap(bench, training=bench.objective.batch_statistics)
+    report = partial(_report, bench, clock, judged, size, stride, seen, left_out)
+    return write_results(None, outputs, report)
+
+
+def place_windows(k: int, size: int, stride: int) -> list[slice]:
+    """Oldest first. The last ends at k; what is left over is at the beginning of the run."""
+    ends = range(k, size - 1, -stride)
+    return [slice(end - size, end) for end in reversed(ends)]
+
+
+def _judge(bench: Bench, calls: Sequence[Call], budgets: Sequence[int], clock: Clock) -> _Seen:
+    """A comparison over one window. What the model holds afterwards is of no importance."""
+    checkpoints = bench.checkpoints
+    caches = bench.config.compare.fast or bench.config.solver == "linear"
+    between = f"between {checkpoints[0].path} and {checkpoints[-1].path}"
+    try:
+        with clock("read"):
+            placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
+    except CheckpointError as error:
+        if len(bench.left_out) == len(checkpoints):
+            raise _TooFewLeft(f"{error} {between}") from error
+        raise
+    try:
+        check_budgets(calls, budgets, len(placed.used), f"whole checkpoints {between}")
+    except ConfigError as error:
+        raise _TooFewLeft(str(error)) from error
+    court = Court(bench, placed)
+    with clock("evaluate"):
+        drafts = make_drafts(court, calls, budgets, bench.listener)
+        is_off = court.fast and any(True for _ in far_off(court, calls, drafts))
+    court.close()
+    return _Seen(
+        used=placed.used,
+        rows=[draft.row() for draft in drafts],
+        placement=placed.placement,
+        selection_rows=court.scales.selection_rows,
+        heldout_rows=court.scales.heldout_rows,
+        batchnorm=court.scales.recomputed_on,
+        averages=court.ledger.count("judge"),
+        far_off=is_off,
+    )
+
+
+def _report(
+    bench: Bench,
+    clock: Clock,
+    judged: list[slice],
+    size: int,
+    stride: int,
+    seen: list[_Seen],
+    left_out: dict[str, LeftOut],
+) -> Windows:
+    whole = {id(c): c for one in seen for c in one.used}
+    used = [c for c in bench.checkpoints if id(c) in whole]
+    index = {id(c): i for i, c in enumerate(used)}
+    has_steps = all(c.step is not None for c in bench.checkpoints)
+    place = {id(c): i for i, c in enumerate(bench.checkpoints, 1)}
+
+    def at(checkpoint: Checkpoint) -> int:
+        step = checkpoint.step if has_steps else None
+        return place[id(checkpoint)] if step is None else step
+
+    by: Literal["step", "checkpoint"] = "step" if has_steps else "checkpoint"
+    measure: Measure = "heldout_loss" if seen[-1].heldout_rows is not None else "selection_loss"
+    windows = [
+        Window(
+            at=at(one.used[-1]),
+            first_step=one.used[0].step,
+            last_step=one.used[-1].step,
+            candidates=[index[id(c)] for c in one.used],
+            rows=mark_best(one.rows, measure),
+            placement=one.placement,
+        )
+        for one in seen
+    ]
+    covered = {i for window in judged for i in range(len(bench.checkpoints))[window]}
+    return Windows(
+        versions=versions(),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        config=bench.config.model_dump(mode="json"),
+        task=bench.task.source,
+        device=str(bench.model.device),
+        seed=bench.config.seed,
+        size=size,
+        stride=stride,
+        parameters=bench.model.layout.parameters,
+        candidates=[
+            Candidate(index=i, path=str(c.path), step=c.step, logged=c.metrics or None)
+            for i, c in enumerate(used)
+        ],
+        left_out=[left_out[path] for c in bench.checkpoints if (path := str(c.path)) in left_out],
+        in_no_window=len(bench.checkpoints) - len(covered),
+        selection_rows=seen[-1].selection_rows,
+        heldout_rows=seen[-1].heldout_rows,
+        by=by,
+        windows=windows,
+        level=level_of(windows[-1], measure),
+        reaches=find_reaches(windows, measure, by),
+        batchnorm=seen[-1].batchnorm,
+        averages_evaluated=sum(one.averages for one in seen),
+        cost=total_cost(bench, clock),
+        warnings=bench.warnings,
+    )

@@ -1,0 +1,106 @@
+"""Rows that are in two sets of data at once: the choice, or its judge, has then seen the answers.
+
+A row is known by the bytes of all it is made of. Augmented rows are not recognised, and of a batch
+with anything but arrays and strings nothing is said: silence proves nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sewa_cli.objective.tree import Nest, rows
+from sewa_cli.session.session import Bench, seeded
+
+MOST_ROWS: Final = 20_000  # of each set
+MOST_SECONDS: Final = 1.0  # data may have to be decoded
+FEWEST, SHARE = 5, 0.01  # of the selection rows: real data have a few twins
+
+
+def warn_of_overlap(bench: Bench, training: bool) -> None:
+    """Selection rows among held-out rows and, if they are at hand anyway, among training rows.
+
+    A courtesy: whatever goes wrong here, the run goes on without it.
+    """
+    task = bench.task
+    others = {
+        "heldout_data": (task.heldout_data, "the held-out loss is not held out"),
+        "training_data": (
+            task.training_data if training else None,
+            "a choice by rows that the model has seen may be worse than the mean of all; choose by "
+            "fresh ones",
+        ),
+    }
+    with suppress(Exception), seeded(bench.config.seed):  # loaders draw; the run must not notice
+        own: list[bytes] = []
+        for name, (data, why) in others.items():
+            if data is None:
+                continue
+            own = own or row_keys(task.selection_data)
+            if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
+                return
+            if n := shared(own, data):
+                bench.warn(
+                    f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
+                )
+
+
+def shared(own: list[bytes], others: Iterable[Nest]) -> int:
+    """How many of one's rows are among the others'; 0 where that may be chance."""
+    found = set(own) & set(row_keys(others))
+    count = sum(key in found for key in own)
+    return count if count >= max(FEWEST, SHARE * len(own)) else 0
+
+
+def row_keys(batches: Iterable[Nest]) -> list[bytes]:
+    """A digest of each row, of all its tensors together, for as many as there is time for."""
+    keys: list[bytes] = []
+    started = time.monotonic()
+    for batch in batches:
+        keys += _keys(batch)
+        if len(keys) >= MOST_ROWS or time.monotonic() - started > MOST_SECONDS:
+            break
+    return keys
+
+
+def _keys(batch: Nest) -> list[bytes]:
+    n = rows(batch)
+    parts = [_by_row(leaf, n) for leaf in _leaves(batch)]
+    if not parts or any(part is None for part in parts):
+        return []
+    # a digest, not the bytes: images of twenty thousand rows would fill a gigabyte
+    return [
+        blake2b(b"".join(row), digest_size=16).digest()
+        for row in zip(*(part for part in parts if part), strict=True)
+    ]
+
+
+def _leaves(batch: Nest) -> Iterator[object]:
+    """Arrays, lists of strings, and whatever else there is; single numbers belong to no row."""
+    if isinstance(batch, Mapping):
+        for item in batch.values():
+            yield from _leaves(item)
+    elif isinstance(batch, list | tuple) and not all(isinstance(item, str) for item in batch):
+        for item in batch:
+            yield from _leaves(item)
+    elif batch is not None and (not hasattr(batch, "shape") or batch.shape):
+        yield batch
+
+
+def _by_row(leaf: object, n: int) -> list[bytes] | None:
+    """The bytes of each of n rows; none, if they cannot be told."""
+    if isinstance(leaf, list | tuple) and len(leaf) == n:
+        return [str(item).encode() for item in leaf]
+    if isinstance(leaf, Tensor) and leaf.layout == torch.strided:
+        whole = leaf.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(n, -1)
+        leaf = whole.view(torch.uint8).numpy() if whole.numel() else None
+    if isinstance(leaf, np.ndarray) and leaf.dtype != object and len(leaf) == n and leaf.size:
+        return [row.tobytes() for row in np.ascontiguousarray(leaf).reshape(n, -1)]
+    return None

@@ -1,0 +1,162 @@
+"""Output that fits in: a folder or a PyTorch file that loads where its checkpoints loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, pytorch
+from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
+from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
+from sewa_cli.checkpoints.opening import MODEL
+from sewa_cli.checkpoints.safetensors import INDEX, is_ours
+from sewa_cli.config import STDOUT
+from sewa_cli.errors import SewaError
+from sewa_cli.output.atomic import index_of, index_path, shard_path
+from sewa_cli.output.average import Averaged
+from sewa_cli.output.folders import StagedFolder
+
+Form = Literal["file", "folder", "torch"]
+# what a model needs beside its weights to be loaded and used
+BESIDE = (
+    "config.json",
+    "generation_config.json",
+    ADAPTER_CONFIG,
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges*",
+    "*.model",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "image_processor_config.json",
+    "chat_template*",
+    "*.jinja",
+    "*.py",  # the model's own code, which config.json may name
+)
+# a trainer's state, of no use to an average
+_TRAINING = ("optim", "lr_sched", "sched", "scaler", "amp", "loops", "callbacks")
+
+
+def form_of(output: str | None, like: Checkpoint | None) -> Form:
+    """The form that the name asks for; where it does not, that of the checkpoints."""
+    if output == STDOUT:
+        return "file"
+    if output is not None and Path(output).suffix in pytorch.SUFFIXES:
+        return "torch"
+    is_folder = like is not None and like.kind in ("folder", "adapter")
+    return "folder" if is_folder and not str(output).endswith(SUFFIX) else "file"
+
+
+def inherited_shard_size(like: Checkpoint) -> int | None:
+    """A run of sharded checkpoints gets a sharded average: the bytes of the largest shard."""
+    if not any(file.name.endswith(INDEX) for file in like.files):
+        return None
+    return max(f.stat().st_size for f in like.files if not f.name.endswith(INDEX))
+
+
+def as_written(averaged: Averaged, form: Form) -> Averaged:
+    """A file of its own has the model's names; what goes back to the trainer has the trainer's."""
+    if form == "file":
+        return averaged
+    return replace(
+        averaged,
+        names={name: name for name in averaged.sources[0].tensors},
+        replaced={averaged.names[name]: tensor for name, tensor in averaged.replaced.items()},
+    )
+
+
+def folder_is_ours(folder: Path) -> bool:
+    try:
+        weights = [file for file in files_of(folder) if file.suffix == SUFFIX]
+    except SewaError:
+        return False
+    return bool(weights) and is_ours(weights[0], WRITTEN_BY)
+
+
+def fill_folder(averaged: Averaged, stage: StagedFolder, shard_size: int | None) -> None:
+    """Weights under the names that loaders look for, and what the newest checkpoint has beside."""
+    newest = averaged.sources[-1]
+    output = Path(ADAPTER if newest.kind == "adapter" else MODEL)
+    shards = averaged.shards(shard_size)
+    for number, names in enumerate(shards, 1):
+        path = output if len(shards) == 1 else shard_path(output, number, len(shards))
+        with stage.file(path.name) as file:
+            averaged.write(file, names)
+    if len(shards) > 1:
+        with stage.file(index_path(output).name) as file:
+            file.write(index_of(output, shards, averaged.sizes()))
+    for source in _beside(newest.path):
+        with stage.file(source.name) as target:
+            if source.name == "config.json" and averaged.dtype is not None:
+                target.write(_with_dtype(source, averaged.dtype))
+            else:
+                with source.open("rb") as original:
+                    shutil.copyfileobj(original, target)
+
+
+def _beside(folder: Path) -> list[Path]:
+    """From the checkpoint; what it has not, from the run's folder above it."""
+    folder = folder if folder.is_dir() else folder.parent  # one file among folders
+    found: dict[str, Path] = {}
+    for place in (folder.resolve().parent, folder):
+        for path in sorted(place.iterdir()):
+            is_wanted = any(fnmatch(path.name, pattern) for pattern in BESIDE)
+            # code beside the checkpoints is the user's script; only in them is it the model's
+            if path.is_file() and is_wanted and (place == folder or path.suffix != ".py"):
+                found[path.name] = path
+    return list(found.values())
+
+
+def _with_dtype(path: Path, dtype: str) -> bytes:
+    """config.json says in which dtype the weights are, and loaders go by it."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("dtype", "torch_dtype"):
+        if key in config:
+            config[key] = dtype
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def write_torch(averaged: Averaged, file: IO[bytes]) -> None:
+    """A PyTorch file; the whole average is held in memory for it.
+
+    Of a source that keeps its weights under a key, so does this; what else is in it is taken along
+    (hyper-parameters, versions), but for tensors and the state of training.
+    """
+    import torch
+
+    state = dict(averaged.tensors())
+    newest = averaged.sources[-1]
+    content: dict[str, Any] = state
+    if newest.kind == "torch":
+        original = pytorch.load(newest.path)
+        key, _ = pytorch.find_state(newest.path, original, averaged.state_key)
+        if key is not None:
+            content = {
+                name: value
+                for name, value in original.items()
+                if not str(name).startswith(_TRAINING) and not _holds_tensors(value)
+            }
+            *parents, leaf = [key] if key in original else key.split(".")
+            here = content
+            for parent in parents:
+                here = here.setdefault(parent, {})
+            here[leaf] = state
+            content["sewa"] = dict(averaged.metadata)
+    torch.save(content, file)
+
+
+def _holds_tensors(value: object) -> bool:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, Mapping):
+        return any(_holds_tensors(inner) for inner in value.values())
+    return isinstance(value, list | tuple) and any(_holds_tensors(inner) for inner in value)

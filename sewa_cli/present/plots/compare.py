@@ -1,0 +1,300 @@
+"""What `sewa compare` found: loss against K for each method, with intervals.
+
+Methods that take a K are lines over it. Methods that take none, and all of them where only one K
+was asked for, are named columns. A star is the best row, a hollow marker a tie with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf, isfinite, log10
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from sewa_cli.present.plots import fit_losses, house, label, set_margins
+from sewa_cli.report.compare import Comparison, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+# colours of Okabe and Ito that differ for everyone; in grey, markers and dashes tell them apart
+_COLOURS: Final = ("black", "#0072B2", "#D55E00", "0.55")
+_DASHES: Final[tuple[Literal["-", "--", ":", "-."], ...]] = ("-", "--", ":", "-.")
+_MARKERS: Final = "os^DvPX<>phd8H"
+_LOG_K_ABOVE: Final = 8.0
+_LOG_LOSS_ABOVE: Final = 3.0
+_OFF_SCALE: Final = 10.0  # times the median loss: such a row would flatten all others
+_SPREAD: Final[dict[str, Any]] = {"color": "0.8", "lw": 5.0, "solid_capstyle": "butt"}
+_INTERVAL: Final[dict[str, Any]] = {"lw": 1.0, "marker": "_", "markersize": 5.0}
+_NAMES: Final = 18  # letters in a line of a column's name
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A row that can be drawn: its loss is finite."""
+
+    row: Row
+    loss: float
+    interval: tuple[float, float] | None
+    spread: tuple[float, float] | None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return (self.loss, *(self.interval or ()), *(self.spread or ()))
+
+
+@dataclass(frozen=True)
+class _Look:
+    colour: str = "black"
+    dashes: Literal["-", "--", ":", "-.", "none"] = "none"
+    marker: str = "o"
+
+
+def plot_comparison(comparison: Comparison) -> Figure:
+    """Held-out loss by K and method; selection loss, and it says so, where nothing was held out."""
+    from matplotlib.figure import Figure
+
+    heldout = comparison.heldout_rows is not None
+    points, notes = _points(comparison.rows, heldout)
+    taking = [point for point in points if point.row.K is not None]
+    taking_none = [point for point in points if point.row.K is None]
+    Ks = sorted({point.row.K for point in taking if point.row.K is not None})
+    looks = _looks(taking) if len(Ks) > 1 else {}
+    parts = [part for part in (taking, taking_none) if part]
+    columns = [part for part in parts if part is taking_none or not looks]
+    widths = [
+        _column_inches(part) if part in columns else _line_inches(len(looks), len(Ks))
+        for part in parts
+    ]
+    height = 4.4 + max((_name_inches(part) for part in columns), default=0.0)
+    keys = [
+        *(_key(label(method), look) for method, look in looks.items()),
+        *([_key("")] if looks else []),
+        *_explain(points),
+        *(_key(label(note, 34)) for note in notes),
+    ]
+    lines = sum(str(key.get_label()).count("\n") + 1 for key in keys)
+    with house():
+        figure = Figure(figsize=(max(3.0, sum(widths)) + 3.6, max(height, 0.6 + 0.18 * lines)))
+        set_margins(figure)
+        panels = figure.subplots(
+            1, len(parts) or 1, sharey=True, squeeze=False, width_ratios=widths or None
+        )[0]
+        panels[0].set_ylabel("held-out loss" if heldout else "selection loss (nothing held out)")
+        if not parts:
+            panels[0].set(xticks=[], yticks=[], xlabel="no finite loss to draw")
+        for axes, part in zip(panels, parts, strict=False):
+            if part in columns:
+                _draw_columns(axes, part)
+                axes.set_xlabel("methods without K" if part is taking_none else f"K = {Ks[0]}")
+            else:
+                _draw_lines(axes, part, Ks, looks)
+            for point in points:
+                if point.row.mark == "best":
+                    axes.axhline(point.loss, color="0.85", lw=0.8, zorder=0)
+        if parts:
+            fit_losses(panels[0], [x for point in points for x in point.values], _LOG_LOSS_ABOVE)
+        for axes in panels[1:]:
+            axes.tick_params(axis="y", left=False)
+            axes.spines["left"].set_visible(False)
+        if keys:
+            figure.legend(handles=keys, loc="outside right upper", handlelength=3.2)
+    return figure
+
+
+def K_scale(Ks: Sequence[int], methods: int) -> Literal["linear", "log", "ordinal"]:
+    """Ordinal where two K would fall on each other: 10, 11, 100. Many methods need more room."""
+    scale: Literal["linear", "log"] = "log" if Ks[-1] / Ks[0] > _LOG_K_ABOVE else "linear"
+    places = [log10(K) if scale == "log" else K for K in Ks]
+    mean_gap = (places[-1] - places[0]) / (len(places) - 1)
+    least = (0.25 if methods <= 6 else 0.5) * mean_gap
+    return "ordinal" if min(b - a for a, b in pairwise(places)) < least else scale
+
+
+def _points(rows: Sequence[Row], heldout: bool) -> tuple[list[_Point], list[str]]:
+    """What can be drawn, and a note on what cannot."""
+    losses = [row.heldout_loss if heldout else row.selection_loss for row in rows]
+    finite = [loss for loss in losses if loss is not None and isfinite(loss)]
+    ceiling = _OFF_SCALE * median(finite) if finite and min(finite) > 0 else inf
+    points, missing, above = [], [], []
+    for row, loss in zip(rows, losses, strict=True):
+        name = row.method if row.K is None else f"{row.method} at K={row.K}"
+        if loss is None or not isfinite(loss):
+            missing.append(name)
+        elif loss > ceiling:
+            above.append(f"{name} {loss:.4g}")
+        else:
+            interval = spread = None
+            if heldout and row.interval is not None:
+                interval = _finite(row.interval.low, row.interval.high)
+            if heldout and row.spread is not None:
+                spread = _finite(loss - row.spread, loss + row.spread)
+            points.append(_Point(row, loss, interval, spread))
+    notes = []
+    if missing:
+        notes.append(f"not drawn, no finite loss: {_enumerate(missing)}")
+    if above:
+        notes.append(f"off the scale: {_enumerate(above)}")
+    return points, notes
+
+
+def _finite(low: float, high: float) -> tuple[float, float] | None:
+    return (low, high) if isfinite(low) and isfinite(high) else None
+
+
+def _enumerate(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _looks(points: Sequence[_Point]) -> dict[str, _Look]:
+    """A colour, dashes and a marker for each method: no two alike among the first sixteen."""
+    methods = dict.fromkeys(point.row.method for point in points)
+    return {
+        method: _Look(
+            _COLOURS[i % len(_COLOURS)],
+            _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)],
+            _MARKERS[i % len(_MARKERS)],
+        )
+        for i, method in enumerate(methods)
+    }
+
+
+def _draw_lines(
+    axes: Axes, points: Sequence[_Point], Ks: Sequence[int], looks: dict[str, _Look]
+) -> None:
+    """A line for each method; at each K they stand a little beside each other."""
+    from matplotlib.ticker import NullLocator
+
+    scale = K_scale(Ks, len(looks))
+    if scale == "log":
+        place = {K: log10(K) for K in Ks}
+    elif scale == "linear":
+        place = {K: float(K) for K in Ks}
+    else:
+        place = {K: float(i) for i, K in enumerate(Ks)}
+    across = place[Ks[-1]] - place[Ks[0]]
+    gap = min(b - a for a, b in pairwise(place.values()))
+    six_points = 6 / 72 / _line_inches(len(looks), len(Ks)) * across
+    dodge = min(0.7 * gap / len(looks), six_points)
+    edge = dodge * len(looks) / 2 + 0.03 * across
+
+    def x(u: float) -> float:
+        return 10**u if scale == "log" else u
+
+    for j, (method, look) in enumerate(looks.items()):
+        mine = sorted(
+            (point.row.K, n, x(place[point.row.K] + (j - (len(looks) - 1) / 2) * dodge), point)
+            for n, point in enumerate(points)
+            if point.row.method == method and point.row.K is not None
+        )
+        axes.plot(
+            [at for _, _, at, _ in mine],
+            [point.loss for *_, point in mine],
+            linestyle=look.dashes,
+            color=look.colour,
+            lw=1.2,
+            gid="method",
+            zorder=2,
+        )
+        for _, _, at, point in mine:
+            _draw_point(axes, at, point, look)
+    if scale == "log":
+        axes.set_xscale("log")
+    ticks: list[int] = []
+    for K in Ks:  # as many labels as there is room for
+        if not ticks or place[K] - place[ticks[-1]] >= 0.055 * across:
+            ticks.append(K)
+    axes.set_xticks([x(place[K]) for K in ticks], [str(K) for K in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(x(place[Ks[0]] - edge), x(place[Ks[-1]] + edge))
+    axes.set_xlabel("K" if scale != "ordinal" else "K, not to scale")
+
+
+def _line_inches(methods: int, Ks: int) -> float:
+    return max(5.0, 0.08 * (methods + 4) * Ks)
+
+
+def _draw_columns(axes: Axes, points: Sequence[_Point]) -> None:
+    for at, point in enumerate(points):
+        _draw_point(axes, at, point, _Look())
+    names = [label(point.row.method, _NAMES) for point in points]
+    axes.set_xticks(range(len(points)), names, rotation=90)
+    axes.set_xlim(-0.6, len(points) - 0.4)
+
+
+def _column_inches(points: Sequence[_Point]) -> float:
+    deepest = max(label(point.row.method, _NAMES).count("\n") + 1 for point in points)
+    return max(1.4, len(points) * max(0.3, 0.2 * deepest))
+
+
+def _name_inches(points: Sequence[_Point]) -> float:
+    """What upright names take from the panel's height."""
+    return 0.08 * max(min(len(point.row.method), _NAMES) for point in points)
+
+
+def _draw_point(axes: Axes, at: float, point: _Point, look: _Look) -> None:
+    if point.spread is not None:
+        axes.plot([at, at], point.spread, **_SPREAD, gid="spread", zorder=1)
+    if point.interval is not None:
+        axes.plot([at, at], point.interval, **_INTERVAL, color=look.colour, gid="interval")
+    best, tie = point.row.mark == "best", point.row.mark == "tie"
+    axes.plot(
+        [at],
+        [point.loss],
+        marker="*" if best else look.marker,
+        markersize=13 if best else 5.5,
+        markerfacecolor="white" if tie else look.colour,
+        markeredgecolor=look.colour,
+        linestyle="none",
+        gid=point.row.mark or "unmarked",
+        zorder=5 if best else 4,
+    )
+
+
+def _key(text: str, look: _Look | None = None) -> Line2D:
+    from matplotlib.lines import Line2D
+
+    if look is None:
+        return Line2D([], [], linestyle="none", label=text)
+    return Line2D(
+        [],
+        [],
+        color=look.colour,
+        linestyle=look.dashes,
+        marker=look.marker,
+        markersize=5.5,
+        lw=1.2,
+        label=text,
+    )
+
+
+def _explain(points: Sequence[_Point]) -> list[Line2D]:
+    """The marks that occur, and what they mean."""
+    from matplotlib.lines import Line2D
+
+    marks = {point.row.mark for point in points}
+    keys = []
+    if "best" in marks:
+        key = _key("lowest held-out loss", _Look(marker="*"))
+        key.set_markersize(11)
+        keys.append(key)
+    if "tie" in marks:
+        key = _key("hollow: a tie with it", _Look())
+        key.set_markerfacecolor("white")
+        keys.append(key)
+    if "worse" in marks:
+        keys.append(_key("filled: worse (paired comparison)", _Look()))
+    if any(point.interval for point in points):
+        keys.append(
+            Line2D(
+                [], [], linestyle="none", marker="|", ms=11, color="black", label="95 % interval"
+            )
+        )
+    if any(point.spread for point in points):
+        keys.append(Line2D([], [], **_SPREAD, label="± standard deviation over draws"))
+    return keys

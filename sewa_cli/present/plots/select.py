@@ -1,0 +1,208 @@
+"""What `sewa select` learned: the mask over the checkpoints, and how the loss went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite
+from typing import TYPE_CHECKING, Final
+
+from sewa_cli.present.plots import fit_losses, house, label, set_margins
+from sewa_cli.report.select import BudgetOption, Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_STYLES: Final = ("-", ":", "--", "-.", (0, (8, 2)), (0, (1, 4)))
+_LOG_ABOVE: Final = 8.0  # losses further apart than this factor get a logarithmic axis
+
+
+def plot_selection(report: Report) -> Figure:
+    """Mask probability by step, selection loss by iteration, and, for K: auto, loss by K."""
+    from matplotlib.figure import Figure
+
+    with house():
+        panels = 3 if report.budget else 2
+        figure = Figure(figsize=(8, 3 * panels))
+        set_margins(figure)
+        mask, losses, *curve = figure.subplots(panels, 1)
+        _draw_mask(mask, report)
+        if report.budget:
+            _draw_curve(curve[0], report.budget)
+        _name_levels(figure, losses, _draw_losses(losses, report))
+    return figure
+
+
+def _draw_mask(axes: Axes, report: Report) -> None:
+    """A bar for each candidate, black with a marker on top if it was chosen."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    # a step that a float cannot hold is a date or a hash in a file's name
+    steps = [c.step for c in report.candidates if c.step is not None and abs(c.step) < 2**53]
+    k = len(report.candidates)
+    by_step = len(set(steps)) == k
+    places = steps if by_step else list(range(k))
+    chosen = set(report.selected)
+    learned = any(candidate.probability is not None for candidate in report.candidates)
+    heights = [
+        candidate.probability or 0.0 if learned else float(candidate.index in chosen)
+        for candidate in report.candidates
+    ]
+    ordered = sorted(places)
+    gap = min((b - a for a, b in pairwise(ordered)), default=1)
+    for black in (False, True):
+        here = [i for i, c in enumerate(report.candidates) if (c.index in chosen) == black]
+        if not here:
+            continue
+        colour = "black" if black else "0.75"
+        axes.bar(
+            [places[i] for i in here],
+            [heights[i] for i in here],
+            width=min(0.7 * gap, (ordered[-1] - ordered[0] or 1) / 70),
+            color=colour,
+            edgecolor=colour,
+            linewidth=0.7,  # however many bars there are, each can be seen
+            label=None if black else f"{len(here)} not chosen",
+            zorder=3 if black else 2,
+        )
+        if black:
+            axes.plot(
+                [places[i] for i in here],
+                [heights[i] for i in here],
+                linestyle="none",
+                marker="D",
+                markersize=max(2.0, 5.5 - len(here) / 50),
+                color="black",
+                label=f"{len(here)} chosen",
+                zorder=4,
+                clip_on=False,
+            )
+    axes.set_ylim(0, 1.05)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xlabel("training step" if by_step else "checkpoint, by index")
+    axes.set_ylabel("mask probability" if learned else "chosen or not")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+
+
+def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
+    """The noisy history, its running mean, and a level for each average; label → level."""
+    from matplotlib.ticker import MaxNLocator
+
+    history = [nan_if_bad(loss) for loss in report.history]
+    finite = [loss for loss in history if isfinite(loss)]
+    iterations = range(1, len(history) + 1)
+    if finite:
+        # a loss between two missing ones is a line without length: give it a dot
+        dots = "." if len(finite) < max(len(history), 30) else ""
+        axes.plot(
+            iterations, history, lw=0.7, marker=dots, ms=3, color="0.7", label="each iteration"
+        )
+        smooth = running_mean(history, half=max(1, len(history) // 20))
+        axes.plot(iterations, smooth, lw=2, color="0.5", label="running mean")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
+    else:
+        axes.set_xticks([])
+    if finite:
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    levels = {}
+    for i, (name, scores) in enumerate({"chosen": report.average, **report.references}.items()):
+        loss = nan_if_bad(scores.selection_loss)
+        if isfinite(loss):
+            text = label(f"{name} {loss:.5g}")
+            levels[text] = loss
+            axes.axhline(
+                loss,
+                linestyle=_STYLES[i % len(_STYLES)],
+                lw=1.6 if i == 0 else 1.1,
+                color="black",
+                label=text,
+                gid="level",
+            )
+    fit_losses(axes, [*finite, *levels.values()], _LOG_ABOVE)
+    axes.set_xlim(0.5, max(len(history), 1) + 0.5)
+    axes.set_xlabel("iteration" if finite else "no loss history")
+    axes.set_ylabel("loss on selection data")
+    return levels
+
+
+def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
+    """Cross-validated loss by K, with one standard error of the difference from the best."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    families: dict[str, list[BudgetOption]] = {}
+    for option in options:
+        if option.K is not None and option.loss is not None:
+            families.setdefault(option.name, []).append(option)
+    for i, (name, family) in enumerate(families.items()):
+        axes.errorbar(
+            [option.K or 0 for option in family],
+            [option.loss or 0.0 for option in family],
+            yerr=[option.error or 0.0 for option in family],
+            linestyle=_STYLES[i % len(_STYLES)],
+            lw=1.6 if name == "learned" else 1.0,
+            color="black" if name == "learned" else "0.5",
+            capsize=2,
+            label=label(name),
+        )
+    for i, option in enumerate(o for o in options if o.K is None and o.loss is not None):
+        axes.axhline(
+            option.loss or 0.0,
+            linestyle=_STYLES[(i + 1) % len(_STYLES)],
+            lw=1.0,
+            color="0.3",
+            label=label(f"{option.name} {option.loss:.4g}"),
+        )
+    taken = next(option for option in options if option.chosen)
+    if taken.K is not None and taken.loss is not None:
+        axes.plot(taken.K, taken.loss, "D", ms=7, color="black", label="taken", zorder=5)
+    finite = [option.loss for option in options if option.loss is not None]
+    fit_losses(axes, finite, _LOG_ABOVE)
+    sizes = sorted({option.K for option in options if option.K is not None})
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    axes.set_xlabel("K")
+    axes.set_ylabel("cross-validated loss")
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
+
+
+def _name_levels(figure: Figure, axes: Axes, levels: dict[str, float]) -> None:
+    """Name each level at its right end; in a legend if the names would overlap there."""
+    names = [
+        axes.annotate(
+            text,
+            (1, level),
+            xycoords=("axes fraction", "data"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8,
+            annotation_clip=False,
+        )
+        for text, level in levels.items()
+    ]
+    figure.draw_without_rendering()
+    boxes = sorted((name.get_window_extent() for name in names), key=lambda box: box.y0)
+    if any(low.y1 > high.y0 for low, high in pairwise(boxes)):
+        for name in names:
+            name.remove()
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
+
+
+def nan_if_bad(value: float | None) -> float:
+    return value if value is not None and isfinite(value) else float("nan")
+
+
+def running_mean(values: Sequence[float], half: int) -> list[float]:
+    """Mean of the finite values among the 2·half around each, NaN where there are none.
+
+    An even number: batches that come in turns, easy and hard, leave no ripple.
+    """
+    means = []
+    for i in range(len(values)):
+        near = [x for x in values[max(0, i - half) : i + half] if isfinite(x)]
+        means.append(sum(near) / len(near) if near else float("nan"))
+    return means
