@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import train_tiny
+from helpers.tiny import train_tiny
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import Sewa, train_tiny
+from helpers.tiny import Sewa, train_tiny
 
 from sewa_cli.methods import REGISTRY
 

@@ -1,0 +1,236 @@
+"""The quality benchmark, small: the text setting on texts made here, two short training runs."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+QUALITY = Path(__file__).parents[2] / "benchmarks" / "quality"
+MODULES = ("plan", "running", "tables", "claims", "studies", "pictures")
+sys.path.insert(0, str(QUALITY))
+plan, running, tables, claims, studies, pictures = map(importlib.import_module, MODULES)
+sys.path.remove(str(QUALITY))
+
+STEPS = ("--checkpoints", "12", "--every", "2", "--warmup", "4")
+TRAIN = (*STEPS, "--length", "8", "--width", "8", "--vocabulary", "100")
+TASK = ("length=8", "width=8", "vocabulary=100", "selection=40", "heldout=60")
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Half the words of a text give its class away."""
+    data = tmp_path_factory.mktemp("texts")
+    draw = random.Random(0)
+    for name, rows in (("train", 300), ("test", 80)):
+        with (data / f"{name}.csv").open("w", newline="") as file:
+            table = csv.writer(file, quoting=csv.QUOTE_ALL)
+            for _ in range(rows):
+                kind = draw.randint(1, 2)
+                words = [draw.choice(("good", "fine", "bad", "poor")[2 * kind - 2 :][:2])]
+                words += [draw.choice(("the", "film", "plot", "bad", "good")) for _ in range(6)]
+                table.writerow([kind, "", " ".join(draw.sample(words, len(words)))])
+    return plan.Setting(
+        name="tiny",
+        folder="text_classification",
+        k=6,
+        metric="accuracy",
+        train=(*TRAIN, "--data", str(data)),
+        args=(*TASK, f"data={data}"),
+        whole_run=12,
+        budgets=(2, 4, 6),
+        sizes=(20, 30, 40),
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(setting: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("quality")
+    jobs = [*plan.methods(setting), *plan.windows(setting), *list(plan.tuning(setting))[:2]]
+    jobs += list(plan.overfitting(setting))[:1]
+    work = [(setting, 0, job) for job in jobs]
+    # the second training run through two jobs only: intervals and pairs need no more
+    work += [(setting, 1, job) for job in jobs if job.name in ("simple", "gumbel")][:2]
+    running.run_all(folder, work, workers=2)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_method_has_a_number_at_every_k(ran: Path, setting: Any) -> None:
+    found = tables.load(ran, [setting], (0, 1))
+    results = tables.Results(found, [setting])
+    assert set(results.methods(setting)) >= {*plan.SIMPLE, *plan.SEARCHED, *tables.PAPER}
+    for what in ("heldout_loss", "metric"):
+        for method in results.methods(setting):
+            for K in setting.budgets:
+                if method.startswith("forward") and setting.k == K:
+                    continue  # which is not measured, and need not be the mean of all
+                runs = results.runs(setting, method, K, what)
+                twice = method in ("sewa", *plan.SIMPLE)
+                if setting.k != K:
+                    assert sorted(runs) == ([0, 1] if twice else [0]), (method, K)
+                assert all(0 <= value < 5 for value in runs.values())
+    # at K = k there is nothing to choose
+    every = results.runs(setting, "uniform", None, "heldout_loss")
+    assert results.runs(setting, "sewa", 6, "heldout_loss") == every
+
+
+@pytest.mark.slow
+def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
+    found = tables.load(ran, [setting], (0, 1))
+    results = tables.Results(found, [setting])
+    raw = [
+        json.loads((ran / "tiny" / f"seed-{seed}" / "methods" / "gumbel.json").read_text())
+        for seed in (0, 1)
+    ]
+    mine = [run["report"]["rows"][0]["heldout_loss"] for run in raw]
+    [row, *_] = tables.paper_table(results, "heldout_loss")
+    assert row["K"] == "2"
+    assert row["SeWA"].strip("*").startswith(f"{sum(mine) / 2:.4g} ±")
+    [line] = [
+        r for r in tables.full_table(results, setting, "heldout_loss") if r["method"] == "sewa"
+    ]
+    assert line["K=2"] == row["SeWA"].strip("*")
+    against = tables.learned_against(results, setting, "heldout_loss")
+    assert {r["rival"] for r in against} == set(tables.RIVALS)
+    for finding in claims.findings(results, "metric"):
+        alone = "linear" in finding.claim  # which went over one training run only
+        assert finding.verdict in (("one run",) if alone else ("holds", "ties", "fails"))
+    assert studies.tuning_table(found, [setting])[0]["changed"] == "(defaults)"
+    assert [line["K"] for line in studies.overfitting_table(found, setting)] == ["2", "4"]
+    assert len(studies.auto_table(ran, [setting], (0, 1))) == 1
+    curves = studies.load_curves(ran, setting, (0, 1))
+    assert len(curves.at) == 2
+    assert curves.at[-1] == 4 + 12 * 2
+    assert {row["method"] for row in studies.windows_table(curves)} >= {"last", "sewa"}
+    pictures.draw(results, ran / "quality.png")
+    pictures.draw_curves([curves], ran / "windows.png")
+    for name in ("quality.png", "windows.png"):
+        assert (ran / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_done_again_and_what_is_lost_is(
+    ran: Path, setting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+    plain = running._call
+
+    def counted(command: list[str], folder: Path) -> Any:
+        called.append(command)
+        return plain(command, folder)
+
+    monkeypatch.setattr(running, "_call", counted)
+    work = [(setting, 0, job) for job in plan.methods(setting)]
+    running.run_all(ran, work, workers=1)
+    assert called == []
+    lost = ran / "tiny" / "seed-0" / "methods" / "linear.json"
+    before = json.loads(lost.read_text())["report"]["rows"]
+    lost.unlink()
+    running.run_all(ran, work, workers=1)
+    assert len(called) == 1
+    after = json.loads(lost.read_text())["report"]["rows"]
+    losses = [[row["heldout_loss"] for row in rows] for rows in (before, after)]
+    assert losses[0] == losses[1]
+
+
+def test_a_command_that_fails_is_told_in_one_line(setting: Any, tmp_path: Path) -> None:
+    (tmp_path / "tiny" / "seed-0").mkdir(parents=True)
+    job = plan.Job("methods", "none", ("no-such-method",), (2,))
+    with pytest.raises(running.Failed, match=r"exit 2: error: methods: .*no-such-method") as told:
+        running.run(tmp_path, setting, 0, job)
+    assert "\n" not in str(told.value)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(-100, 100))
+def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
+    values: list[float], shift: float
+) -> None:
+    one = {seed: value + shift for seed, value in enumerate(values)}
+    two = dict.fromkeys(one, 0.0)
+    found = tables.difference(one, two)
+    said = tables.verdict(found, better=1)
+    low, high = found.mean - found.half, found.mean + found.half
+    assert said == ("holds" if low > 0 else "fails" if high < 0 else "ties")
+
+
+def test_one_training_run_alone_decides_nothing() -> None:
+    assert tables.verdict(tables.difference({0: 1.0}, {0: 0.0}), better=1) == "one run"
+
+
+def test_what_has_no_number_never_wins_and_stops_no_table() -> None:
+    worst = tables._number(None, worst=float("inf"))
+    mine, theirs = {0: worst, 1: 0.5, 2: 0.5}, {0: 0.6, 1: 0.6, 2: 0.6}
+    assert tables.verdict(tables.difference(mine, theirs), better=-1) == "fails"
+    assert tables.verdict(tables.difference(theirs, mine), better=-1) == "holds"
+    assert tables.verdict(tables.difference(mine, mine), better=-1) == "no number"
+    assert tables.estimate(list(mine.values())).show() == "no number"
+    assert tables.verdict(tables.difference({0: 1.0}, {1: 1.0}), better=-1) == "no number"
+
+
+def test_tables_of_nothing_are_empty(setting: Any, tmp_path: Path) -> None:
+    results = tables.Results(tables.load(tmp_path, [setting], (0,)), [setting])
+    for what in ("metric", "heldout_loss"):
+        assert tables.paper_table(results, what) == []
+        assert tables.full_table(results, setting, what) == []
+        assert tables.learned_against(results, setting, what) == []
+        assert claims.findings(results, what) == []
+
+
+def test_another_training_makes_what_was_found_on_the_old_one_void(
+    setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+
+    def told(command: list[str], _: Path) -> str:
+        called.append(command)
+        return '{"rows": []}'
+
+    monkeypatch.setattr(running, "_call", told)
+    [job, *_] = plan.methods(setting)
+    running.run_all(tmp_path, [(setting, 0, job)], workers=1)
+    running.run_all(tmp_path, [(setting, 0, job)], workers=1)
+    assert len(called) == 2
+    other = replace(setting, train=(*setting.train, "--lr", "0.1"))
+    assert running.finished(tmp_path, other, 0, job) is None
+    running.run_all(tmp_path, [(other, 0, job)], workers=1)
+    assert len(called) == 4
+
+
+def test_after_a_fault_nothing_new_begins(
+    setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[list[str]] = []
+
+    def fails(command: list[str], _: Path) -> str:
+        called.append(command)
+        if len(called) > 1:
+            raise running.Failed("one job")
+        return "{}"
+
+    monkeypatch.setattr(running, "_call", fails)
+    with pytest.raises(running.Failed):
+        running.run_all(tmp_path, [(setting, 0, job) for job in plan.methods(setting)], workers=1)
+    assert len(called) == 2  # the training, and the one that failed
+
+
+def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
+    page = "Before.\n\n<!-- quality: one -->\n\n| old |\n|---|\n| 0 |\n\nAfter | all.\n"
+    once = tables.filled(page, {"one": [{"a": "1", "b": "2"}], "other": []})
+    assert once == (
+        "Before.\n\n<!-- quality: one -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\nAfter | all.\n"
+    )
+    assert tables.filled(once, {"one": [{"a": "1", "b": "2"}]}) == once
+    assert tables.filled(page.replace("0 |\n\n", "0 |\n"), {"one": [{"a": "1", "b": "2"}]}) == once
+    with pytest.raises(SystemExit, match="no such table: one"):
+        tables.filled(page, {})

@@ -1,0 +1,388 @@
+"""The library: found, ordered, narrowed and compared by headers; names fitted onto the model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import nn
+
+from sewa_cli import checkpoints as library
+from sewa_cli.checkpoints import PREFIXES, Checkpoint, Reads, TensorInfo
+from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.objective.model import FlatModel
+
+CPU = torch.device("cpu")
+
+
+def save(
+    path: Path,
+    tensors: dict[str, torch.Tensor] | None = None,
+    metadata: dict[str, str] | None = None,
+) -> Path:
+    save_file(tensors or {"w": torch.zeros(2, 3)}, path, metadata)
+    return path
+
+
+def opened(paths: Sequence[Path]) -> list[Checkpoint]:
+    reads = Reads()
+    return [library.open_checkpoint(path, reads) for path in paths]
+
+
+def steps(checkpoints: Sequence[Checkpoint]) -> list[int | None]:
+    return [checkpoint.step for checkpoint in checkpoints]
+
+
+def in_memory(step: int | None, tensors: dict[str, TensorInfo] | None = None) -> Checkpoint:
+    """Only a header: enough for all that does not read."""
+    return Checkpoint(Path(f"step-{step}.safetensors"), step, 0, tensors or {}, {}, Reads())
+
+
+def of_model(model: nn.Module, prefix: str = "", leave_out: Sequence[str] = ()) -> Checkpoint:
+    """The header of a checkpoint of `model`, every name behind `prefix`."""
+    words = {torch.float32: "F32", torch.int64: "I64"}
+    return in_memory(
+        7,
+        {
+            prefix + name: TensorInfo(words[tensor.dtype], tuple(tensor.shape))
+            for name, tensor in model.state_dict().items()
+            if name not in leave_out
+        },
+    )
+
+
+def match(checkpoint: Checkpoint, model: nn.Module) -> dict[str, str]:
+    flat = FlatModel(model, CPU)
+    return library.match_names(checkpoint, flat.aliases, flat.shapes, flat.layout.slices)
+
+
+def named(parameters: Sequence[str]) -> nn.Module:
+    """A model with just these dotted names, each of a shape of its own."""
+    root = nn.Module()
+    for size, name in enumerate(parameters, 1):
+        *parents, leaf = name.split(".")
+        here = root
+        for parent in parents:
+            if parent not in dict(here.named_children()):
+                here.add_module(parent, nn.Module())
+            here = here.get_submodule(parent)
+        here.register_parameter(leaf, nn.Parameter(torch.zeros(size)))
+    return root
+
+
+# ---- finding and ordering --------------------------------------------------------------------
+
+
+def test_step_900_comes_before_step_1000(tmp_path: Path) -> None:
+    for step in (1000, 900, 20000):
+        save(tmp_path / f"step-{step}.safetensors")
+    found = library.find([tmp_path])
+    assert [path.name for path in found][:2] == ["step-1000.safetensors", "step-20000.safetensors"]
+    assert steps(library.in_order(opened(found))) == [900, 1000, 20000]
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step-900", 900),
+        ("step_0000900", 900),
+        ("epoch=3-step=900", 900),
+        ("v2-900", 900),
+        ("900.ema", 900),
+        ("final", None),
+    ],
+)
+def test_the_last_number_in_the_name_is_the_step(
+    tmp_path: Path, name: str, step: int | None
+) -> None:
+    [checkpoint] = opened([save(tmp_path / f"{name}.safetensors")])
+    assert checkpoint.step == step
+
+
+def test_a_step_in_the_metadata_beats_the_name(tmp_path: Path) -> None:
+    files = [
+        save(tmp_path / "step-1.safetensors", metadata={"step": "300"}),
+        save(tmp_path / "step-2.safetensors", metadata={"step": "100"}),
+        save(tmp_path / "step-200.safetensors", metadata={"format": "pt"}),
+    ]
+    ordered = library.in_order(opened(files))
+    assert steps(ordered) == [100, 200, 300]
+    assert ordered[0].path.name == "step-2.safetensors"
+
+
+def test_a_step_in_the_metadata_that_is_no_number_is_told(tmp_path: Path) -> None:
+    path = save(tmp_path / "step-1.safetensors", metadata={"step": "last"})
+    with pytest.raises(CheckpointError, match=r"step-1.safetensors: metadata step.*found 'last'"):
+        opened([path])
+
+
+def test_files_without_any_step_keep_the_order_they_came_in(tmp_path: Path) -> None:
+    files = [save(tmp_path / f"{name}.safetensors") for name in ("early", "best", "final")]
+    assert [c.path for c in library.in_order(opened(files))] == files
+
+
+def test_a_file_without_a_step_among_others_is_told(tmp_path: Path) -> None:
+    files = [save(tmp_path / f"{name}.safetensors") for name in ("step-1", "final", "step-2")]
+    with pytest.raises(CheckpointError, match=r"final.safetensors: no step.*rename it or leave"):
+        library.in_order(opened(files))
+
+
+def test_folders_and_files_may_be_named_together(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    save(tmp_path / "a" / "step-2.safetensors")
+    (tmp_path / "a" / "notes.txt").write_text("not a checkpoint")
+    single = save(tmp_path / "step-1.safetensors")
+    assert library.find([tmp_path / "a", single]) == [tmp_path / "a" / "step-2.safetensors", single]
+
+
+def test_our_own_output_in_the_folder_is_not_taken_as_a_checkpoint(
+    run_dir: Path, sewa: Sewa
+) -> None:
+    first = sewa("select", "-o", "ckpts/averaged-130.safetensors")
+    assert first.code == 0, first.err
+    second = sewa("select", "--json")
+    assert second.code == 0, second.err
+    report = json.loads(second.out)
+    assert (run_dir / "ckpts" / "averaged-130.safetensors").is_file()
+    assert [c["step"] for c in report["candidates"]] == list(range(10, 121, 10))
+
+
+def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(
+    run_dir: Path, sewa: Sewa
+) -> None:
+    (run_dir / "results").mkdir()
+    assert sewa("select", "-o", "results/averaged.safetensors").code == 0
+    ended = sewa("select", "results/")
+    assert ended.code == 3
+    assert ended.error == "results: holds no checkpoints"
+
+
+# ---- narrowing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "kept"),
+    [
+        ({}, [*range(10, 121, 10)]),
+        ({"last": 3}, [100, 110, 120]),
+        ({"last": 99}, [*range(10, 121, 10)]),
+        ({"every": 5}, [20, 70, 120]),
+        ({"every": 1}, [*range(10, 121, 10)]),
+        ({"from_step": 100}, [100, 110, 120]),
+        ({"from_step": 101}, [110, 120]),
+        ({"to_step": 30}, [10, 20, 30]),
+        ({"from_step": 40, "to_step": 60}, [40, 50, 60]),
+        ({"every": 5, "last": 2}, [70, 120]),
+        ({"to_step": 90, "every": 3, "last": 2}, [60, 90]),
+    ],
+)
+def test_narrow_takes_the_range_then_every_nth_from_the_newest_then_the_last(
+    flags: dict[str, int], kept: list[int]
+) -> None:
+    run = [in_memory(step) for step in range(10, 121, 10)]
+    assert steps(library.narrow(run, **flags)) == kept
+
+
+def test_without_flags_nothing_is_narrowed_away() -> None:
+    """A step below zero is odd, but nobody asked to leave it out."""
+    run = [in_memory(step) for step in (-1, 0, 1)]
+    assert steps(library.narrow(run)) == [-1, 0, 1]
+    assert steps(library.narrow(run, to_step=0)) == [-1, 0]
+
+
+def test_an_empty_range_tells_the_steps_there_are() -> None:
+    run = [in_memory(step) for step in (10, 20)]
+    with pytest.raises(ConfigError, match=r"no checkpoint lies in 11\.\.19; .* 10\.\.20"):
+        library.narrow(run, from_step=11, to_step=19)
+
+
+def test_a_range_over_files_without_steps_is_refused_but_last_is_not() -> None:
+    run = [in_memory(None), in_memory(None)]
+    assert len(library.narrow(run, last=1)) == 1
+    with pytest.raises(ConfigError, match="have no steps"):
+        library.narrow(run, from_step=1)
+
+
+# ---- headers and reading ---------------------------------------------------------------------
+
+
+def test_opening_and_comparing_reads_headers_only(tmp_path: Path) -> None:
+    reads = Reads()
+    tensors = {"w": torch.randn(50, 40), "n": torch.tensor(3)}
+    files = [save(tmp_path / f"step-{n}.safetensors", tensors) for n in (1, 2)]
+    run = library.in_order([library.open_checkpoint(path, reads) for path in files])
+    library.check_agreement(run)
+    assert run[0].tensors == {"w": TensorInfo("F32", (50, 40)), "n": TensorInfo("I64", ())}
+    assert run[0].size == files[0].stat().st_size
+    assert reads.bytes == 0
+
+
+def test_reading_counts_the_bytes_of_all_checkpoints_together(tmp_path: Path) -> None:
+    reads = Reads()
+    tensors = {"w": torch.randn(5, 4), "h": torch.randn(3).bfloat16(), "n": torch.tensor(3)}
+    files = [save(tmp_path / f"step-{n}.safetensors", tensors) for n in (1, 2)]
+    one, two = (library.open_checkpoint(path, reads) for path in files)
+    assert torch.equal(one.read("w"), tensors["w"])
+    assert reads.bytes == 80
+    two.read("h")
+    assert reads.bytes == 86
+    one.close()
+    assert torch.equal(one.read("n"), tensors["n"])  # opens again
+    assert reads.bytes == 94
+
+
+def test_a_file_that_vanished_since_it_was_opened_is_named(tmp_path: Path) -> None:
+    [checkpoint] = opened([save(tmp_path / "step-1.safetensors")])
+    checkpoint.path.unlink()
+    with pytest.raises(CheckpointError, match=r"step-1.safetensors: w: cannot be read"):
+        checkpoint.read("w")
+
+
+def test_a_complex_tensor_is_told(tmp_path: Path) -> None:
+    path = save(tmp_path / "step-1.safetensors", {"z": torch.zeros(2, dtype=torch.complex64)})
+    with pytest.raises(CheckpointError, match=r"step-1.safetensors: z: C64 tensors cannot"):
+        opened([path])
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_the_odd_one_out_is_named_wherever_it_stands(odd: int) -> None:
+    usual, other = {"w": TensorInfo("F32", (2,))}, {"w": TensorInfo("F32", (3,))}
+    run = [in_memory(step, other if step == odd else usual) for step in range(3)]
+    with pytest.raises(CheckpointError) as caught:
+        library.check_agreement(run)
+    assert str(caught.value) == (
+        f"step-{odd}.safetensors: w: expected F32 [2] as in the other checkpoints, found F32 [3]"
+    )
+
+
+def test_checkpoints_agree_whatever_the_order_of_their_tensors() -> None:
+    a, b = TensorInfo("F32", (2,)), TensorInfo("I64", ())
+    library.check_agreement([in_memory(1, {"a": a, "b": b}), in_memory(2, {"b": b, "a": a})])
+
+
+# ---- names onto the model --------------------------------------------------------------------
+
+NAMES = ("model.embed.weight", "layers.0.weight", "layers.0.bias", "lm_head.weight")
+wrappers = st.lists(st.sampled_from(PREFIXES), max_size=3).map("".join)
+
+
+@given(on_file=wrappers, on_model=wrappers)
+def test_wrapper_prefixes_are_stripped_on_either_side(on_file: str, on_model: str) -> None:
+    checkpoint = of_model(named(NAMES), on_file)
+    matched = match(checkpoint, named([on_model + name for name in NAMES]))
+    assert matched == {on_model + name: on_file + name for name in NAMES}
+
+
+def test_a_compiled_part_of_a_model_fits_the_plain_one_and_back() -> None:
+    compiled = ["_orig_mod.layers.0.weight", "layers.0._orig_mod.bias", "head._orig_mod.weight"]
+    plain = ["layers.0.weight", "layers.0.bias", "head.weight"]
+    assert match(of_model(named(compiled)), named(plain)) == dict(zip(plain, compiled, strict=True))
+    assert match(of_model(named(plain)), named(compiled)) == dict(zip(compiled, plain, strict=True))
+
+
+def test_names_that_differ_by_a_prefix_only_are_kept_apart() -> None:
+    """head0.weight and model.head0.weight, wrapped or not: the least stripped name fits first."""
+    pairs = [[f"head{i}.weight", f"model.head{i}.weight"] for i in range(10)]
+    names = [name for pair in pairs for name in pair]
+    wrapped = ["module." + name for name in names]
+    assert match(of_model(named(names)), named(names)) == {name: name for name in names}
+    assert match(of_model(named(wrapped)), named(names)) == dict(zip(names, wrapped, strict=True))
+    assert match(of_model(named(names)), named(wrapped)) == dict(zip(wrapped, names, strict=True))
+
+
+def test_a_prefix_that_is_no_wrapper_is_not_stripped() -> None:
+    with pytest.raises(CheckpointError, match=r"not in the model: ema\.weight"):
+        match(of_model(named(["ema.weight"])), named(["weight"]))
+
+
+def test_what_does_not_fit_lists_the_first_few_names_on_each_side() -> None:
+    theirs = named([f"old.{i}" for i in range(5)] + ["same"])
+    ours = named([f"new.{i}" for i in range(4)] + ["other", "same"])
+    with pytest.raises(CheckpointError) as caught:
+        match(of_model(theirs), ours)
+    assert str(caught.value) == (
+        "step-7.safetensors: does not fit the model that build_model() returns: "
+        "missing from the checkpoint: other, new.0, new.1 and 2 more; "
+        "not in the model: old.0, old.1, old.2 and 2 more"
+    )
+
+
+def test_what_is_only_missing_says_that_nothing_is_too_much() -> None:
+    with pytest.raises(CheckpointError, match=r"missing from the checkpoint: b; .*: nothing$"):
+        match(of_model(named(["a", "b"]), leave_out=["b"]), named(["a", "b"]))
+
+
+def test_another_shape_is_told_with_both() -> None:
+    checkpoint = in_memory(7, {"module.w": TensorInfo("F32", (9, 9))})
+    with pytest.raises(CheckpointError, match=r"module.w: .*shape \[1\] as in.*found F32 \[9, 9\]"):
+        match(checkpoint, named(["w"]))
+
+
+def test_an_integer_tensor_does_not_fit_a_weight() -> None:
+    checkpoint = in_memory(7, {"w": TensorInfo("I64", (1,))})
+    with pytest.raises(CheckpointError, match=r"w: expected a floating-point .* found I64 \[1\]"):
+        match(checkpoint, named(["w"]))
+
+
+def test_a_half_precision_checkpoint_fits_a_float32_model() -> None:
+    assert match(in_memory(7, {"w": TensorInfo("BF16", (1,))}), named(["w"])) == {"w": "w"}
+
+
+class Tied(nn.Module):
+    """Embedding and output share one tensor, as in most language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize(
+    ("left_out", "kept"),
+    [
+        (["head.weight"], "embed.weight"),
+        (["embed.weight"], "head.weight"),
+        ([], "embed.weight"),
+    ],
+)
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_tied_weights_fit_under_either_name_or_both_and_stand_once(
+    left_out: list[str], kept: str, prefix: str
+) -> None:
+    checkpoint = of_model(Tied(), prefix, leave_out=left_out)
+    assert match(checkpoint, Tied()) == {kept: prefix + kept}
+
+
+def test_tied_weights_that_are_not_there_at_all_are_missing_once() -> None:
+    checkpoint = in_memory(7, {"other": TensorInfo("F32", (1,))})
+    with pytest.raises(CheckpointError, match=r"missing from the checkpoint: embed.weight; "):
+        match(checkpoint, Tied())
+
+
+def test_bytes_read_by_several_threads_at_once_are_all_counted(tmp_path: Path) -> None:
+    reads = Reads()
+    path = save(tmp_path / "step-1.safetensors", {"w": torch.randn(5, 4)})
+    checkpoints = [library.open_checkpoint(path, reads) for _ in range(4)]
+
+    def read_often(checkpoint: Checkpoint) -> None:
+        for _ in range(2000):
+            checkpoint.read("w")
+
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read_often, checkpoints))
+    finally:
+        sys.setswitchinterval(usual)
+    assert reads.bytes == 4 * 2000 * 80

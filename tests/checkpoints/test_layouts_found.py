@@ -1,0 +1,510 @@
+"""What is in this directory? Checkpoints found as trainers leave them; faults named before work."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import warnings as stdlib_warnings
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from safetensors.torch import save_file
+
+from sewa_cli import checkpoints as library
+from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.errors import CheckpointError, ConfigError, OutputError, Unfinished
+from sewa_cli.output.atomic import publish_together
+from sewa_cli.output.folders import staged_folder
+
+Tensors = dict[str, torch.Tensor]
+
+
+def weights(seed: int = 0) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {"a": torch.randn(4, 3, generator=generator), "b": torch.randn(5, generator=generator)}
+
+
+def folder(path: Path, step: int | None = None, **logged: float) -> Path:
+    """A checkpoint as the Hugging Face Trainer leaves it."""
+    path.mkdir(parents=True)
+    save_file(weights(), path / "model.safetensors", {"format": "pt"})
+    (path / "config.json").write_text("{}")
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
+        (path / name).write_bytes(b"never to be opened")
+    if step is not None:
+        state = {"global_step": step, "log_history": [{"step": 1, "loss": 9.0}]}
+        state["log_history"].append({"step": step, "epoch": 0.5, **logged})  # type: ignore[attr-defined]
+        (path / "trainer_state.json").write_text(json.dumps(state))
+    return path
+
+
+def sharded(path: Path) -> Path:
+    path.mkdir(parents=True)
+    files = {}
+    for n, (name, tensor) in enumerate(weights().items(), 1):
+        files[name] = f"model-{n:05d}-of-00002.safetensors"
+        save_file({name: tensor}, path / files[name])
+    index = {"metadata": {"total_size": 68}, "weight_map": files}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def opened(path: Path, **settings: object) -> list[Checkpoint]:
+    return library.in_order(library.open_all([path], Reads(), **settings))  # type: ignore[arg-type]
+
+
+def names(found: list[Checkpoint]) -> list[str]:
+    return [checkpoint.path.name for checkpoint in found]
+
+
+# ---- found -----------------------------------------------------------------------------------
+
+
+def test_folders_of_the_hugging_face_trainer_are_found_with_step_and_metrics(
+    tmp_path: Path,
+) -> None:
+    for step in (1000, 900, 20):
+        folder(tmp_path / f"checkpoint-{step}", step, loss=step / 10)
+    save_file(weights(), tmp_path / "model.safetensors")  # Trainer.save_model at the end
+    (tmp_path / "training_args.bin").write_bytes(b"")
+    (tmp_path / "runs").mkdir()  # of TensorBoard
+    notes: list[str] = []
+    found = opened(tmp_path, note=notes.append)
+    assert names(found) == ["checkpoint-20", "checkpoint-900", "checkpoint-1000"]
+    assert found[0].metrics == {"loss": 2.0, "epoch": 0.5}
+    assert "3 Hugging Face checkpoints (checkpoint-20 … checkpoint-1000)" in notes
+    assert any("model.safetensors: is not one of the checkpoints" in note for note in notes)
+
+
+def test_the_trainers_step_beats_the_folders_name(tmp_path: Path) -> None:
+    folder(tmp_path / "checkpoint-1", 300)
+    folder(tmp_path / "checkpoint-2", 100)
+    assert [c.step for c in opened(tmp_path)] == [100, 300]
+
+
+def test_one_folder_for_each_checkpoint_needs_no_trainer_state(tmp_path: Path) -> None:
+    folder(tmp_path / "v1.5-step-10")
+    folder(tmp_path / "v1.5-step-9")
+    assert [c.step for c in opened(tmp_path)] == [9, 10]
+
+
+def test_a_sharded_checkpoint_reads_like_a_whole_one(tmp_path: Path) -> None:
+    sharded(tmp_path / "checkpoint-1")
+    [found] = opened(tmp_path)
+    expected = weights()
+    assert list(found.tensors) == list(expected)
+    assert found.reads.bytes == 0
+    for name, tensor in expected.items():
+        assert torch.equal(found.read(name), tensor)
+    assert found.reads.bytes == 68
+    assert found.size == sum(file.stat().st_size for file in found.files)
+    assert len(found.files) == 3
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> None:
+    inside = tmp_path / "checkpoint-3"
+    inside.mkdir()
+    expected = weights()
+    if shards == 1:
+        torch.save(expected, inside / "pytorch_model.bin")
+    else:
+        files = {n: f"pytorch_model-{i:05d}-of-00002.bin" for i, n in enumerate(expected, 1)}
+        for name, file in files.items():
+            torch.save({name: expected[name]}, inside / file)
+        (inside / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    (inside / "training_args.bin").write_bytes(b"never to be opened")
+    [found] = opened(tmp_path)
+    assert (found.kind, found.step) == ("folder", 3)
+    for name, tensor in expected.items():
+        assert torch.equal(found.read(name), tensor)
+
+
+def test_a_checkpoint_folder_may_be_named_itself(tmp_path: Path) -> None:
+    one, two = folder(tmp_path / "checkpoint-1"), sharded(tmp_path / "checkpoint-2")
+    found = library.open_all([one, two], Reads())
+    assert names(found) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_flat_sets_are_found_by_their_index(tmp_path: Path) -> None:
+    for step in (1, 2):
+        moved = sharded(tmp_path / "tmp")
+        index = json.loads((moved / "model.safetensors.index.json").read_text())
+        for name, shard in index["weight_map"].items():
+            index["weight_map"][name] = f"step{step}-{shard}"
+            (moved / shard).rename(tmp_path / f"step{step}-{shard}")
+        (tmp_path / f"step{step}.safetensors.index.json").write_text(json.dumps(index))
+        (moved / "model.safetensors.index.json").unlink()
+        moved.rmdir()
+    found = opened(tmp_path)
+    assert [c.kind for c in found] == ["set", "set"]
+    assert [c.step for c in found] == [1, 2]
+
+
+def test_lightnings_own_folders_are_looked_into(tmp_path: Path) -> None:
+    inside = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
+    inside.mkdir(parents=True)
+    torch.save({"state_dict": weights()}, inside / "epoch=0-step=4.ckpt")
+    assert names(opened(tmp_path)) == ["epoch=0-step=4.ckpt"]
+    other = tmp_path / "lightning_logs" / "version_1" / "checkpoints"
+    other.mkdir(parents=True)
+    torch.save({"state_dict": weights()}, other / "epoch=0-step=4.ckpt")
+    with pytest.raises(CheckpointError, match=r"version_0.*so does .*version_1.*name one"):
+        opened(tmp_path)
+
+
+def test_the_optimizers_files_are_no_checkpoints(tmp_path: Path) -> None:
+    for step in (1, 2):
+        torch.save(weights(), tmp_path / f"step-{step}.pt")
+    for name in ("optimizer.pt", "optimizer_3.pt", "rng_state_0.pth", "scheduler.pt", "scaler.pt"):
+        (tmp_path / name).write_bytes(b"never to be opened")
+    assert names(opened(tmp_path)) == ["step-1.pt", "step-2.pt"]
+
+
+def test_last_ckpt_gives_way_to_the_numbered_one(tmp_path: Path) -> None:
+    for name, step in (("step=4", 4), ("step=8", 8), ("last", 8)):
+        torch.save({"state_dict": weights(), "global_step": step}, tmp_path / f"{name}.ckpt")
+    notes: list[str] = []
+    assert names(opened(tmp_path, note=notes.append)) == ["step=4.ckpt", "step=8.ckpt"]
+    assert any("last.ckpt: has the step of step=8.ckpt" in note for note in notes)
+
+
+def test_last_ckpt_as_a_link_is_not_a_second_checkpoint(tmp_path: Path) -> None:
+    torch.save({"state_dict": weights(), "global_step": 4}, tmp_path / "step=4.ckpt")
+    (tmp_path / "last.ckpt").symlink_to("step=4.ckpt")
+    assert names(opened(tmp_path)) == ["step=4.ckpt"]
+
+
+def test_last_ckpt_of_a_step_of_its_own_is_kept(tmp_path: Path) -> None:
+    for name, step in (("step=4", 4), ("last", 9)):
+        torch.save({"state_dict": weights(), "global_step": step}, tmp_path / f"{name}.ckpt")
+    assert [c.step for c in opened(tmp_path)] == [4, 9]
+
+
+def test_metrics_in_the_metadata_of_safetensors_are_carried(tmp_path: Path) -> None:
+    about = {"step": "7", "metrics": json.dumps({"loss": 0.5, "note": "text", "ok": True})}
+    save_file(weights(), tmp_path / "x.safetensors", about)
+    [found] = opened(tmp_path)
+    assert (found.step, found.metrics) == (7, {"loss": 0.5})
+
+
+# ---- bad input -------------------------------------------------------------------------------
+
+
+def test_mixed_layouts_are_refused_with_both_named(tmp_path: Path) -> None:
+    folder(tmp_path / "checkpoint-1")
+    save_file(weights(), tmp_path / "step-5.safetensors")
+    with pytest.raises(CheckpointError, match=r"mixes .*checkpoint-1\) .*step-5.safetensors"):
+        opened(tmp_path)
+
+
+def test_safetensors_and_pytorch_files_are_not_one_run(tmp_path: Path) -> None:
+    save_file(weights(), tmp_path / "step-5.safetensors")
+    torch.save(weights(), tmp_path / "step-6.pt")
+    with pytest.raises(CheckpointError, match=r"mixes .*step-5.safetensors\) .*step-6.pt\)"):
+        opened(tmp_path)
+
+
+def test_adapters_and_whole_models_are_not_one_run(tmp_path: Path) -> None:
+    folder(tmp_path / "checkpoint-1")
+    other = tmp_path / "checkpoint-2"
+    other.mkdir()
+    save_file(weights(), other / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=r"mixes checkpoint folders \(checkpoint-1\) with"):
+        opened(tmp_path)
+
+
+def test_a_missing_shard_of_an_older_checkpoint_is_named(tmp_path: Path) -> None:
+    sharded(tmp_path / "checkpoint-1")
+    sharded(tmp_path / "checkpoint-2")
+    (tmp_path / "checkpoint-1" / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"checkpoint-1/model-00002-of-00002.*is missing"):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "..\\x", 7, None],
+)
+def test_an_index_that_points_out_of_its_folder_is_refused(tmp_path: Path, name: object) -> None:
+    save_file(weights(), tmp_path / "model.safetensors")
+    index = sharded(tmp_path / "checkpoint-1") / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    content["weight_map"]["a"] = name
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=r"index.json: names .*not a file in its own folder"):
+        library.open_checkpoint(index.parent, Reads())
+
+
+def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    inside = sharded(tmp_path / "checkpoint-1")
+    shard = inside / "model-00001-of-00002.safetensors"
+    shard.rename(tmp_path / "elsewhere.safetensors")
+    shard.symlink_to(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(CheckpointError, match=r"00001-of-00002.safetensors: is a link out of"):
+        library.open_checkpoint(inside, Reads())
+
+
+def test_an_index_that_does_not_fit_its_shards_is_told(tmp_path: Path) -> None:
+    inside = sharded(tmp_path / "checkpoint-1")
+    save_file({"other": torch.zeros(1)}, inside / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"00001-of-00002.*do not belong together"):
+        library.open_checkpoint(inside, Reads())
+
+
+def test_shards_without_an_index_are_told(tmp_path: Path) -> None:
+    inside = sharded(tmp_path / "checkpoint-1")
+    (inside / "model.safetensors.index.json").unlink()
+    with pytest.raises(CheckpointError, match=r"00001-of-00002.*index .* is missing"):
+        library.find([inside])
+
+
+def test_two_folders_of_one_step_are_told(tmp_path: Path) -> None:
+    folder(tmp_path / "checkpoint-1", 5)
+    folder(tmp_path / "checkpoint-2", 5)
+    with pytest.raises(CheckpointError, match=r"checkpoint-2: has step 5, and so has .*-1"):
+        opened(tmp_path)
+
+
+def test_a_trainer_state_that_is_torn_is_named(tmp_path: Path) -> None:
+    inside = folder(tmp_path / "checkpoint-1", 5)
+    (inside / "trainer_state.json").write_text('{"global_step": 5, "log_')
+    with pytest.raises(Unfinished, match=r"trainer_state.json: is not a whole trainer state"):
+        library.open_checkpoint(inside, Reads())
+
+
+# ---- half-written ----------------------------------------------------------------------------
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def run_of_folders(tmp_path: Path) -> list[Path]:
+    return [folder(tmp_path / f"checkpoint-{step}", step) for step in (8, 9, 10)]
+
+
+@pytest.mark.parametrize("fault", ["cut", "no weights", "empty folder", "no shard", "no index"])
+def test_a_half_written_newest_checkpoint_is_left_out_with_a_warning(
+    tmp_path: Path, fault: str
+) -> None:
+    *_, newest = run_of_folders(tmp_path)
+    model = newest / "model.safetensors"
+    if fault == "cut":
+        cut(model)
+    elif fault == "no weights":
+        model.unlink()
+    else:
+        for file in newest.iterdir():
+            file.unlink()
+        newest.rmdir()
+        if fault == "empty folder":
+            newest.mkdir()
+        else:
+            sharded(newest)
+            lost = {"no shard": "model-00001-of-00002.safetensors"}
+            (newest / lost.get(fault, "model.safetensors.index.json")).unlink()
+    warnings: list[str] = []
+    assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [8, 9]
+    assert len(warnings) == 1
+    assert "checkpoint-10: left out as half-written" in warnings[0]
+
+
+def test_a_half_written_newest_adapter_is_no_mixture(tmp_path: Path) -> None:
+    for step in (8, 9, 10):
+        inside = folder(tmp_path / f"checkpoint-{step}", step)
+        (inside / "model.safetensors").rename(inside / "adapter_model.safetensors")
+        (inside / "adapter_config.json").write_text("{}")
+    (inside / "adapter_model.safetensors").unlink()
+    warnings: list[str] = []
+    assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [8, 9]
+    assert "checkpoint-10: left out as half-written" in warnings[0]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, suffix: str) -> None:
+    for step in (9, 10, 11):
+        path = tmp_path / f"step-{step}.{suffix}"
+        save_file(weights(), path) if suffix == "safetensors" else torch.save(weights(), path)
+    cut(path)
+    warnings: list[str] = []
+    assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [9, 10]
+    assert f"step-11.{suffix}: left out as half-written" in warnings[0]
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_a_half_written_older_file_is_an_error(tmp_path: Path, suffix: str) -> None:
+    for step in (9, 10, 11):
+        path = tmp_path / f"step-{step}.{suffix}"
+        save_file(weights(), path) if suffix == "safetensors" else torch.save(weights(), path)
+    cut(tmp_path / f"step-10.{suffix}")
+    with pytest.raises(CheckpointError, match=rf"step-10.{suffix}: not a whole"):
+        opened(tmp_path)
+
+
+def test_two_broken_ones_are_an_error_that_names_the_older(tmp_path: Path) -> None:
+    _, older, newest = run_of_folders(tmp_path)
+    for path in (older, newest):
+        cut(path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"checkpoint-9/model.safetensors: not a whole"):
+        opened(tmp_path)
+
+
+def test_what_the_user_named_is_never_left_out_silently(tmp_path: Path) -> None:
+    paths = run_of_folders(tmp_path)
+    cut(paths[-1] / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"checkpoint-10/model.safetensors: not a whole"):
+        library.open_all(paths, Reads())
+
+
+def test_the_warning_reaches_stderr_and_the_report(run_dir: Path, sewa: Sewa) -> None:
+    cut(run_dir / "ckpts" / "step-120.safetensors")
+    ended = sewa("select", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert [c["step"] for c in report["candidates"]] == list(range(10, 111, 10))
+    [told] = [w for w in report["warnings"] if "half-written" in w]
+    assert "step-120.safetensors" in told
+    assert f"warning: {told}" in ended.err
+
+
+def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of_folders(tmp_path / "run")
+    assert sewa("average", "run", "-o", "run/averaged-30").code == 0
+    again = sewa("average", "run", "-o", "second")
+    assert again.out.split() == [f"run/checkpoint-{step}" for step in (8, 9, 10)]
+
+
+def test_the_command_tells_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of_folders(tmp_path / "run")
+    told = sewa("inspect", "run", "-v")
+    assert "3 Hugging Face checkpoints (checkpoint-8 … checkpoint-10)" in told.err
+    assert "Hugging Face" not in sewa("inspect", "run").err
+
+
+def test_an_ambiguous_state_key_is_a_usage_error(tmp_path: Path) -> None:
+    torch.save({"model": weights(), "ema": weights(1)}, tmp_path / "step-1.pt")
+    with pytest.raises(ConfigError, match=r"step-1.pt: .*model, ema; name one with --state-key"):
+        opened(tmp_path)
+    [found] = opened(tmp_path, state_key="ema")
+    assert torch.equal(found.read("a"), weights(1)["a"])
+
+
+def test_folders_may_come_on_standard_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    paths = run_of_folders(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{path}\n" for path in paths[:2])))
+    ended = sewa("average", "-", "-o", tmp_path / "out")
+    assert ended.out.split() == [str(path) for path in paths[:2]]
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_an_output_folder_of_ours_among_flat_files_does_not_make_them_a_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of_folders(tmp_path / "run")
+    (tmp_path / "flat").mkdir()
+    for step in (1, 2):
+        save_file(weights(), tmp_path / "flat" / f"step-{step}.safetensors")
+    assert sewa("average", "run", "-o", "flat/averaged").code == 0
+    assert names(opened(tmp_path / "flat")) == ["step-1.safetensors", "step-2.safetensors"]
+
+
+def test_averages_of_ours_can_be_averaged_when_they_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_of_folders(tmp_path / "run")
+    assert sewa("average", "run", "--last", 2, "-o", "one").code == 0
+    assert sewa("average", "run", "--last", 3, "-o", "two").code == 0
+    ended = sewa("average", "one", "two", "-o", "both")
+    assert ended.code == 0, ended.err
+    assert ended.out.split() == ["one", "two"]
+
+
+def test_names_that_only_begin_like_the_optimizers_are_checkpoints(tmp_path: Path) -> None:
+    for step in (1, 2):
+        save_file(weights(), tmp_path / f"optimal{step}.safetensors")
+    assert len(opened(tmp_path)) == 2
+
+
+def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    for step in (2, 10):
+        inside = tmp_path / f"checkpoint-{step}"
+        inside.mkdir()
+        (inside / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+        with stdlib_warnings.catch_warnings():
+            stdlib_warnings.simplefilter("ignore")
+            dcp.save(  # type: ignore[attr-defined]
+                {"model": weights()}, checkpoint_id=inside / "pytorch_model_fsdp_0", no_dist=True
+            )
+    found = opened(tmp_path)
+    assert [(c.path.name, c.step) for c in found] == [("checkpoint-2", 2), ("checkpoint-10", 10)]
+    assert torch.equal(found[0].read("a"), weights()["a"])
+    assert names(opened(tmp_path / "checkpoint-2")) == ["checkpoint-2"]
+
+
+def test_the_parent_of_a_run_is_not_a_run(tmp_path: Path) -> None:
+    run_of_folders(tmp_path / "llama")
+    save_file(weights(), tmp_path / "llama" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"holds no checkpoints itself; .*llama does"):
+        opened(tmp_path)
+
+
+def test_a_state_key_for_safetensors_is_refused(tmp_path: Path) -> None:
+    run_of_folders(tmp_path)
+    with pytest.raises(ConfigError, match=r"--state-key: .* is safetensors, which has none"):
+        opened(tmp_path, state_key="model")
+
+
+def test_last_pt_without_any_step_is_no_copy(tmp_path: Path) -> None:
+    for name in ("best", "last"):
+        torch.save(weights(), tmp_path / f"{name}.pt")
+    assert names(opened(tmp_path)) == ["best.pt", "last.pt"]
+
+
+# ---- folders, whole or not at all ------------------------------------------------------------
+
+
+def test_a_folder_that_appears_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with staged_folder(target) as new:
+        with new.file("model.safetensors") as file:
+            file.write(b"ours")
+        target.mkdir()
+        (target / "theirs").write_text("theirs")
+        with pytest.raises(OutputError, match="appeared while we worked"):
+            publish_together([new])
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "theirs"]
+
+
+def test_what_force_replaces_comes_back_when_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "older").write_text("older")
+    real = os.replace
+
+    def fails_for_new(source: Path, place: Path) -> None:
+        if source.name.endswith(".tmp"):
+            raise OSError(5, "Input/output error")
+        real(source, place)
+
+    monkeypatch.setattr(os, "replace", fails_for_new)
+    with pytest.raises(OutputError, match="Input/output error"), staged_folder(target, True) as new:
+        publish_together([new])
+    assert [p.name for p in tmp_path.rglob("*")] == ["out", "older"]

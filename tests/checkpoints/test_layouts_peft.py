@@ -1,0 +1,239 @@
+"""PEFT adapters: A and B apart with the gap told, or the products; PeftModel loads both."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from helpers.trainers import (
+    LANGUAGE,
+    heldout_loss,
+    third_party,
+    train_with_transformers,
+    write_task,
+)
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+pytest.importorskip("peft")
+
+TASK = (
+    LANGUAGE.replace("def build_model", "def build_base")
+    + """
+from pathlib import Path
+from peft import LoraConfig, get_peft_model
+
+def build_model():
+    base = LlamaForCausalLM.from_pretrained(Path(__file__).parent / "base")
+    return get_peft_model(base, LoraConfig(
+        r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
+"""
+)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModuleType]:
+    folder = tmp_path_factory.mktemp("lora")
+    task = write_task(folder, TASK)
+    with third_party():
+        task.build_base().save_pretrained(folder / "base")
+        train_with_transformers(task.build_model(), task.examples(), folder / "run")
+    return folder, task
+
+
+@pytest.fixture
+def task(
+    trained: tuple[Path, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> ModuleType:
+    """A copy of the run in the working directory."""
+    shutil.copytree(trained[0], tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return trained[1]
+
+
+SELECT = ["select", "run", "--task", "task.py", "--K", 3, "--set", "gumbel.iterations=6", "--json"]
+
+
+def loaded(folder: str) -> Any:
+    """The base with the adapter, as a user would load it."""
+    from peft import PeftModel
+    from transformers import LlamaForCausalLM
+
+    with third_party():
+        base = LlamaForCausalLM.from_pretrained("base")
+        return PeftModel.from_pretrained(base, folder)
+
+
+def products(folder: str | Path) -> dict[str, Tensor]:
+    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    return {
+        name: tensors[name.replace("lora_A", "lora_B")].double() @ A.double()
+        for name, A in tensors.items()
+        if "lora_A" in name
+    }
+
+
+def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported_loss(
+    task: ModuleType, sewa: Sewa
+) -> None:
+    assert Path("run/adapter_model.safetensors").exists()  # the final one, not a checkpoint
+    inspected = sewa("inspect", "run", "--json")
+    assert [c["step"] for c in json.loads(inspected.out)["checkpoints"]] == list(range(2, 17, 2))
+    compared = sewa(
+        "compare", "run", "--task", "task.py", "--K", 3, "--methods", "last,uniform,lawa",
+        "--format", "json", "--output-best", "best",
+    )  # fmt: skip
+    assert compared.code == 0, compared.err
+    comparison = json.loads(compared.out)
+    best = comparison["rows"][comparison["best"]]["heldout_loss"]
+    assert heldout_loss(task, loaded("best")) == pytest.approx(best, abs=1e-5)
+    for mode in ("factors", "merged"):
+        ended = sewa(*SELECT, "--lora", mode, "-o", mode)
+        assert ended.code == 0, ended.err
+        report = json.loads(ended.out)
+        assert report["lora"]["mode"] == mode
+        assert report["lora"]["pairs"] == 4
+        reported = report["average"]["heldout_loss"]
+        assert heldout_loss(task, loaded(mode)) == pytest.approx(reported, abs=1e-5)
+        assert {p.name for p in Path(mode).iterdir()} == {
+            "README.md",
+            "adapter_config.json",
+            "adapter_model.safetensors",
+        }
+        assert "library_name: peft" in Path(mode, "README.md").read_text()
+        assert sewa("apply", f"{mode}.report.json", "-o", f"{mode}-2").code == 0
+        one, two = (Path(f, "adapter_model.safetensors").read_bytes() for f in (mode, f"{mode}-2"))
+        assert one == two
+
+
+def test_select_weighs_only_the_adapter_and_leaves_the_base_alone(
+    task: ModuleType, sewa: Sewa
+) -> None:
+    ended = sewa(*SELECT, "-o", "out")
+    report = json.loads(ended.out)
+    adapter = load_file("run/checkpoint-2/adapter_model.safetensors")
+    assert report["parameters"] == sum(t.numel() for t in adapter.values())
+    last = report["references"]["last"]["heldout_loss"]
+    assert heldout_loss(task, loaded("run/checkpoint-16")) == pytest.approx(last, abs=1e-5)
+
+
+def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa) -> None:
+    del task
+    ended = sewa("average", "run", "-o", "out", "--last", 4)
+    assert ended.code == 0, ended.err
+    every = [products(f"run/checkpoint-{step}") for step in (10, 12, 14, 16)]
+    written = products("out")
+    gaps = []
+    for name, product in written.items():
+        mean = torch.stack([p[name] for p in every]).mean(0)
+        gaps.append(float((product - mean).norm() / mean.norm()))
+    assert f"by {max(gaps):.2%} at most, {sum(gaps) / len(gaps):.2%} on average" in ended.err
+    assert "--lora merged (of select and average) averages the products" in ended.err
+
+
+def test_merged_averages_the_products_and_tells_the_error(task: ModuleType, sewa: Sewa) -> None:
+    del task
+    ended = sewa("average", "run", "-o", "out", "--lora", "merged")
+    assert ended.code == 0, ended.err
+    every = [products(f"run/checkpoint-{step}") for step in range(2, 17, 2)]
+    errors = []
+    for name, product in products("out").items():
+        mean = torch.stack([p[name] for p in every]).mean(0)
+        best = torch.linalg.svdvals(mean)[2:].norm()
+        assert float((product - mean).norm()) == pytest.approx(float(best), abs=1e-5)
+        errors.append(float((product - mean).norm() / mean.norm()))
+    assert f"error {max(errors):.2%} at most" in ended.err
+    assert "warning" not in ended.err
+    before = load_file("run/checkpoint-2/adapter_model.safetensors")
+    after = load_file("out/adapter_model.safetensors")
+    assert {n: t.shape for n, t in before.items()} == {n: t.shape for n, t in after.items()}
+
+
+def test_merged_is_for_adapters_and_not_for_compare(
+    task: ModuleType, run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    del task
+    ended = sewa("average", run_dir / "ckpts", "--lora", "merged", "-o", "x.safetensors")
+    assert ended.code == 2
+    assert "is not a PEFT adapter" in ended.error
+    monkeypatch.chdir(tmp_path / "work")
+    ended = sewa("compare", "run", "--task", "task.py", "--set", "lora=merged")
+    assert ended.code == 2
+    assert "compare averages A and B apart" in ended.error
+
+
+def test_adapters_of_another_rank_or_scaling_are_refused(task: ModuleType, sewa: Sewa) -> None:
+    del task
+    path = Path("run/checkpoint-4/adapter_config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "lora_alpha": 8}))
+    ended = sewa("average", "run")
+    assert ended.code == 3
+    assert "checkpoint-4/adapter_config.json: lora_alpha: expected 4" in ended.error
+
+
+def test_dora_cannot_be_merged(task: ModuleType, sewa: Sewa) -> None:
+    del task
+    for path in Path("run").glob("checkpoint-*/adapter_config.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
+    ended = sewa("average", "run", "--lora", "merged")
+    assert ended.code == 2
+    assert "DoRA" in ended.error
+
+
+def test_a_missing_adapter_config_is_named(task: ModuleType, sewa: Sewa) -> None:
+    del task
+    Path("run/checkpoint-4/adapter_config.json").unlink()
+    ended = sewa("average", "run")
+    assert ended.code == 3
+    assert "checkpoint-4/adapter_config.json: is missing" in ended.error
+
+
+def test_a_model_without_an_adapter_is_told(task: ModuleType, sewa: Sewa) -> None:
+    del task
+    Path("plain.py").write_text(LANGUAGE)
+    ended = sewa("select", "run", "--task", "plain.py", "--K", 3)
+    assert ended.code == 3
+    assert "is a PEFT adapter, and the task's model has none" in ended.error
+
+
+def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(
+    task: ModuleType, sewa: Sewa
+) -> None:
+    del task
+    for step in range(2, 17, 2):
+        path = Path(f"run/checkpoint-{step}/adapter_model.safetensors")
+        extra = {"base_model.model.score.weight": torch.full((2,), float(step))}
+        save_file({**load_file(path), **extra}, path)
+    assert sewa("average", "run", "-o", "out", "--lora", "merged").code == 0
+    written = load_file("out/adapter_model.safetensors")
+    assert written["base_model.model.score.weight"].tolist() == [9.0, 9.0]
+
+
+@pytest.mark.parametrize("mode", ["factors", "merged"])
+def test_the_forecast_counts_what_adapters_will_read(
+    task: ModuleType, sewa: Sewa, mode: str
+) -> None:
+    del task
+    forecast = json.loads(sewa(*SELECT, "--lora", mode, "--dry-run").out)
+    report = json.loads(sewa(*SELECT, "--lora", mode, "-o", "out").out)
+    assert forecast["bytes_read"] == report["cost"]["bytes_read"]
+
+
+@pytest.mark.parametrize("mode", ["factors", "merged"])
+def test_an_adapter_with_nan_is_named(task: ModuleType, sewa: Sewa, mode: str) -> None:
+    del task
+    path = Path("run/checkpoint-4/adapter_model.safetensors")
+    tensors = load_file(path)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, path)
+    ended = sewa("average", "run", "--lora", mode)
+    assert ended.code == 3
+    assert "run/checkpoint-4: " in ended.error
+    assert "holds NaN or Inf; leave it out" in ended.error

@@ -1,0 +1,357 @@
+"""PyTorch files and distributed checkpoints: read lazily, and nothing in them is ever executed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from helpers.tiny import Sewa
+from safetensors.torch import load_file
+from torch import nn
+
+from sewa_cli import checkpoints as library
+from sewa_cli.checkpoints import Checkpoint, Reads, TensorInfo
+from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+
+
+class Evil:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+def open_one(path: Path, state_key: str | None = None) -> Checkpoint:
+    return library.open_checkpoint(path, Reads(), state_key)
+
+
+def state(value: float = 1.0) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((3, 2), value), "h": torch.full((2,), value).bfloat16()}
+
+
+def save_distributed(content: dict[str, Any], folder: Path) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        dcp.save(content, checkpoint_id=folder, no_dist=True)  # type: ignore[attr-defined]
+    return folder
+
+
+# ---- malicious -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "ckpt"])
+@pytest.mark.parametrize("way", ["zip", "legacy", "bare pickle"])
+def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, suffix: str, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mark = tmp_path / "it-ran"
+    content = {"state_dict": state(), "extra": Evil(mark)}
+    path = tmp_path / f"step-1.{suffix}"
+    if way == "bare pickle":
+        path.write_bytes(pickle.dumps(Evil(mark)))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=way == "zip")
+    torch.save(state(), tmp_path / f"step-2.{suffix}")
+    ended = sewa("average", ".")
+    assert ended.code == 3
+    assert f"step-1.{suffix}: " in ended.error
+    assert "could run code" in ended.error
+    assert "system" in ended.error or way == "bare pickle"  # torch stops before it learns that
+    assert "nothing of it was run" in ended.error
+    assert not mark.exists()
+    if way == "bare pickle":
+        pickle.loads(path.read_bytes())
+    else:
+        torch.load(path, weights_only=False)
+    assert mark.exists()  # it would have run
+
+
+def test_malicious_metadata_of_a_distributed_checkpoint_are_refused_too(
+    tmp_path: Path, sewa: Sewa
+) -> None:
+    mark = tmp_path / "it-ran"
+    folder = save_distributed(state(), tmp_path / "step-1")
+    save_distributed(state(), tmp_path / "step-2")
+    (folder / ".metadata").write_bytes(pickle.dumps(Evil(mark)))
+    ended = sewa("inspect", tmp_path)
+    assert ended.code == 3
+    assert "step-1/.metadata: needs " in ended.error
+    assert "system to be loaded, which could run code" in ended.error
+    assert not mark.exists()
+    with pytest.raises(Exception):  # noqa: B017, PT011  torch's own reader runs it, then stumbles
+        dcp.FileSystemReader(folder).read_metadata()  # type: ignore[attr-defined]
+    assert mark.exists()
+
+
+def test_a_malicious_value_beside_the_tensors_of_a_distributed_checkpoint_does_not_run(
+    tmp_path: Path,
+) -> None:
+    mark = tmp_path / "it-ran"
+    folder = save_distributed({"model": state(), "step": Evil(mark)}, tmp_path / "step-3")
+    found = open_one(folder)
+    assert found.step == 3  # from the name
+    assert torch.equal(found.read("w"), state()["w"])
+    assert not mark.exists()
+
+
+def test_metadata_that_point_out_of_the_folder_are_refused(tmp_path: Path) -> None:
+    folder = save_distributed(state(), tmp_path / "step-1")
+    metadata = dcp.FileSystemReader(folder).read_metadata()  # type: ignore[attr-defined]
+    for place in metadata.storage_data.values():
+        place.relative_path = "../step-1/" + place.relative_path
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"\.metadata: names '\.\./step-1/.*refused"):
+        open_one(folder)
+
+
+# ---- the state dict --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "state_dict", "model", "model_state_dict", "ema"])
+def test_the_state_dict_is_found_where_trainers_put_it(tmp_path: Path, key: str | None) -> None:
+    content: dict[str, Any] = state() if key is None else {key: state(), "epoch": 3, "args": {}}
+    torch.save(content, tmp_path / "step-7.pt")
+    found = open_one(tmp_path / "step-7.pt")
+    assert found.tensors == {"w": TensorInfo("F32", (3, 2)), "h": TensorInfo("BF16", (2,))}
+    assert found.step == 7
+    assert found.reads.bytes == 0
+    assert torch.equal(found.read("h"), state()["h"])
+    assert found.reads.bytes == 4
+
+
+def test_a_step_inside_the_file_beats_its_name(tmp_path: Path) -> None:
+    torch.save({"model": state(), "global_step": 500}, tmp_path / "epoch-3.pt")
+    assert open_one(tmp_path / "epoch-3.pt").step == 500
+
+
+def test_a_key_of_another_name_is_asked_for_and_may_be_deep(tmp_path: Path) -> None:
+    path = tmp_path / "step-1.pt"
+    torch.save({"net": {"weights": state()}, "epoch": 3}, path)
+    with pytest.raises(CheckpointError, match=r"no state dict .* holds net, epoch; .*--state-key"):
+        open_one(path)
+    assert list(open_one(path, "net.weights").tensors) == ["w", "h"]
+    with pytest.raises(ConfigError, match=r"--state-key: no nets in it; it holds net, epoch"):
+        open_one(path, "nets")
+
+
+def test_what_is_no_tensor_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "step-1.pt"
+    torch.save({"state_dict": {**state(), "rate": 0.1}}, path)
+    with pytest.raises(CheckpointError, match="state_dict: rate is a float, not a tensor"):
+        open_one(path)
+    torch.save({**state(), "epoch": 3}, path)
+    with pytest.raises(CheckpointError, match="epoch is a int, not a tensor"):
+        open_one(path)
+    torch.save([1, 2], path)
+    with pytest.raises(CheckpointError, match="holds a list, not a dict of tensors"):
+        open_one(path)
+
+
+def test_sparse_and_complex_tensors_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "step-1.pt"
+    torch.save({"s": torch.eye(3).to_sparse()}, path)
+    with pytest.raises(CheckpointError, match=r"step-1.pt: s: is sparse"):
+        open_one(path)
+    torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, path)
+    with pytest.raises(CheckpointError, match=r"step-1.pt: z: complex64 tensors cannot"):
+        open_one(path)
+
+
+def test_tensors_may_share_one_storage_and_need_not_be_contiguous(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    tied = {"a": whole, "b": whole, "t": whole.T, "part": whole[1]}
+    torch.save(OrderedDict(tied), tmp_path / "step-1.pt")
+    found = open_one(tmp_path / "step-1.pt")
+    for name, tensor in tied.items():
+        assert torch.equal(found.read(name), tensor)
+
+
+def test_a_file_of_the_old_format_is_read_whole(tmp_path: Path) -> None:
+    torch.save(state(), tmp_path / "step-1.pth", _use_new_zipfile_serialization=False)
+    assert torch.equal(open_one(tmp_path / "step-1.pth").read("w"), state()["w"])
+
+
+@pytest.mark.parametrize("content", [b"", b"text, not weights", b"PK\x03\x04 and no more"])
+def test_what_is_no_pytorch_file_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "step-1.pt").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"step-1.pt: "):
+        open_one(tmp_path / "step-1.pt")
+
+
+def test_a_zip_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "step-1.pt", "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(CheckpointError, match=r"step-1.pt: cannot be read by PyTorch"):
+        open_one(tmp_path / "step-1.pt")
+
+
+# ---- distributed checkpoints -----------------------------------------------------------------
+
+
+def test_a_distributed_checkpoint_gives_the_models_tensors_and_its_step(tmp_path: Path) -> None:
+    optimizer = {"state": {"w": {"exp_avg": torch.zeros(3, 2)}}}
+    content = {"model": state(), "optim": optimizer, "step": 40}
+    found = open_one(save_distributed(content, tmp_path / "final"))
+    assert found.tensors == {"h": TensorInfo("BF16", (2,)), "w": TensorInfo("F32", (3, 2))}
+    assert found.step == 40
+    assert found.kind == "distributed"
+    for name, tensor in state().items():
+        assert torch.equal(found.read(name), tensor)
+    assert found.reads.bytes == 28
+
+
+def test_a_distributed_checkpoint_of_a_bare_state_dict_is_read_as_it_is(tmp_path: Path) -> None:
+    found = open_one(save_distributed(state(), tmp_path / "step-4"))
+    assert (found.step, sorted(found.tensors)) == (4, ["h", "w"])
+
+
+def test_the_key_of_a_distributed_checkpoint_can_be_named(tmp_path: Path) -> None:
+    content = {"app": {"net": state(), "optim": {"m": torch.zeros(2)}}}
+    folder = save_distributed(content, tmp_path / "step-4")
+    with pytest.raises(CheckpointError, match=r"it holds app; name the key with --state-key"):
+        open_one(folder)
+    assert sorted(open_one(folder, "app.net").tensors) == ["h", "w"]
+    both = save_distributed({"model": state(), "ema": state()}, tmp_path / "step-5")
+    with pytest.raises(ConfigError, match=r"under each of model, ema"):
+        open_one(both)
+
+
+@pytest.mark.parametrize("fault", ["cut", "missing", "metadata"])
+def test_a_half_written_distributed_checkpoint_is_named(tmp_path: Path, fault: str) -> None:
+    folder = save_distributed(state(), tmp_path / "step-1")
+    [data] = folder.glob("*.distcp")
+    if fault == "cut":
+        data.write_bytes(data.read_bytes()[:-1])
+    elif fault == "missing":
+        data.unlink()
+    else:
+        path = folder / ".metadata"
+        path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(Unfinished, match=r"step-1/.*(cut short|is missing|not a whole file)"):
+        open_one(folder)
+
+
+def test_a_distributed_checkpoint_whose_bytes_are_spoilt_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for step in (1, 2):
+        folder = save_distributed(state(), Path(f"run/step-{step}"))
+    [data] = folder.glob("*.distcp")
+    content = data.read_bytes()
+    data.write_bytes(bytes(len(content) // 2) + content[len(content) // 2 :])
+    ended = sewa("average", "run", "--method", "uniform", "-o", "x.safetensors")
+    assert ended.code == 3, ended.err
+    assert "step-2" in ended.error
+    assert "cannot be read" in ended.error
+    assert not list(Path().glob("*x.safetensors*"))
+
+
+@pytest.mark.parametrize("fault", ["storage_data", "state_dict_metadata"])
+def test_metadata_of_another_making_are_refused(tmp_path: Path, fault: str) -> None:
+    folder = save_distributed(state(), tmp_path / "step-1")
+    path = folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    if fault == "storage_data":
+        metadata.storage_data = dict.fromkeys(metadata.storage_data)
+    else:
+        metadata.state_dict_metadata = None
+    path.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="is not the metadata of a distributed checkpoint"):
+        open_one(folder)
+
+
+# ---- whole commands --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, "model"])
+def test_average_of_pytorch_files_is_the_naive_mean_in_either_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, key: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    network = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    states = []
+    for step in (1, 2, 3):
+        for parameter in network.parameters():
+            nn.init.normal_(parameter)
+        network[1].num_batches_tracked.fill_(step)  # type: ignore[operator]
+        states.append({n: t.clone() for n, t in network.state_dict().items()})
+        extra = {"epoch": step, "args": {"lr": 0.1}, "optimizer": {"m": torch.zeros(9)}}
+        content = states[-1] if key is None else {key: states[-1], **extra}
+        torch.save(content, f"run/step-{step}.pt")
+    assert sewa("average", "run", "-o", "mean.safetensors").code == 0
+    assert sewa("average", "run", "-o", "mean.pt", "--report", "mean.json").code == 0
+    expected = {n: torch.stack([s[n] for s in states]) for n in states[0]}
+    loaded = torch.load("mean.pt", weights_only=True)
+    if key is not None:
+        assert (loaded["epoch"], loaded["args"]) == (3, {"lr": 0.1})
+        assert "optimizer" not in loaded
+        loaded = loaded[key]
+    network.load_state_dict(loaded)
+    for mean in (loaded, load_file("mean.safetensors")):
+        for name, stacked in expected.items():
+            if stacked.is_floating_point():
+                torch.testing.assert_close(mean[name], stacked.mean(0))
+            else:
+                assert torch.equal(mean[name], stacked[-1])
+    assert sewa("apply", "mean.json", "-o", "again.pt").code == 0
+    assert Path("again.pt").read_bytes() == Path("mean.pt").read_bytes()
+
+
+PEAK = """
+import re, sys, threading, time, torch
+from sewa_cli.cli import main
+import sewa_cli.commands
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+base, peak, run = anonymous(), [0], [True]
+def watch():
+    while run[0]:
+        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)
+thread = threading.Thread(target=watch); thread.start()
+code = main(["average", *sys.argv[1:], "-q"])
+run[0] = False; thread.join()
+print(peak[0] - base, file=sys.stderr); sys.exit(code)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("layout", ["pt", "sharded"])
+def test_memory_stays_far_below_one_file(tmp_path: Path, layout: str) -> None:
+    """Checkpoints of 120 MB in tensors of 4 MB; the cap is 60 MB, half of one of them."""
+    run = tmp_path / "run"
+    for step in (1, 2, 3):
+        tensors = {f"w{i}": torch.full((1_000_000,), float(step)) for i in range(30)}
+        if layout == "pt":
+            run.mkdir(exist_ok=True)
+            torch.save({"model": tensors, "optimizer": tensors}, run / f"step-{step}.pt")
+        else:
+            save_sharded(tensors, run / f"checkpoint-{step}")
+    output = tmp_path / ("out.safetensors" if layout == "pt" else "out")
+    command = [sys.executable, "-W", "ignore", "-c", PEAK, str(run), "-o", str(output)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(ended.stderr.split()[-1]) < 60e6
+    [mean] = library.open_all([output], Reads(), keep_ours=True)
+    assert mean.read("w7")[5] == 2.0
+
+
+def save_sharded(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    from huggingface_hub import save_torch_state_dict
+
+    folder.mkdir(parents=True)
+    save_torch_state_dict(tensors, folder, max_shard_size="30MB")

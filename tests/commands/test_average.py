@@ -1,0 +1,536 @@
+"""`sewa average` and `sewa evaluate`: no learning, same reader, same writer."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+
+import pytest
+import torch
+from helpers.tiny import TASK, Sewa, train_tiny
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from test_pipelines import shell
+from test_select import user_loss
+
+from sewa_cli.commands.average import run_average
+from sewa_cli.config import Config
+from sewa_cli.output import atomic as write
+from sewa_cli.output import average as recipe
+from sewa_cli.output import mean as average
+
+
+@pytest.fixture
+def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Checkpoints alone: no sewa.yaml, no task."""
+    monkeypatch.chdir(tmp_path)
+    return [path.relative_to(tmp_path) for path in train_tiny(tmp_path / "ckpts")]
+
+
+def mean(paths: list[Path], weights: list[float] | None = None) -> dict[str, torch.Tensor]:
+    states = [load_file(path) for path in paths]
+    weights = weights or [1 / len(paths)] * len(paths)
+    return {
+        n: torch.stack([w * s[n].double() for w, s in zip(weights, states, strict=True)]).sum(0)
+        for n in states[0]
+    }
+
+
+def assert_equal(path: str, expected: dict[str, torch.Tensor]) -> None:
+    found = load_file(path)
+    assert found.keys() == expected.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa: Sewa) -> None:
+    arguments = [
+        "--method",
+        "lawa",
+        "--K",
+        3,
+        "-o",
+        "out.safetensors",
+        "--report",
+        "out.report.json",
+    ]
+    ended = sewa("average", "ckpts/", *arguments)
+    assert ended.code == 0, ended.err
+    chosen = [ckpts[3], ckpts[7], ckpts[11]]
+    assert ended.out.split() == [str(path) for path in chosen]
+    assert_equal("out.safetensors", mean(chosen))
+    with safe_open("out.safetensors", framework="pt") as file:
+        assert file.metadata()["sewa_method"] == "lawa"
+        assert file.metadata()["sewa_steps"] == "40,80,120"
+    assert sewa("apply", "out.report.json", "-o", "again.safetensors").code == 0
+    assert Path("again.safetensors").read_bytes() == Path("out.safetensors").read_bytes()
+
+
+def test_explicit_weights_go_by_the_order_given(ckpts: list[Path], sewa: Sewa) -> None:
+    pair = [ckpts[9], ckpts[2]]  # not by step
+    ended = sewa("average", *pair, "--weights", "0.7,0.3", "-o", "out.safetensors")
+    assert ended.code == 0, ended.err
+    assert_equal("out.safetensors", mean(pair, [0.7, 0.3]))
+    with safe_open("out.safetensors", framework="pt") as file:
+        assert file.metadata()["sewa_coefficients"] == "0.3,0.7"  # in step order
+
+
+def test_the_default_is_the_mean_of_all(ckpts: list[Path], sewa: Sewa) -> None:
+    assert sewa("average", "ckpts").code == 0
+    assert_equal("averaged.safetensors", mean(ckpts))
+
+
+def test_paths_on_standard_input_and_the_file_on_standard_output(ckpts: list[Path]) -> None:
+    Path("list.txt").write_text("".join(f"{path}\n" for path in ckpts[:3]))
+    ended = shell("sewa average - -o - < list.txt > out.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    assert_equal("out.safetensors", mean(ckpts[:3]))
+
+
+def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts: list[Path], sewa: Sewa) -> None:
+    train_tiny(Path("ckpts"), dtype=torch.bfloat16)
+    ended = sewa("average", "ckpts", "--method", "ema:decay=0.5", "--output-dtype", "float32")
+    assert ended.code == 0, ended.err
+    weights = [0.5 ** (len(ckpts) - i) for i in range(len(ckpts))]
+    weights[0] = 0.5 ** (len(ckpts) - 1)
+    assert_equal("averaged.safetensors", mean(ckpts, weights))
+
+
+def test_names_and_integers_are_kept_as_they_are(ckpts: list[Path], sewa: Sewa) -> None:
+    for n, path in enumerate(ckpts):
+        state = {f"module.{name}": t for name, t in load_file(path).items()}
+        save_file({**state, "module.count": torch.tensor(n)}, path)
+    assert sewa("average", "ckpts", "--method", "latest", "--K", 2).code == 0
+    found = load_file("averaged.safetensors")
+    assert "module.0.weight" in found
+    assert int(found["module.count"]) == 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["ckpts", "--method", "sewa"], 2, "sewa needs a loss, so a model and data; use `sewa sel"),
+        (["ckpts", "--method", "nope"], 2, "--method: unknown method 'nope'"),
+        (["ckpts", "--method", "lawa", "--K", "13"], 2, "K: 13 of 12 checkpoints"),
+        (["ckpts", "--weights", "1"], 2, "--weights: 1 for 12 checkpoints"),
+        (["ckpts", "--weights", "a,b"], 2, "--weights: must be numbers"),
+        (["ckpts/step-10.safetensors", "--weights", "2"], 2, "sum to 2 instead of 1"),
+        (["ckpts", "-o", "ckpts/step-10.safetensors", "-f"], 3, "is one of the inputs"),
+        (["nowhere"], 3, "nowhere"),
+        ([], 2, "no checkpoints named"),
+    ],
+)
+@pytest.mark.usefixtures("ckpts")
+def test_bad_input_to_average(sewa: Sewa, arguments: list[str], code: int, words: str) -> None:
+    ended = sewa("average", *arguments)
+    assert ended.code == code, ended.err
+    assert words in ended.error
+    assert not list(Path().glob("averaged*"))
+
+
+def test_a_checkpoint_with_nan_is_named_and_nothing_is_written(
+    ckpts: list[Path], sewa: Sewa
+) -> None:
+    state = load_file(ckpts[5])
+    save_file({**state, "2.bias": state["2.bias"] * float("nan")}, ckpts[5])
+    ended = sewa("average", "ckpts")
+    assert ended.code == 3
+    assert "step-60.safetensors: 2.bias holds NaN or Inf" in ended.error
+    assert not list(Path().glob("*averaged*"))
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_evaluate_gives_the_losses_of_any_files(sewa: Sewa) -> None:
+    assert sewa("average", "ckpts", "--output-dtype", "bfloat16").code == 0
+    Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'one': 1}\n")
+    files = ["averaged.safetensors", "ckpts/step-120.safetensors"]
+    ended = sewa("evaluate", *files, "--format", "json")
+    assert ended.code == 0, ended.err
+    rows = json.loads(ended.out)
+    assert [row["path"] for row in rows] == files
+    for row in rows:
+        for data, key in (("selection_data", "selection_loss"), ("heldout_data", "heldout_loss")):
+            assert row[key] == pytest.approx(user_loss(row["path"], data), rel=1e-6)
+        assert row["one"] == 1
+    table = sewa("evaluate", *files).out.splitlines()
+    assert table[0].split() == ["path", "step", "selection_loss", "heldout_loss", "one"]
+    assert len(table) == 3
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
+    save_file({"other": torch.ones(2)}, "odd.safetensors")
+    ended = sewa("evaluate", "ckpts/step-10.safetensors", "odd.safetensors")
+    assert ended.code == 3
+    assert "odd.safetensors: does not fit the model" in ended.error
+    assert ended.out == ""
+
+
+@pytest.mark.parametrize("method", ["uniform", "ema"])
+def test_the_file_is_the_same_whatever_the_pieces_and_threads(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    assert sewa("average", *ckpts, "--method", method, "-o", "whole.safetensors").code == 0
+    for threads, piece, block in [(1, 7, 7), (3, 7, 3), (2, 64, 10)]:
+        monkeypatch.setattr(average, "PIECE", piece)
+        monkeypatch.setattr(average, "BLOCK", block)
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        ended = sewa("average", *ckpts, "--method", method, "-o", "cut.safetensors", "--force")
+        assert ended.code == 0, ended.err
+        assert Path("cut.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
+
+
+def test_nan_in_a_late_piece_of_a_tensor_is_found(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(average, "PIECE", 5)
+    state = load_file(ckpts[5])
+    state["0.weight"][-1, -1] = float("inf")
+    save_file(state, ckpts[5])
+    ended = sewa("average", "ckpts")
+    assert ended.code == 3
+    assert "step-60.safetensors: 0.weight holds NaN or Inf; leave it out" in ended.error
+    assert not list(Path().glob("*averaged*"))
+
+
+def test_without_a_report_the_sources_are_not_hashed(
+    ckpts: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe, "sha256_of", None)  # calling it would be an error
+    stdout = io.BytesIO()
+    run_average(Config(checkpoints=tuple(ckpts), output="-"), "uniform", stdout=stdout)
+    Path("out.safetensors").write_bytes(stdout.getvalue())
+    assert_equal("out.safetensors", mean(ckpts))
+
+
+# ---- sources that somebody writes to -----------------------------------------------------------
+
+
+def write_into(path: Path) -> None:
+    """Its last four bytes, in place, as another number."""
+    with path.open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\0")
+
+
+def put_another(path: Path) -> None:
+    """Of the same size."""
+    new = path.with_suffix(".new")
+    new.write_bytes(path.read_bytes())
+    write_into(new)
+    os.replace(new, path)
+
+
+CHANGES = [write_into, put_another]
+
+
+def before_call(
+    monkeypatch: pytest.MonkeyPatch, module: object, name: str, number: int, do: Callable[[], None]
+) -> Callable[[], int]:
+    """Do something just before the call of this number (from 0); how many calls there were."""
+    real, count, lock = getattr(module, name), [0], Lock()
+
+    def wrapped(*arguments: object) -> object:
+        with lock:
+            if count[0] == number:
+                do()
+            count[0] += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(module, name, wrapped)
+    return lambda: count[0]
+
+
+def everything() -> set[Path]:
+    """But for what the test itself takes away."""
+    found = {path for path in Path().rglob("*") if "__pycache__" not in path.parts}
+    return {path for path in found if path.parent != Path("ckpts")}
+
+
+CHANGED = "has changed while it was read; run it again when nobody writes to it"
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=["in place", "replaced"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["-o", "out.safetensors"],
+        ["-o", "out.pt"],
+        ["-o", "out.safetensors", "--shard-size", "450"],
+        ["-o", "out.safetensors", "--force"],
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_changes_while_it_is_averaged_is_named_and_nothing_appears(
+    ckpts: list[Path],
+    sewa: Sewa,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    arguments: list[str],
+) -> None:
+    if "--force" in arguments:
+        Path("out.safetensors").write_text("older")
+    before = everything()
+    calls = before_call(monkeypatch, recipe, "weighted_mean", 2, lambda: change(ckpts[3]))
+    ended = sewa("average", "ckpts", *arguments)
+    assert calls() > 2  # it was in the middle
+    assert ended.code == 3, ended.err
+    assert ended.error == f"{ckpts[3]}: {CHANGED}"
+    assert ended.out == ""
+    assert everything() == before
+    if "--force" in arguments:
+        assert Path("out.safetensors").read_text() == "older"
+
+
+def test_a_file_that_is_removed_while_it_is_averaged_was_read_as_it_was(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a trainer does that keeps the last few only."""
+    expected = mean(ckpts)
+    calls = before_call(monkeypatch, recipe, "weighted_mean", 2, ckpts[3].unlink)
+    assert sewa("average", "ckpts", "-o", "out.safetensors").code == 0
+    assert calls() > 2
+    assert_equal("out.safetensors", expected)
+
+
+def test_a_file_that_changes_while_it_goes_to_standard_output_is_told_by_the_exit_code(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sewa("average", "ckpts", "-o", "out.safetensors", "--report", "report.json").code == 0
+    for command in (["average", "ckpts"], ["apply", "report.json"]):
+        with monkeypatch.context() as patched:
+            stdout = Path("stdout.safetensors")
+            before_call(patched, recipe, "weighted_mean", 1, lambda: os.utime(ckpts[0]))
+            real = os.dup(1)
+            with stdout.open("wb") as file:
+                os.dup2(file.fileno(), 1)
+            try:
+                ended = sewa(*command, "-o", "-")
+            finally:
+                os.dup2(real, 1)
+                os.close(real)
+            assert ended.code == 3, ended.err
+            assert ended.error == f"{ckpts[0]}: {CHANGED}"
+            assert stdout.stat().st_size == Path("out.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["average", "ckpts", "-o", "new.safetensors", "--report", "new.json"],
+        ["select", "-o", "new.safetensors"],
+        ["select", "-o", "new.safetensors", "--solver", "linear"],
+        ["compare", "--methods", "last,uniform", "--output-best", "new.safetensors"],
+        ["apply", "old.json", "-o", "new.safetensors"],
+    ],
+    ids=lambda command: " ".join(command[:1] + command[-1:]),
+)
+@pytest.mark.usefixtures("run_dir")
+def test_no_command_writes_an_average_of_files_that_change_meanwhile(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    assert sewa("average", "ckpts", "-o", "old.safetensors", "--report", "old.json").code == 0
+    before = everything()
+
+    def change() -> None:
+        for path in sorted(Path("ckpts").iterdir()):
+            write_into(path)
+
+    calls = before_call(monkeypatch, write, "_bytes", 2, change)
+    ended = sewa(*command)
+    assert calls() > 2
+    assert ended.code == 3, ended.err
+    assert ended.error.startswith("ckpts/")
+    assert ended.error.endswith(f": {CHANGED}")
+    assert everything() == before
+
+
+@pytest.mark.parametrize("change", [write_into, put_another], ids=["in place", "replaced"])
+@pytest.mark.parametrize("when", ["before it is hashed", "after it is hashed"])
+def test_the_hash_in_a_report_is_of_what_was_averaged(
+    ckpts: list[Path],
+    sewa: Sewa,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    when: str,
+) -> None:
+    def hashed(files: Sequence[Path], owner: Path) -> str:
+        if owner == ckpts[3] and when == "before it is hashed":
+            change(ckpts[3])
+        digest = write.sha256_of(files, owner)
+        if owner == ckpts[3] and when == "after it is hashed":
+            change(ckpts[3])
+        return digest
+
+    monkeypatch.setattr(recipe, "sha256_of", hashed)
+    ended = sewa("average", "ckpts", "-o", "out.safetensors", "--report", "report.json")
+    assert ended.code == 3, ended.err
+    assert ended.error == f"{ckpts[3]}: {CHANGED}"
+    assert everything() == {Path("ckpts")}
+
+
+@pytest.mark.parametrize("change", [write_into, put_another], ids=["in place", "replaced"])
+def test_apply_reads_what_it_has_hashed(
+    ckpts: list[Path],
+    sewa: Sewa,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+) -> None:
+    """The file changes after its hash was found right, before its header is read."""
+    assert sewa("average", "ckpts", "-o", "out.safetensors", "--report", "report.json").code == 0
+    before = everything()
+    before_call(monkeypatch, recipe, "open_checkpoint", 3, lambda: change(ckpts[3]))
+    ended = sewa("apply", "report.json", "-o", "again.safetensors")
+    assert ended.code == 3, ended.err
+    assert ended.error == f"{ckpts[3]}: {CHANGED}"
+    assert everything() == before
+
+
+def test_checkpoints_that_take_no_part_may_change_and_others_may_be_added(
+    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on saves, and removes what is old."""
+
+    def go_on() -> None:
+        ckpts[0].unlink()
+        write_into(ckpts[1])
+        save_file(load_file(ckpts[2]), "ckpts/step-130.safetensors")
+
+    last = mean(ckpts[-3:])
+    calls = before_call(monkeypatch, recipe, "weighted_mean", 2, go_on)
+    arguments = ["--method", "latest", "--K", 3, "-o", "out.safetensors"]
+    ended = sewa("average", "ckpts", *arguments, "--report", "report.json")
+    assert calls() > 2
+    assert ended.code == 0, ended.err
+    assert_equal("out.safetensors", last)
+
+
+PEAK = """
+import re, sys, threading, time
+from sewa_cli.cli import main
+import sewa_cli.commands.average
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+base, peak, run = anonymous(), [0], [True]
+def watch():
+    while run[0]:
+        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)
+thread = threading.Thread(target=watch); thread.start()
+code = main(["average", sys.argv[1], "-o", sys.argv[1] + "/out.safetensors", "-q", "--force"])
+run[0] = False; thread.join()
+print(peak[0] - base, file=sys.stderr); sys.exit(code)
+"""
+
+
+def peak_of_averaging(folder: Path) -> int:
+    """Bytes of anonymous memory on top of what the imports take."""
+    command = [sys.executable, "-W", "ignore", "-c", PEAK, str(folder)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(ended.stderr.split()[-1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+def test_averaging_holds_a_few_blocks_in_memory_however_many_files(tmp_path: Path) -> None:
+    """Files of 24 MB: the peak of anonymous memory stays below two of them, for 20 and for 200."""
+    for step in range(20):
+        state = {f"w{i}": torch.full((500_000,), float(step)) for i in range(12)}
+        save_file(state, tmp_path / f"step-{step}.safetensors")
+    few = peak_of_averaging(tmp_path)
+    assert load_file(tmp_path / "out.safetensors")["w3"][0] == pytest.approx(9.5)
+    for step in range(20, 200):
+        os.link(tmp_path / f"step-{step % 20}.safetensors", tmp_path / f"step-{step}.safetensors")
+    many = peak_of_averaging(tmp_path)
+    assert max(few, many) < 48e6
+    assert abs(many - few) < 20e6
+
+
+IMPORTED = """
+import sys
+from sewa_cli.cli import main
+code = main(sys.argv[1:])
+heavy = {"torch", "rich.console", "yaml", "sewa_cli.report.select"}
+print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_average_and_apply_import_neither_torch_nor_what_else_is_slow(
+    ckpts: list[Path], dtype: torch.dtype
+) -> None:
+    train_tiny(Path("ckpts"), dtype=dtype)
+    for arguments in (
+        ["average", "ckpts", "-o", "out.safetensors"],
+        ["average", *map(str, ckpts[:2]), "--weights", "0.3,0.7", "--output-dtype", "float16"],
+        ["average", "ckpts", "--method", "lawa", "-K", "3", "-o", "2", "--report", "report.json"],
+        ["apply", "report.json", "-o", "again.safetensors"],
+        ["average", "nowhere"],
+    ):
+        command = [sys.executable, "-c", IMPORTED, *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True)
+        assert ended.returncode == (3 if arguments[1] == "nowhere" else 0), ended.stderr
+        assert ended.stderr.splitlines()[-1] == "[]", arguments
+
+
+def test_more_checkpoints_than_open_files_are_allowed(ckpts: list[Path]) -> None:
+    """A mapping may hold a descriptor; the limit is raised as far as the system lets us."""
+    state = load_file(ckpts[0])
+    for step in range(200, 400):
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    ended = shell("ulimit -S -n 100; sewa average ckpts -o out.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    ended = shell("ulimit -n 100; sewa average ckpts -o out2.safetensors")
+    if sys.version_info < (3, 13):
+        assert ended.returncode == 3
+        assert "cannot be read: Too many open files; raise their limit" in ended.stderr
+        assert not list(Path().glob("*out2*"))
+
+
+def test_weights_of_a_folder_go_by_step_and_integers_come_from_the_newest(
+    ckpts: list[Path], sewa: Sewa
+) -> None:
+    for path in ckpts[:8]:
+        path.unlink()
+    for path in Path("ckpts").iterdir():  # step-90 and step-100 sort the other way by name
+        step = int(path.stem.split("-")[1])
+        save_file({**load_file(path), "n": torch.tensor(step)}, path)
+    assert sewa("average", "ckpts", "--weights", "1,0,0,0", "-o", "one.safetensors").code == 0
+    assert int(load_file("one.safetensors")["n"]) == 90
+    pair = ["ckpts/step-100.safetensors", "ckpts/step-90.safetensors"]
+    assert sewa("average", *pair, "--weights", "0.5,0.5", "-o", "two.safetensors").code == 0
+    assert int(load_file("two.safetensors")["n"]) == 100
+    ended = sewa("average", *pair, "--weights", "0.5,0.5", "--method", "lawa")
+    assert ended.code == 2
+    assert "--weights names every file's share" in ended.error
+
+
+@pytest.mark.usefixtures("ckpts")
+def test_a_users_method_that_fails_is_told_as_the_users(sewa: Sewa) -> None:
+    from sewa_cli.methods import REGISTRY
+
+    kept = dict(REGISTRY)
+    Path("own.py").write_text(
+        "from sewa_cli.methods import method\n@method()\ndef broken(run):\n"
+        "    'Fails.'\n    return {}['no']\n"
+    )
+    try:
+        ended = sewa("average", "ckpts", "--method", "broken", "--methods-from", "own.py")
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(kept)
+    assert ended.code == 4
+    assert "broken() raised KeyError" in ended.error
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_evaluate_takes_averages_in_a_folder_too(sewa: Sewa) -> None:
+    Path("averages").mkdir()
+    assert sewa("average", "ckpts", "-o", "averages/all.safetensors").code == 0
+    ended = sewa("evaluate", "averages")
+    assert ended.code == 0, ended.err
+    assert "averages/all.safetensors" in ended.out

@@ -1,0 +1,597 @@
+"""The comparison: every row there, fair, counted, and no winner inside the noise."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from helpers.tiny import TASK, Sewa
+from safetensors.torch import load_file, save_file
+from test_select import user_loss
+
+from sewa_cli.methods import REGISTRY, Run, method, parse_one
+
+EVERY = ",".join(REGISTRY)
+WEIGHTS = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # bytes of a checkpoint of the tiny run
+
+
+def compare(sewa: Sewa, *arguments: object) -> dict[str, Any]:
+    ended = sewa("compare", *arguments, "--format", "json")
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    return found
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_every_method_at_every_k_has_its_row_with_losses_interval_and_cost(sewa: Sewa) -> None:
+    found = compare(sewa, "--methods", EVERY, "--K", "2,4")
+    rows = {(row["method"], row["K"]): row for row in found["rows"]}
+    expected = {
+        (name, K)
+        for name, method in REGISTRY.items()
+        for K in ([2, 4] if method.has_budget else [None])
+    }
+    assert rows.keys() == expected
+    for row in rows.values():
+        assert row["selection_loss"] > 0
+        assert row["interval"]["low"] < row["heldout_loss"] < row["interval"]["high"]
+        assert row["difference_interval"]["low"] <= row["difference"]
+        assert row["mark"] in ("best", "tie", "worse")
+        assert row["cost"]["forward_passes"] >= 6
+        assert row["cost"]["seconds"] > 0
+    assert sum(row["mark"] == "best" for row in rows.values()) == 1
+    best = min(rows.values(), key=lambda row: row["heldout_loss"])
+    assert best["mark"] == "best"
+    assert found["rows"][found["best"]] == best
+    assert rows["sewa", 4]["cost"]["backward_passes"] == 8 * 2
+    assert rows["twa", None]["cost"]["backward_passes"] == 100
+    assert rows["random", 4]["spread"] > 0
+    assert rows["lawa", 4]["spread"] is None
+    schema = json.loads(sewa("schema", "compare").out)
+    jsonschema.validate(found, schema)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_losses_are_those_that_the_user_computes(sewa: Sewa) -> None:
+    found = compare(sewa, "--methods", "last,uniform,lawa,ema", "--K", "3")
+    states = [load_file(c["path"]) for c in found["candidates"]]
+    for row in found["rows"]:
+        [c] = row["coefficients"]
+        mixed = {
+            n: sum(w * s[n].double() for w, s in zip(c, states, strict=True)).float()
+            for n in states[0]
+        }
+        save_file(mixed, "mixed.safetensors")
+        for data, key in (("selection_data", "selection_loss"), ("heldout_data", "heldout_loss")):
+            assert user_loss("mixed.safetensors", data) == pytest.approx(row[key], rel=1e-5)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_select_and_compare_agree(sewa: Sewa) -> None:
+    assert sewa("select", "--K", 4).code == 0
+    selected = json.loads(Path("averaged.report.json").read_text())
+    found = compare(sewa, "--methods", "sewa,last,uniform,lawa", "--K", 4)
+    rows = {row["method"]: row for row in found["rows"]}
+    chosen = [i for i, c in enumerate(rows["sewa"]["coefficients"][0]) if c > 0]
+    assert chosen == selected["selected"]
+    for name in ("last", "uniform", "lawa"):
+        for key in ("selection_loss", "heldout_loss"):
+            assert rows[name][key] == pytest.approx(selected["references"][name][key])
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_no_average_is_evaluated_twice_and_every_checkpoint_is_read_once(sewa: Sewa) -> None:
+    """The task counts how often its data are gone through."""
+    Path("task.py").write_text(
+        TASK
+        + "\nimport atexit\nPASSES = []\nplain = heldout_data\n"
+        + "def heldout_data():\n    PASSES.append(1)\n    Path = __import__('pathlib').Path\n"
+        + "    Path('passes').write_text(str(len(PASSES)))\n    yield from plain()\n"
+    )
+    # latest with K=1 is last; wsm linear is latest; uniform stands twice
+    found = compare(
+        sewa, "--methods", "last,latest,wsm:decay=linear,uniform,lawa,uniform", "--K", "1,4"
+    )
+    different = {tuple(c) for row in found["rows"] for c in row["coefficients"]}
+    assert found["averages_evaluated"] == len(different) == 4
+    assert int(Path("passes").read_text()) == 4 + 1  # once to look for selection rows among them
+    assert found["cost"]["bytes_read"] == 12 * WEIGHTS
+    rows = {(row["method"], row["K"]): row for row in found["rows"]}
+    # each is charged in full all the same
+    assert rows["wsm:decay=linear", 4]["cost"] == rows["latest", 4]["cost"]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_method_is_charged_for_the_losses_it_asks_for(sewa: Sewa) -> None:
+    found = compare(sewa, "--methods", "best,topk,lawa", "--K", 3)
+    rows = {row["method"]: row["cost"] for row in found["rows"]}
+    # 12 singles of 3 batches each; then held-out, and for topk its own selection loss
+    assert rows["best"]["forward_passes"] == 12 * 3 + 3
+    assert rows["topk"]["forward_passes"] == 12 * 3 + 3 + 3
+    assert rows["lawa"]["forward_passes"] == 3 + 3
+    assert rows["lawa"]["bytes_read"] == 3 * WEIGHTS  # mixed once, from the three it takes
+    assert rows["best"]["bytes_read"] == (12 + 1) * WEIGHTS  # the best is mixed again to be judged
+    assert found["cost"]["forward_passes"] == 12 * 3 + 3 + 3 + 3 + 3 + 3
+
+
+NOISE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def data(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(400, 6, generator=generator)
+    return [(x, torch.randint(2, (400,), generator=generator))]   # the labels mean nothing
+
+def build_model():
+    return nn.Linear(6, 2)
+
+def selection_data():
+    return data(1)
+
+def heldout_data():
+    return data(2)
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_labels_are_shuffled_nobody_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, seed: int
+) -> None:
+    """Checkpoints that scatter around a network that knows nothing, on labels that mean nothing."""
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(NOISE)
+    Path("ckpts").mkdir()
+    torch.manual_seed(seed)
+    for step in range(20):
+        state = {"weight": 0.02 * torch.randn(2, 6), "bias": 0.02 * torch.randn(2)}
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    ended = sewa(
+        "compare", "ckpts", "--task", "task.py", "--methods", EVERY, "--K", "3,6",
+        "--format", "json", "--device", "cpu", "--set", "gumbel.iterations=20",
+    )  # fmt: skip
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["winner"] is None
+    assert "no winner" in ended.err
+    random = [row for row in found["rows"] if row["method"] == "random"]
+    assert all(row["mark"] in ("tie", "best") for row in random)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_real_difference_has_a_winner(sewa: Sewa) -> None:
+    # one checkpoint is whole, the others are far off
+    for n, path in enumerate(sorted(Path("ckpts").iterdir())):
+        if path.name != "step-120.safetensors":
+            torch.manual_seed(n)
+            state = {name: t + 3 * torch.randn_like(t) for name, t in load_file(path).items()}
+            save_file(state, path)
+    ended = sewa("compare", "--methods", "last,uniform,lawa", "--format", "json")
+    found = json.loads(ended.out)
+    assert found["winner"] == "last"
+    assert [row["mark"] for row in found["rows"]] == ["best", "worse", "worse"]
+    assert "nothing ties with it" in ended.err
+
+
+def test_the_best_row_is_written_and_can_be_built_again(run_dir: Path, sewa: Sewa) -> None:
+    found = compare(
+        sewa,
+        "--methods",
+        "last,uniform,ema,random,twa",
+        "--K",
+        4,
+        "--output-best",
+        "best.safetensors",
+    )
+    best = found["rows"][found["best"]]
+    assert json.loads((run_dir / "best.report.json").read_text()) == found
+    loss = user_loss("best.safetensors", "heldout_data")
+    if best["method"] == "random":
+        assert loss <= best["heldout_loss"]
+    else:
+        assert loss == pytest.approx(best["heldout_loss"], rel=1e-5)
+    assert sewa("apply", "best.report.json", "-o", "again.safetensors").code == 0
+    assert Path("again.safetensors").read_bytes() == Path("best.safetensors").read_bytes()
+    assert sewa("compare", "--methods", "last", "--output-best", "best.safetensors").code == 3
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_formats_have_the_same_rows(sewa: Sewa) -> None:
+    arguments = ["compare", "--methods", "last,lawa,random", "--K", "2,3"]
+    table = sewa(*arguments).out.splitlines()
+    assert table[0].split()[:3] == ["method", "K", "size"]
+    assert [line.split()[0] for line in table[1:]] == ["last", "lawa", "lawa", "random", "random"]
+    rows = list(csv.DictReader(io.StringIO(sewa(*arguments, "--format", "csv").out)))
+    lines = [json.loads(s) for s in sewa(*arguments, "--format", "jsonl").out.splitlines()]
+    assert [row["method"] for row in rows] == [line["method"] for line in lines]
+    assert [float(row["heldout_loss"]) for row in rows] == [line["heldout_loss"] for line in lines]
+    assert rows[0]["K"] == ""
+    assert lines[0]["K"] is None
+    markdown = sewa(*arguments, "--format", "markdown").out.splitlines()
+    assert markdown[1].startswith("| --- | ---: |")
+    assert len(markdown) == 7
+    assert len({line.count("|") for line in markdown}) == 1
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_without_held_out_data_it_says_what_it_cannot_report(sewa: Sewa) -> None:
+    Path("task.py").write_text(TASK.replace("def heldout_data", "def unused"))
+    ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
+    assert ended.code == 0
+    found = json.loads(ended.out)
+    assert found["best"] is None
+    assert found["winner"] is None
+    assert all(row["mark"] is None and row["interval"] is None for row in found["rows"])
+    assert "no held-out data: no held-out loss, interval, tie or winner" in ended.err
+    refused = sewa("compare", "--methods", "last", "--output-best", "x.safetensors")
+    assert refused.code == 2
+    assert "--output-best needs held-out data" in refused.error
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_loss_that_is_no_mean_over_rows_is_resampled_by_batches(sewa: Sewa) -> None:
+    Path("task.py").write_text(
+        TASK.replace("x.split(128), y.split(128)", "x.split(20), y.split(20)").replace(
+            "    return F.cross_entropy(outputs, batch[1])",
+            "    n = len(batch[1])\n    return F.cross_entropy(outputs, batch[1]) * (1 + (n > 1))",
+        )
+    )
+    found = compare(sewa, "--methods", "last,lawa")
+    assert found["unit"] == "batches"
+    assert found["heldout_rows"] == 300
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
+    Path("task.py").write_text(TASK.replace("return data(2)", "return data(2, 6)"))
+    ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
+    found = json.loads(ended.out)
+    assert "6 held-out rows are too few for intervals" in ended.err
+    assert found["winner"] is None
+    assert all(row["interval"] is None and row["heldout_loss"] > 0 for row in found["rows"])
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--methods", "lawa,swaa"], 2, "methods: unknown method 'swaa'"),
+        (["--methods", "ema:dekay=1"], 2, "ema has no option 'dekay'"),
+        (["--methods", "ema:decay=2"], 2, "methods: ema:decay=2: ema: the decay must lie in"),
+        (["--methods", ""], 2, "methods: none named"),
+        (["--methods", "sewa", "--K", "12"], 2, "K: 12 of 12 checkpoints is too many for sewa"),
+        (["--methods", "ema:decay=0.5:decay=0.6"], 2, "decay is given twice"),
+        (["--methods", "ema:decay"], 2, "ema: write decay=value"),
+        (["--methods", "last", "--output-best", "-"], 2, "--output-best: - is not a file"),
+        (["--methods", "last", "--report", "x.png", "--plot", "x.png"], 2, "different files"),
+        (["--methods", "lawa", "--K", "99"], 2, "K: 99 of 12 checkpoints"),
+        (["--methods", "lawa", "--K", "5,ten"], 2, "--K: 1: must be a whole number, found 'ten'"),
+        (["--methods", "lawa", "--K", "5,,10"], 2, "must be a whole number, found ''"),
+        (["--methods", "lawa", "--K", "0"], 2, "greater than or equal to 1"),
+        (["--methods", "lawa", "--format", "xml"], 2, "--format: must be one of table"),
+        (["--methods", "lawa", "--plot", "x.bmp"], 2, "x.bmp: unknown kind of picture"),
+        (["--methods", "mine", "--methods-from", "gone.py"], 4, "gone.py: no such"),
+    ],
+)
+def test_bad_input_gets_one_clear_line(
+    sewa: Sewa, arguments: list[str], code: int, words: str
+) -> None:
+    ended = sewa("compare", *arguments)
+    assert ended.code == code, ended.err
+    assert words in ended.error
+    assert ended.out == ""
+
+
+OWN = """
+from sewa_cli.methods import Run, mean_of, method
+
+@method()
+def ends(run: Run, *, heavy: float = 0.5):
+    '''The first and the last.'''
+    return [1 - heavy, *[0.0] * (run.k - 2), heavy]
+
+@method(needs_loss=True)
+def worst(run: Run):
+    '''The single checkpoint with the highest loss.'''
+    losses = [run.loss(mean_of([i], run.k)) for i in range(run.k)]
+    return mean_of([losses.index(max(losses))], run.k)
+
+@method()
+def broken(run: Run):
+    '''Always fails.'''
+    raise KeyError("my own fault")
+"""
+
+
+@pytest.fixture
+def own_methods(run_dir: Path) -> Any:
+    kept = dict(REGISTRY)
+    (run_dir / "own.py").write_text(OWN)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(kept)
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_methods_of_a_users_file_appear_by_their_names(sewa: Sewa) -> None:
+    assert (
+        "ends        The first and the last. [heavy=0.5]"
+        in sewa("methods", "--methods-from", "own.py").out
+    )
+    found = compare(sewa, "--methods", "ends:heavy=0.75,worst,best", "--methods-from", "own.py")
+    assert [row["method"] for row in found["rows"]] == ["ends:heavy=0.75", "worst", "best"]
+    assert found["rows"][0]["coefficients"][0] == [0.25, *[0.0] * 10, 0.75]
+    assert found["rows"][1]["selection_loss"] > found["rows"][2]["selection_loss"]
+    ended = sewa("compare", "--methods", "broken", "--methods-from", "own.py")
+    assert ended.code == 4
+    assert "broken() raised KeyError: 'my own fault'" in ended.error
+    assert "own.py" in ended.err
+    ended = sewa("average", "ckpts", "--method", "worst", "--methods-from", "own.py")
+    assert ended.code == 2
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_methods_of_an_installed_package_appear_by_their_names(
+    sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site"
+    (package / "guest-1.0.dist-info").mkdir(parents=True)
+    (package / "guest-1.0.dist-info" / "METADATA").write_text("Name: guest\nVersion: 1.0\n")
+    (package / "guest-1.0.dist-info" / "entry_points.txt").write_text(
+        "[sewa.methods]\nguest = guest_methods:second\n"
+    )
+    (package / "guest_methods.py").write_text(
+        "def second(run):\n    '''The second checkpoint.'''\n"
+        "    return [0.0, 1.0, *[0.0] * (run.k - 2)]\n"
+    )
+    monkeypatch.syspath_prepend(package)
+    kept = dict(REGISTRY)
+    try:
+        assert "guest       The second checkpoint." in sewa("methods").out
+        found = compare(sewa, "--methods", "guest")
+        assert found["rows"][0]["coefficients"][0].index(1.0) == 1
+    finally:
+        REGISTRY.clear()
+        REGISTRY.update(kept)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_yaml_can_name_methods_and_budgets(sewa: Sewa) -> None:
+    with Path("sewa.yaml").open("a") as file:
+        file.write("compare: {methods: [last, 'ema:decay=0.5', latest], K: [2, 5]}\n")
+    found = compare(sewa)
+    assert [(row["method"], row["K"]) for row in found["rows"]] == [
+        ("last", None),
+        ("ema:decay=0.5", None),
+        ("latest", 2),
+        ("latest", 5),
+    ]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_comparison_and_a_selection_can_be_drawn(sewa: Sewa) -> None:
+    ended = sewa("compare", "--methods", "sewa,last,lawa", "--K", "2,4", "--plot", "c.svg")
+    assert ended.code == 0, ended.err
+    assert "<svg" in Path("c.svg").read_text()
+    assert sewa("compare", "--methods", "last", "--plot", "c.svg").code == 3
+    assert sewa("select", "--plot", "s.png").code == 0
+    assert Path("s.png").read_bytes().startswith(b"\x89PNG")
+    assert sewa("select", "--plot", "s.png").code == 3
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_table_comes_out_whole_when_nobody_reads_stderr_or_with_quiet(sewa: Sewa) -> None:
+    ended = sewa("compare", "--methods", "last,lawa", "--quiet")
+    assert ended.err == ""
+    assert len(ended.out.splitlines()) == 3
+
+
+INNER = (
+    TASK.replace("def loss(outputs, batch):", "def unused(outputs, batch):")
+    + """
+def predict(model, batch):
+    logits = model(batch[0])
+    return {"logits": logits, "loss": F.cross_entropy(logits, batch[1])}
+
+def loss(outputs, batch):
+    return outputs["loss"]
+"""
+)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_loss_that_was_computed_in_the_model_is_not_taken_for_rows(sewa: Sewa) -> None:
+    Path("task.py").write_text(INNER)
+    ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
+    found = json.loads(ended.out)
+    assert found["unit"] == "batches"
+    assert "3 held-out batches are too few for intervals" in ended.err
+    assert found["winner"] is None
+
+
+TOKENS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def data(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(7, (512, 9), generator=generator)
+    y = (x + 1) % 7
+    y[::101, 5:] = -100   # a few rows are a little shorter
+    return list(zip(x.split(16), y.split(16)))
+
+def build_model():
+    return nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
+
+def selection_data():
+    return data(1)
+
+def heldout_data():
+    return data(2)
+
+def loss(outputs, batch):   # a mean over tokens, as language models have it
+    return F.cross_entropy(outputs.transpose(1, 2), batch[1], ignore_index=-100)
+"""
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_one_unit_serves_all_rows_even_if_only_some_of_them_split(sewa: Sewa) -> None:
+    Path("task.py").write_text(TOKENS)
+    torch.manual_seed(0)
+    for path in Path("ckpts").iterdir():
+        shapes = {"0.weight": (7, 8), "1.weight": (7, 8), "1.bias": (7,)}
+        save_file({name: torch.randn(shape) for name, shape in shapes.items()}, path)
+    found = compare(sewa, "--methods", "last,lawa,uniform,latest,wsm,random", "--K", "2,3,5")
+    assert found["unit"] in ("rows", "batches")
+    assert all(row["interval"] is not None for row in found["rows"])
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa: Sewa) -> None:
+    Path("task.py").write_text(
+        TASK.replace(
+            "    return F.cross_entropy(outputs, batch[1])",
+            "    big = outputs.abs().max() > 7\n"
+            "    return F.cross_entropy(outputs, batch[1]) + (float('nan') if big else 0.0)",
+        )
+    )
+    ended = sewa("compare", "--methods", "uniform,last,random", "--K", 3, "--format", "jsonl")
+    assert ended.code == 0, ended.err
+    for line in ended.out.splitlines():
+        assert "NaN" not in line
+        json.loads(line)
+
+
+INTEGERS = TASK.replace(
+    "def build_model():\n    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))",
+    """class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+        self.register_buffer("keep", torch.ones(2, dtype=torch.int64))
+
+    def forward(self, x):
+        return super().forward(x) * self.keep
+
+def build_model():
+    return Net()""",
+)
+EARLY = """
+from sewa_cli.methods import mean_of, method
+
+@method()
+def early(run):
+    "The first three."
+    return mean_of(range(3), run.k)
+"""
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_an_average_is_judged_with_the_integers_its_file_has(sewa: Sewa) -> None:
+    assert "class Net" in INTEGERS
+    Path("task.py").write_text(INTEGERS)
+    for path in Path("ckpts").iterdir():
+        step = int(path.stem.split("-")[1])
+        keep = torch.tensor([1, 1]) if step < 120 else torch.tensor([9, 0])
+        save_file({**load_file(path), "keep": keep}, path)
+    Path("own.py").write_text(EARLY)
+    arguments = ["--methods", "early,last", "--methods-from", "own.py"]
+    found = compare(sewa, *arguments, "--output-best", "best.safetensors")
+    best = found["rows"][found["best"]]
+    assert best["method"] == "early"
+    assert load_file("best.safetensors")["keep"].tolist() == [1, 1]
+    rows = json.loads(sewa("evaluate", "best.safetensors", "--format", "json").out)
+    assert rows[0]["heldout_loss"] == pytest.approx(best["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_shuffled_data_stay_paired_and_no_method_depends_on_its_neighbours(sewa: Sewa) -> None:
+    plain = compare(sewa, "--methods", "last,lawa,latest")
+    shuffled = TASK.replace(
+        "return list(zip(x.split(128), y.split(128)))",
+        "return torch.utils.data.DataLoader("
+        "torch.utils.data.TensorDataset(x, y), batch_size=128, shuffle=True)",
+    )
+    assert "DataLoader" in shuffled
+    Path("task.py").write_text(shuffled)
+    mixed = compare(sewa, "--methods", "last,lawa,latest")
+    for one, two in zip(plain["rows"], mixed["rows"], strict=True):
+        width = one["difference_interval"]["high"] - one["difference_interval"]["low"]
+        for end in ("low", "high"):
+            assert two["difference_interval"][end] == pytest.approx(
+                one["difference_interval"][end], abs=0.2 * width + 1e-9
+            )
+    alone = compare(sewa, "--methods", "sewa,twa")["rows"]
+    after = compare(sewa, "--methods", "last,twa:lr=0.2,sewa,twa")["rows"][2:]
+    for one, two in zip(alone, after, strict=True):
+        assert one["heldout_loss"] == pytest.approx(two["heldout_loss"], rel=1e-9)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_k_matters_only_to_methods_that_take_it(sewa: Sewa) -> None:
+    for path in sorted(Path("ckpts").iterdir())[5:]:
+        path.unlink()
+    found = compare(sewa, "--methods", "last,uniform,ema", "--K", 10)
+    assert len(found["rows"]) == 3
+    found = compare(sewa, "--methods", "lawa,uniform,", "--K", 5)
+    assert found["rows"][0]["coefficients"] == found["rows"][1]["coefficients"]
+    assert found["winner"] is None
+    assert "nothing to be compared with" in sewa("compare", "--methods", "lawa", "--K", 5).err
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_metrics_do_not_take_the_place_of_our_columns(sewa: Sewa) -> None:
+    Path("task.py").write_text(
+        TASK + "\nCALLS = []\ndef metrics(m):\n    CALLS.append(1)\n"
+        "    return {'size': 7, 'seconds': 1, **({'odd': 1} if len(CALLS) % 2 else {})}\n"
+    )
+    ended = sewa("compare", "--methods", "last,lawa", "--format", "jsonl")
+    assert ended.code == 0, ended.err
+    first, second = (json.loads(line) for line in ended.out.splitlines())
+    assert first["size"] == 1
+    assert first["metric_size"] == 7
+    assert second["odd"] is None
+    assert first.keys() == second.keys()
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_an_infinite_batch_stops_twa_but_not_the_comparison(sewa: Sewa) -> None:
+    count = "CALLS.append(1)\n    extra = float('inf') if len(CALLS) == 40 else 0.0\n    "
+    Path("task.py").write_text(
+        TASK.replace("def loss(", "CALLS = []\n\ndef loss(").replace(
+            "return F.cross", f"{count}return extra * outputs.sum() + F.cross"
+        )
+    )
+    found = compare(sewa, "--methods", "twa,last")
+    assert len(found["rows"]) == 2
+
+
+@pytest.mark.usefixtures("own_methods")
+def test_methods_may_return_arrays_and_have_switches() -> None:
+    @method("array")
+    def array(run: Run, *, flip: bool = False) -> torch.Tensor:
+        """One end."""
+        c = torch.zeros(run.k)
+        c[0 if flip else -1] = 1
+        return c
+
+    assert parse_one("array")(Run(3), None) == [[0, 0, 1]]
+    assert parse_one("array:flip=true")(Run(3), None) == [[1, 0, 0]]
+    with pytest.raises(ValueError, match="flip must be true or false"):
+        parse_one("array:flip=yes")
+    with pytest.raises(ValueError, match="default of x must be"):
+
+        @method("odd")
+        def odd(run: Run, *, x: object = None) -> list[float]:
+            """Odd."""
+            return [1.0 if x is None else 0.0] * run.k

@@ -1,0 +1,353 @@
+"""The main job, through the real command line on tiny real checkpoints."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import TASK, Sewa, train_tiny
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model, save_file, save_model
+from torch import nn
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def report_of(path: str = "averaged.report.json") -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(Path(path).read_text())
+    return report
+
+
+def user_loss(weights: Path | str, data: str, task: str = "task.py") -> float:
+    """The loss of a file as its user would compute it, with nothing of ours."""
+    user = runpy.run_path(task)
+    model = user["build_model"]()
+    load_model(model, weights)
+    total, rows = 0.0, 0
+    for batch in user[data]():
+        with torch.no_grad():
+            total += len(batch[0]) * float(user["loss"](model.eval()(batch[0]), batch))
+        rows += len(batch[0])
+    return total / rows
+
+
+def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(
+    run_dir: Path, sewa: Sewa
+) -> None:
+    before = files_in(run_dir)
+    ended = sewa("select", "ckpts/", "--K", 4)
+    assert ended.code == 0, ended.err
+    chosen = ended.out.splitlines()
+    assert len(chosen) == 4
+    after = files_in(run_dir)
+    assert after.keys() - before.keys() == {"averaged.safetensors", "averaged.report.json"}
+    assert all(after[name] == content for name, content in before.items())
+
+    written = load_file("averaged.safetensors")
+    sources = [load_file(path) for path in chosen]
+    for name, tensor in written.items():
+        torch.testing.assert_close(tensor, torch.stack([s[name] for s in sources]).mean(0))
+
+
+def test_the_reported_losses_are_those_of_the_files_as_the_user_computes_them(
+    run_dir: Path, sewa: Sewa
+) -> None:
+    assert sewa("select").code == 0
+    report = report_of()
+    for data, key in (("selection_data", "selection_loss"), ("heldout_data", "heldout_loss")):
+        found = user_loss("averaged.safetensors", data)
+        assert found == pytest.approx(report["average"][key], rel=1e-6)
+        found = user_loss("ckpts/step-120.safetensors", data)
+        assert found == pytest.approx(report["references"]["last"][key], rel=1e-6)
+    states = [load_file(path) for path in (run_dir / "ckpts").iterdir()]
+    uniform = {n: torch.stack([s[n] for s in states]).mean(0) for n in states[0]}
+    save_file(uniform, "uniform.safetensors")
+    found = user_loss("uniform.safetensors", "heldout_data")
+    assert found == pytest.approx(report["references"]["uniform"]["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.usefixtures("run_dir")
+def test_checkpoints_of_other_dtypes_come_out_as_they_went_in(
+    sewa: Sewa, dtype: torch.dtype
+) -> None:
+    train_tiny(Path("ckpts"), dtype=dtype)
+    ended = sewa("select")
+    assert ended.code == 0, ended.err
+    written = load_file("averaged.safetensors")
+    sources = [load_file(path) for path in ended.out.splitlines()]
+    for name, tensor in written.items():
+        exact = torch.stack([s[name] for s in sources]).double().mean(0)
+        assert tensor.dtype == dtype
+        assert torch.equal(tensor, exact.float().to(dtype)) or torch.allclose(
+            tensor.double(), exact, rtol=torch.finfo(dtype).eps
+        )
+    # what was evaluated is what was written, rounding included
+    found = user_loss("averaged.safetensors", "heldout_data")
+    assert found == pytest.approx(report_of()["average"]["heldout_loss"], rel=1e-6)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_output_dtype_can_be_chosen_and_is_what_is_evaluated(sewa: Sewa) -> None:
+    assert sewa("select", "--output-dtype", "bfloat16").code == 0
+    assert all(t.dtype == torch.bfloat16 for t in load_file("averaged.safetensors").values())
+    found = user_loss("averaged.safetensors", "heldout_data")
+    assert found == pytest.approx(report_of()["average"]["heldout_loss"], rel=1e-6)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_same_seed_gives_the_same_bytes_and_says_who_wrote_them(sewa: Sewa) -> None:
+    for name in ("one", "two"):
+        assert sewa("select", "--seed", 3, "-o", f"{name}.safetensors").code == 0
+    assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
+    with safe_open("one.safetensors", framework="pt") as file:
+        metadata = file.metadata()
+    assert metadata["format"] == "pt"
+    assert metadata["sewa_method"] == "gumbel"
+    steps = report_of("one.report.json")["selected_steps"]
+    assert metadata["sewa_steps"] == ",".join(map(str, steps))
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_an_unnamed_output_takes_the_next_free_name_and_a_named_one_is_refused(sewa: Sewa) -> None:
+    for name in ("averaged", "averaged-2", "averaged-3"):
+        ended = sewa("select")
+        assert ended.code == 0
+        assert f"wrote {name}.safetensors" in ended.err
+        assert Path(f"{name}.report.json").is_file()
+    assert sewa("select", "-o", "averaged.safetensors").code == 3
+    assert sewa("select", "-o", "averaged.safetensors", "--force").code == 0
+
+
+def test_json_prints_the_report_that_was_written(run_dir: Path, sewa: Sewa) -> None:
+    ended = sewa("select", "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out) == report_of()
+    assert (run_dir / "averaged.safetensors").is_file()
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_quiet_says_nothing_and_progress_needs_a_terminal(sewa: Sewa) -> None:
+    assert sewa("select", "--quiet").err == ""
+    talk = sewa("select").err
+    assert "\x1b" not in talk
+    assert "\r" not in talk
+    assert str(Path("task.py").resolve()) in talk
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_flags_narrow_down_the_candidates(sewa: Sewa) -> None:
+    ended = sewa("select", "--from-step", 30, "--to-step", 110, "--every", 2, "--last", 3, "--K", 2)
+    assert ended.code == 0, ended.err
+    assert [c["step"] for c in report_of()["candidates"]] == [70, 90, 110]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> None:
+    # selection labels are inverted, so that what is chosen is bad held out
+    task = TASK.replace("return data(1)", "return [(x, 1 - y) for x, y in data(1)]")
+    Path("task.py").write_text(task)
+    ended = sewa("select", "--strict", "--K", 1, "--iterations", 40)
+    assert ended.code == 5
+    report = report_of()
+    assert report["beaten_by"]
+    best = report["beaten_by"][0]
+    losses = {n: s["heldout_loss"] for n, s in report["references"].items()}
+    assert best["name"] == min(losses, key=lambda name: losses[name])
+    assert best["by"] == pytest.approx(report["average"]["heldout_loss"] - best["heldout_loss"])
+    assert f"the {best['name']} average did better" in " ".join(report["warnings"])
+    assert "choosing did not pay: held-out loss" in ended.err
+    assert f"above that of `{best['name']}`" in ended.err
+    # better where it was chosen, worse elsewhere: that has a name, and there is something to do
+    own, other = report["average"], report["references"][best["name"]]
+    assert own["selection_loss"] < other["selection_loss"]
+    [told] = [text for text in report["warnings"] if "over-fitted" in text]
+    assert f"{other['selection_loss'] - own['selection_loss']:.3g} below `{best['name']}`" in told
+    assert "choose by more rows, or take a larger K, or --K auto --solver linear" in told
+    assert sewa("select", "--K", 1, "--iterations", 40).code == 0
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_without_held_out_data_the_summary_says_so_and_strict_is_refused(sewa: Sewa) -> None:
+    Path("task.py").write_text(TASK.replace("def heldout_data", "def unused"))
+    ended = sewa("select")
+    assert ended.code == 0
+    assert "no held-out loss" in ended.err
+    assert report_of()["average"]["heldout_loss"] is None
+    assert sewa("select", "--strict").code == 2
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_metrics_are_reported_for_the_average_and_the_references(sewa: Sewa) -> None:
+    Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'norm': "
+                               "sum(p.norm().item() for p in model.parameters())}\n")  # fmt: skip
+    ended = sewa("select")
+    assert ended.code == 0, ended.err
+    report = report_of()
+    for name, file in (("average", "averaged.safetensors"), ("last", "ckpts/step-120.safetensors")):
+        scores = report["average"] if name == "average" else report["references"]["last"]
+        expected = sum(t.norm().item() for t in load_file(file).values())
+        assert scores["metrics"]["norm"] == pytest.approx(expected, rel=1e-5)
+    assert "norm" in ended.err
+
+
+TIED_TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 6)
+        self.head = nn.Linear(6, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("count", torch.tensor(0))
+
+    def forward(self, tokens):
+        return self.head(torch.tanh(self.embed(tokens)))
+
+def build_model():
+    return Net()
+
+def selection_data():
+    tokens = torch.arange(200) % 5
+    return [(tokens, (tokens + 1) % 5)]
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+"""
+
+
+@pytest.mark.parametrize("how", ["save_model", "both names", "wrapped"])
+def test_tied_weights_are_written_once_and_load_into_the_users_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, how: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(TIED_TASK)
+    Path("ckpts").mkdir()
+    torch.manual_seed(0)
+    model = runpy.run_path("task.py")["build_model"]()
+    for step in range(1, 7):
+        with torch.no_grad():
+            model.embed.weight += 0.3 * torch.randn(5, 6)
+            model.count += 10
+        path = f"ckpts/step-{step}.safetensors"
+        if how == "save_model":
+            save_model(model, path)
+        else:
+            prefix = "module._orig_mod." if how == "wrapped" else ""
+            save_file({prefix + n: t.clone() for n, t in model.state_dict().items()}, path)
+    ended = sewa("select", "ckpts", "--K", 3, "--task", "task.py", "--iterations", 5)
+    assert ended.code == 0, ended.err
+    written = load_file("averaged.safetensors")
+    assert len(written) == 2
+    fresh = runpy.run_path("task.py")["build_model"]()
+    load_model(fresh, "averaged.safetensors")
+    # an integer is not averaged: it is the newest selected checkpoint's
+    assert int(fresh.count) == 10 * report_of()["selected_steps"][-1]
+    assert user_loss("averaged.safetensors", "selection_data") == pytest.approx(
+        report_of()["average"]["selection_loss"], rel=1e-6
+    )
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_dropped_checkpoint_may_hold_nan(sewa: Sewa) -> None:
+    victim = Path("ckpts/step-120.safetensors")
+    state = load_file(victim)
+    save_file({**state, "0.bias": state["0.bias"] * float("nan")}, victim)
+    ended = sewa("select")
+    assert ended.code == 0
+    report = report_of()
+    assert [c["path"] for c in report["left_out"]] == [str(victim)]
+    assert report["k"] == 11
+    assert "0.bias holds NaN" in report["left_out"][0]["reason"]
+    # `last` is then the newest that is whole
+    found = user_loss("ckpts/step-110.safetensors", "heldout_data")
+    assert found == pytest.approx(report["references"]["last"]["heldout_loss"], rel=1e-6)
+
+
+def test_validate_reports_what_fits_and_writes_nothing(run_dir: Path, sewa: Sewa) -> None:
+    before = files_in(run_dir)
+    ended = sewa("validate", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["checkpoints"] == 12
+    assert found["last_step"] == 120
+    assert found["batch_rows"] == 128
+    assert found["dtypes"] == ["F32"]
+    assert found["heldout_data"] is True
+    assert found["metrics"] is False
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    assert found["parameters"] == sum(p.numel() for p in model.parameters())
+    assert files_in(run_dir) == before
+    assert "checkpoints  12" in sewa("validate").out
+
+
+def test_init_writes_a_task_and_a_config_that_work_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = sewa("init")
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == ["sewa.yaml", "task.py"]
+    Path("ckpts").mkdir()
+    model = runpy.run_path("task.py")["build_model"]()
+    for step in range(12):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        save_file(model.state_dict(), f"ckpts/step-{step}.safetensors")
+    assert sewa("validate").code == 0
+    assert sewa("select", "--iterations", 3).code == 0
+    again = sewa("init")
+    assert again.code == 3
+    assert "sewa.yaml: exists" in again.error
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_closer_look_at_the_learned_mask_pays_on_the_selection_data(sewa: Sewa) -> None:
+    assert sewa("select", "--iterations", 100).code == 0
+    report = report_of()
+    chosen = report["average"]["selection_loss"]
+    assert chosen < min(s["selection_loss"] for s in report["references"].values())
+
+
+def test_tied_names_with_different_values_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(TIED_TASK)
+    Path("ckpts").mkdir()
+    model = runpy.run_path("task.py")["build_model"]()
+    for step in range(3):
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state["head.weight"] += 1
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    ended = sewa("select", "ckpts", "--K", 1, "--task", "task.py")
+    assert ended.code == 3
+    assert "embed.weight and head.weight are one tensor in the model" in ended.error
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.usefixtures("run_dir")
+def test_select_on_cuda_finds_a_loss_like_the_cpus(sewa: Sewa) -> None:
+    losses = []
+    for device in ("cpu", "cuda"):
+        ended = sewa(
+            "select", "--device", device, "--iterations", 100, "-o", f"{device}.safetensors"
+        )
+        assert ended.code == 0, ended.err
+        losses.append(report_of(f"{device}.report.json")["average"]["selection_loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=0.05)  # masks are not unique, losses are close

@@ -1,0 +1,1 @@
+"""What several tests need: tiny real runs, trainers, models."""

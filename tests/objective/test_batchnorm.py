@@ -1,0 +1,334 @@
+"""BatchNorm: statistics of an average are not the average of statistics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from safetensors.torch import load_file, load_model, save_file
+from torch import nn
+
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective, recompute_batchnorm
+
+TASK = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 8, 3)
+        self.norm = nn.BatchNorm1d(8)
+        self.head = nn.Linear(8 * 4, 3)
+
+    def forward(self, *, signal):   # a signature of its own, reached through predict
+        return self.head(torch.relu(self.norm(self.conv(signal))).flatten(1))
+
+def data(seed, rows):
+    x = torch.randn(rows, 1, 6, generator=torch.Generator().manual_seed(seed))
+    return [{"signal": a, "label": (a.sum((1, 2)) > 0).long()} for a in x.split(100)]
+
+def build_model():
+    return Net()
+
+def predict(model, batch):
+    return model(signal=batch["signal"])
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs, batch["label"])
+
+def training_data():
+    return data(0, 450)
+
+def selection_data():
+    return data(1, 250)
+
+def heldout_data():
+    return data(2, 250)
+"""
+
+
+@pytest.fixture
+def bn_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a BatchNorm task and eight checkpoints that it was really trained to."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "sewa.yaml").write_text(
+        "task: ./task.py\ncheckpoints: ckpts\nK: 3\ndevice: cpu\ngumbel: {iterations: 6}\n"
+    )
+    train(tmp_path / "ckpts")
+    return tmp_path
+
+
+def make_net(folder: Path) -> nn.Module:
+    namespace: dict[str, object] = {}
+    exec((folder / "task.py").read_text(), namespace)
+    build = namespace["build_model"]
+    assert callable(build)
+    model = build()
+    assert isinstance(model, nn.Module)
+    return model
+
+
+def train(folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    folder.mkdir()
+    torch.manual_seed(0)
+    model = make_net(folder.parent)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(1, 41):
+        x = torch.randn(16, 1, 6)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(signal=x), (x.sum((1, 2)) > 0).long())
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if step % 5 == 0:
+            state = {
+                n: t.to(dtype) if t.is_floating_point() else t
+                for n, t in model.state_dict().items()
+            }
+            save_file(state, folder / f"step-{step}.safetensors")
+
+
+def heldout_loss(model: nn.Module) -> float:
+    x = torch.randn(250, 1, 6, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        outputs = model.eval()(signal=x)
+    return float(nn.functional.cross_entropy(outputs, (x.sum((1, 2)) > 0).long()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
+    bn_run: Path, sewa: Sewa, dtype: torch.dtype
+) -> None:
+    if dtype != torch.float32:
+        for path in (bn_run / "ckpts").iterdir():
+            path.unlink()
+        (bn_run / "ckpts").rmdir()
+        train(bn_run / "ckpts", dtype)
+    ended = sewa("select", "-o", "out.safetensors")
+    assert ended.code == 0, ended.err
+    report = json.loads(Path("out.report.json").read_text())
+    assert report["batchnorm"]["layers"] == 1
+    assert report["batchnorm"]["data"] == "training_data"
+    assert report["batchnorm"]["rows"] == 450
+    assert report["batchnorm"]["before"] != report["batchnorm"]["after"] == report["average"]
+
+    written = load_file("out.safetensors")
+    selected = [load_file(path) for path in report["selected_paths"]]
+    averaged = torch.stack([s["norm.running_var"].float() for s in selected]).mean(0)
+    assert written["norm.running_var"].dtype == dtype
+    assert not torch.allclose(written["norm.running_var"].float(), averaged, rtol=1e-4)
+    # integers come from the newest selected checkpoint
+    assert written["norm.num_batches_tracked"] == selected[-1]["norm.num_batches_tracked"]
+    model = make_net(bn_run)
+    load_model(model, "out.safetensors")
+    assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
+
+
+def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
+    assert sewa("select", "--bn", "off", "-o", "out.safetensors").code == 0
+    report = json.loads((bn_run / "out.report.json").read_text())
+    assert report["batchnorm"]["data"] is None
+    selected = [load_file(path)["norm.running_var"] for path in report["selected_paths"]]
+    written = load_file("out.safetensors")["norm.running_var"]
+    torch.testing.assert_close(written, torch.stack(selected).mean(0))
+
+
+def test_without_training_data_the_selection_data_serve(bn_run: Path, sewa: Sewa) -> None:
+    task = bn_run / "task.py"
+    task.write_text(task.read_text().replace("def training_data", "def unused"))
+    assert sewa("select", "-o", "out.safetensors").code == 0
+    report = json.loads((bn_run / "out.report.json").read_text())
+    assert report["batchnorm"]["data"] == "selection_data"
+    assert report["batchnorm"]["rows"] == 250
+
+
+def test_on_without_batchnorm_is_told(run_dir: Path, sewa: Sewa) -> None:
+    ended = sewa("select", "--bn", "on")
+    assert ended.code == 2
+    assert "no BatchNorm layer" in ended.error
+    assert not (run_dir / "averaged.safetensors").exists()
+
+
+def test_apply_rebuilds_the_recomputed_statistics_too(bn_run: Path, sewa: Sewa) -> None:
+    assert sewa("select", "-o", "out.safetensors").code == 0
+    assert sewa("apply", "out.report.json", "-o", "again.safetensors").code == 0
+    assert (bn_run / "again.safetensors").read_bytes() == (bn_run / "out.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_a_report_whose_statistics_are_damaged_is_refused(sewa: Sewa) -> None:
+    assert sewa("select", "-o", "out.safetensors").code == 0
+    report = json.loads(Path("out.report.json").read_text())
+    report["recipe"]["replaced"] = report["recipe"]["replaced"][8:]
+    Path("out.report.json").write_text(json.dumps(report))
+    ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
+    assert ended.code == 3
+    assert "recipe.replaced: " in ended.error
+    assert "is the report intact?" in ended.error
+    assert not Path("again.safetensors").exists()
+
+
+def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
+    torch.manual_seed(0)
+    layer = nn.BatchNorm1d(3)
+    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
+    batches = [torch.randn(n, 3) * n for n in (8, 8, 5, 1)]  # the single row has no variance
+    objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
+    assert recompute_batchnorm(objective, batches) == 22
+    means = sum(len(b) * b.mean(0) for b in batches[:3]) / 21
+    variances = sum(len(b) * b.var(0) for b in batches[:3]) / 21
+    torch.testing.assert_close(layer.running_mean, means)
+    torch.testing.assert_close(layer.running_var, variances)
+    assert layer.num_batches_tracked == 0
+    assert layer.momentum == 0.1
+    assert not layer.training
+
+
+def test_a_layer_used_twice_in_a_pass_weighs_both_uses() -> None:
+    layer = nn.BatchNorm1d(2)
+    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
+    batches = [torch.randn(6, 2) for _ in range(3)]
+
+    def predict(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module(x) + module(x + 10)  # type: ignore[no-any-return]
+
+    objective = Objective(model, predict, lambda o, _: o.mean(), lambda _: None)
+    recompute_batchnorm(objective, batches)
+    torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0) + 5)
+
+
+def test_single_images_have_a_variance_over_their_pixels() -> None:
+    layer = nn.BatchNorm2d(1)
+    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
+    batches = [torch.randn(1, 1, 4, 4) for _ in range(5)]
+    objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
+    assert recompute_batchnorm(objective, batches) == 5
+    expected = torch.stack([b.var() for b in batches]).mean()
+    assert layer.running_var is not None
+    torch.testing.assert_close(layer.running_var[0], expected)
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_a_single_chosen_checkpoint_keeps_its_own_statistics(sewa: Sewa) -> None:
+    assert sewa("select", "--K", 1, "-o", "out.safetensors").code == 0
+    report = json.loads(Path("out.report.json").read_text())
+    assert report["batchnorm"]["data"] is None
+    chosen = load_file(report["selected_paths"][0])
+    assert all(torch.equal(t, chosen[n]) for n, t in load_file("out.safetensors").items())
+
+
+@pytest.mark.parametrize(("mode", "word"), [("eval", "eval mode"), ("train", "train mode")])
+def test_a_predict_that_sets_the_mode_is_told(
+    bn_run: Path, sewa: Sewa, mode: str, word: str
+) -> None:
+    task = bn_run / "task.py"
+    changed = task.read_text().replace(
+        "    return model(signal", f"    model.{mode}()\n    return model(signal"
+    )
+    task.write_text(changed)
+    ended = sewa("select", "-o", "out.safetensors")
+    assert ended.code == 4
+    assert word in ended.error
+    assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_compare_recomputes_the_statistics_of_every_row_alike(sewa: Sewa) -> None:
+    tables = {}
+    for mode in ("auto", "off"):
+        ended = sewa("compare", "--methods", "last,uniform", "--bn", mode, "--format", "json")
+        assert ended.code == 0, ended.err
+        tables[mode] = json.loads(ended.out)
+    assert tables["auto"]["batchnorm"] == "training_data"
+    assert tables["off"]["batchnorm"] is None
+    for row, kept in zip(tables["auto"]["rows"], tables["off"]["rows"], strict=True):
+        assert row["heldout_loss"] != kept["heldout_loss"]
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Sewa) -> None:
+    arguments = ["--methods", "last,uniform,lawa", "--output-best", "best.safetensors"]
+    ended = sewa("compare", *arguments, "--format", "json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    model = make_net(Path())
+    load_model(model, "best.safetensors")
+    best = found["rows"][found["best"]]
+    assert heldout_loss(model) == pytest.approx(best["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("bn_run")
+@pytest.mark.parametrize("arguments", [[], ["--bn", "off"], ["--bn", "on", "--K", 1], ["--K", 1]])
+def test_a_forecast_counts_the_passes_for_batchnorm(sewa: Sewa, arguments: list[object]) -> None:
+    ended = sewa("select", "--dry-run", "--json", *arguments)
+    assert ended.code == 0, ended.err
+    forecast = json.loads(ended.out)
+    assert sewa("select", *arguments).code == 0
+    cost = json.loads(Path("averaged.report.json").read_text())["cost"]
+    for key in ("bytes_read", "forward_passes", "backward_passes"):
+        assert forecast[key] == cost[key], key
+
+
+def small_network() -> FlatModel:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    return FlatModel(model, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("learning", [False, True])
+def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
+    """Against the naive twin: the same network in train mode, or in eval mode."""
+    model = small_network()
+    objective = Objective(
+        model,
+        lambda net, batch: net(batch[0]),
+        lambda outputs, batch: (outputs - batch[1]).square().mean(),
+        torch.Tensor.backward,
+        batch_statistics=learning,
+    )
+    x, y = 3 + 2 * torch.randn(20, 3), torch.randn(20, 2)
+    statistics = {n: b.clone() for n, b in model.module.named_buffers()}
+    loss, gradient = objective.loss_and_gradient(model.flat.clone(), [(x, y)])
+    seen = objective.outputs((x, y)).detach()
+    # nothing is left behind: no statistics, no mode
+    assert all(torch.equal(b, statistics[n]) for n, b in model.module.named_buffers())
+    assert not any(module.training for module in model.module.modules())
+    assert model.module[1].track_running_stats  # type: ignore[index]
+
+    twin = small_network().module.train(learning)
+    outputs = twin(x)
+    twin_loss = (outputs - y).square().mean()
+    twin_loss.backward()
+    assert torch.allclose(seen, outputs, atol=1e-6)
+    assert float(loss) == pytest.approx(twin_loss.item(), rel=1e-5)
+    flat = torch.cat([p.grad.reshape(-1) for p in twin.parameters()])  # type: ignore[union-attr]
+    assert sorted(gradient.tolist()) == pytest.approx(sorted(flat.tolist()), abs=1e-6)
+
+
+def test_a_single_row_is_learned_from_with_the_running_statistics() -> None:
+    model = small_network()
+    objective = Objective(
+        model,
+        lambda net, batch: net(batch),
+        lambda outputs, _: outputs.square().mean(),
+        torch.Tensor.backward,
+        batch_statistics=True,
+    )
+    x = torch.randn(1, 3)
+    assert torch.equal(objective.outputs(x), model.module(x))
+
+
+def test_off_learns_with_averaged_statistics_too(bn_run: Path, sewa: Sewa) -> None:
+    assert bn_run.exists()
+    found = {}
+    for mode in ("auto", "off"):
+        ended = sewa("select", "--bn", mode, "--json", "-o", f"{mode}.safetensors")
+        assert ended.code == 0, ended.err
+        found[mode] = json.loads(ended.out)["history"]
+    assert found["auto"] != found["off"]

@@ -1,0 +1,106 @@
+"""Rows in two sets of data at once are told, wherever the sets meet the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny import Sewa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sewa_cli.objective import overlap
+
+ALL_TRAINED = "\n\ndef training_data():\n    return selection_data()\n"
+ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("command", "more", "told"),
+    [
+        ("validate", ALL_TRAINED, "300 of the 300 selection rows looked at are in training_data"),
+        ("validate", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
+        ("select", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
+        ("compare", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
+    ],
+)
+def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: str) -> None:
+    arguments = ("--methods", "last") if command == "compare" else ()
+    before = sewa(command, *arguments)
+    assert "selection rows looked at" not in before.err
+    Path("task.py").write_text(Path("task.py").read_text() + more)
+    ended = sewa(command, *arguments)
+    assert ended.code == 0, ended.err
+    assert told in ended.err
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("command", ["select", "compare", "validate"])
+def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command: str) -> None:
+    """Nothing else needs them here, and a courtesy is no reason to lose hours of work."""
+    broken = "\n\ndef training_data():\n    yield 1\n    raise OSError('the disk is gone')\n"
+    Path("task.py").write_text(Path("task.py").read_text() + broken)
+    ended = sewa(command, *(("--methods", "last") if command == "compare" else ()))
+    assert ended.code == 0, ended.err
+
+
+def batches(x: torch.Tensor, y: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
+
+
+@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 9), st.integers(1, 9))
+def test_as_many_are_counted_as_there_are(n: int, common: int, size: int, other: int) -> None:
+    """Against the naive twin, in batches of any size and in any order."""
+    common = min(n, common)
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(n))
+    y = torch.arange(n) % 2
+    z = torch.cat([x[:common], x + 10]).flip(0)
+    w = torch.cat([y[:common], y]).flip(0)
+    found = overlap.shared(overlap.row_keys(batches(x, y, size)), batches(z, w, other))
+    assert found == (common if common >= 5 else 0)  # fewer may be chance
+    assert overlap.shared(overlap.row_keys(batches(x, 1 - y, size)), batches(z, w, other)) == 0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"x": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2, dtype=torch.bool)},
+        (np.arange(6.0).reshape(3, 2), ["a", "b", "c"]),
+        [torch.arange(6).view(3, 2).bfloat16(), torch.tensor(0.5)],
+        {"text": ["a", "b", "c"], "label": torch.zeros(3)},
+        {"x": torch.eye(3).to(torch.complex64).conj(), "nothing": None},
+    ],
+)
+def test_rows_have_keys_whatever_the_batch_is_made_of(batch: object) -> None:
+    assert len(set(overlap.row_keys([batch]))) == 3
+
+
+def test_a_few_twins_in_real_data_are_no_reason_to_warn() -> None:
+    x = torch.randn(1000, 3)
+    keys = overlap.row_keys([x])
+    assert overlap.shared(keys, [x[:9]]) == 0
+    assert overlap.shared(keys, [x[:10]]) == 10
+
+
+TEXTS = [f"text {n}" for n in range(50)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [(torch.randn(50, 2), 1), (TEXTS, 1), (["a text"] * 50, 0), ([object()] * 50, 0)],
+)
+def test_rows_that_cannot_be_told_apart_say_nothing(inputs: object, told: int) -> None:
+    """Labels alone are in every set, and an object has no bytes."""
+    data = [(inputs, torch.arange(50) % 2)]
+    warnings: list[str] = []
+    bench = SimpleNamespace(
+        task=SimpleNamespace(selection_data=data, heldout_data=data, training_data=None),
+        config=SimpleNamespace(seed=0),
+        warn=warnings.append,
+    )
+    overlap.warn_of_overlap(bench, training=True)  # type: ignore[arg-type]
+    assert len(warnings) == told

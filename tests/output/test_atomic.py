@@ -1,0 +1,415 @@
+"""Packing: the streamed file is what safetensors would have written, whole or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import stat
+import struct
+from collections.abc import Callable, Generator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from helpers.tiny import Sewa
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sewa_cli.dtypes import DTYPES, Array, as_array, torch_dtype
+from sewa_cli.errors import OutputError
+from sewa_cli.output import atomic as write
+from sewa_cli.output.atomic import (
+    check_free,
+    first_free,
+    publish_together,
+    staged,
+    write_safetensors,
+)
+from sewa_cli.output.average import Averaged
+from sewa_cli.output.folders import check_free_folder
+
+WORDS = {torch_dtype(dtype): word for word, dtype in DTYPES.items()}
+
+
+def some_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> Tensor:
+    """Any bytes are a tensor of any dtype, but a bool must be 0 or 1."""
+    generator = torch.Generator().manual_seed(seed)
+    size = int(torch.Size(shape).numel())
+    high = 2 if dtype == torch.bool else 256
+    raw = torch.randint(0, high, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8)
+    return raw.view(dtype).reshape(shape)
+
+
+def streamed(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    entries = {
+        name: (WORDS[t.dtype], tuple(t.shape), t.numel() * t.itemsize)
+        for name, t in tensors.items()
+    }
+    file = io.BytesIO()
+    write_safetensors(file, entries, whole(tensors.__getitem__), metadata or {})
+    return file.getvalue()
+
+
+def whole(
+    tensor: Callable[[str], Tensor],
+) -> Callable[[Sequence[str]], Generator[tuple[str, Array], None, None]]:
+    """Every tensor in one piece."""
+    return lambda names: ((name, as_array(tensor(name))) for name in names)
+
+
+def raw(tensor: Tensor) -> bytes:
+    """Compared as bytes, since a NaN does not equal itself."""
+    return bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist())
+
+
+def header_of(data: bytes) -> tuple[dict[str, dict[str, list[int]]], int]:
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), 8 + length
+
+
+# ---- the format ------------------------------------------------------------------------------
+
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
+    lambda name: name != "__metadata__"
+)
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+tensors_by_name = st.dictionaries(
+    names,
+    st.builds(some_tensor, st.sampled_from(list(WORDS)), shapes, st.integers(0, 2**31)),
+    min_size=1,  # the library cannot read its own empty file
+    max_size=6,
+)
+
+
+@given(tensors=tensors_by_name, metadata=st.dictionaries(names, names, max_size=3))
+def test_the_library_reads_what_we_stream_as_it_reads_its_own(
+    tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> None:
+    ours = safetensors.torch.load(streamed(tensors, metadata))
+    theirs = safetensors.torch.load(safetensors.torch.save(tensors, metadata))
+    assert ours.keys() == theirs.keys() == tensors.keys()
+    for name, expected in theirs.items():
+        assert ours[name].dtype == expected.dtype
+        assert ours[name].shape == expected.shape
+        assert raw(ours[name]) == raw(expected) == raw(tensors[name])
+
+
+@pytest.mark.parametrize("dtype", list(WORDS), ids=list(DTYPES))
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (3, 5)], ids=str)
+def test_a_file_of_any_dtype_and_shape_loads_from_disk(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    tensor = some_tensor(dtype, shape, seed=1)
+    path, reference = tmp_path / "ours.safetensors", tmp_path / "theirs.safetensors"
+    path.write_bytes(streamed({"only": tensor}))
+    safetensors.torch.save_file({"only": tensor}, reference)
+    ours = safetensors.torch.load_file(path)["only"]
+    theirs = safetensors.torch.load_file(reference)["only"]
+    assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape) == (dtype, torch.Size(shape))
+    assert raw(ours) == raw(theirs)
+
+
+@given(tensors=tensors_by_name)
+def test_every_tensor_is_aligned_to_its_elements(tensors: dict[str, Tensor]) -> None:
+    header, start = header_of(streamed(tensors))
+    for name, tensor in tensors.items():
+        assert (start + header[name]["data_offsets"][0]) % tensor.itemsize == 0, name
+
+
+def test_a_view_is_written_as_what_it_shows() -> None:
+    base = np.arange(12, dtype=np.float32).reshape(3, 4)
+    views = {"turned": base.T, "strided": base[:, ::2]}
+    entries = {name: ("F32", view.shape, view.nbytes) for name, view in views.items()}
+    file = io.BytesIO()
+    write_safetensors(file, entries, lambda names: ((n, views[n]) for n in names), {})
+    loaded = safetensors.torch.load(file.getvalue())
+    for name, view in views.items():
+        assert loaded[name].numpy().tolist() == view.tolist()
+
+
+def test_the_same_tensors_give_the_same_bytes_whatever_their_order() -> None:
+    one = {"b": torch.ones(2), "a": torch.zeros(2).bfloat16(), "c": torch.tensor(3)}
+    two = dict(reversed(one.items()))
+    assert streamed(one, {"x": "1", "y": "2"}) == streamed(two, {"y": "2", "x": "1"})
+
+
+def test_tensors_are_asked_for_one_by_one_in_the_order_of_the_file() -> None:
+    """So a mean is made when it is written, and no two stand in memory."""
+    asked: list[tuple[str, int]] = []
+    file = io.BytesIO()
+
+    def tensor(name: str) -> Tensor:
+        asked.append((name, file.tell()))
+        return torch.ones(1000)
+
+    entries = dict.fromkeys("cab", ("F32", (1000,), 4000))
+    write_safetensors(file, entries, whole(tensor), {})
+    _, start = header_of(file.getvalue())
+    assert asked == [("a", start), ("b", start + 4000), ("c", start + 8000)]
+
+
+def test_the_metadata_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(streamed({"w": torch.ones(1)}, {"sewa_steps": "10,20", "note": 'ä "quoted"'}))
+    with safetensors.safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"sewa_steps": "10,20", "note": 'ä "quoted"'}
+
+
+def test_a_tensor_of_another_size_than_the_header_says_is_refused() -> None:
+    with pytest.raises(ValueError, match="w: 12 bytes instead of 8"):
+        write_safetensors(io.BytesIO(), {"w": ("F32", (2,), 8)}, whole(lambda _: torch.ones(3)), {})
+
+
+# ---- whole or not at all -----------------------------------------------------------------------
+
+
+def test_nothing_stands_under_the_final_name_before_commit(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    with staged(path) as stage:
+        stage.file.write(b"new")
+        stage.file.flush()
+        assert not path.exists()
+        publish_together([stage])
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def write_half(path: Path, force: bool, kind: type[BaseException]) -> None:
+    with staged(path, force) as stage:
+        stage.file.write(b"half")
+        raise kind
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RuntimeError])
+def test_an_exception_in_mid_write_leaves_nothing(
+    tmp_path: Path, kind: type[BaseException], force: bool
+) -> None:
+    with pytest.raises(kind):
+        write_half(tmp_path / "out.bin", force, kind)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_in_mid_write_keeps_what_force_would_have_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"old")
+    with pytest.raises(KeyboardInterrupt):
+        write_half(path, True, KeyboardInterrupt)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_was_never_committed_is_not_written(tmp_path: Path) -> None:
+    with staged(tmp_path / "out.bin") as stage:
+        stage.file.write(b"all of it")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_force_replaces_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.bin"
+    path.write_bytes(b"old")
+    with staged(path, force=True) as stage:
+        stage.file.write(b"new")
+        publish_together([stage])
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_a_file_that_appears_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool
+) -> None:
+    if not hard_links:
+        monkeypatch.setattr(os, "link", no_hard_links)
+    path = tmp_path / "out.bin"
+    check_free(path, force=False)
+    with staged(path) as stage:
+        stage.file.write(b"ours")
+        path.write_bytes(b"theirs")
+        with pytest.raises(OutputError, match=r"out\.bin: .*--force"):
+            publish_together([stage])
+    assert path.read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def no_hard_links(*_paths: object) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+def test_a_file_system_without_hard_links_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", no_hard_links)
+    path = tmp_path / "out.bin"
+    with staged(path) as stage:
+        stage.file.write(b"new")
+        publish_together([stage])
+    assert path.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_bytes_are_on_the_disk_before_they_get_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real, synced = tmp_path / "out.bin", os.fsync, []
+
+    def fsync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size, path.exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with staged(path) as stage:
+        stage.file.write(b"new")
+        publish_together([stage])
+    assert synced[0] == (path.stat().st_ino, 3, False)
+
+
+def test_an_output_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
+    """Temporary files of other tools are for their owner only; a colleague would find it shut."""
+    (tmp_path / "usual").touch()
+    with staged(tmp_path / "out.bin") as stage:
+        publish_together([stage])
+    assert (tmp_path / "out.bin").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+def test_a_folder_that_is_gone_by_the_time_of_writing_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "out.bin"
+    with pytest.raises(OutputError, match=r"out\.bin: cannot be written: No such file"):
+        staged(path).__enter__()
+
+
+def test_ctrl_c_in_mid_write_leaves_nothing_of_a_run(
+    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = write._bytes, iter(range(100))
+
+    def interrupted(array: Array) -> memoryview:
+        if next(calls) == 2:
+            raise KeyboardInterrupt
+        return real(array)
+
+    monkeypatch.setattr(write, "_bytes", interrupted)
+    before = {path for path in run_dir.rglob("*") if "__pycache__" not in path.parts}
+    ended = sewa("select", "-o", "best.safetensors")
+    assert next(calls) == 3  # it was in mid-write
+    assert ended.code == 130
+    assert ended.out == ""
+    assert {path for path in run_dir.rglob("*") if "__pycache__" not in path.parts} == before
+
+
+def test_force_that_fails_half_way_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / name for name in ("one", "two")]
+    for path in paths:
+        path.write_bytes(b"old")
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if target == paths[1]:
+            raise OSError(errno.EIO, "broken")
+        real(source, target)
+
+    with staged(paths[0], force=True) as one, staged(paths[1], force=True) as two:
+        one.file.write(b"new")
+        two.file.write(b"new")
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(OutputError, match="broken"):
+            publish_together([one, two])
+    assert [path.read_bytes() for path in paths] == [b"old", b"old"]
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+# ---- what is no file -------------------------------------------------------------------------
+
+
+def node(path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(path)
+        return
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except OSError:
+        pytest.skip("only root makes devices")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+@pytest.mark.parametrize("option", ["-o", "--report"])
+def test_force_replaces_no_device_and_no_pipe(
+    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, kind: str, option: str
+) -> None:
+    monkeypatch.setattr(Averaged, "write", None)  # calling it would be an error: too late
+    node(run_dir / "special", kind)
+    mode = (run_dir / "special").stat().st_mode
+    for command in (["average", "ckpts"], ["select"]):
+        for force in ([], ["--force"]):
+            ended = sewa(*command, option, "special", *force)
+            assert ended.code == 3, ended.err
+            assert "special: is not a regular file; " in ended.error
+            assert "--force" not in ended.error
+            assert (run_dir / "special").stat().st_mode == mode
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/stdout", "/dev/out", "/dev/fd/1"])
+@pytest.mark.parametrize("force", [False, True])
+def test_nothing_in_dev_is_replaced_even_if_it_leads_to_a_file(name: str, force: bool) -> None:
+    """Under pytest standard output is a file, and so is what /dev/stdout leads to."""
+    with pytest.raises(OutputError, match=f"{name}: is not a regular file; .*use -o - for"):
+        check_free(Path(name), force)
+
+
+@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
+def test_no_folder_is_made_in_dev() -> None:
+    with pytest.raises(OutputError, match="/dev/averaged: /dev is for devices"):
+        check_free_folder(Path("/dev/averaged"), True, lambda _: True)
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm")
+def test_shared_memory_is_a_place_for_files() -> None:
+    check_free(Path("/dev/shm/sewa-test.safetensors"), force=True)
+    check_free_folder(Path("/dev/shm/sewa-test"), True, lambda _: True)
+
+
+# ---- free names ------------------------------------------------------------------------------
+
+
+def report_of(path: Path) -> list[Path]:
+    return [path.with_name(f"{path.stem}.report.json")]
+
+
+@pytest.mark.parametrize(
+    ("taken", "free"),
+    [
+        ([], "averaged.safetensors"),
+        (["averaged.safetensors"], "averaged-2.safetensors"),
+        (["averaged.report.json"], "averaged-2.safetensors"),
+        (["averaged.safetensors", "averaged-2.report.json"], "averaged-3.safetensors"),
+        (["averaged-2.safetensors"], "averaged.safetensors"),
+        (["averaged.safetensors", "averaged-3.safetensors"], "averaged-2.safetensors"),
+    ],
+)
+def test_the_first_free_name_has_a_free_report_too(
+    tmp_path: Path, taken: list[str], free: str
+) -> None:
+    for name in taken:
+        (tmp_path / name).touch()
+    assert first_free(tmp_path / "averaged.safetensors", report_of) == tmp_path / free
+
+
+def test_a_second_run_without_a_named_output_takes_the_next_name(run_dir: Path, sewa: Sewa) -> None:
+    assert sewa("select").code == 0
+    first = (run_dir / "averaged.safetensors").read_bytes()
+    ended = sewa("select", "--seed", 5)
+    assert ended.code == 0
+    assert "wrote averaged-2.safetensors" in ended.err
+    assert (run_dir / "averaged-2.report.json").is_file()
+    assert (run_dir / "averaged.safetensors").read_bytes() == first
+    assert sewa("select", "--force").code == 0
+    assert not (run_dir / "averaged-3.safetensors").exists()

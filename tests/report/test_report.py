@@ -1,0 +1,113 @@
+"""The report says what happened, fits its schema, and is enough to build the file again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from helpers.tiny import Sewa
+
+
+@pytest.fixture
+def reported(run_dir: Path, sewa: Sewa) -> dict[str, Any]:
+    ended = sewa("select", "-o", "out.safetensors")
+    assert ended.code == 0, ended.err
+    report: dict[str, Any] = json.loads((run_dir / "out.report.json").read_text())
+    return report
+
+
+def test_a_real_report_fits_the_schema_that_sewa_prints(
+    reported: dict[str, Any], sewa: Sewa
+) -> None:
+    schema = json.loads(sewa("schema").out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(reported, schema)
+    for key in schema["properties"]:
+        assert key in reported
+    assert json.loads(sewa("schema", "inspect").out)["title"] == "Inspection"
+    assert sewa("schema", "nonsense").code == 2
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**reported, "selected": ["first"]}, schema)
+
+
+def test_the_report_names_every_candidate_and_what_was_chosen(reported: dict[str, Any]) -> None:
+    candidates = reported["candidates"]
+    assert [c["index"] for c in candidates] == list(range(12))
+    assert [c["step"] for c in candidates] == list(range(10, 130, 10))
+    assert len(reported["selected"]) == 4
+    assert reported["selected_paths"] == [candidates[i]["path"] for i in reported["selected"]]
+    assert reported["selected_steps"] == [candidates[i]["step"] for i in reported["selected"]]
+    chosen = {candidates[i]["probability"] for i in reported["selected"]}
+    others = {c["probability"] for c in candidates if c["index"] not in reported["selected"]}
+    assert min(chosen) >= max(others)
+
+
+def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
+    # 3 batches of selection and 3 of held-out data; 4 evaluations; 8 iterations × 2 samples
+    assert reported["cost"]["forward_passes"] == 4 * (3 + 3) + 8 * 2
+    assert reported["cost"]["backward_passes"] == 8 * 2
+    weights = 4 * (6 * 16 + 16 + 16 * 2 + 2)
+    # all 12 into W, and the 4 chosen twice: to be evaluated, to be written
+    assert reported["cost"]["bytes_read"] == (12 + 2 * 4) * weights
+    assert reported["cost"]["peak_memory_bytes"] > 10**7
+    assert len(reported["history"]) == 8
+    assert reported["selection_rows"] == reported["heldout_rows"] == 300
+    assert reported["config"]["gumbel"]["iterations"] == 8
+    assert reported["config"]["gumbel"]["temperature"] == 0.5
+
+
+def test_apply_gives_the_same_bytes(reported: dict[str, Any], run_dir: Path, sewa: Sewa) -> None:
+    assert reported["recipe"]["replaced"] is None
+    ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
+    assert ended.code == 0, ended.err
+    assert (run_dir / "again.safetensors").read_bytes() == (
+        run_dir / "out.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.usefixtures("reported")
+def test_apply_finds_the_checkpoints_of_a_folder_that_was_moved(
+    run_dir: Path, sewa: Sewa, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    moved = tmp_path_factory.mktemp("elsewhere") / "run"
+    shutil.copytree(run_dir, moved)
+    shutil.rmtree(run_dir / "ckpts")
+    ended = sewa("apply", moved / "out.report.json", "-o", "again.safetensors")
+    assert ended.code == 0, ended.err
+    assert (run_dir / "again.safetensors").read_bytes() == (moved / "out.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("change", ["size", "hash", "gone"])
+def test_apply_refuses_when_an_input_has_changed(
+    reported: dict[str, Any], sewa: Sewa, change: str
+) -> None:
+    victim = Path(reported["selected_paths"][1])
+    content = victim.read_bytes()
+    if change == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes(content + b" " if change == "size" else content[:-1] + b"\x7f")
+    ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
+    assert ended.code == 3
+    assert victim.name in ended.error
+    assert {"size": "bytes", "hash": "SHA-256", "gone": "gone"}[change] in ended.error
+    assert not Path("again.safetensors").exists()
+
+
+@pytest.mark.usefixtures("reported")
+def test_apply_never_overwrites_without_force(sewa: Sewa) -> None:
+    before = Path("sewa.yaml").read_bytes()
+    assert sewa("apply", "out.report.json", "-o", "sewa.yaml").code == 3
+    assert Path("sewa.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not json", '{"schema_version": 99}'])
+def test_apply_refuses_what_is_no_report(run_dir: Path, sewa: Sewa, text: str) -> None:
+    (run_dir / "odd.json").write_text(text)
+    ended = sewa("apply", "odd.json", "-o", "again.safetensors")
+    assert ended.code == 3
+    assert "odd.json: not a report of sewa" in ended.error

@@ -1,0 +1,62 @@
+"""The sample configs run as their README says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.tiny import Sewa
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "checkpoints"),
+    [
+        ("huggingface_causal_lm", 25),
+        ("huggingface_sequence_classification", 30),
+        ("classification_npz", 30),
+    ],
+)
+def test_a_sample_without_a_task_runs_as_its_readme_says(
+    sample: str, checkpoints: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    commands = (SAMPLES / sample / "README.md").read_text()
+    assert "$ python train.py\n$ sewa select\n" in commands
+    made = shutil.ignore_patterns("ckpts", "data", "model", "trainer", "averaged*")
+    shutil.copytree(SAMPLES / sample, tmp_path / "run", ignore=made)
+    monkeypatch.chdir(tmp_path / "run")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
+    # fewer rows and iterations than the sample has, to be quick
+    ended = sewa("select", "--iterations", 20, "--set", "args.limit=150")
+    assert ended.code == 0, ended.err
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert report["k"] == checkpoints
+    last = report["references"]["last"]
+    assert report["average"]["heldout_loss"] < last["heldout_loss"]
+
+
+def test_the_batchnorm_sample_trains_and_selects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    shutil.copytree(
+        SAMPLES / "digits_batchnorm", tmp_path / "run", ignore=shutil.ignore_patterns("ckpts")
+    )
+    monkeypatch.chdir(tmp_path / "run")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
+    ended = sewa("select")
+    assert ended.code == 0, ended.err
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert report["k"] == 30
+    assert report["K"] == 8
+    assert report["batchnorm"]["layers"] == 2
+    assert report["batchnorm"]["data"] == "training_data"
+    assert report["average"]["metrics"]["accuracy"] > 0.95
+    assert report["average"]["heldout_loss"] < report["references"]["last"]["heldout_loss"]

@@ -1,0 +1,282 @@
+"""`task: classification`: any model function, on arrays or a folder of images."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.hf_runs import COLOURS, write_images
+from helpers.tiny import Sewa, train_tiny
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+from sewa_cli.callbacks import save_weights
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.task import load_task
+from sewa_cli.task.ready.arrays import open_arrays
+
+NET = """
+from torch import nn
+
+def make_net(width=16):
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 2))
+
+def make_conv():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+
+number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def forget_imports() -> Iterator[None]:
+    """The net.py of one test must not answer for that of another."""
+    path, known = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in {"net", "nets", "nets.small"} & set(sys.modules) - known:
+        del sys.modules[name]
+
+
+def arrays(seed: int, rows: int = 130) -> dict[str, Any]:
+    x = np.random.default_rng(seed).standard_normal((rows, 6)).astype(np.float32)
+    return {"x": x, "y": (x[:, 0] * x[:, 1] > 0).astype(np.int64)}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Arrays, a net.py, twelve checkpoints of it, and the YAML; and we are elsewhere."""
+    folder = tmp_path / "run"
+    train_tiny(folder / "ckpts")
+    (folder / "net.py").write_text(NET)
+    np.savez(folder / "selection.npz", **arrays(1))
+    np.savez_compressed(folder / "heldout.npz", **arrays(2))
+    (folder / "sewa.yaml").write_text(
+        "task: classification\n"
+        "args:\n"
+        "  model: net.py:make_net\n"
+        "  model_args: {width: 16}\n"
+        "  selection: selection.npz\n"
+        "  heldout: heldout.npz\n"
+        "  batch_size: 50\n"
+        "checkpoints: ckpts/\nK: 4\ndevice: cpu\ngumbel: {iterations: 8}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def test_select_reports_the_loss_and_accuracy_of_the_written_file(run: Path, sewa: Sewa) -> None:
+    ended = sewa("select", "--config", run / "sewa.yaml", "-o", "out.safetensors", "--json")
+    assert ended.code == 0, ended.err
+    average = json.loads(ended.out)["average"]
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    model.load_state_dict(load_file("out.safetensors"))
+    x, y = (torch.from_numpy(array) for array in arrays(2).values())
+    with torch.no_grad():
+        outputs = model(x)
+    assert average["heldout_loss"] == pytest.approx(float(F.cross_entropy(outputs, y)), rel=1e-5)
+    right = float((outputs.argmax(1) == y).double().mean())
+    assert average["metrics"] == {"accuracy": pytest.approx(right, abs=1e-9)}
+
+
+def test_a_model_may_be_a_function_of_a_module(
+    run: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / "nets").mkdir()
+    (run / "nets" / "small.py").write_text(NET)
+    monkeypatch.chdir(run)
+    ended = sewa("validate", "--set", "args.model=nets.small:make_net")
+    assert ended.code == 0, ended.err
+    ended = sewa("validate", "--set", "args.model=nets.other:make_net")
+    assert ended.code == 4
+    assert "nets.other: no such module" in ended.error
+
+
+def task_args(run: Path, **others: Any) -> dict[str, Any]:
+    return {
+        "model": f"{run / 'net.py'}:make_net",
+        "selection": run / "selection.npz",
+        **others,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "make_net"}, "args.model: must look like package.module:function"),
+        ({"x": "images"}, "selection.npz: no array 'images'; there are x, y"),
+        ({"size": 8}, "args: .npz files have no size"),
+        ({"loss": "hinge"}, "args.loss: must be 'cross-entropy' or 'mse', found 'hinge'"),
+        ({"Batch_size": 8}, "args.Batch_size: unknown key; did you mean batch_size?"),
+        ({"y": "x"}, "x: must be whole numbers, one a row, found float32 [130, 6]"),
+    ],
+)
+def test_wrong_args_are_told_in_one_line(change: dict[str, Any], said: str, run: Path) -> None:
+    with pytest.raises((ConfigError, TaskError)) as caught:
+        load_task("classification", task_args(run) | change)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_function_of_the_module_is_told(run: Path) -> None:
+    for name in ("nothing", "number"):
+        with pytest.raises(TaskError, match=rf"args\.model: .*net\.py has no function {name}"):
+            load_task("classification", task_args(run, model=f"{run / 'net.py'}:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"x": np.zeros((3, 6)), "y": np.zeros(4, dtype=int)}, "3 rows of x, but 4 of y"),
+        ({"x": np.zeros((0, 6)), "y": np.zeros(0, dtype=int)}, "x: holds no rows"),
+        ({"x": np.zeros((2, 6)), "y": np.array([1, -1])}, "y: row 2: -1 is not a class"),
+        ({"x": np.array(["a", "b"]), "y": np.array([0, 1])}, "x: must be numbers, found <U1"),
+        ({"x": np.array([{}, 1]), "y": np.array([0, 1])}, "Object arrays cannot be loaded"),
+    ],
+)
+def test_bad_arrays_are_told_in_one_line(content: dict[str, Any], said: str, run: Path) -> None:
+    for save in (np.savez, np.savez_compressed):
+        save(run / "bad.npz", **content)
+        with pytest.raises(TaskError) as caught:
+            load_task("classification", task_args(run, selection=run / "bad.npz"))
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_npz_is_told(run: Path) -> None:
+    whole = (run / "selection.npz").read_bytes()
+    for content in (b"", b"no zip", whole[: len(whole) // 2]):
+        (run / "bad.npz").write_bytes(content)
+        with pytest.raises(TaskError, match=r"bad\.npz: cannot be read as \.npz"):
+            load_task("classification", task_args(run, selection=run / "bad.npz"))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_plain_npz_files_are_mapped_and_compressed_ones_read(tmp_path: Path, order: Any) -> None:
+    content: dict[str, Any] = {"x": np.asarray(arrays(0)["x"], order=order), "y": arrays(0)["y"]}
+    for save, mapped in ((np.savez, True), (np.savez_compressed, False)):
+        save(tmp_path / "a.npz", **content)
+        for array, expected in zip(
+            open_arrays(tmp_path / "a.npz", "x", "y"), content.values(), strict=True
+        ):
+            assert np.array_equal(array, expected)
+            assert array.dtype == expected.dtype
+            assert isinstance(array, np.memmap) is mapped
+
+
+def test_whole_numbers_stay_so_unless_scaled(run: Path) -> None:
+    x = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    np.savez(run / "bytes.npz", x=x, y=np.array([0, 1, 0, 1], dtype=np.int32))
+    for scale, dtype, top in ((None, torch.int64, 23), (1 / 23, torch.float32, 1)):
+        args = task_args(run, selection=run / "bytes.npz", scale=scale)
+        if scale is None:
+            del args["scale"]
+        [batch] = load_task("classification", args).selection_data
+        assert batch["x"].dtype == dtype
+        assert float(batch["x"].max()) == pytest.approx(top)
+
+
+def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
+    y = np.random.default_rng(0).standard_normal((20, 2))
+    parts = {"selection": run / "numbers.npz", "heldout": run / "more.npz"}
+    for path in parts.values():
+        np.savez(path, x=arrays(0, 20)["x"], y=y)
+    args = task_args(run) | parts | {"loss": "mse", "batch_size": 20}
+    task = load_task("classification", args)
+    model = task.build_model()
+    [batch] = task.selection_data
+    with torch.no_grad():
+        outputs = task.predict(model, batch)
+        found = task.loss(outputs, batch)
+    assert float(found) == pytest.approx(float(F.mse_loss(outputs, batch["targets"])), rel=1e-6)
+    assert task.metrics is not None
+    error = float((outputs - batch["targets"]).abs().mean())
+    assert task.metrics(model) == {"mean_absolute_error": pytest.approx(error, rel=1e-5)}
+
+
+# ---- a folder of images -------------------------------------------------------------------------
+
+
+def image_args(run: Path) -> dict[str, Any]:
+    for seed, part in enumerate(("selection", "heldout", "training")):
+        write_images(run / part, 12, seed)
+    parts = {part: run / part for part in ("selection", "heldout", "training")}
+    return {"model": f"{run / 'net.py'}:make_conv", **parts, "size": 8}
+
+
+def test_images_of_a_folder_are_resized_scaled_and_normalised(run: Path) -> None:
+    mean, std = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
+    settings = {"size": [8, 6], "mean": mean, "std": std, "batch_size": 5}
+    task = load_task("classification", image_args(run) | settings)
+    assert "labels in sorted order: blue=0, green=1, red=2" in task.notes
+    assert task.heldout_data is not None
+    seen = []
+    for batch in task.heldout_data:
+        assert batch["x"].shape[1:] == (3, 8, 6)
+        seen += list(zip(batch["x"], batch["targets"].tolist(), strict=True))
+    assert len(seen) == 12
+    for i in range(12):
+        colour = COLOURS[i % 3]
+        image = Image.open(run / "heldout" / colour / f"{i}.png").resize((6, 8))
+        naive = (np.asarray(image) / 255 - mean) / std
+        naive_pixels = torch.tensor(naive.transpose(2, 0, 1), dtype=torch.float32)
+        assert any(
+            label == i % 3 and torch.allclose(x, naive_pixels, atol=1e-5) for x, label in seen
+        )
+
+
+def test_a_net_with_batchnorm_on_a_folder_of_images_end_to_end(run: Path, sewa: Sewa) -> None:
+    args = image_args(run)
+    task = load_task("classification", args)
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    for step in range(1, 7):
+        for batch in task.selection_data:
+            optimizer.zero_grad()
+            task.loss(model(batch["x"]), batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        save_weights(model, run / "conv", step)
+    (run / "images.yaml").write_text(
+        "task: classification\n"
+        "args: {model: net.py:make_conv, selection: selection, heldout: heldout, "
+        "training: training, size: 8}\n"
+        "checkpoints: conv\nK: 3\ndevice: cpu\ngumbel: {iterations: 3}\n"
+    )
+    ended = sewa("select", "--config", run / "images.yaml", "-o", "o.safetensors", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert report["batchnorm"]["data"] == "training_data"
+    model.load_state_dict(load_file("o.safetensors"))
+    assert task.heldout_data is not None
+    [batch] = task.heldout_data
+    with torch.no_grad():
+        loss = F.cross_entropy(model.eval()(batch["x"]), batch["targets"])
+    assert report["average"]["heldout_loss"] == pytest.approx(float(loss), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"size": None}, "args: `size` is missing: images are resized to it"),
+        ({"size": [8]}, "args.size: must be a number of pixels, or [height, width], found [8]"),
+        ({"mean": [0.5]}, "args: `mean` must be a list of 3 numbers"),
+        ({"scale": 0.5}, "args: folders of images have no scale"),
+        ({"classes": ["red", "green"]}, "label: 'blue' is not a label; the data has red, green"),
+    ],
+)
+def test_wrong_args_for_images_are_told(change: dict[str, Any], said: str, run: Path) -> None:
+    args = image_args(run) | change
+    if args["size"] is None:
+        del args["size"]
+    with pytest.raises((ConfigError, TaskError)) as caught:
+        load_task("classification", args)
+    assert said in str(caught.value)

@@ -1,0 +1,621 @@
+"""`task: huggingface`: every kind end to end, each loss compared with transformers' own."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+import transformers
+from helpers.hf_runs import (
+    COLOURS,
+    build,
+    load,
+    text_rows,
+    tokenizer,
+    train,
+    write_images,
+    write_model,
+    write_rows,
+)
+from helpers.tiny import Sewa
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.task import load_task
+from sewa_cli.task.ready.huggingface import CLASSES
+
+KINDS = list(CLASSES)
+NAMES = {
+    "sequence-classification": ["few", "many"],
+    "token-classification": ["short", "long"],  # not in sorted order
+    "image-classification": COLOURS,
+}
+Batch = dict[str, Tensor]
+
+
+def as_transformers(batch: dict[str, Any], kind: str) -> Batch:
+    """A batch of ours as transformers wants it: labels where they stand, not shifted."""
+    inputs = {k: x for k, x in batch.items() if isinstance(x, Tensor) and k != "targets"}
+    labels = batch["targets"]
+    if kind == "causal-lm":
+        labels = torch.cat([torch.full_like(labels[:, :1], -100), labels[:, :-1]], dim=1)
+    return {**inputs, "labels": labels}
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A run of each kind: model/, data/, ckpts/ and sewa.yaml; made when first asked for."""
+    made: dict[str, Path] = {}
+
+    def run(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = make_run(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return run
+
+
+def make_run(folder: Path, kind: str, dtype: torch.dtype | None = None) -> Path:
+    write_model(folder / "model", kind, NAMES.get(kind, ()))
+    if kind == "image-classification":
+        for seed, part in enumerate(("selection", "heldout")):
+            rows = write_images(folder / "data" / part, 30, seed)
+            rows = [{**row, "image": f"{part}/{row['image']}"} for row in rows]
+            write_rows(folder / "data" / f"{part}.jsonl", rows)
+    else:
+        rows = text_rows()
+        write_rows(folder / "data" / "selection.jsonl", rows[:60])
+        write_rows(folder / "data" / "heldout.jsonl", rows[60:107])  # the last batch is short
+    text = f"""\
+        task: huggingface
+        args:
+          kind: {kind}
+          model: model
+          selection: data/selection.jsonl
+          heldout: data/heldout.jsonl
+        checkpoints: ckpts/
+        K: 3
+        device: cpu
+        gumbel: {{iterations: 4}}
+    """
+    (folder / "sewa.yaml").write_text("".join(f"{line[8:]}\n" for line in text.splitlines()))
+    torch.manual_seed(0)
+    model = build(kind, folder / "model")
+    task = load_task("huggingface", args_of(folder, kind))
+    train(
+        model,
+        [as_transformers(batch, kind) for batch in task.selection_data],
+        folder / "ckpts",
+        dtype=dtype,
+    )
+    return folder
+
+
+def args_of(folder: Path, kind: str, **others: Any) -> dict[str, Any]:
+    data = {part: folder / "data" / f"{part}.jsonl" for part in ("selection", "heldout")}
+    return {"kind": kind, "model": folder / "model", **data, **others}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def naive_examples(folder: Path, kind: str, part: str) -> list[Batch]:
+    """Rows one by one, straight from the file, labelled as transformers' documents say."""
+    rows = read_rows(folder / "data" / f"{part}.jsonl")
+    if kind == "image-classification":
+        processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "model")
+        return [
+            {
+                **processor(Image.open(folder / "data" / row["image"]), return_tensors="pt"),
+                "labels": torch.tensor([COLOURS.index(row["label"])]),
+            }
+            for row in rows
+        ]
+    words = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    limit: dict[str, Any] = {"truncation": True, "max_length": 32, "return_tensors": "pt"}
+    examples = []
+    for row in rows:
+        if kind == "token-classification":
+            encoded = words(row["tokens"], is_split_into_words=True, **limit)
+            labels = []
+            for place, word in enumerate(encoded.word_ids()):
+                first = word is not None and encoded.word_ids().index(word) == place
+                labels.append(NAMES[kind].index(row["tags"][word]) if first else -100)
+            examples.append({**encoded, "labels": torch.tensor([labels])})
+        elif kind == "sequence-classification":
+            label = torch.tensor([NAMES[kind].index(row["label"])])
+            examples.append({**words(row["text"], **limit), "labels": label})
+        else:
+            encoded = words(row["text"], **limit)
+            examples.append({**encoded, "labels": encoded["input_ids"]})
+    return examples
+
+
+def naive_loss(model: Any, examples: list[Batch], kind: str) -> tuple[float, float]:
+    """Mean of model(**batch).loss over all labels that count, and the accuracy over them."""
+    total, count, right = 0.0, 0, 0
+    for example in examples:
+        labels = example["labels"][:, 1:] if kind == "causal-lm" else example["labels"]
+        n = int((labels != -100).sum())
+        if n == 0:
+            continue
+        with torch.no_grad():
+            outputs = model(**example)
+        logits = outputs.logits[:, :-1] if kind == "causal-lm" else outputs.logits
+        total += n * float(outputs.loss)
+        right += int((logits.argmax(-1) == labels).sum())
+        count += n
+    return total / count, right / count
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_select_reports_the_loss_of_the_written_file_as_transformers_computes_it(
+    kind: str, runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
+) -> None:
+    folder, output = runs(kind), tmp_path / "averaged.safetensors"
+    ended = sewa("select", "--config", folder / "sewa.yaml", "-o", output, "--json")
+    assert ended.code == 0, ended.err
+    average = json.loads(ended.out)["average"]
+    if kind == "masked-lm":  # masks are drawn, so the naive twin must be given them
+        task = load_task("huggingface", args_of(folder, kind, batch_size=1))
+        assert task.heldout_data is not None
+        examples = [as_transformers(batch, kind) for batch in task.heldout_data]
+    else:
+        examples = naive_examples(folder, kind, "heldout")
+    loss, accuracy = naive_loss(load(kind, folder / "model", output), examples, kind)
+    assert average["heldout_loss"] == pytest.approx(loss, rel=1e-4)
+    name = "token_accuracy" if kind in ("causal-lm", "masked-lm") else "accuracy"
+    assert average["metrics"][name] == pytest.approx(accuracy, abs=1e-9)
+    if kind in ("causal-lm", "masked-lm"):
+        assert average["metrics"]["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_mean_does_not_depend_on_the_batches_and_splits_into_rows(
+    kind: str, runs: Callable[[str], Path]
+) -> None:
+    folder = runs(kind)
+    means = []
+    for size in (1, 7, 60):
+        task = load_task("huggingface", args_of(folder, kind, batch_size=size))
+        torch.manual_seed(3)
+        model = FlatModel(task.build_model(), torch.device("cpu"))
+        units = Objective(model, task.predict, task.loss, task.backward).unit_losses(
+            task.selection_data
+        )
+        assert units.rows is not None
+        assert float(units.rows.mean()) == pytest.approx(units.mean, rel=1e-5)
+        means.append(units.mean)
+    assert means == pytest.approx([means[0]] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["causal-lm", "sequence-classification"])
+def test_validate_says_that_all_fits(
+    kind: str, runs: Callable[[str], Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs(kind))
+    ended = sewa("validate", "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)
+    assert found["task"] == "huggingface"
+    assert found["checkpoints"] == 6
+    assert found["heldout_data"]
+    assert found["metrics"]
+
+
+def test_bf16_checkpoints_with_tied_embeddings_stay_so(tmp_path: Path, sewa: Sewa) -> None:
+    folder = make_run(tmp_path, "causal-lm", dtype=torch.bfloat16)
+    names = set(load_file(folder / "ckpts" / "step-2.safetensors"))
+    assert "transformer.wte.weight" in names
+    assert "lm_head.weight" not in names
+    output = tmp_path / "averaged.safetensors"
+    ended = sewa("select", "--config", folder / "sewa.yaml", "-o", output, "--json")
+    assert ended.code == 0, ended.err
+    weights = load_file(output)
+    assert set(weights) == names
+    assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+    loss, _ = naive_loss(
+        load("causal-lm", folder / "model", output),
+        naive_examples(folder, "causal-lm", "heldout"),
+        "causal-lm",
+    )
+    found = json.loads(ended.out)["average"]["heldout_loss"]
+    assert found == pytest.approx(loss, rel=1e-4)
+
+
+def test_every_average_is_judged_on_the_same_masks(runs: Callable[[str], Path]) -> None:
+    folder = runs("masked-lm")
+
+    def drawn(**others: Any) -> list[Tensor]:
+        task = load_task("huggingface", args_of(folder, "masked-lm", batch_size=100, **others))
+        [batch] = task.selection_data
+        [again] = task.selection_data
+        assert torch.equal(batch["input_ids"], again["input_ids"])
+        return [batch["input_ids"], batch["targets"]]
+
+    one, two, other = drawn(), drawn(), drawn(seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert one[0].shape != other[0].shape or not torch.equal(one[0], other[0])
+
+
+def test_masks_are_15_percent_of_the_words_and_80_10_10(runs: Callable[[str], Path]) -> None:
+    folder = runs("masked-lm")
+    args = args_of(folder, "masked-lm", selection=folder / "all.jsonl", batch_size=1)
+    write_rows(folder / "all.jsonl", [{"text": row["text"]} for row in text_rows() * 5])
+    args["limit"] = None
+    batches = list(load_task("huggingface", args).selection_data)
+    seen = torch.cat([batch["input_ids"][0] for batch in batches])
+    targets = torch.cat([batch["targets"][0] for batch in batches])
+    chosen = targets != -100
+    words = tokenizer(brackets=True)
+    special = torch.tensor(sorted(words.all_special_ids))
+    assert not torch.isin(targets[chosen], special).any()
+    # rows without a target are left out, so the rate is a little above 15 %
+    candidates = chosen | ~torch.isin(seen, special)
+    assert float(chosen.sum() / candidates.sum()) == pytest.approx(0.155, abs=0.01)
+    masked = seen[chosen] == words.mask_token_id
+    kept = seen[chosen] == targets[chosen]
+    assert float(masked.float().mean()) == pytest.approx(0.8, abs=0.03)
+    assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.03)
+
+
+def test_padding_counts_for_nothing(runs: Callable[[str], Path]) -> None:
+    folder = runs("causal-lm")
+    task = load_task("huggingface", args_of(folder, "causal-lm"))
+    for batch in task.selection_data:
+        padded = batch["attention_mask"] == 0
+        assert (batch["targets"][padded] == -100).all()
+        outputs = torch.randn(*batch["targets"].shape, 300)
+        other = torch.where(padded[..., None], torch.randn_like(outputs), outputs)
+        assert task.loss(outputs.requires_grad_(), batch) == task.loss(
+            other.requires_grad_(), batch
+        )
+
+
+def test_one_file_is_split_with_the_seed(runs: Callable[[str], Path]) -> None:
+    folder = runs("causal-lm")
+    rows = [{"text": f"{'a' * (1 + i // 10)} {'e' * (1 + i % 10)}"} for i in range(50)]
+    write_rows(folder / "one.jsonl", rows)
+
+    def parts(**others: Any) -> tuple[set[str], set[str]]:
+        task = load_task(
+            "huggingface",
+            {
+                "kind": "causal-lm",
+                "model": folder / "model",
+                "data": folder / "one.jsonl",
+                **others,
+            },
+        )
+        return texts_of(task.selection_data), texts_of(task.heldout_data)
+
+    def texts_of(batches: Any) -> set[str]:
+        words = transformers.AutoTokenizer.from_pretrained(folder / "model")
+        return {
+            str(words.decode(row, skip_special_tokens=True))
+            for batch in batches
+            for row in batch["input_ids"]
+        }
+
+    selection, heldout = parts(heldout_fraction=0.2)
+    assert len(heldout) == 10
+    assert len(selection) == 40
+    assert not selection & heldout
+    assert parts(heldout_fraction=0.2) == (selection, heldout)
+    assert parts(heldout_fraction=0.2, seed=1)[0] != selection
+    few, fewer = parts(limit=7, heldout_fraction=0.1)
+    assert (len(few), len(fewer)) == (7, 5)
+
+
+def test_limit_and_cut_texts_are_told(runs: Callable[[str], Path]) -> None:
+    folder = runs("causal-lm")
+    task = load_task("huggingface", args_of(folder, "causal-lm", limit=20, max_length=5))
+    notes = "\n".join(task.notes)
+    assert "20 of 60 rows for selection, drawn with seed 0 (limit)" in notes
+    assert "rows for heldout fill max_length, 5 tokens; what is longer is cut" in notes
+
+
+def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_told(
+    runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = runs("sequence-classification")
+    write_model(tmp_path / "model", "sequence-classification")  # LABEL_0, LABEL_1
+    args = args_of(folder, "sequence-classification", model=tmp_path / "model", batch_size=100)
+    task = load_task("huggingface", args)
+    assert "labels in sorted order: few=0, many=1" in task.notes
+    named = load_task("huggingface", args_of(folder, "sequence-classification", batch_size=100))
+    assert "sorted order" not in "".join(named.notes)
+    [one], [two] = task.selection_data, named.selection_data
+    assert torch.equal(one["targets"], two["targets"])
+
+
+def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained
+    write_model(tmp_path / "model", "sequence-classification")
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    settings |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(settings))
+    assert config(tmp_path / "model").num_labels == 1
+    rows = [{"a": "one two", "b": "three", "score": i / 3} for i in range(9)]
+    for name in ("pairs", "more"):
+        write_rows(tmp_path / f"{name}.jsonl", rows)
+    args = {
+        "kind": "sequence-classification",
+        "model": tmp_path / "model",
+        "selection": tmp_path / "pairs.jsonl",
+        "heldout": tmp_path / "more.jsonl",
+        "text": "a",
+        "text_pair": "b",
+        "label": "score",
+    }
+    task = load_task("huggingface", args)
+    model = task.build_model().eval()
+    [batch] = task.selection_data
+    assert set(batch["token_type_ids"].unique().tolist()) == {0, 1}
+    with torch.no_grad():
+        theirs = model(**as_transformers(batch, "sequence-classification")).loss
+        ours = task.loss(task.predict(model, batch), batch)
+    assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
+    assert task.metrics is not None
+    assert set(task.metrics(model)) == {"mean_absolute_error"}
+    for label in ("much", float("nan"), [1.0]):
+        write_rows(tmp_path / "pairs.jsonl", [{"a": "one", "b": "two", "score": label}])
+        with pytest.raises(TaskError, match=r"row 1: score: .* is not a number"):
+            load_task("huggingface", args)
+
+
+def test_what_the_model_does_not_take_is_left_out(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "sequence-classification", ["few", "many"])
+    settings: dict[str, Any] = {
+        "vocab_size": 300,
+        "dim": 16,
+        "n_layers": 1,
+        "n_heads": 2,
+        "hidden_dim": 16,
+    }
+    transformers.DistilBertConfig(**settings, pad_token_id=0).save_pretrained(tmp_path / "model")
+    write_rows(tmp_path / "rows.jsonl", [{"text": "one two", "label": 1}])
+    args = {"kind": "sequence-classification", "model": tmp_path / "model"}
+    task = load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"})
+    [batch] = task.selection_data
+    assert "token_type_ids" in batch
+    assert task.predict(task.build_model(), batch).shape == (1, 2)
+
+
+def test_a_model_may_be_judged_in_its_own_dtype(tmp_path: Path) -> None:
+    write_model(tmp_path / "model", "causal-lm")
+    config = json.loads((tmp_path / "model" / "config.json").read_text()) | {"dtype": "bfloat16"}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    write_rows(tmp_path / "rows.jsonl", [{"text": "one two three"}])
+    args = {"kind": "causal-lm", "model": tmp_path / "model", "selection": tmp_path / "rows.jsonl"}
+    for dtype, found in (("float32", torch.float32), ("auto", torch.bfloat16)):
+        task = load_task("huggingface", args | {"dtype": dtype})
+        model = task.build_model()
+        assert {parameter.dtype for parameter in model.parameters()} == {found}
+        [batch] = task.selection_data  # not predicted: not every CPU multiplies bf16 matrices
+        outputs = torch.zeros(*batch["targets"].shape, 300, dtype=found, requires_grad=True)
+        assert task.loss(outputs, batch).item() == pytest.approx(math.log(300))
+
+
+def test_a_folder_of_images_is_data_too(runs: Callable[[str], Path]) -> None:
+    folder, kind = runs("image-classification"), "image-classification"
+    args = args_of(folder, kind, batch_size=100)
+    by_file = load_task("huggingface", args)
+    parts = {part: folder / "data" / part for part in ("selection", "heldout")}
+    by_folder = load_task("huggingface", args | parts)
+    torch.manual_seed(0)
+    model = by_file.build_model().eval()
+    assert by_file.metrics is not None
+    assert by_folder.metrics is not None
+    assert by_file.metrics(model) == by_folder.metrics(model)
+
+
+@pytest.mark.parametrize("data", ["data/selection.jsonl", "data/selection"])
+def test_images_are_found_from_relative_paths_even_if_the_folder_changes(
+    data: str, runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(runs("image-classification"))
+    args = {"kind": "image-classification", "model": "model", "selection": data}
+    task = load_task("huggingface", args)
+    monkeypatch.chdir(tmp_path)
+    assert sum(len(batch["targets"]) for batch in task.selection_data) == 30
+
+
+def test_nothing_is_asked_of_the_network_and_no_file_is_written(
+    runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> NoReturn:
+        raise AssertionError("the network was asked")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    for kind in ("token-classification", "image-classification"):
+        folder = runs(kind)
+        before = sorted(folder.rglob("*"))
+        task = load_task("huggingface", args_of(folder, kind))
+        task.build_model()
+        assert list(task.selection_data)
+        assert sorted(folder.rglob("*")) == before
+
+
+# ---- wrong args and wrong data ------------------------------------------------------------------
+
+
+def test_all_faults_in_args_are_told_together(
+    runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
+) -> None:
+    folder = runs("causal-lm")
+    (tmp_path / "sewa.yaml").write_text(
+        "task: huggingface\n"
+        "args: {kind: causal, model: nowhere, selection: none.jsonl, batchsize: 4, limit: many}\n"
+        f"checkpoints: {folder / 'ckpts'}\nK: 3\n"
+    )
+    ended = sewa("validate", "--config", tmp_path / "sewa.yaml")
+    assert ended.code == 2
+    assert "args.kind: must be 'causal-lm', 'masked-lm'" in ended.err
+    assert f"args.model: {tmp_path / 'nowhere'}: must be a folder with a config.json" in ended.err
+    assert f"args.selection: {tmp_path / 'none.jsonl'}: no such file" in ended.err
+    assert "args.batchsize: unknown key; did you mean batch_size?" in ended.err
+    assert "args.limit: must be a whole number, found 'many'" in ended.err
+
+
+def first_fault(args: dict[str, Any]) -> str:
+    with pytest.raises((ConfigError, TaskError)) as caught:
+        load_task("huggingface", args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"selection": None}, "args: give `selection` (and `heldout`), or one `data`"),
+        ({"heldout_fraction": 0.3}, "args: `heldout_fraction` splits `data`, and there is none"),
+        ({"label": "label"}, "args: kind causal-lm has no label"),
+        ({"heldout": "selection"}, "args: `heldout` is the same as `selection`"),
+        ({"mask_probability": 0.1}, "args: kind causal-lm has no mask_probability"),
+        ({"max_length": 64}, "args.max_length: 64 is more than the model's 32 positions"),
+        ({"text": "txt"}, ": no column 'txt'; there are text, label, tokens, tags"),
+    ],
+)
+def test_wrong_args_are_one_line_with_their_place(
+    change: dict[str, Any], said: str, runs: Callable[[str], Path]
+) -> None:
+    folder = runs("causal-lm")
+    args = args_of(folder, "causal-lm") | change
+    if change.get("heldout") == "selection":
+        args["heldout"] = folder / "data" / ".." / "data" / "selection.jsonl"
+    assert said in first_fault(args)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "said"),
+    [
+        ("causal-lm", {"text": 5}, "rows.jsonl: row 2: text: must be text, found int"),
+        ("causal-lm", {"text": None}, "rows.jsonl: row 2: text: is empty"),
+        ("causal-lm", "text", "rows.jsonl: row 2: must be an object with columns"),
+        (
+            "sequence-classification",
+            {"text": "a", "label": "none"},
+            "row 2: label: 'none' is not a label; label2id in config.json has few, many",
+        ),
+        (
+            "sequence-classification",
+            {"text": "a", "label": 2},
+            "rows.jsonl: row 2: label: 2 is outside 0..1, as label2id in config.json has 2 labels",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a", "b"], "tags": ["long"]},
+            "rows.jsonl: row 2: 2 tokens, but 1 tags",
+        ),
+        (
+            "token-classification",
+            {"tokens": "a b", "tags": ["long"]},
+            "rows.jsonl: row 2: tokens: must be a list, found str",
+        ),
+        (
+            "image-classification",
+            {"image": "none.png", "label": "purple"},
+            "rows.jsonl: row 2: label: 'purple' is not a label",
+        ),
+    ],
+)
+def test_a_wrong_row_is_named(
+    kind: str, row: Any, said: str, runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = runs(kind)
+    good = read_rows(folder / "data" / "selection.jsonl")[0]
+    write_rows(tmp_path / "rows.jsonl", [good, row, good])
+    assert said in first_fault(args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
+
+
+def test_a_missing_or_broken_image_is_named(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    folder, kind = runs("image-classification"), "image-classification"
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    for name, said in (("none.png", "No such file"), ("broken.png", "is not an image")):
+        write_rows(tmp_path / "rows.jsonl", [{"image": name, "label": "red"}])
+        task = load_task("huggingface", args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
+        with pytest.raises(TaskError, match=f"row 1: image: .*{name}: {said}"):
+            list(task.selection_data)
+
+
+def test_a_model_that_is_not_of_this_kind_is_told(runs: Callable[[str], Path]) -> None:
+    folder = runs("causal-lm")
+    task = load_task("huggingface", args_of(folder, "causal-lm") | {"kind": "masked-lm"})
+    with pytest.raises(TaskError, match="a model for masked-lm cannot be made of it") as caught:
+        task.build_model()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_tokenizer_is_told(runs: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = runs("causal-lm")
+    (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
+    said = first_fault(args_of(folder, "causal-lm", model=tmp_path))
+    assert said == f"{tmp_path}: holds no tokenizer (tokenizer.json, or its like)"
+
+
+def test_a_tokenizer_with_more_words_than_the_model_is_told(
+    runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = runs("causal-lm")
+    write_model(tmp_path, "causal-lm")
+    settings = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    said = first_fault(args_of(folder, "causal-lm", model=tmp_path))
+    assert "but the model has 100 (vocab_size in config.json)" in said
+
+
+def test_checkpoints_of_another_model_are_told(
+    runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
+) -> None:
+    for step in (1, 2, 3, 4):
+        save_file({"w": torch.zeros(3)}, tmp_path / f"step-{step}.safetensors")
+    config = runs("causal-lm") / "sewa.yaml"
+    ended = sewa("validate", tmp_path, "--config", config)
+    assert ended.code == 3
+    assert "does not fit the model that build_model() returns" in ended.error
+
+
+def test_without_transformers_it_says_what_to_install(
+    runs: Callable[[str], Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    ended = sewa("validate", "--config", runs("causal-lm") / "sewa.yaml")
+    assert ended.code == 4
+    assert ended.error == "task: huggingface needs transformers: pip install 'sewa-cli[hf]'"
+
+
+def test_a_file_of_that_name_is_still_the_users_own(run_dir: Path, sewa: Sewa) -> None:
+    (run_dir / "task.py").rename(run_dir / "huggingface.py")
+    ended = sewa("validate", "--task", "./huggingface.py", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["task"].endswith("huggingface.py")
+
+
+def test_data_is_never_overwritten_by_an_output(
+    runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
+) -> None:
+    folder = make_copy(runs("causal-lm"), tmp_path / "run")
+    data = folder / "data" / "selection.jsonl"
+    before = data.read_bytes()
+    ended = sewa("select", "--config", folder / "sewa.yaml", "-o", data, "--force")
+    assert ended.code == 3
+    assert data.read_bytes() == before
+
+
+def make_copy(folder: Path, to: Path) -> Path:
+    shutil.copytree(folder, to)
+    return to

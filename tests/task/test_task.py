@@ -1,0 +1,477 @@
+"""Reception: the user's functions, imported, checked, guarded; and batches of every kind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import UserDict, namedtuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader
+
+from sewa_cli.errors import ConfigError, TaskError, UserCodeError
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.tree import rows, to_device
+from sewa_cli.task import Task, default_predict, load_task, make_task
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def forget_imports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Modules of one test's folder must not answer for those of another."""
+    path, known, here = list(sys.path), set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(here):
+            del sys.modules[name]
+
+
+def task_of(functions: dict[str, Any] | None = None, **args: Any) -> Task:
+    usual = {
+        "build_model": lambda: nn.Linear(3, 2),
+        "selection_data": lambda: [1, 2],
+        "loss": lambda outputs, _batch: outputs.mean(),
+    }
+    return make_task({**usual, **(functions or {})}, source="somewhere/task.py", args=args)
+
+
+# ---- the default predict -----------------------------------------------------------------------
+
+
+@dataclass
+class Output:
+    logits: Tensor
+    hidden: Tensor
+
+
+class Encoder(nn.Module):
+    """Takes keywords and answers with an object, as the Hugging Face models do."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Output:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        return Output(logits=input_ids * mask, hidden=torch.zeros(()))
+
+
+X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize("batch", [(X, Y), [X, Y], (X,), X], ids=["tuple", "list", "one", "bare"])
+def test_default_predict_gives_the_model_the_inputs_of_a_batch(batch: Any) -> None:
+    model = nn.Linear(3, 2)
+    assert torch.equal(default_predict(model, batch), model(X))
+
+
+def test_default_predict_takes_a_namedtuple_by_its_first_field() -> None:
+    model = nn.Linear(3, 2)
+    assert torch.equal(default_predict(model, Sample(X, Y)), model(X))
+
+
+def test_default_predict_gives_a_dict_as_keywords_and_takes_the_logits() -> None:
+    mask = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
+    outputs = default_predict(Encoder(), {"input_ids": X, "attention_mask": mask})
+    assert torch.equal(outputs, X * mask)
+
+
+def test_default_predict_leaves_out_keys_that_the_forward_does_not_take() -> None:
+    outputs = default_predict(Encoder(), {"input_ids": X, "label": Y, "text": ["a", "b"]})
+    assert torch.equal(outputs, X)
+
+
+def test_default_predict_gives_every_key_to_a_forward_that_takes_any() -> None:
+    class Open(nn.Module):
+        def forward(self, **batch: Tensor) -> list[str]:
+            return sorted(batch)
+
+    assert default_predict(Open(), {"x": X, "labels": Y}) == ["labels", "x"]
+
+
+def test_outputs_without_logits_are_given_as_they_are() -> None:
+    class Plain(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x, -x
+
+    first, second = default_predict(Plain(), {"x": X, "y": Y})
+    assert torch.equal(first, -second)
+
+
+def test_the_users_own_predict_takes_the_place_of_the_default() -> None:
+    task = task_of({"predict": lambda model, batch: (model, batch)})
+    model = nn.Linear(3, 2)
+    assert task.predict(model, "batch") == (model, "batch")
+
+
+# ---- data functions ----------------------------------------------------------------------------
+
+
+def test_a_generator_function_can_be_iterated_over_again() -> None:
+    def selection_data() -> Iterator[int]:
+        yield from (1, 2, 3)
+
+    data = task_of({"selection_data": selection_data}).selection_data
+    assert list(data) == [1, 2, 3]
+    assert list(data) == [1, 2, 3]
+    both = zip(data, data, strict=True)  # two at once do not eat each other's batches
+    assert list(both) == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.parametrize("lazy", [lambda: map(abs, [-1, -2]), lambda: iter([1, 2])])
+def test_any_one_way_iterator_is_made_anew(lazy: Callable[[], Iterator[int]]) -> None:
+    data = task_of({"selection_data": lazy}).selection_data
+    assert [list(data), list(data)] == [[1, 2], [1, 2]]
+
+
+def test_a_loader_is_made_once_and_iterated_over_often() -> None:
+    made: list[DataLoader[int]] = []
+
+    def selection_data() -> DataLoader[int]:
+        made.append(DataLoader(range(4), batch_size=2))  # type: ignore[arg-type]
+        return made[-1]
+
+    data = task_of({"selection_data": selection_data}).selection_data
+    first = [batch.tolist() for batch in data]
+    assert [batch.tolist() for batch in data] == first == [[0, 1], [2, 3]]
+    assert len(made) == 1
+
+
+def test_a_stop_iteration_inside_the_users_generator_does_not_end_the_data_in_silence() -> None:
+    def selection_data() -> Iterator[int]:
+        yield 1
+        next(iter([]))  # raises StopIteration: a RuntimeError by Python's own rule
+
+    with pytest.raises(UserCodeError, match=r"selection_data\(\) raised RuntimeError"):
+        list(task_of({"selection_data": selection_data}).selection_data)
+
+
+# ---- args ------------------------------------------------------------------------------------
+
+
+def test_args_go_to_those_functions_that_take_them() -> None:
+    seen: dict[str, Any] = {}
+
+    def build_model(width: int = 1) -> nn.Module:
+        seen["build_model"] = width
+        return nn.Linear(3, width)
+
+    def selection_data(*, data: str) -> list[int]:
+        seen["selection_data"] = data
+        return [1]
+
+    def heldout_data(**args: Any) -> list[int]:
+        seen["heldout_data"] = args
+        return [1]
+
+    task = task_of(
+        {
+            "build_model": build_model,
+            "selection_data": selection_data,
+            "heldout_data": heldout_data,
+            "training_data": lambda: [1],
+        },
+        width=2,
+        data="here",
+    )
+    task.build_model()
+    assert task.heldout_data is not None
+    assert task.training_data is not None
+    assert list(task.selection_data) == list(task.heldout_data) == list(task.training_data) == [1]
+    assert seen == {
+        "build_model": 2,
+        "selection_data": "here",
+        "heldout_data": {"width": 2, "data": "here"},
+    }
+
+
+def test_every_arg_that_no_function_takes_is_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        task_of({"build_model": lambda width: nn.Linear(3, width)}, width=2, depht=1, see=0)
+    assert caught.value.faults == (
+        "args.depht: no function in task.py takes it",
+        "args.see: no function in task.py takes it",
+    )
+
+
+def test_args_reach_the_task_from_yaml_and_set(run_dir: Path, sewa: Sewa) -> None:
+    with (run_dir / "task.py").open("a") as file:
+        file.write("def selection_data(rows, where): print(where); return data(1, rows)\n")
+    with (run_dir / "sewa.yaml").open("a") as file:
+        file.write("args: {rows: 40, where: ./data}\n")
+    ended = sewa("select", "--json", "--set", "args.rows=50")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["selection_rows"] == 50
+    assert "data" in ended.err.splitlines()  # sewa.yaml is here, and so is ./data
+
+
+def test_all_missing_functions_are_told_together() -> None:
+    with pytest.raises(TaskError) as caught:
+        make_task({"loss": 3}, source="x/task.py", args={})
+    told = str(caught.value).splitlines()
+    assert len(told) == 3
+    assert told[0].startswith("task.py lacks build_model(**args): ")
+    assert told[1].startswith("task.py lacks selection_data(**args): ")
+    assert told[2] == "task.py: loss must be a function"
+
+
+# ---- importing -------------------------------------------------------------------------------
+
+SMALL = """
+from torch import nn
+{extra}
+def build_model(): return nn.Linear(WIDTH, 2)
+def selection_data(): return []
+def loss(outputs, batch): return outputs.mean()
+"""
+
+
+def test_a_task_file_can_import_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "neighbour_of_task.py").write_text("WIDTH = 5\n")
+    path = tmp_path / "my-task.py"
+    path.write_text(SMALL.format(extra="from neighbour_of_task import WIDTH"))
+    task = load_task(str(path), {})
+    model = task.build_model()
+    assert isinstance(model, nn.Linear)
+    assert model.in_features == 5
+    assert task.source == str(path)
+
+
+def test_an_importable_module_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_with_task"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "task.py").write_text(SMALL.format(extra="from .size import WIDTH"))
+    (package / "size.py").write_text("WIDTH = 6\n")
+    monkeypatch.chdir(tmp_path)
+    task = load_task("package_with_task.task", {})
+    model = task.build_model()
+    assert isinstance(model, nn.Linear)
+    assert model.in_features == 6
+    assert task.source == str(package / "task.py")
+
+
+def test_a_module_that_imports_a_missing_one_is_the_users_error_with_its_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "task_with_lost_import.py").write_text("import nonesuch_package\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserCodeError, match="No module named 'nonesuch_package'") as caught:
+        load_task("task_with_lost_import", {})
+    assert "task_with_lost_import.py" in caught.value.frames
+
+
+def test_a_task_file_may_be_loaded_again_after_it_was_mended(tmp_path: Path) -> None:
+    path = tmp_path / "mended_task.py"
+    path.write_text("raise RuntimeError('not yet')\n")
+    with pytest.raises(UserCodeError, match="not yet"):
+        load_task(str(path), {})
+    path.write_text(SMALL.format(extra="WIDTH = 4"))
+    model = load_task(str(path), {}).build_model()
+    assert isinstance(model, nn.Linear)
+
+
+def test_functions_of_a_task_file_can_be_pickled_for_worker_processes(tmp_path: Path) -> None:
+    import pickle
+
+    path = tmp_path / "pickled_task.py"
+    path.write_text(SMALL.format(extra="WIDTH = 4"))
+    load_task(str(path), {})
+    function = sys.modules["pickled_task"].build_model
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+# ---- prints ----------------------------------------------------------------------------------
+
+LOUD = """
+import os, sys
+def shout(where):
+    print(f"print in {where}")
+    os.write(1, f"write in {where}\\n".encode())
+    sys.stdout.write(f"stdout in {where}\\n")
+
+shout("import")
+quiet_model, quiet_data, quiet_loss = build_model, data, loss
+def build_model():
+    shout("build_model")
+    return quiet_model()
+def selection_data():
+    shout("selection_data")
+    return quiet_data(1)
+def loss(outputs, batch):
+    shout("loss")
+    return quiet_loss(outputs, batch)
+def predict(model, batch):
+    shout("predict")
+    return model(batch[0])
+def metrics(model):
+    shout("metrics")
+    return {}
+"""
+
+
+@pytest.mark.parametrize("command", ["select", "validate"])
+def test_what_the_users_code_prints_goes_to_stderr_and_never_to_stdout(
+    run_dir: Path, sewa: Sewa, command: str
+) -> None:
+    with (run_dir / "task.py").open("a") as file:
+        file.write(LOUD)
+    ended = sewa(command, "--json")
+    assert ended.code == 0, ended.err
+    json.loads(ended.out)  # nothing but the report
+    places = ["import", "build_model", "selection_data", "loss", "predict"]
+    for place in [*places, "metrics"] if command == "select" else places:
+        for way in ("print", "write", "stdout"):
+            assert f"{way} in {place}\n" in ended.err
+
+
+# ---- batches ---------------------------------------------------------------------------------
+
+
+class Sample(NamedTuple):
+    inputs: Any
+    labels: Any
+
+
+Untyped = namedtuple("Untyped", "a b")
+
+
+def shape_of(batch: Any) -> Any:
+    """The batch's structure, a tensor standing for its device and shape."""
+    if isinstance(batch, Tensor):
+        return (str(batch.device), tuple(batch.shape))
+    if isinstance(batch, dict):
+        return {key: shape_of(value) for key, value in batch.items()}
+    if isinstance(batch, tuple | list):
+        return type(batch), [shape_of(item) for item in batch]
+    return batch
+
+
+def nested(x: Tensor) -> Any:
+    return {
+        "x": x,
+        "pair": (x[:, 0], [x, "text", None, 7]),
+        "sample": Sample(inputs={"deep": x}, labels=Untyped([x], 1.5)),
+        "empty": (),
+    }
+
+
+def test_every_tensor_of_a_nested_batch_moves_and_the_rest_stays() -> None:
+    x = torch.zeros(4, 3)
+    assert shape_of(to_device(nested(x), META)) == shape_of(nested(x.to(META)))
+
+
+def test_moving_leaves_the_users_own_batch_alone() -> None:
+    x = torch.zeros(4, 3)
+    batch = nested(x)
+    to_device(batch, META)
+    assert shape_of(batch) == shape_of(nested(x))
+
+
+class Encoding(UserDict[str, Tensor]):
+    """What Hugging Face tokenizers give: a mapping whose keys are attributes, and that moves."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self.__dict__["data"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def to(self, device: torch.device, **_options: Any) -> Encoding:
+        return Encoding({key: value.to(device) for key, value in self.items()})
+
+
+def test_a_mapping_that_can_move_itself_keeps_its_kind() -> None:
+    moved = to_device((Encoding({"input_ids": torch.zeros(4, 3)}), torch.zeros(4)), META)
+    assert moved[0]["input_ids"].device == META
+    assert moved[0].input_ids.device == META  # as the user's predict would write it
+
+
+def test_a_packed_sequence_can_move() -> None:
+    """A namedtuple that wants one of its tensors to stay on the CPU."""
+    packed = pack_sequence([torch.zeros(3, 2), torch.zeros(1, 2)])
+    moved = to_device(packed, META)
+    assert moved.data.device == META
+    assert moved.batch_sizes.device == CPU
+
+
+@pytest.mark.parametrize(
+    ("batch", "count"),
+    [
+        (torch.zeros(4, 3), 4),
+        ((torch.zeros(5, 3), torch.zeros(5)), 5),
+        ([torch.tensor(1.0), torch.zeros(6)], 6),
+        ({"temperature": 0.1, "scale": torch.tensor(2.0), "x": torch.zeros(7, 2)}, 7),
+        (Sample(inputs={"deep": [torch.zeros(8)]}, labels=None), 8),
+        (torch.zeros(3).numpy(), 3),
+        (["one", "two", "three"], 3),
+        (object(), 1),
+        (torch.zeros(0, 3), 0),
+    ],
+)
+def test_a_batch_counts_by_its_rows(batch: Any, count: int) -> None:
+    assert rows(batch) == count
+
+
+def test_an_encoding_counts_by_its_rows() -> None:
+    assert rows(Encoding({"input_ids": torch.zeros(9, 3)})) == 9
+
+
+def objective(model: nn.Module) -> Objective:
+    return Objective(
+        FlatModel(model, CPU),
+        default_predict,
+        lambda outputs, batch: F.cross_entropy(outputs, batch[1]),
+        lambda loss: loss.backward(),  # type: ignore[no-untyped-call]
+    )
+
+
+def some_data(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(count)
+    x = 3 * torch.randn(count, 4, generator=generator)
+    return x, torch.randint(0, 3, (count,), generator=generator)
+
+
+@given(count=st.integers(1, 40), size=st.integers(1, 40))
+def test_a_short_last_batch_does_not_bias_the_mean(count: int, size: int) -> None:
+    x, y = some_data(count)
+    scales = objective(nn.Linear(4, 3))
+    with torch.no_grad():
+        whole = float(F.cross_entropy(scales.model.module(x), y))
+    batches = [(x[i : i + size], y[i : i + size]) for i in range(0, count, size)]
+    mean, seen = scales.mean_loss(batches)
+    assert mean == pytest.approx(whole, rel=1e-5)
+    assert seen == count
+    assert scales.passes.forward == len(batches)
+
+
+def test_a_short_batch_does_not_bias_the_gradient() -> None:
+    x, y = some_data(10)
+    scales = objective(nn.Linear(4, 3))
+    flat = scales.model.flat.clone()
+    loss, gradient = scales.loss_and_gradient(flat, [(x, y)])
+    loss, gradient = loss.clone(), gradient.clone()
+    parts = [(x[:7], y[:7]), (x[7:9], y[7:9]), (x[9:], y[9:])]
+    apart, gradient_apart = scales.loss_and_gradient(flat, parts)
+    torch.testing.assert_close(apart, loss)
+    torch.testing.assert_close(gradient_apart, gradient)
+
+
+def test_a_batch_without_rows_does_not_spoil_the_mean() -> None:
+    """Mean over nothing is NaN, and 0 times NaN is NaN too."""
+    x, y = some_data(10)
+    scales = objective(nn.Linear(4, 3))
+    whole, _ = scales.mean_loss([(x, y)])
+    mean, seen = scales.mean_loss([(x[:0], y[:0]), (x, y)])
+    assert mean == pytest.approx(whole)
+    assert seen == 10

@@ -1,0 +1,483 @@
+"""Where W lives changes what it costs, not what it gives."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from helpers.tiny import Sewa
+from hypothesis import given, settings
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from sewa_cli.config import load_config
+from sewa_cli.errors import CheckpointError
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.trajectory import Deltas, Remembered, Streamed, Trajectory
+from sewa_cli.trajectory import placement as placing
+from sewa_cli.trajectory.memory import free_on_host, ran_out, size
+
+CPU = torch.device("cpu")
+BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run
+WORK = BYTES * (2 * 2 + placing.SPARE)  # the solver's vectors at M = 2
+
+
+def tiers(k: int, width: int, seed: int) -> tuple[torch.Tensor, dict[str, Trajectory]]:
+    """The same random W [k, P] in every tier."""
+    torch.manual_seed(seed)
+    layout = FlatModel(nn.Linear(width, 3), CPU).layout
+    W = torch.randn(layout.size) + 0.1 * torch.randn(k, layout.size)
+    rows = [[(n, w[layout.slices[n]]) for n in layout.slices] for w in W]
+    memory = Trajectory(k, layout, CPU)
+    deltas = Deltas(k, layout, CPU, W.mean(0))
+    for row in rows:
+        assert memory.append(row) is None
+        assert deltas.append(row) is None
+
+    def fill(i: int, row: torch.Tensor) -> None:
+        row.copy_(W[i])
+
+    streamed = Streamed(k, layout, CPU, fill, rows=3)
+    return W, {"memory": memory, "bf16": deltas, "files": streamed}
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 130), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2**31))
+def test_every_tier_mixes_and_pulls_back_like_the_naive_product(
+    k: int, width: int, M: int, seed: int
+) -> None:
+    W, held = tiers(k, width, seed)
+    a = torch.rand(M, k, dtype=torch.float64)
+    G = torch.randn(M, W.shape[1])
+    flat, pulled = a @ W.double(), G.double() @ W.double().T
+    distance = (W - W.mean(0)).abs().max().double()
+    for name, trajectory in held.items():
+        # float32 throughout, and for bf16 2⁻⁸ of a difference from the mean, k times
+        rounding = 2**-8 * distance if name == "bf16" else 0.0
+        found = trajectory.mix(a).double()
+        bound = a.sum(1, keepdim=True) * (rounding + 2e-6 * W.abs().max())
+        assert ((found - flat).abs() <= bound).all(), name
+        found = trajectory.pull_back(G).double()
+        bound = G.double().abs().sum(1, keepdim=True) * (rounding + 2e-6 * W.abs().max())
+        assert ((found - pulled).abs() <= bound).all(), name
+
+
+def test_mixing_into_a_given_tensor_allocates_nothing_new() -> None:
+    W, held = tiers(120, 9, 0)
+    out = torch.empty(2, W.shape[1])
+    for trajectory in held.values():
+        assert trajectory.mix(torch.rand(2, 120), out=out).data_ptr() == out.data_ptr()
+
+
+def caps() -> dict[str, int]:
+    return {
+        "memory": 12 * BYTES + WORK,
+        "bf16": 6 * BYTES + 11 * BYTES + WORK,
+        "files": 2 * BYTES + WORK,
+    }
+
+
+def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
+    name = f"{tier}.safetensors"
+    ended = sewa(
+        "select", "--memory", caps()[tier], "--iterations", 30, "-o", name, "--force", *arguments
+    )
+    assert ended.code == 0, ended.err
+    report: dict[str, Any] = json.loads(Path(f"{tier}.report.json").read_text())
+    return report
+
+
+@pytest.fixture
+def small_bf16_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve checkpoints are too few for bf16 to pay with its usual buffer of ten rows."""
+    monkeypatch.setattr(placing, "ROWS", 5)
+    monkeypatch.setattr("sewa_cli.trajectory.ROWS", 5)
+
+
+@pytest.mark.usefixtures("run_dir", "small_bf16_buffer")
+def test_every_tier_selects_an_average_of_the_same_loss(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "test_tiers.caps",
+        lambda: {
+            "memory": 12 * BYTES + WORK,
+            "bf16": 6 * BYTES + 2 * BYTES + WORK,
+            "files": 2 * BYTES + WORK,
+        },
+    )
+    reports = {tier: run_in(sewa, tier) for tier in ("memory", "bf16", "files")}
+    for tier, report in reports.items():
+        assert report["placement"]["tier"] == tier
+        assert report["placement"]["planned_bytes"] <= caps()[tier]
+        assert "the cap is" in report["placement"]["reason"]
+        # the references are exact in every tier
+        for name, scores in report["references"].items():
+            expected = reports["memory"]["references"][name]["heldout_loss"]
+            assert scores["heldout_loss"] == pytest.approx(expected, rel=1e-6)
+    # float32 from the files is the same arithmetic; bf16 is close enough to choose as well
+    assert reports["files"]["selected"] == reports["memory"]["selected"]
+    losses = {tier: report["average"]["selection_loss"] for tier, report in reports.items()}
+    assert losses["bf16"] == pytest.approx(losses["memory"], rel=0.02)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_streaming_counts_what_it_reads(sewa: Sewa) -> None:
+    report = run_in(sewa, "files")
+    # a scan; last, uniform and lawa; thirty iterations, of which each goes over the files twice;
+    # the chosen four, to be evaluated and to be written
+    assert report["cost"]["bytes_read"] == (12 + (1 + 12 + 4) + 12 * 30 * 2 + 2 * 4) * BYTES
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_nan_is_left_out_in_every_tier(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path("ckpts/step-50.safetensors")
+    state = load_file(path)
+    save_file({**state, "0.bias": state["0.bias"] / 0}, path)
+    for tier in ("memory", "bf16", "files"):
+        monkeypatch.setattr(placing.Plan, "tier", tier)
+        report = select_in(sewa, tier, monkeypatch)
+        assert [out["path"] for out in report["left_out"]] == [str(path)]
+        assert report["k"] == 11
+
+
+def select_in(sewa: Sewa, tier: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Whatever the sizes are, this tier."""
+    plain = placing.make_plan
+
+    def forced(bench: Any, share: float = 1.0) -> placing.Plan:
+        plan = plain(bench, share)
+        return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
+
+    monkeypatch.setattr(placing, "make_plan", forced)
+    ended = sewa("select", "-o", f"{tier}.safetensors")
+    monkeypatch.setattr(placing, "make_plan", plain)
+    assert ended.code == 0, ended.err
+    report: dict[str, Any] = json.loads(Path(f"{tier}.report.json").read_text())
+    return report
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_when_memory_runs_out_the_next_tier_takes_over(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Trajectory.__init__
+
+    def full(self: Trajectory, *arguments: Any) -> None:
+        if type(self) is Trajectory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        plain(self, *arguments)
+
+    monkeypatch.setattr(Trajectory, "__init__", full)
+    ended = sewa("select")
+    assert ended.code == 0, ended.err
+    assert "memory ran out in the memory tier; trying the next" in ended.err
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert report["placement"]["tier"] == "bf16"
+    assert "memory ran out in the memory tier" in report["placement"]["reason"]
+
+
+ONCE = """
+failed = []
+def predict(model, batch):
+    if len(failed) < {times}:
+        failed.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return model(batch[0])
+"""
+
+
+def fail_in_forward_passes(times: int) -> None:
+    Path("task.py").write_text(Path("task.py").read_text() + ONCE.format(times=times))
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    "command", ["select", "compare --methods sewa,last", "compare --windows 6"]
+)
+def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tier(
+    sewa: Sewa, command: str
+) -> None:
+    """On a GPU that is the usual case: W is placed first, activations come later."""
+    fail_in_forward_passes(2)
+    form = ["--json"] if command == "select" else ["--format", "json"]
+    ended = sewa(*command.split(), *form, "--K", 3)
+    assert ended.code == 0, ended.err
+    assert "memory ran out in the memory tier; trying the next" in ended.err
+    assert "memory ran out in the bf16 tier; trying the next" in ended.err
+    found = json.loads(ended.out)
+    placement = found["windows"][-1]["placement"] if "windows" in found else found["placement"]
+    assert placement["tier"] == "files"
+    assert "memory ran out" in placement["reason"]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_reason_is_what_failed_even_if_less_is_free_by_then(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, made = placing.make_plan, list[placing.Plan]()
+
+    def shrinking(bench: Any, share: float = 1.0) -> placing.Plan:
+        plan = plain(bench, share)
+        made.append(replace(plan, fitting=plan.fitting[len(made) :]))
+        return made[-1]
+
+    monkeypatch.setattr(placing, "make_plan", shrinking)
+    fail_in_forward_passes(1)
+    placement = json.loads(sewa("select", "--json").out)["placement"]
+    assert placement["tier"] == made[-1].tier == "bf16"
+    assert "memory ran out in the memory tier" in placement["reason"]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_memory_that_runs_out_in_the_solver_lowers_the_tier(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Trajectory.pull_back
+
+    def full(self: Trajectory, G: torch.Tensor) -> torch.Tensor:
+        if type(self) is Trajectory:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
+        return plain(self, G)
+
+    monkeypatch.setattr(Trajectory, "pull_back", full)
+    ended = sewa("select", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["placement"]["tier"] == "bf16"
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("flags", [[], ["--solver", "linear"]])
+def test_memory_that_runs_out_in_the_users_code_to_the_last_is_told_with_its_frames(
+    sewa: Sewa, flags: list[str]
+) -> None:
+    fail_in_forward_passes(10**6)
+    ended = sewa("select", *flags)
+    assert ended.code == 4
+    assert "predict() raised OutOfMemoryError: CUDA out of memory" in ended.error
+    assert "task.py" in ended.err
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("flags", "name", "words"),
+    [
+        ([], "pull_back", "ran out wherever W was held (memory, bf16, files); smaller batches"),
+        (["--solver", "linear"], "mix_few", "memory: ran out: CUDA out of memory; smaller batches"),
+    ],
+)
+def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, flags: list[str], name: str, words: str
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    for kind in (Trajectory, Deltas, Streamed, Remembered):
+        monkeypatch.setattr(kind, name, full)
+    ended = sewa("select", *flags)
+    assert ended.code == 2
+    assert words in ended.error
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    "command", ["select", "compare --methods sewa,last", "compare --windows 6"]
+)
+def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    plain, held = placing._build, list[Any]()
+    alive: list[int] = []
+
+    def build(*arguments: Any) -> Any:
+        alive.append(sum(ref() is not None for ref in held))
+        built = plain(*arguments)
+        held.append(weakref.ref(built[0]))
+        return built
+
+    monkeypatch.setattr(placing, "_build", build)
+    fail_in_forward_passes(2)
+    assert sewa(*command.split(), "--K", 3).code == 0
+    assert len(alive) >= 3
+    assert set(alive) == {0}
+
+
+def test_want_of_memory_is_known_by_whatever_it_caused() -> None:
+    def caused(error: Exception, by: Exception) -> Exception:
+        error.__cause__ = by
+        return error
+
+    assert ran_out(MemoryError())
+    assert ran_out(caused(CheckpointError("x"), OSError(errno.ENOMEM, "no memory")))
+    assert not ran_out(caused(CheckpointError("memory"), OSError(errno.EIO, "fault")))
+    assert not ran_out(RuntimeError("shape mismatch in memory_bank"))
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_cap_shared_with_a_cache_of_outputs_is_told_as_it_was_given(sewa: Sewa) -> None:
+    flags = ["compare", "--fast", "--methods", "last,greedy", "--format", "json", "--memory"]
+    found = json.loads(sewa(*flags, "1MB").out)
+    assert found["placement"]["cap_bytes"] == 10**6
+    assert "50% of it for W" in found["placement"]["reason"]
+    least = 2 * (WORK + 2 * BYTES)  # half of it must do
+    ended = sewa(*flags, least - 2)
+    assert ended.code == 2
+    assert f"the least, streaming from the files, is {size(least)}" in ended.error
+    assert "are too few" not in sewa(*flags, least).err
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [("300000\n", 250_000), ("max\n", None), ("40000\n", 0)]
+)
+def test_a_containers_limit_counts_and_its_cached_files_are_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, left: int | None
+) -> None:
+    (tmp_path / "max").write_text(limit)
+    (tmp_path / "current").write_text("100000\n")
+    (tmp_path / "memory.stat").write_text("anon 50000\nactive_file 20000\ninactive_file 30000\n")
+    nowhere = (tmp_path / "nowhere", "max", "current", "")
+    monkeypatch.setattr(
+        "sewa_cli.trajectory.memory.CGROUPS", [nowhere, (tmp_path, "max", "current", "")]
+    )
+    found = free_on_host()
+    assert found == left or (left is None and found > 10**6)
+
+
+@pytest.mark.parametrize("text", ["8GiB", "8.5 gib", "500MB", "1024", 1024, "3TB"])
+def test_sizes_are_read_as_people_write_them(text: object) -> None:
+    found = load_config(None, {"memory": text}).memory
+    expected = {"8GiB": 2**33, "8.5 gib": int(8.5 * 2**30), "500MB": 5 * 10**8, "3TB": 3 * 10**12}
+    assert found == expected.get(str(text), 1024)
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("lots", "--memory: must be a size such as 8GiB"),
+        ("8GX", "must be a size"),
+        ("0", "greater than or equal to 1"),
+        ("1KB", "memory: 1000 B are too few"),
+    ],
+)
+def test_a_cap_that_makes_no_sense_is_told(sewa: Sewa, text: str, words: str) -> None:
+    ended = sewa("select", "--memory", text)
+    assert ended.code == 2
+    assert words in ended.error
+
+
+WIDE_TASK = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Linear(1000, 1000)
+
+def selection_data():
+    x = torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
+    return [(x, x)]
+
+def loss(outputs, batch):
+    return ((outputs - batch[1]) ** 2).mean()
+"""
+WATCH = """
+import re, sys, threading, time, torch
+torch.set_num_threads(1)
+from sewa_cli.cli import main
+import sewa_cli.commands, sewa_cli.cli.console
+def anonymous():
+    with open('/proc/self/status') as file:
+        return int(re.search(r'RssAnon:\\s+(\\d+)', file.read())[1]) * 1024
+base, peak, on = anonymous(), [0], [True]
+def watch():
+    while on[0]:
+        peak[0] = max(peak[0], anonymous())
+        time.sleep(0.001)
+thread = threading.Thread(target=watch)
+thread.start()
+code = main(sys.argv[1:])
+on[0] = False
+thread.join()
+print(peak[0] - base, file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def test_a_trajectory_four_times_the_cap_stays_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """200 checkpoints of 4 MB under a cap of 200 MB: anonymous memory is measured."""
+    if not Path("/proc/self/status").exists():
+        pytest.skip("anonymous memory is read from /proc")
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(WIDE_TASK)
+    Path("ckpts").mkdir()
+    torch.manual_seed(0)
+    state = {"weight": 0.03 * torch.randn(1000, 1000), "bias": torch.zeros(1000)}
+    for step in range(200):
+        moved = {n: t + 0.01 * torch.randn_like(t) for n, t in state.items()}
+        save_file(moved, f"ckpts/step-{step}.safetensors")
+    losses = []
+    for memory in ("200MB", "2GB"):
+        output = f"{memory}.safetensors"
+        arguments = ["select", "ckpts", "--task", "task.py", "--K", "8", "--iterations", "3"]
+        arguments += ["--device", "cpu", "--memory", memory, "-o", output]
+        ended = subprocess.run(
+            [sys.executable, "-c", WATCH, *arguments], capture_output=True, text=True, check=True
+        )
+        report = json.loads(Path(f"{memory}.report.json").read_text())
+        losses.append(report["average"]["selection_loss"])
+        if memory == "200MB":
+            assert report["placement"]["tier"] == "files"
+            assert int(ended.stderr.split()[-1]) < 200e6
+        else:
+            assert report["placement"]["tier"] == "memory"
+            assert int(ended.stderr.split()[-1]) > 800e6
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
+def test_a_forecast_is_true_of_the_run(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tier: str
+) -> None:
+    plain = placing.make_plan
+
+    def forced(bench: Any, share: float = 1.0) -> placing.Plan:
+        plan = plain(bench, share)
+        return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
+
+    for module in ("sewa_cli.trajectory.placement", "sewa_cli.commands.forecast"):
+        monkeypatch.setattr(f"{module}.make_plan", forced)
+    before = sorted(Path().rglob("*.safetensors"))
+    ended = sewa("select", "--dry-run", "--json", "--K", 3)
+    assert ended.code == 0, ended.err
+    assert sorted(Path().rglob("*.safetensors")) == before
+    forecast = json.loads(ended.out)
+    assert sewa("select", "--K", 3).code == 0
+    report = json.loads(Path("averaged.report.json").read_text())
+    for key in ("bytes_read", "forward_passes", "backward_passes"):
+        assert forecast[key] == report["cost"][key], key
+    for key in ("k", "K", "parameters", "device"):
+        assert forecast[key] == report[key]
+    mine, theirs = forecast["placement"], report["placement"]
+    assert (mine["tier"], mine["planned_bytes"]) == (theirs["tier"], theirs["planned_bytes"])
+    assert forecast["seconds"] > 0
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_forecast_is_printed_for_people(sewa: Sewa) -> None:
+    out = sewa("select", "--dry-run").out
+    assert "forward passes  40" in out
+    assert "tier  memory" in out
