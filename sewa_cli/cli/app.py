@@ -323,7 +323,7 @@ for command in (init, demo, compare, methods, average, evaluate, inspect):
 
 
 def _lines(found: dict[str, Any]) -> Iterator[str]:
-    from sewa_cli.trajectory.memory import size
+    from sewa_cli.text import size
 
     width = max(len(key) for key in found)
     for key, value in found.items():

@@ -88,7 +88,7 @@ def load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
 
 
 def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
-    from sewa_cli.session.session import seeded
+    from sewa_cli.rng import seeded
     from sewa_cli.task import load_task
 
     if settings.task is None:

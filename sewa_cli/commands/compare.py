@@ -27,8 +27,9 @@ from sewa_cli.output.lora import average_factors
 from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.shared import Candidate, Interval
+from sewa_cli.rng import seeded
 from sewa_cli.session.cost import Clock, metadata_of, total_cost, versions
-from sewa_cli.session.session import Bench, seeded, set_up
+from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.task import Task
 from sewa_cli.trajectory.placement import Placed, despite_memory

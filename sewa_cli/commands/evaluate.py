@@ -10,7 +10,8 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.events import Listener
 from sewa_cli.objective.scorer import Weigher
 from sewa_cli.report.shared import Scores
-from sewa_cli.session.session import build_objective, seeded
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
 
 

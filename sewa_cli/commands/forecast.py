@@ -24,7 +24,8 @@ from sewa_cli.objective.objective import batchnorm_layers, cycle
 from sewa_cli.objective.split import check_settings, keep_aside
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.shared import Placement
-from sewa_cli.session.session import Bench, seeded, set_up
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.crossvalidate import grid
 from sewa_cli.solvers.linear import QUARTERS, Surrogate, build
 from sewa_cli.solvers.linear.build import least, usual

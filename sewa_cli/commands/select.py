@@ -18,7 +18,7 @@ from sewa_cli.events import Listener
 from sewa_cli.methods import Coefficients, Run, parse
 from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.overlap import warn_of_overlap
-from sewa_cli.objective.scorer import Scales, finite
+from sewa_cli.objective.scorer import Scales
 from sewa_cli.objective.split import check_settings, gained, keep_aside
 from sewa_cli.output.average import Averaged
 from sewa_cli.output.destination import decide_outputs, write_results
@@ -27,14 +27,16 @@ from sewa_cli.output.lora import average_factors, check_lora
 from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Candidate, Placement, Scores
+from sewa_cli.rng import seeded
 from sewa_cli.session.cost import Clock, metadata_of, total_cost, versions
-from sewa_cli.session.session import Bench, seeded, set_up
+from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.chosen import Chosen
 from sewa_cli.solvers.crossvalidate import LEARNED
 from sewa_cli.solvers.learning import make_solver, read_run
 from sewa_cli.solvers.linear.findings import budget_part, linear_part, stability_part
 from sewa_cli.solvers.linear.streaming import Streaming
 from sewa_cli.task import Task
+from sewa_cli.text import finite
 from sewa_cli.trajectory.placement import Placed, despite_memory
 
 REFERENCES = "last,uniform,lawa"  # what the learned average has to beat

@@ -11,7 +11,8 @@ from sewa_cli.events import Listener
 from sewa_cli.objective.objective import batchnorm_layers, cycle
 from sewa_cli.objective.overlap import warn_of_overlap
 from sewa_cli.objective.tree import rows
-from sewa_cli.session.session import seeded, set_up
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import set_up
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
 

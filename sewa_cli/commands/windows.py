@@ -26,8 +26,9 @@ from sewa_cli.output.destination import check_outputs, outputs_at, write_results
 from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Candidate, LeftOut, Placement
 from sewa_cli.report.windows import Window, Windows
+from sewa_cli.rng import seeded
 from sewa_cli.session.cost import Clock, total_cost, versions
-from sewa_cli.session.session import Bench, seeded, set_up
+from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.task import Task
 from sewa_cli.trajectory.placement import despite_memory

@@ -19,14 +19,16 @@ from sewa_cli.dtypes import Array
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import Run, checked
 from sewa_cli.objective.objective import UnitLosses, cycle
-from sewa_cli.objective.scorer import Scales, finite
-from sewa_cli.session.session import Bench, seeded
+from sewa_cli.objective.scorer import Scales
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import Bench
 from sewa_cli.solvers import Solution
 from sewa_cli.solvers.learning import learn
 from sewa_cli.solvers.linear import Surrogate, scout
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear.rounds import Linear
 from sewa_cli.solvers.linear.streaming import judge_of
+from sewa_cli.text import finite
 from sewa_cli.trajectory import Trajectory
 from sewa_cli.trajectory.placement import Placed, cap_of
 

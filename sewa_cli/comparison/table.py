@@ -13,9 +13,9 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.events import Listener
 from sewa_cli.methods import Call, Coefficients, mean_of
 from sewa_cli.methods.proposing import parse_methods, propose, register_methods
-from sewa_cli.objective.scorer import finite
 from sewa_cli.report.compare import Row, RowCost
-from sewa_cli.session.session import seeded
+from sewa_cli.rng import seeded
+from sewa_cli.text import finite
 
 SMALL = 0.01  # of the loss: an error that nobody would act on
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from sewa_cli.objective.tree import Nest, rows
-from sewa_cli.session.session import Bench, seeded
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import Bench
 
 MOST_ROWS: Final = 20_000  # of each set
 MOST_SECONDS: Final = 1.0  # data may have to be decoded

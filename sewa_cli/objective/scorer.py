@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from math import isfinite
 from typing import Literal
 
 import torch
@@ -21,8 +20,10 @@ from sewa_cli.objective.objective import (
 from sewa_cli.output.average import Averaged
 from sewa_cli.report.select import BatchNorm
 from sewa_cli.report.shared import Scores
-from sewa_cli.session.session import Bench, seeded
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import Bench
 from sewa_cli.task import Batches, Task
+from sewa_cli.text import finite
 from sewa_cli.trajectory import Trajectory
 
 
@@ -203,8 +204,3 @@ def _told_of(data: Batches) -> Iterator[None]:
         yield
     except ValueError as error:
         raise TaskError(f"{data.name}(): {error}") from error
-
-
-def finite(value: float | None) -> float | None:
-    """JSON has no NaN: what is not a number is null."""
-    return value if value is not None and isfinite(value) else None

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,18 +132,3 @@ def check_budget(K: int, candidates: Sequence[Checkpoint]) -> None:
         raise ConfigError(
             f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
         )
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """The user's code draws from seeded generators; the caller's are put back afterwards."""
-    kept = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(kept[0])
-            np.random.set_state(kept[1])

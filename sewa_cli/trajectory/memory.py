@@ -53,13 +53,3 @@ def ran_out(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-def size(number: int) -> str:
-    """1.5 GiB, as people write it."""
-    value = float(number)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -22,8 +22,9 @@ from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.errors import CheckpointError, ConfigError, UserCodeError
 from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.session.session import Bench
+from sewa_cli.text import size
 from sewa_cli.trajectory import ROWS, Deltas, Streamed, Trajectory, fill_row
-from sewa_cli.trajectory.memory import free_on, free_on_host, ran_out, size
+from sewa_cli.trajectory.memory import free_on, free_on_host, ran_out
 
 T = TypeVar("T")
 Tier = Literal["memory", "bf16", "host", "files"]

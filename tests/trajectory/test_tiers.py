@@ -22,9 +22,10 @@ from torch import nn
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.objective.model import FlatModel
+from sewa_cli.text import size
 from sewa_cli.trajectory import Deltas, Remembered, Streamed, Trajectory
 from sewa_cli.trajectory import placement as placing
-from sewa_cli.trajectory.memory import free_on_host, ran_out, size
+from sewa_cli.trajectory.memory import free_on_host, ran_out
 
 CPU = torch.device("cpu")
 BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sewa_cli.objective.scorer import finite
 from sewa_cli.report.select import BudgetOption, Linear, ResampledGain, StabilityReport
 from sewa_cli.solvers.chosen import Chosen
+from sewa_cli.text import finite
 
 
 def linear_part(chosen: Chosen) -> Linear | None:

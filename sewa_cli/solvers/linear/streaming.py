@@ -14,8 +14,8 @@ from sewa_cli.methods import mean_of
 from sewa_cli.report.shared import Placement
 from sewa_cli.session.session import Bench, check_budget
 from sewa_cli.solvers.linear import Scouted, scout
+from sewa_cli.text import size
 from sewa_cli.trajectory import Remembered, fill_row
-from sewa_cli.trajectory.memory import size
 from sewa_cli.trajectory.placement import Placed, cap_of, told_cap, whole
 
 VECTORS = 10  # of length P: two read ahead, the means, the base, the step, what is evaluated
