@@ -203,8 +203,9 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 
 class _Stored:
-    def __init__(self, folder: Path, entries: Mapping[str, _Entry]) -> None:
+    def __init__(self, folder: Path, entries: Mapping[str, _Entry], base: Path) -> None:
         self._folder = folder
+        self._base = base
         self._entries = entries
 
     def read(self, name: str) -> Tensor:
@@ -219,7 +220,7 @@ class _Stored:
 
         target, filled = None, None
         for chunk, place in chunks.items():
-            part = _load(self._folder, place)
+            part = _load(self._base / self._folder, place)
             if type(part) not in (torch.Tensor, torch.nn.Parameter):
                 raise ValueError("is not a tensor")
             part = torch.Tensor.detach(part)

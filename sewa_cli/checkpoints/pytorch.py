@@ -51,8 +51,9 @@ WORDS = {
 class _Loaded:
     """Loads each file, memory-mapped, at its first tensor."""
 
-    def __init__(self, places: Mapping[str, Path], state_key: str | None) -> None:
+    def __init__(self, places: Mapping[str, Path], state_key: str | None, base: Path) -> None:
         self._places = places
+        self._base = base
         self._state_key = state_key
         self._states: dict[Path, dict[str, Tensor]] = {}
 
@@ -60,7 +61,7 @@ class _Loaded:
         path = self._places[name]
         try:
             if path not in self._states:
-                self._states[path] = find_state(path, load(path), self._state_key)[1]
+                self._states[path] = find_state(path, load(path, self._base), self._state_key)[1]
             return self._states[path][name].detach()
         except KeyError:
             raise CheckpointError(f"{path}: {name}: is gone since the file was opened") from None
@@ -95,19 +96,19 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
     return Header(tensors, files, partial(_Loaded, places, state_key))
 
 
-def load(path: Path) -> Any:
+def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
     try:
-        with path.open("rb") as file:
+        with (base / path).open("rb") as file:
             start = file.read(4)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     is_zip = start == b"PK\x03\x04"
-    if not start or (is_zip and not zipfile.is_zipfile(path)):
+    if not start or (is_zip and not zipfile.is_zipfile(base / path)):
         raise Unfinished(f"{path}: not a whole PyTorch file; remove it or save it again")
     try:
         # files from before PyTorch 1.6 are no zip archives and cannot be mapped: read whole
-        return load_plain(path, mmap=is_zip)
+        return load_plain(base / path, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: {_reason(error)}; refused, nothing of it was run; save its weights as "
