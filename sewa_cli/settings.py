@@ -7,7 +7,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-
 AUTO = 0  # K: auto
 
 

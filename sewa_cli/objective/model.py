@@ -219,7 +219,9 @@ def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
                 "parameter or buffer"
             )
         if tensor.is_meta:
-            raise TaskError(f"build_model(): {name} is on the meta device; build it with real weights")
+            raise TaskError(
+                f"build_model(): {name} is on the meta device; build it with real weights"
+            )
         if tensor.is_complex():
             raise TaskError(f"build_model(): {name} is complex; such weights cannot be averaged")
         shared = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)

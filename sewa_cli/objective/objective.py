@@ -161,7 +161,7 @@ class Objective:
         return len(batchnorm_layers(self.model.module))
 
     def _outputs_and_loss(self, batch: Batch) -> tuple[Any, Tensor]:
-        """Outputs, and the mean loss over the batch, 0-d. The batch stays as it was, or it raises."""
+        """Outputs, and the mean loss over the batch, 0-d. A changed batch is an error."""
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
         tensors = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]

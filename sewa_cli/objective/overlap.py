@@ -20,7 +20,6 @@ from sewa_cli.objective.objective import Data
 from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seeded
 
-
 MOST_ROWS: Final = 20_000  # of each set
 MOST_SECONDS: Final = 1.0  # data may have to be decoded
 FEWEST, SHARE = 5, 0.01  # of the selection rows: real data have a few twins

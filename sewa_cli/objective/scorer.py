@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -98,13 +98,14 @@ class Scorer:
         if not self._layers:
             return self.score()
         before = self.score()
-        about = {"layers": len(self._layers), "mode": self.mode, "before": before.scores}
+        about = BatchNorm(layers=len(self._layers), mode=self.mode, before=before.scores)
         if not self.recomputes_for(sources):
-            return _with(before, BatchNorm.model_validate(about), {})
+            return replace(before, batchnorm=about)
         rows, statistics = self.recompute()
         after = self.score()
-        about |= {"data": self.recomputed_on, "rows": rows, "after": after.scores}
-        return _with(after, BatchNorm.model_validate(about), statistics)
+        found = {"data": self.recomputed_on, "rows": rows, "after": after.scores}
+        about = about.model_copy(update=found)
+        return replace(after, batchnorm=about, statistics=statistics)
 
     def recompute(self) -> tuple[int, dict[str, Array]]:
         """BatchNorm statistics of what is in the model: the rows they were taken over, and they."""
@@ -134,9 +135,3 @@ class Scorer:
         floats = [name for name in names if model.canonical(name) in model.layout.slices]
         narrow = [name for name in floats if self.dtypes[name] != torch.float32]
         model.load((name, model.value(name).to(self.dtypes[name])) for name in narrow)
-
-
-def _with(scored: Scored, batchnorm: BatchNorm, statistics: Mapping[str, Array]) -> Scored:
-    return Scored(
-        scored.scores, scored.selection_rows, scored.heldout, batchnorm, statistics
-    )

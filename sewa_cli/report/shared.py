@@ -53,7 +53,7 @@ class Interval(Part):
 class Placement(Part):
     """Where the checkpoints were held while learning, and why."""
 
-    tier: Literal["memory", "bf16", "host", "files"]
+    tier: str
     reason: str
     cap_bytes: int
     planned_bytes: int = Field(description="on top of Python, torch, the model and the data")

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
+from sewa_cli import settings
 from sewa_cli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.select import BudgetOption, StabilityReport
     from sewa_cli.trajectory import Trajectory
 
-AUTO = 0  # K that the solver finds by itself
+DEFAULT = "gumbel"
 LEARNED = "learned"  # the name of a choice that no simple average would have made
 BUILTIN = {"gumbel": "sewa_cli.solvers.gumbel", "linear": "sewa_cli.solvers.linear.rounds"}
 SURVEYING = "linear"  # whose cache of outputs answers `compare --fast`
@@ -61,7 +60,7 @@ class Choice:
     frequencies: list[float] | None = None  # how often each was chosen on resampled rows
     history: list[float] = field(default_factory=list)  # the loss, by iteration
     labels: Literal["matter", "noise", "unseen"] | None = None
-    budget: list[BudgetOption] | None = None  # AUTO: the options it had
+    budget: list[BudgetOption] | None = None  # K: auto: the options it had
     stability: StabilityReport | None = None
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
@@ -86,7 +85,7 @@ class Sizes:
     """What a cost is reckoned from."""
 
     k: int
-    K: int  # or AUTO
+    K: int  # or settings.AUTO
     batches: int  # of the selection data
     rows: int  # of the selection data
     room: int
@@ -109,14 +108,12 @@ class Cost:
 class Solver(ABC):
     """One line that says what it does: `sewa solvers` shows it."""
 
-    class Settings(BaseModel):
+    class Settings(settings.Settings):
         """Keys of its section in sewa.yaml."""
-
-        model_config = ConfigDict(frozen=True, extra="forbid")
 
     needs: ClassVar[frozenset[str]] = frozenset({"value"})  # of `Objective.offers`
     reading: ClassVar[Literal["held", "streamed"]] = "held"  # W in memory, or passed over
-    finds_K: ClassVar[bool] = False  # whether K may be AUTO
+    finds_k: ClassVar[bool] = False  # whether K may be auto
 
     def __init__(self, settings: Any = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
@@ -126,14 +123,14 @@ class Solver(ABC):
         """float32 vectors of the model's size that it allocates."""
         return 4
 
-    def prepare(self, problem: Problem) -> None:
+    def prepare(self, problem: Problem) -> None:  # noqa: B027 - most have nothing to prepare
         """What every K shares; `compare` charges it to each row that asks."""
 
     @abstractmethod
     def choose(self, problem: Problem, K: int) -> Choice:
         """K of the trajectory's checkpoints, as weights of an average."""
 
-    def cost(self, sizes: Sizes) -> Cost:
+    def cost(self, sizes: Sizes) -> Cost:  # noqa: ARG002
         """Before any work; by default, nothing is known."""
         return Cost(at_most=True)
 
@@ -163,7 +160,3 @@ def find(name: str) -> type[Solver]:
 def line_of(solver: type[Solver]) -> str:
     """The first line of its docstring."""
     return (inspect.getdoc(solver) or "").partition("\n")[0]
-
-
-Tell = Callable[[int, float], None]
-Members = Sequence[int]

@@ -52,12 +52,12 @@ class Gumbel(Solver):
     def vectors(self) -> int:
         return 2 * self.settings.samples
 
-    def cost(self, sizes: Sizes) -> Cost:
+    def cost(self, sizes: Sizes) -> Cost:  # noqa: ARG002 - k and K change nothing
         passes = self.settings.iterations * self.settings.samples * self.settings.batches
         return Cost(forward=passes, backward=passes, products=2 * self.settings.iterations)
 
     def choose(self, problem: Problem, K: int) -> Choice:
-        """Learn s [k] and take its K largest. The M samples of an iteration see the same batches."""
+        """Learn s [k], take its K largest. The M samples of an iteration see the same batches."""
         settings, trajectory, objective = self.settings, problem.trajectory, problem.objective
         k = trajectory.k
         if not 0 < K < k:

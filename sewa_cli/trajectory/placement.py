@@ -98,7 +98,9 @@ class _Pinned:
 
 
 TIERS = (  # best first
-    Tier("memory", lambda s: 4 * s.k * s.P, lambda source, _: Dense.read(source), lambda _: 1, True),
+    Tier(
+        "memory", lambda s: 4 * s.k * s.P, lambda source, _: Dense.read(source), lambda _: 1, True
+    ),
     Tier(
         "bf16",
         lambda s: 2 * s.k * s.P + 4 * s.P * (1 + rows_at_once(s.k)),
@@ -110,8 +112,8 @@ TIERS = (  # best first
         lambda s: 2 * 4 * s.rows * s.P,
         _pinned,
         lambda _: 1,
-        True,
-        lambda s: s.device.type == "cuda" and 4 * s.k * s.P <= SHARE * free_on_host(),
+        holds=True,
+        is_here=lambda s: s.device.type == "cuda" and 4 * s.k * s.P <= SHARE * free_on_host(),
     ),
     Tier(
         "files",
@@ -185,21 +187,35 @@ class Placer:
             )
         return found
 
-    def placement(self, tier: Tier) -> Placement:
-        cap = str(self._cap)
+    def plan(self, tier: Tier | None) -> tuple[Placement, int]:
+        """What it takes, and the bytes under the cap that it leaves; None: a stream."""
+        cap, needs = str(self._cap), self._streaming if tier is None else self.needs(tier)
         if self._share < 1:
             cap += f", {self._share:.0%} of it for W and the rest for outputs"
-        if self._failed:
+        if tier is None:
+            reason = f"the solver passes over the checkpoints, and holds none; the cap is {cap}"
+        elif self._failed:
             reason = f"memory ran out in the {self._failed[0]} tier; the cap was {cap}"
         else:
             need = "needs" if tier is TIERS[0] else "would need"
             reason = f"float32 {need} {size(self.needs(TIERS[0]))}, the cap is {cap}"
-        return Placement(
-            tier=tier.name,
+        placement = Placement(
+            tier=TIERS[-1].name if tier is None else tier.name,
             reason=reason,
             cap_bytes=self._cap.bytes,
-            planned_bytes=self.needs(tier),
+            planned_bytes=needs,
         )
+        return placement, self._cap.bytes - needs
+
+    @property
+    def _streaming(self) -> int:
+        needs = 2 * 4 * self.sizes.P + self.sizes.work
+        if self._cap.bytes <= needs:
+            raise ConfigError(
+                f"memory: {size(self._cap.bytes)} is too little: streaming needs {size(needs)}, "
+                "and the solver more"
+            )
+        return needs
 
     def place(self) -> Placed:
         """Read the checkpoints into the best tier that fits and has not failed."""
@@ -211,30 +227,14 @@ class Placer:
             )
         if self._failed:
             self._events.warn(f"memory ran out in the {self._failed[-1]} tier; trying the next")
-        self._now = tier = left[0]
-        trajectory = tier.build(self._source, self.sizes)
-        return Placed(trajectory, self.placement(tier), self._cap.bytes - self.needs(tier))
+        self._now = left[0]
+        return Placed(self._now.build(self._source, self.sizes), *self.plan(self._now))
 
     def stream(self) -> Placed:
-        """For a solver that goes over the checkpoints a few times, and never holds them."""
+        """For a solver that passes over the checkpoints a few times, and holds none."""
         self._now = None
-        needs = self.streaming_bytes
-        if self._cap.bytes <= needs:
-            raise ConfigError(
-                f"memory: {size(self._cap.bytes)} is too little: streaming needs {size(needs)}, "
-                "and the solver more"
-            )
-        placement = Placement(
-            tier="files",
-            reason=f"the solver streams the checkpoints; the cap is {self._cap}",
-            cap_bytes=self._cap.bytes,
-            planned_bytes=needs,
-        )
-        return Placed(Streamed(self._source), placement, self._cap.bytes - needs)
-
-    @property
-    def streaming_bytes(self) -> int:
-        return 2 * 4 * self.sizes.P + self.sizes.work
+        placement, room = self.plan(None)
+        return Placed(Streamed(self._source), placement, room)
 
     def retry(self, work: Callable[[], T]) -> T:
         """`work`, which places W; again with W one tier lower, each time that memory runs out.
