@@ -20,15 +20,13 @@ from sewa_cli.methods import Coefficients
 from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows
 from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.overlap import warn_of_overlap
-from sewa_cli.output.average import Averaged
+from sewa_cli.output.average import Average
 from sewa_cli.output.destination import check_outputs, outputs_at, write_results
-from sewa_cli.output.layouts import as_written
-from sewa_cli.output.lora import average_factors
 from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.shared import Candidate, Interval
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, metadata_of, total_cost, versions
+from sewa_cli.session.cost import Clock, total_cost, versions
 from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.task import Task
@@ -103,10 +101,9 @@ def _compare(
                 f"{rows[best].method} is a mean over draws; the draw with the lowest selection "
                 "loss is written"
             )
-        averaged.metadata = metadata_of(averaged, rows[best].method, rows[best].K)
-        if apart := lora_warning(average_factors(averaged, "factors")):
+        if apart := lora_warning(averaged.lora):
             bench.warn(apart)
-        averaged = as_written(averaged, outputs.form)
+        averaged = averaged.as_written(outputs.form)
     recipe = averaged.recipe() if averaged is not None else None
 
     def make_report() -> Comparison:
@@ -217,7 +214,7 @@ def _same_average(one: Row, two: Row) -> bool:
 
 def _winner(
     court: Court, bench: Bench, used: Sequence[Checkpoint], row: Row, config: Config
-) -> Averaged:
+) -> Average:
     """The best row as a file; of several draws, the one with the lowest selection loss."""
 
     def loss(draw: Coefficients) -> float:
@@ -225,12 +222,12 @@ def _winner(
         return float("inf") if found is None else found
 
     coefficients = min(row.coefficients, key=loss)
-    chosen = [i for i, c in enumerate(coefficients) if c != 0]
-    return Averaged(
-        sources=[used[i] for i in chosen],
-        coefficients=[coefficients[i] for i in chosen],
-        names=bench.names,
+    return Average.of(
+        used,
+        coefficients,
+        bench.names,
+        method=row.method,
+        K=row.K,
         dtype=config.output_dtype,
         state_key=config.state_key,
-        replaced=court.judge(coefficients).statistics,
-    )
+    ).with_statistics(court.judge(coefficients).statistics)

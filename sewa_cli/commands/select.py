@@ -20,15 +20,14 @@ from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.overlap import warn_of_overlap
 from sewa_cli.objective.scorer import Scales
 from sewa_cli.objective.split import check_settings, gained, keep_aside
-from sewa_cli.output.average import Averaged
+from sewa_cli.output.average import Average
 from sewa_cli.output.destination import decide_outputs, write_results
-from sewa_cli.output.layouts import as_written
-from sewa_cli.output.lora import average_factors, check_lora
+from sewa_cli.output.lora import check_lora
 from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Candidate, Placement, Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, metadata_of, total_cost, versions
+from sewa_cli.session.cost import Clock, total_cost, versions
 from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.chosen import Chosen
 from sewa_cli.solvers.crossvalidate import LEARNED
@@ -47,7 +46,7 @@ class Selection:
     """The result of `select`: which checkpoints, how good their average is, and the average."""
 
     report: Report
-    averaged: Averaged = field(repr=False)
+    averaged: Average = field(repr=False)
 
     @property
     def selected(self) -> list[int]:
@@ -120,10 +119,10 @@ def _select(
     placed, scales, references, chosen = despite_memory(bench, lambda: _learn(bench, clock))
     used = placed.used
     with clock("evaluate"):
-        averaged = _averaged(bench, used, chosen.coefficients)
-        lora = average_factors(averaged, config.lora)
-        average, batchnorm = scales.weigh_file(averaged)
-    if apart := lora_warning(lora):
+        averaged = _averaged(bench, used, chosen.coefficients, chosen.name)
+        average, batchnorm, statistics = scales.weigh_file(averaged)
+        averaged = averaged.with_statistics(statistics)
+    if apart := lora_warning(averaged.lora):
         bench.warn(apart)
     # what was chosen may be one of them, and has then nothing to gain over itself
     others = {
@@ -146,20 +145,18 @@ def _select(
     written, instead_of, learned = chosen.name, None, None
     if config.fallback and beaten_by:
         written, instead_of, learned = beaten_by[0].name, chosen.name, average
-        averaged = _averaged(bench, used, references[written].coefficients)
         with clock("evaluate"):
-            lora = average_factors(averaged, config.lora)
-            average, batchnorm = scales.weigh_file(averaged)
+            averaged = _averaged(bench, used, references[written].coefficients, written)
+            average, batchnorm, statistics = scales.weigh_file(averaged)
+            averaged = averaged.with_statistics(statistics)
         bench.warn(f"--fallback: the {written} average is written instead")
 
     solution = chosen.solution
     probabilities = solution.probabilities if solution else [None] * len(used)
     stability = chosen.stability
     frequencies = stability.frequencies if stability else [None] * len(used)
-    method = config.solver if written == LEARNED else written
-    averaged.metadata = metadata_of(averaged, method, len(averaged.sources))
     writing_began = time.perf_counter()
-    final = as_written(averaged, outputs.form if outputs else "file")
+    final = averaged.as_written(outputs.form if outputs else "file")
     recipe = final.recipe()
     selected = [i for i, c in enumerate(used) if any(c is source for source in averaged.sources)]
 
@@ -207,7 +204,7 @@ def _select(
             stability=stability_part(chosen),
             placement=_placement(placed, chosen),
             batchnorm=batchnorm,
-            lora=lora,
+            lora=averaged.lora,
             cost=total_cost(bench, clock),
             output=outputs.named if outputs else None,
             recipe=recipe,
@@ -264,14 +261,18 @@ def _weigh_references(scales: Scales, run: Run, K: int) -> dict[str, _Reference]
     return found
 
 
-def _averaged(bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficients) -> Averaged:
-    chosen = [i for i, c in enumerate(coefficients) if c != 0]
-    return Averaged(
-        sources=[used[i] for i in chosen],
-        coefficients=[coefficients[i] for i in chosen],
-        names=bench.names,
+def _averaged(
+    bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficients, name: str
+) -> Average:
+    return Average.of(
+        used,
+        coefficients,
+        bench.names,
+        method=bench.config.solver if name == LEARNED else name,
+        K=sum(c != 0 for c in coefficients),
         dtype=bench.config.output_dtype,
         state_key=bench.config.state_key,
+        lora=bench.config.lora,
     )
 
 

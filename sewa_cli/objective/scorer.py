@@ -17,7 +17,7 @@ from sewa_cli.objective.objective import (
     batchnorm_layers,
     recompute_batchnorm,
 )
-from sewa_cli.output.average import Averaged
+from sewa_cli.output.average import Average
 from sewa_cli.report.select import BatchNorm
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
@@ -90,7 +90,7 @@ class Scales(Weigher):
         self._bench = bench
         self._trajectory = trajectory
         self._used = used
-        self._as_written = Averaged([used[-1]], [1.0], bench.names, bench.config.output_dtype)
+        self._as_written = Average((used[-1],), (1.0,), bench.names, bench.config.output_dtype)
         self.recomputed_on: Literal["training_data", "selection_data"] | None = None
         self._loaded: tuple[tuple[float, ...], int] | None = None
         self._has_integers = any(
@@ -110,19 +110,19 @@ class Scales(Weigher):
             self.recompute()
         return self.scores()
 
-    def weigh_file(self, averaged: Averaged) -> tuple[Scores, BatchNorm | None]:
-        """The very tensors that will be written; BatchNorm statistics are recomputed into it."""
+    def weigh_file(self, averaged: Average) -> tuple[Scores, BatchNorm | None, dict[str, Array]]:
+        """The very tensors that will be written; and its BatchNorm statistics, recomputed."""
         self._bench.model.load(averaged.tensors())
         if not self._layers:
-            return self.scores(), None
+            return self.scores(), None, {}
         layers, mode = len(self._layers), self._bench.config.bn
         before = self.scores()
         if not self._recomputes(len(averaged.sources)):
-            return before, BatchNorm(layers=layers, mode=mode, before=before)
+            return before, BatchNorm(layers=layers, mode=mode, before=before), {}
         rows = self.recompute()
-        averaged.replaced |= self.recomputed()
+        statistics = self.recomputed()
         after = self.scores()
-        return after, BatchNorm(
+        found = BatchNorm(
             layers=layers,
             mode=mode,
             data=self.recomputed_on,
@@ -130,6 +130,7 @@ class Scales(Weigher):
             before=before,
             after=after,
         )
+        return after, found, statistics
 
     def load(self, coefficients: Sequence[float]) -> None:
         """An average into the model, rounded as a file of it would be.
@@ -141,9 +142,9 @@ class Scales(Weigher):
             return
         chosen = [i for i, c in enumerate(coefficients) if c != 0]
         if not self._trajectory.exact:
-            sources, weights = [self._used[i] for i in chosen], [coefficients[i] for i in chosen]
             names, dtype = self._bench.names, self._bench.config.output_dtype
-            self._bench.model.load(Averaged(sources, weights, names, dtype).tensors())
+            average = Average.of(self._used, coefficients, names, method="", dtype=dtype, lora=None)
+            self._bench.model.load(average.tensors())
         else:
             self._bench.model.set(self._trajectory.mix_few(coefficients))
             self._round(self._bench.names)

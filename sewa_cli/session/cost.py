@@ -1,4 +1,4 @@
-"""What a run has cost, which versions made it, and what its output says of itself."""
+"""What a run has cost, and which versions made it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sewa_cli import __version__
-from sewa_cli.checkpoints import WRITTEN_BY
-from sewa_cli.output.average import Averaged
 from sewa_cli.report.shared import Cost, Seconds, Versions
 
 if TYPE_CHECKING:
@@ -20,29 +18,15 @@ if TYPE_CHECKING:
     from sewa_cli.session.session import Bench
 
 
-def metadata_of(averaged: Averaged, method: str, K: int | None) -> dict[str, str]:
-    """Strings only, as safetensors wants; `format` is what transformers looks for."""
-    steps = [c.step if c.step is not None else c.path.name for c in averaged.sources]
-    about = {
-        "format": "pt",
-        WRITTEN_BY: __version__,
-        "sewa_method": method,
-        "sewa_steps": ",".join(map(str, steps)),
-    }
-    if len(set(averaged.coefficients)) > 1:
-        about["sewa_coefficients"] = ",".join(map(str, averaged.coefficients))
-    return about if K is None else {**about, "sewa_K": str(K)}
-
-
 def versions() -> Versions:
-    import safetensors
-    import torch
+    """What is installed, without importing it."""
+    from importlib.metadata import version
 
     return Versions(
         sewa=__version__,
         python=platform.python_version(),
-        torch=torch.__version__,
-        safetensors=safetensors.__version__,
+        torch=version("torch"),
+        safetensors=version("safetensors"),
     )
 
 
