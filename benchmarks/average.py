@@ -34,7 +34,7 @@ from timm_way import timm_way
 from sewa_cli.checkpoints import Reads, open_checkpoint
 from sewa_cli.commands.average import run_average
 from sewa_cli.config import Config
-from sewa_cli.output.average import Averaged
+from sewa_cli.output.average import Average
 
 HIDDEN, INNER = 512, 1408
 MANY = 200
@@ -138,10 +138,9 @@ def raw_read(paths: Sequence[Path]) -> None:
     torch.set_num_threads(2)
 
 
-def averaged(paths: Sequence[Path]) -> Averaged:
+def averaged(paths: Sequence[Path]) -> Average:
     sources = [open_checkpoint(path, Reads()) for path in paths]
-    names = {name: name for name in sources[0].tensors}
-    return Averaged(sources, [1 / len(paths)] * len(paths), names)
+    return Average.of(sources, [1 / len(paths)] * len(paths), method="uniform")
 
 
 def sum_only(paths: Sequence[Path]) -> None:

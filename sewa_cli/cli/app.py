@@ -280,7 +280,7 @@ def apply(
     from sewa_cli.cli.main import stdout_for_data, without_blas
 
     without_blas()
-    from sewa_cli.output.destination import run_apply
+    from sewa_cli.commands.apply import run_apply
 
     with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
         target = stdout if output == "-" else Path(output)

@@ -103,10 +103,11 @@ def average(
         from sewa_cli.cli.console import Talk
         from sewa_cli.commands.average import run_average
         from sewa_cli.methods.proposing import register_methods
+        from sewa_cli.present.card import describe_lora
 
         with Talk(quiet, verbose) as talk:
             register_methods(settings, talk, wanted=method)
-            averaged, written = run_average(
+            average, written = run_average(
                 settings,
                 method,
                 numbers,
@@ -116,10 +117,10 @@ def average(
                 listener=talk,
             )
         if written != "-":
-            stdout.write("".join(f"{c.path}\n" for c in averaged.sources).encode())
+            stdout.write("".join(f"{c.path}\n" for c in average.sources).encode())
             stdout.flush()
-            if averaged.lora == "merged":
-                talk.say(averaged.facts["LoRA"])
+            if average.lora and average.lora.mode == "merged":
+                talk.say(describe_lora(average.lora))
             talk.say(f"wrote {written}")
 
 

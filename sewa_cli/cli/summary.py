@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sewa_cli.cli.console import Talk
-from sewa_cli.output.lora import describe
+from sewa_cli.present.card import describe_lora
 from sewa_cli.report.select import BudgetOption, Report
 from sewa_cli.report.shared import Scores
 
@@ -40,7 +40,7 @@ def summarise(talk: Talk, report: Report) -> None:
             f"{report.batchnorm.data} ({report.batchnorm.rows} rows)"
         )
     if report.lora and report.lora.mode == "merged":
-        talk.say(describe(report.lora))
+        talk.say(describe_lora(report.lora))
     seconds = report.cost.seconds
     talk.say(
         f"{seconds.total:.1f} s on {report.device} (reading {seconds.read:.1f}, learning "

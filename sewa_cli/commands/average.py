@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -15,17 +16,17 @@ from sewa_cli.checkpoints import (
     open_all,
 )
 from sewa_cli.config import AUTO, Config
-from sewa_cli.errors import CheckpointError, ConfigError
-from sewa_cli.events import Listener
+from sewa_cli.errors import ConfigError
+from sewa_cli.events import Heard, Listener
 from sewa_cli.methods import Run, checked, parse_one
 from sewa_cli.methods.proposing import propose
-from sewa_cli.output.average import Averaged
+from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs, write_average, write_results
-from sewa_cli.output.lora import average_factors, check_lora
+from sewa_cli.output.lora import check_lora
 from sewa_cli.output.lora import warning as lora_warning
-from sewa_cli.report.recipe import Rebuildable
+from sewa_cli.report.average import AverageReport
 from sewa_cli.session.candidates import open_candidates
-from sewa_cli.session.cost import metadata_of
+from sewa_cli.session.cost import versions
 
 
 def run_average(
@@ -37,17 +38,18 @@ def run_average(
     stdout: IO[bytes] | None = None,
     protected: Sequence[Path] = (),
     listener: Listener | None = None,
-) -> tuple[Averaged, str]:
+) -> tuple[Average, str]:
     """Average by a method that needs no loss, or by explicit weights; returns where it was written.
 
     Weights belong to files in the order given; those of a folder, in the order of their steps.
     """
+    heard = Heard(listener or Listener())
     if weights is None:
-        candidates, found = open_candidates(config, Reads(), listener)
+        candidates, found = open_candidates(config, Reads(), heard)
         coefficients = _coefficients(method, candidates, config)
         label = method
     else:
-        candidates = _as_given(config, listener or Listener())
+        candidates = _as_given(config, heard)
         found = [path for c in candidates for path in (c.path, *c.files)]
         if len(weights) != len(candidates):
             raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
@@ -56,18 +58,7 @@ def run_average(
         except ValueError as error:
             raise ConfigError(str(error)) from error
         label = "weights"
-    chosen = [i for i, c in enumerate(coefficients) if c != 0]
-    if all(candidates[i].step is not None for i in chosen):
-        chosen.sort(key=lambda i: candidates[i].step or 0)  # integers come from the newest
-    averaged = Averaged(
-        sources=[candidates[i] for i in chosen],
-        coefficients=[coefficients[i] for i in chosen],
-        names={name: name for name in candidates[0].tensors},
-        dtype=config.output_dtype,
-        state_key=config.state_key,
-    )
-    # a report holds the sources' hashes, which take three times as long as averaging them
-    newest = averaged.sources[-1]
+    newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(
         config,
         [*found, *protected],
@@ -77,18 +68,35 @@ def run_average(
         like=newest,
         command=listener.command if listener else None,
     )
-    averaged.metadata = metadata_of(averaged, label, None)
     check_lora(config, newest)
-    apart = lora_warning(average_factors(averaged, config.lora))
-    if apart is not None and listener is not None:
-        listener.warn(apart)
-    if outputs.report is None:
-        write_average(averaged, outputs)
-    else:
-        write_results(
-            averaged, outputs, lambda: Rebuildable(schema_version=1, recipe=averaged.recipe())
+    average = Average.of(
+        candidates,
+        coefficients,
+        method=label,
+        dtype=config.output_dtype,
+        state_key=config.state_key,
+        lora=config.lora,
+    )
+    if apart := lora_warning(average.lora):
+        heard.warn(apart)
+
+    def make_report() -> AverageReport:
+        return AverageReport(
+            versions=versions(),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            config=config.model_dump(mode="json"),
+            lora=average.lora,
+            output=outputs.named,
+            recipe=average.recipe(),
+            warnings=heard.warnings,
         )
-    return averaged, outputs.written_as(averaged)
+
+    # a report holds the sources' hashes, which take three times as long as averaging them
+    if outputs.report is None:
+        write_average(average, outputs)
+    else:
+        write_results(average, outputs, make_report)
+    return average, outputs.written_as(average)
 
 
 def _as_given(config: Config, listener: Listener) -> list[Checkpoint]:
@@ -123,8 +131,6 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
         )
     if call.method.has_budget and len(candidates) < config.K:
         raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints; take fewer")
-    if not candidates:
-        raise CheckpointError("there are no checkpoints")
     steps = [c.step for c in candidates if c.step is not None]
     run = Run(len(candidates), steps if len(steps) == len(candidates) else None, config.seed)
     return propose(call, run, config.K)[0]

@@ -10,17 +10,19 @@ import base64
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from io import BytesIO
 from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from sewa_cli import __version__
 from sewa_cli.checkpoints import (
+    WRITTEN_BY,
     Checkpoint,
     Reads,
     check_agreement,
@@ -32,29 +34,107 @@ from sewa_cli.checkpoints import (
 from sewa_cli.checkpoints.mapped import views
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, OutputError
-from sewa_cli.output.atomic import sha256_of, split_into_shards, write_safetensors
+from sewa_cli.output.lora import Mode, average_factors
 from sewa_cli.output.mean import Room, in_order, is_finite, pieces, thread_count, weighted_mean
+from sewa_cli.output.safetensors import sha256_of, split_into_shards, write_safetensors
 from sewa_cli.report.recipe import Recipe, Source
+from sewa_cli.report.shared import Lora
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from sewa_cli.output.layouts import Form
+
 Piece = tuple[str, Array]  # a tensor's name, and some of its elements
 
 
-@dataclass
-class Averaged:
+@dataclass(frozen=True)
+class Average:
     """The mean of `sources` (in step order), tensor by tensor, never whole in memory."""
 
-    sources: list[Checkpoint]
-    coefficients: list[float]
-    names: dict[str, str]  # name in the output → name in the checkpoints
+    sources: tuple[Checkpoint, ...]
+    coefficients: tuple[float, ...]
+    names: Mapping[str, str]  # name in the output → name in the checkpoints
     dtype: str | None = None  # of floating-point tensors; None: as in the checkpoints
-    metadata: dict[str, str] = field(default_factory=dict)
-    replaced: dict[str, Array] = field(default_factory=dict)  # recomputed, not averaged
     state_key: str | None = None  # where PyTorch files have their weights, if the user had to say
-    lora: Literal["factors", "merged"] | None = None
-    facts: dict[str, str] = field(default_factory=dict)  # more that a model card should say
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    replaced: Mapping[str, Array] = field(default_factory=dict)  # not averaged, but recomputed
+    lora: Lora | None = None  # None: no LoRA adapters
+
+    @classmethod
+    def of(
+        cls,
+        checkpoints: Sequence[Checkpoint],
+        coefficients: Sequence[float],
+        names: Mapping[str, str] | None = None,
+        *,
+        method: str,
+        K: int | None = None,
+        dtype: str | None = None,
+        state_key: str | None = None,
+        lora: Mode | None = "factors",
+    ) -> Average:
+        """Of all checkpoints that have a weight; their tensors keep their names, if none are given.
+
+        method, K: for the file's metadata. lora: how adapters are averaged; `factors` measures what
+        is lost by it, which reads them, and None does not.
+        """
+        sources, weights = taking_part(checkpoints, coefficients)
+        names = names or {name: name for name in checkpoints[0].tensors}
+        metadata = _metadata(sources, weights, method, K)
+        average = cls(sources, weights, names, dtype, state_key, metadata)
+        return average if lora is None else average._with_factors(lora)
+
+    @classmethod
+    def from_recipe(cls, recipe: Recipe, beside: Path) -> Average:
+        """Open a report's sources again; `beside`: the report's folder, in case the run was moved.
+
+        Refuses sources that are not what they were.
+        """
+        above = beside.resolve().parents[:2]  # the report may stand in a folder of its own
+        folders = [beside, Path(recipe.working_directory), Path(), *above]
+        reads = Reads()
+        sources = [_open(source, folders, reads, recipe.state_key) for source in recipe.sources]
+        check_agreement(sources)
+        lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
+        if lost is not None:
+            raise CheckpointError(
+                f"{sources[0].path}: {lost}: no such tensor; is the report intact?"
+            )
+        try:
+            replaced = views(base64.b64decode(recipe.replaced)) if recipe.replaced else {}
+        except ValueError as error:
+            raise CheckpointError(f"recipe.replaced: {error}; is the report intact?") from error
+        average = cls(
+            sources=tuple(sources),
+            coefficients=tuple(source.coefficient for source in recipe.sources),
+            names=recipe.tensors,
+            dtype=recipe.dtype,
+            state_key=recipe.state_key,
+            metadata=recipe.metadata,
+            replaced=replaced,
+        )
+        return average if recipe.lora is None else average._with_factors(recipe.lora)
+
+    def _with_factors(self, mode: Mode) -> Average:
+        if self.sources[0].kind != "adapter":
+            return self
+        merged, lora = average_factors(self, mode)
+        return replace(self, replaced={**self.replaced, **merged}, lora=lora)
+
+    def with_statistics(self, statistics: Mapping[str, Array]) -> Average:
+        """With recomputed tensors, by their names in the output, in the place of averaged ones."""
+        return replace(self, replaced={**self.replaced, **statistics})
+
+    def as_written(self, form: Form) -> Average:
+        """A file of its own has the model's names; what a trainer loads has the trainer's."""
+        if form == "file":
+            return self
+        return replace(
+            self,
+            names={name: name for name in self.sources[0].tensors},
+            replaced={self.names[name]: array for name, array in self.replaced.items()},
+        )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, whole, one by one: the very bytes that `write` writes."""
@@ -125,7 +205,7 @@ class Averaged:
         write_safetensors(file, entries, self.pieces, self.metadata)
 
     def check_sources(self) -> None:
-        """Refuse sources that somebody wrote to; to be called when all of them was read.
+        """Refuse sources that somebody wrote to; to be called when all of it was read.
 
         Hashes are taken between opening and this, so they too are of what was read.
         """
@@ -137,7 +217,9 @@ class Averaged:
         with ThreadPoolExecutor(thread_count()) as pool:
             hashes = list(pool.map(_digest, self.sources))
         kept = self.replaced
-        if self.lora == "merged":  # what was re-factored will be again, and need not be kept
+        if (
+            self.lora and self.lora.mode == "merged"
+        ):  # what was re-factored will be again, and need not be kept
             factors = {name for pair in pairs(self.sources[0].tensors) for name in pair}
             kept = {n: array for n, array in kept.items() if self.names[n] not in factors}
         return Recipe(
@@ -146,12 +228,12 @@ class Averaged:
                 Source(path=str(c.path), coefficient=weight, size=c.size, sha256=digest)
                 for c, weight, digest in zip(self.sources, self.coefficients, hashes, strict=True)
             ],
-            tensors=self.names,
+            tensors=dict(self.names),
             dtype=self.dtype,
-            metadata=self.metadata,
+            metadata=dict(self.metadata),
             replaced=_packed(kept) if kept else None,
             state_key=self.state_key,
-            lora=self.lora,
+            lora=self.lora.mode if self.lora else None,
         )
 
 
@@ -171,50 +253,47 @@ def _packed(arrays: Mapping[str, Array]) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def from_recipe(recipe: Recipe, beside: Path) -> Averaged:
-    """Open a report's sources again; `beside`: the report's folder, in case the run was moved."""
-    reads = Reads()
-    sources = []
-    for source in recipe.sources:
-        above = beside.resolve().parents[:2]  # the report may stand in a folder of its own
-        folders = [beside, Path(recipe.working_directory), Path(), *above]
-        path = _locate(Path(source.path), folders)
-        files = files_of(path)
-        stamps = {file: stamp_of(file) for file in files}
-        if (size := sum(stamp.size for stamp in stamps.values())) != source.size:
-            raise CheckpointError(
-                f"{path}: has changed since the report: expected {source.size} bytes, found {size}"
-            )
-        if (digest := sha256_of(files, path)) != source.sha256:
-            raise CheckpointError(
-                f"{path}: has changed since the report: expected SHA-256 {source.sha256[:12]}…, "
-                f"found {digest[:12]}…"
-            )
-        checkpoint = open_checkpoint(path, reads, recipe.state_key)
-        checkpoint.stamps |= stamps  # from before the hash: what is read must be what was hashed
-        sources.append(checkpoint)
-    check_agreement(sources)
-    lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
-    if lost is not None:
-        raise CheckpointError(f"{sources[0].path}: {lost}: no such tensor; is the report intact?")
-    try:
-        replaced = views(base64.b64decode(recipe.replaced)) if recipe.replaced else {}
-    except ValueError as error:
-        raise CheckpointError(f"recipe.replaced: {error}; is the report intact?") from error
-    return Averaged(
-        sources=sources,
-        coefficients=[source.coefficient for source in recipe.sources],
-        names=recipe.tensors,
-        dtype=recipe.dtype,
-        metadata=recipe.metadata,
-        replaced=replaced,
-        state_key=recipe.state_key,
-        lora=recipe.lora,
-    )
+def taking_part(
+    checkpoints: Sequence[Checkpoint], coefficients: Sequence[float]
+) -> tuple[tuple[Checkpoint, ...], tuple[float, ...]]:
+    """Those with a weight other than zero, by step: integers come from the newest, the last."""
+    chosen = [pair for pair in zip(checkpoints, coefficients, strict=True) if pair[1] != 0]
+    if all(checkpoint.step is not None for checkpoint, _ in chosen):
+        chosen.sort(key=lambda pair: pair[0].step or 0)
+    return tuple(checkpoint for checkpoint, _ in chosen), tuple(weight for _, weight in chosen)
 
 
-def _locate(path: Path, folders: list[Path]) -> Path:
-    for folder in folders:
-        if (folder / path).exists():  # an absolute path stays itself
-            return folder / path
-    raise CheckpointError(f"{path}: the report's checkpoint is gone")
+def _metadata(
+    sources: Sequence[Checkpoint], coefficients: Sequence[float], method: str, K: int | None
+) -> dict[str, str]:
+    """Strings only, as safetensors wants; `format` is what transformers looks for."""
+    steps = [c.step if c.step is not None else c.path.name for c in sources]
+    about = {
+        "format": "pt",
+        WRITTEN_BY: __version__,
+        "sewa_method": method,
+        "sewa_steps": ",".join(map(str, steps)),
+    }
+    if len(set(coefficients)) > 1:
+        about["sewa_coefficients"] = ",".join(map(str, coefficients))
+    return about if K is None else {**about, "sewa_K": str(K)}
+
+
+def _open(
+    source: Source, folders: Sequence[Path], reads: Reads, state_key: str | None
+) -> Checkpoint:
+    """A source of a recipe, in the first of these folders that has it, if it is what it was."""
+    # an absolute path stays itself
+    path = next((f / source.path for f in folders if (f / source.path).exists()), None)
+    if path is None:
+        raise CheckpointError(f"{source.path}: the report's checkpoint is gone")
+    files = files_of(path)
+    stamps = {file: stamp_of(file) for file in files}
+    changed = f"{path}: has changed since the report: expected"
+    if (size := sum(stamp.size for stamp in stamps.values())) != source.size:
+        raise CheckpointError(f"{changed} {source.size} bytes, found {size}")
+    if (digest := sha256_of(files, path)) != source.sha256:
+        raise CheckpointError(f"{changed} SHA-256 {source.sha256[:12]}…, found {digest[:12]}…")
+    checkpoint = open_checkpoint(path, reads, state_key)
+    checkpoint.stamps |= stamps  # from before the hash: what is read must be what was hashed
+    return checkpoint

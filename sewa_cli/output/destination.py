@@ -15,31 +15,19 @@ from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.output.atomic import (
     Stage,
-    belongs_to_set,
+    StagedFolder,
     check_free,
     first_free,
-    index_of,
-    index_path,
     publish_together,
-    shard_path,
     staged,
 )
-from sewa_cli.output.average import Averaged, from_recipe
-from sewa_cli.output.folders import StagedFolder, check_free_folder, staged_folder
-from sewa_cli.output.layouts import (
-    Form,
-    as_written,
-    fill_folder,
-    folder_is_ours,
-    form_of,
-    inherited_shard_size,
-    write_torch,
-)
-from sewa_cli.output.lora import average_factors
+from sewa_cli.output.average import Average
+from sewa_cli.output.layouts import Form, folder_is_ours, form_of, inherited_shard_size, stage
+from sewa_cli.output.safetensors import belongs_to_set, index_path
+from sewa_cli.present.card import model_card, scores_of
 from sewa_cli.report.part import to_json
-from sewa_cli.report.recipe import Rebuildable
 
-R = TypeVar("R", bound=BaseModel)
+R = TypeVar("R", bound=BaseModel | None)
 DEFAULT_OUTPUT = "averaged.safetensors"
 
 
@@ -59,13 +47,13 @@ class Outputs:
     def named(self) -> str:
         return str(self.average) if self.average is not None else STDOUT
 
-    def written_as(self, averaged: Averaged) -> str:
+    def written_as(self, average: Average) -> str:
         """What to open: the file, the folder, or of a sharded set its index."""
-        is_set = self.form == "file" and self.is_sharded(averaged)
+        is_set = self.form == "file" and self.is_sharded(average)
         return str(index_path(Path(self.named))) if is_set else self.named
 
-    def is_sharded(self, averaged: Averaged) -> bool:
-        return self.average is not None and len(averaged.shards(self.shard_size)) > 1
+    def is_sharded(self, average: Average) -> bool:
+        return self.average is not None and len(average.shards(self.shard_size)) > 1
 
 
 def decide_outputs(
@@ -97,7 +85,7 @@ def decide_outputs(
     else:
         if config.output is not None:
             average = Path(config.output)
-            _check_free(average, force, form)
+            check_form_free(average, force, form)
         else:  # nobody named a file, so a name that is taken is no reason to stop
             average = Path(DEFAULT_OUTPUT)
             average = average.with_suffix("") if form == "folder" else average
@@ -108,8 +96,8 @@ def decide_outputs(
                     lambda path: [report_path(path), *(_set_at(path) if sharded else [])],
                 )
         report = config.report or (report_path(average) if always_report else None)
-        if report is not None:
-            check_apart(average, report)
+        if report is not None and report.resolve() == average.resolve():
+            raise ConfigError(f"{report}: --report and --output name the same file")
     to_stdout = stdout if config.output == STDOUT else None
     shard_size = _shard_size(config, form, like)
     outputs = Outputs(average, report, to_stdout, force, shard_size, form, command)
@@ -139,11 +127,8 @@ def _shard_size(config: Config, form: Form, like: Checkpoint | None) -> int | No
     return inherited_shard_size(like) if inherits and like is not None else config.shard_size
 
 
-def _check_free(path: Path, force: bool, form: Form) -> None:
-    if form == "folder":
-        check_free_folder(path, force, folder_is_ours)
-    else:
-        check_free(path, force)
+def check_form_free(path: Path, force: bool, form: Form) -> None:
+    check_free(path, force, folder_is_ours if form == "folder" else None)
 
 
 def check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> Outputs:
@@ -154,7 +139,7 @@ def check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> Outputs:
     for path in (outputs.average, outputs.report):
         if path is None:
             continue
-        _check_free(path, outputs.force, outputs.form if path == outputs.average else "file")
+        check_form_free(path, outputs.force, outputs.form if path == outputs.average else "file")
         place = path.resolve()
         if place in taken or not folders.isdisjoint(place.parents):
             raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
@@ -182,96 +167,71 @@ def _set_at(output: Path) -> list[Path]:
     return [path for path in sorted(output.parent.iterdir()) if belongs_to_set(path, output)]
 
 
-def check_apart(average: Path, report: Path) -> None:
-    if report.resolve() == average.resolve():
-        raise ConfigError(f"{report}: --report and --output name the same file")
-
-
 def report_path(output: Path) -> Path:
     is_number = output.suffix[1:].isdigit()  # a folder called llama-0.5
     return output.with_name(f"{output.name if is_number else output.stem}.report.json")
 
 
-def write_results(averaged: Averaged | None, outputs: Outputs, make_report: Callable[[], R]) -> R:
-    """The average and the report appear together: all is complete before anything gets its name."""
+def write_results(average: Average | None, outputs: Outputs, make_report: Callable[[], R]) -> R:
+    """The average and the report appear together: all is complete before anything gets its name.
+
+    `make_report` is called when the average is written, and may return None: no report.
+    """
     with ExitStack() as stack:
         stages: list[Stage] = []
-        if averaged is None:
-            pass
-        elif outputs.stdout is not None:
-            averaged.write(outputs.stdout)
+        if average is not None and outputs.stdout is not None:
+            average.write(outputs.stdout)
             outputs.stdout.flush()
-        else:
-            stages += _stage(averaged, outputs, stack)
+        elif average is not None and outputs.average is not None:
+            form, force = outputs.form, outputs.force
+            stages += stage(average, outputs.average, form, outputs.shard_size, force, stack)
         report = make_report()
-        if averaged is not None and outputs.is_sharded(averaged):
-            report = _of_a_set(report, outputs.written_as(averaged), outputs.shard_size)
-        if averaged is not None:
-            _add_card(stages, averaged, report, outputs)
-        if outputs.report is not None:
-            stage = stack.enter_context(staged(outputs.report, outputs.force))
-            stage.file.write(to_json(report).encode())
-            stages.append(stage)
-        if averaged is not None:
-            averaged.check_sources()  # after the report too, as its hashes are of the sources
+        if average is not None:
+            report = _with_set(report, average, outputs)
+            _add_card(stages, average, report, outputs.command)
+        if report is not None and outputs.report is not None:
+            file = stack.enter_context(staged(outputs.report, outputs.force))
+            file.file.write(to_json(report).encode())
+            stages.append(file)
+        if average is not None:
+            # after the report too, as its hashes are of the sources; of what went to standard
+            # output already, at least the exit code tells
+            average.check_sources()
         _publish(stages, outputs)
     return report
 
 
-def write_average(averaged: Averaged, outputs: Outputs) -> None:
+def write_average(average: Average, outputs: Outputs) -> None:
     """The average alone, without a report."""
-    if outputs.stdout is not None:
-        averaged.write(outputs.stdout)
-        outputs.stdout.flush()
-        averaged.check_sources()  # what is out is out, but the exit code tells
-        return
-    with ExitStack() as stack:
-        stages = _stage(averaged, outputs, stack)
-        _add_card(stages, averaged, None, outputs)
-        averaged.check_sources()
-        _publish(stages, outputs)
+    write_results(average, outputs, lambda: None)
+
+
+def _with_set(report: R, average: Average, outputs: Outputs) -> R:
+    """What is known only now that all sizes are: that the average became a set, and which."""
+    recipe = getattr(report, "recipe", None)
+    if report is None or recipe is None or not outputs.is_sharded(average):
+        return report
+    recipe = recipe.model_copy(update={"shard_size": outputs.shard_size})
+    return report.model_copy(update={"recipe": recipe, "output": outputs.written_as(average)})
 
 
 def _add_card(
-    stages: Sequence[Stage], averaged: Averaged, report: BaseModel | None, outputs: Outputs
+    stages: Sequence[Stage], average: Average, report: BaseModel | None, command: str | None
 ) -> None:
     """Into a folder, last, as it has the losses."""
-    for stage in stages:
-        if isinstance(stage, StagedFolder):
-            from sewa_cli.present.card import model_card
-
-            with stage.file("README.md") as file:
-                file.write(model_card(averaged, report, outputs.command).encode())
-
-
-def _stage(averaged: Averaged, outputs: Outputs, stack: ExitStack) -> list[Stage]:
-    """Write the average's files beside their final places."""
-    output = outputs.average
-    if output is None:
-        return []
-    if outputs.form == "folder":
-        folder = stack.enter_context(staged_folder(output, outputs.force))
-        fill_folder(averaged, folder, outputs.shard_size)
-        return [folder]
-    if outputs.form == "torch":
-        stage = stack.enter_context(staged(output, outputs.force))
-        write_torch(averaged, stage.file)
-        return [stage]
-    shards = averaged.shards(outputs.shard_size)
-    if len(shards) == 1:
-        stage = stack.enter_context(staged(output, outputs.force))
-        averaged.write(stage.file)
-        return [stage]
-    stages: list[Stage] = []
-    for number, names in enumerate(shards, 1):
-        path = shard_path(output, number, len(shards))
-        stage = stack.enter_context(staged(path, outputs.force))
-        averaged.write(stage.file, names)
-        stages.append(stage)
-    # last, so that whoever looks for the index finds all that it names
-    stage = stack.enter_context(staged(index_path(output), outputs.force))
-    stage.file.write(index_of(output, shards, averaged.sizes()))
-    return [*stages, stage]
+    for folder in stages:
+        if isinstance(folder, StagedFolder):
+            card = model_card(
+                average.metadata,
+                [str(checkpoint.path) for checkpoint in average.sources],
+                dtype=average.dtype,
+                lora=average.lora,
+                is_adapter=average.sources[0].kind == "adapter",
+                scores=scores_of(report),
+                command=command,
+            )
+            with folder.file("README.md") as file:
+                file.write(card.encode())
 
 
 def _publish(stages: Sequence[Stage], outputs: Outputs) -> None:
@@ -280,43 +240,3 @@ def _publish(stages: Sequence[Stage], outputs: Outputs) -> None:
     if output is not None and stages and all(stage.path != output for stage in stages):
         # only with --force is there one: loaders would take it for the set's newer self
         output.unlink(missing_ok=True)
-
-
-def _of_a_set(report: R, index: str, shard_size: int | None) -> R:
-    """What is known only now that all sizes are: that the average became a set, and which."""
-    recipe = getattr(report, "recipe")  # noqa: B009
-    update: dict[str, object] = {"recipe": recipe.model_copy(update={"shard_size": shard_size})}
-    if "output" in type(report).model_fields:
-        update["output"] = index
-    return report.model_copy(update=update)
-
-
-def run_apply(
-    report: Rebuildable, read_from: Path, output: Path | IO[bytes], *, force: bool = False
-) -> str:
-    """Rebuild the averaged file of a report, or its set, byte for byte; returns its name."""
-    shard_size = report.recipe.shard_size
-    if not isinstance(output, Path):
-        if shard_size is not None:
-            raise ConfigError(
-                f"{read_from}: is of a sharded set, which cannot go to standard output; name a file"
-            )
-        write_average(_rebuilt(report, read_from), Outputs(None, None, output, force))
-        return STDOUT
-    # before the sources are hashed, which takes long
-    _check_free(output, force, "folder" if output.is_dir() else "file")
-    averaged = _rebuilt(report, read_from)
-    form = form_of(str(output), averaged.sources[-1])
-    averaged = as_written(averaged, form)
-    inputs = [path for c in averaged.sources for path in (c.path, *c.files)]
-    outputs = Outputs(output, None, None, force, shard_size, form)
-    check_outputs(outputs, [read_from, *inputs])
-    write_average(averaged, outputs)
-    return outputs.written_as(averaged)
-
-
-def _rebuilt(report: Rebuildable, read_from: Path) -> Averaged:
-    averaged = from_recipe(report.recipe, read_from.parent)
-    if averaged.lora is not None:
-        average_factors(averaged, averaged.lora)
-    return averaged

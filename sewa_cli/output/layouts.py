@@ -1,12 +1,16 @@
-"""Output that fits in: a folder or a PyTorch file that loads where its checkpoints loaded."""
+"""The forms of an output: a file or sharded set, a folder, a PyTorch file.
+
+What comes from a trainer's folders or files loads where they loaded.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -17,11 +21,12 @@ from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.config import STDOUT
 from sewa_cli.errors import SewaError
-from sewa_cli.output.atomic import index_of, index_path, shard_path
-from sewa_cli.output.average import Averaged
-from sewa_cli.output.folders import StagedFolder
+from sewa_cli.output.atomic import Stage, StagedFolder, staged, staged_folder
+from sewa_cli.output.average import Average
+from sewa_cli.output.safetensors import index_of, index_path, shard_path
 
 Form = Literal["file", "folder", "torch"]
+Write = Callable[[IO[bytes]], object]
 # what a model needs beside its weights to be loaded and used
 BESIDE = (
     "config.json",
@@ -61,17 +66,6 @@ def inherited_shard_size(like: Checkpoint) -> int | None:
     return max(f.stat().st_size for f in like.files if not f.name.endswith(INDEX))
 
 
-def as_written(averaged: Averaged, form: Form) -> Averaged:
-    """A file of its own has the model's names; what goes back to the trainer has the trainer's."""
-    if form == "file":
-        return averaged
-    return replace(
-        averaged,
-        names={name: name for name in averaged.sources[0].tensors},
-        replaced={averaged.names[name]: tensor for name, tensor in averaged.replaced.items()},
-    )
-
-
 def folder_is_ours(folder: Path) -> bool:
     try:
         weights = [file for file in files_of(folder) if file.suffix == SUFFIX]
@@ -80,22 +74,54 @@ def folder_is_ours(folder: Path) -> bool:
     return bool(weights) and is_ours(weights[0], WRITTEN_BY)
 
 
-def fill_folder(averaged: Averaged, stage: StagedFolder, shard_size: int | None) -> None:
-    """Weights under the names that loaders look for, and what the newest checkpoint has beside."""
-    newest = averaged.sources[-1]
-    output = Path(ADAPTER if newest.kind == "adapter" else MODEL)
-    shards = averaged.shards(shard_size)
+def stage(
+    average: Average,
+    output: Path,
+    form: Form,
+    shard_size: int | None,
+    force: bool,
+    stack: ExitStack,
+) -> list[Stage]:
+    """Write the average's files beside their final places."""
+    if form == "folder":
+        folder = stack.enter_context(staged_folder(output, force))
+        _fill(folder, average, shard_size)
+        return [folder]
+    files: Iterable[tuple[Path, Write]] = [(output, partial(_write_torch, average))]
+    if form == "file":
+        files = _files(average, output, shard_size)
+    stages: list[Stage] = []
+    for path, write in files:
+        file = stack.enter_context(staged(path, force))
+        write(file.file)
+        stages.append(file)
+    return stages
+
+
+def _files(average: Average, output: Path, shard_size: int | None) -> Iterator[tuple[Path, Write]]:
+    """One file, or the files of a sharded set; what writes each."""
+    shards = average.shards(shard_size)
+    if len(shards) == 1:
+        yield output, average.write
+        return
     for number, names in enumerate(shards, 1):
-        path = output if len(shards) == 1 else shard_path(output, number, len(shards))
-        with stage.file(path.name) as file:
-            averaged.write(file, names)
-    if len(shards) > 1:
-        with stage.file(index_path(output).name) as file:
-            file.write(index_of(output, shards, averaged.sizes()))
+        yield shard_path(output, number, len(shards)), partial(average.write, names=names)
+    # last, so that whoever looks for the index finds all that it names
+    index = index_of(output, shards, average.sizes())
+    yield index_path(output), lambda file: file.write(index)
+
+
+def _fill(folder: StagedFolder, average: Average, shard_size: int | None) -> None:
+    """Weights under the names that loaders look for, and what the newest checkpoint has beside."""
+    newest = average.sources[-1]
+    output = Path(ADAPTER if newest.kind == "adapter" else MODEL)
+    for path, write in _files(average, output, shard_size):
+        with folder.file(path.name) as file:
+            write(file)
     for source in _beside(newest.path):
-        with stage.file(source.name) as target:
-            if source.name == "config.json" and averaged.dtype is not None:
-                target.write(_with_dtype(source, averaged.dtype))
+        with folder.file(source.name) as target:
+            if source.name == "config.json" and average.dtype is not None:
+                target.write(_with_dtype(source, average.dtype))
             else:
                 with source.open("rb") as original:
                     shutil.copyfileobj(original, target)
@@ -123,7 +149,7 @@ def _with_dtype(path: Path, dtype: str) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
-def write_torch(averaged: Averaged, file: IO[bytes]) -> None:
+def _write_torch(average: Average, file: IO[bytes]) -> None:
     """A PyTorch file; the whole average is held in memory for it.
 
     Of a source that keeps its weights under a key, so does this; what else is in it is taken along
@@ -131,12 +157,12 @@ def write_torch(averaged: Averaged, file: IO[bytes]) -> None:
     """
     import torch
 
-    state = dict(averaged.tensors())
-    newest = averaged.sources[-1]
+    state = dict(average.tensors())
+    newest = average.sources[-1]
     content: dict[str, Any] = state
     if newest.kind == "torch":
         original = pytorch.load(newest.path)
-        key, _ = pytorch.find_state(newest.path, original, averaged.state_key)
+        key, _ = pytorch.find_state(newest.path, original, average.state_key)
         if key is not None:
             content = {
                 name: value
@@ -148,7 +174,7 @@ def write_torch(averaged: Averaged, file: IO[bytes]) -> None:
             for parent in parents:
                 here = here.setdefault(parent, {})
             here[leaf] = state
-            content["sewa"] = dict(averaged.metadata)
+            content["sewa"] = dict(average.metadata)
     torch.save(content, file)
 
 

@@ -2,70 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from pydantic import BaseModel
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 
 from sewa_cli.checkpoints import WRITTEN_BY
-from sewa_cli.output.average import Averaged
-from sewa_cli.report.compare import Comparison
-from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Scores
+from sewa_cli.report.shared import Lora, Scores
+from sewa_cli.text import number
+
+if TYPE_CHECKING:
+    from sewa_cli.report.average import AverageReport
+    from sewa_cli.report.compare import Comparison
+    from sewa_cli.report.select import Report
 
 
-def model_card(averaged: Averaged, report: BaseModel | None, command: str | None) -> str:
-    about = averaged.metadata
-    library = "peft" if averaged.sources[0].kind == "adapter" else "transformers"
-    count = len(averaged.sources)
+def card_of(report: Report | Comparison | AverageReport, command: str | None = None) -> str:
+    """The card of the average that a report describes; `command`: as it was typed, if it was."""
+    recipe = report.recipe
+    if recipe is None:
+        raise ValueError("the report describes no average: `compare` has written none")
+    return model_card(
+        recipe.metadata,
+        [source.path for source in recipe.sources],
+        dtype=recipe.dtype,
+        lora=getattr(report, "lora", None),
+        is_adapter=recipe.lora is not None,
+        scores=scores_of(report),
+        command=command,
+    )
+
+
+def model_card(
+    metadata: Mapping[str, str],
+    sources: Sequence[str],
+    *,
+    dtype: str | None = None,
+    lora: Lora | None = None,
+    is_adapter: bool = False,
+    scores: Mapping[str, Scores] | None = None,
+    command: str | None = None,
+) -> str:
+    """metadata: of the averaged file; sources: paths of checkpoints; scores: of averages, by name.
+
+    Plain values, since a card is also written where no report was asked for.
+    """
+    library = "peft" if is_adapter else "transformers"
+    count = len(sources)
     head = ["---", f"library_name: {library}", "tags:", "- sewa", "- weight-averaging", "---"]
     title = f"# Average of {count} checkpoints" if count > 1 else "# One checkpoint, chosen"
-    made = f"Made by sewa {about[WRITTEN_BY]} from the checkpoints of one training run."
-    rows = ["| | |", "|---|---|", *(_row(*fact) for fact in _facts(averaged))]
+    made = f"Made by sewa {metadata[WRITTEN_BY]} from the checkpoints of one training run."
+    facts = _facts(metadata, sources, dtype, lora)
+    rows = ["| | |", "|---|---|", *(_row(*fact) for fact in facts)]
     parts = ["\n".join(head), title, made, "\n".join(rows)]
-    if losses := "\n".join(_losses(report)):
-        parts.append(losses)
+    if scores:
+        parts.append("\n".join(_losses(scores)))
     if command is not None:
         parts.append(f"```console\n$ {command}\n```")
     return "\n\n".join(parts) + "\n"
 
 
-def _facts(averaged: Averaged) -> Iterator[tuple[str, str]]:
-    about = averaged.metadata
-    K = f", K = {about['sewa_K']}" if "sewa_K" in about else ""
-    yield "method", f"`{about['sewa_method']}`{K}"
-    yield "steps", about["sewa_steps"].replace(",", ", ")
-    weights = about.get("sewa_coefficients")
+def scores_of(report: object) -> dict[str, Scores]:
+    """Of every average that a report has judged, by name.
+
+    By what it has, not by its class: `average` need not import the reports of other commands.
+    """
+    if hasattr(report, "references") and hasattr(report, "average"):
+        return {"this average": report.average, **report.references}
+    return {
+        f"{row.method}{'' if row.K is None else f', K = {row.K}'}": Scores(
+            selection_loss=row.selection_loss, heldout_loss=row.heldout_loss, metrics=row.metrics
+        )
+        for row in getattr(report, "rows", ())
+    }
+
+
+def describe_lora(lora: Lora) -> str:
+    apart = f"{lora.largest:.2%} at most, {lora.mean:.2%} on average, over {lora.pairs} pairs"
+    if lora.mode == "merged":
+        return f"products B·A averaged and re-factored to the same rank; error {apart}"
+    return f"A and B averaged apart; the product is off the mean of products by {apart}"
+
+
+def _facts(
+    metadata: Mapping[str, str], sources: Sequence[str], dtype: str | None, lora: Lora | None
+) -> Iterator[tuple[str, str]]:
+    K = f", K = {metadata['sewa_K']}" if "sewa_K" in metadata else ""
+    yield "method", f"`{metadata['sewa_method']}`{K}"
+    yield "steps", metadata["sewa_steps"].replace(",", ", ")
+    weights = metadata.get("sewa_coefficients")
     yield "weights", "equal" if weights is None else weights.replace(",", ", ")
-    yield "dtype", averaged.dtype or "as in the checkpoints"
-    yield "sources", ", ".join(f"`{c.path.name}`" for c in averaged.sources)
-    yield from averaged.facts.items()
+    yield "dtype", dtype or "as in the checkpoints"
+    yield "sources", ", ".join(f"`{PurePath(path).name}`" for path in sources)
+    if lora is not None:
+        yield "LoRA", describe_lora(lora)
 
 
-def _losses(report: BaseModel | None) -> Iterator[str]:
-    if isinstance(report, Report):
-        rows = {"this average": report.average, **report.references}
-    elif isinstance(report, Comparison):
-        named = {f"{r.method}{'' if r.K is None else f', K = {r.K}'}": r for r in report.rows}
-        rows = {
-            name: Scores(
-                selection_loss=r.selection_loss, heldout_loss=r.heldout_loss, metrics=r.metrics
-            )
-            for name, r in named.items()
-        }
-    else:
-        return
-    metrics = list(dict.fromkeys(m for scores in rows.values() for m in scores.metrics or {}))
+def _losses(averages: Mapping[str, Scores]) -> Iterator[str]:
+    metrics = list(dict.fromkeys(m for scores in averages.values() for m in scores.metrics or {}))
     yield _row("average", "selection loss", "held-out loss", *metrics)
     yield "|---|---|---|" + "---|" * len(metrics)
-    for name, scores in rows.items():
+    for name, scores in averages.items():
         found = [(scores.metrics or {}).get(metric) for metric in metrics]
         values = [scores.selection_loss, scores.heldout_loss, *found]
-        yield _row(name, *map(_number, values))
+        yield _row(name, *(number(value, 6) for value in values))
 
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.6g}"

@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.errors import CheckpointError, ConfigError, OutputError, Unfinished
-from sewa_cli.output.atomic import publish_together
-from sewa_cli.output.folders import staged_folder
+from sewa_cli.output.atomic import publish_together, staged_folder
 
 Tensors = dict[str, torch.Tensor]
 

@@ -794,7 +794,7 @@ def test_a_disk_that_turns_out_full_at_the_last_moment_leaves_nothing_behind(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(write, "sync_folder", lambda _folder: None)  # files only
+    monkeypatch.setattr(write, "_sync_folder", lambda _folder: None)  # files only
     monkeypatch.setattr(os, "fsync", full)
     check_says(
         refused(FILES, "select", "-o", "best.safetensors"),

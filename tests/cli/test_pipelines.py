@@ -115,7 +115,7 @@ def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(number: int) -
 
 SLOW_WRITE = """
 import pathlib, sys, time
-from sewa_cli.output import atomic as write
+from sewa_cli.output import safetensors as write
 original = write._bytes
 def slow(tensor):
     pathlib.Path("started").touch()

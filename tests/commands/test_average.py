@@ -21,9 +21,9 @@ from test_select import user_loss
 
 from sewa_cli.commands.average import run_average
 from sewa_cli.config import Config
-from sewa_cli.output import atomic as write
 from sewa_cli.output import average as recipe
 from sewa_cli.output import mean as average
+from sewa_cli.output import safetensors as writer
 
 
 @pytest.fixture
@@ -342,7 +342,7 @@ def test_no_command_writes_an_average_of_files_that_change_meanwhile(
         for path in sorted(Path("ckpts").iterdir()):
             write_into(path)
 
-    calls = before_call(monkeypatch, write, "_bytes", 2, change)
+    calls = before_call(monkeypatch, writer, "_bytes", 2, change)
     ended = sewa(*command)
     assert calls() > 2
     assert ended.code == 3, ended.err
@@ -363,7 +363,7 @@ def test_the_hash_in_a_report_is_of_what_was_averaged(
     def hashed(files: Sequence[Path], owner: Path) -> str:
         if owner == ckpts[3] and when == "before it is hashed":
             change(ckpts[3])
-        digest = write.sha256_of(files, owner)
+        digest = writer.sha256_of(files, owner)
         if owner == ckpts[3] and when == "after it is hashed":
             change(ckpts[3])
         return digest

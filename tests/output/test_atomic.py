@@ -22,16 +22,10 @@ from torch import Tensor
 
 from sewa_cli.dtypes import DTYPES, Array, as_array, torch_dtype
 from sewa_cli.errors import OutputError
-from sewa_cli.output import atomic as write
-from sewa_cli.output.atomic import (
-    check_free,
-    first_free,
-    publish_together,
-    staged,
-    write_safetensors,
-)
-from sewa_cli.output.average import Averaged
-from sewa_cli.output.folders import check_free_folder
+from sewa_cli.output import safetensors as writer
+from sewa_cli.output.atomic import check_free, first_free, publish_together, staged
+from sewa_cli.output.average import Average
+from sewa_cli.output.safetensors import write_safetensors
 
 WORDS = {torch_dtype(dtype): word for word, dtype in DTYPES.items()}
 
@@ -286,14 +280,14 @@ def test_a_folder_that_is_gone_by_the_time_of_writing_is_told(tmp_path: Path) ->
 def test_ctrl_c_in_mid_write_leaves_nothing_of_a_run(
     run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, calls = write._bytes, iter(range(100))
+    real, calls = writer._bytes, iter(range(100))
 
     def interrupted(array: Array) -> memoryview:
         if next(calls) == 2:
             raise KeyboardInterrupt
         return real(array)
 
-    monkeypatch.setattr(write, "_bytes", interrupted)
+    monkeypatch.setattr(writer, "_bytes", interrupted)
     before = {path for path in run_dir.rglob("*") if "__pycache__" not in path.parts}
     ended = sewa("select", "-o", "best.safetensors")
     assert next(calls) == 3  # it was in mid-write
@@ -344,7 +338,7 @@ def node(path: Path, kind: str) -> None:
 def test_force_replaces_no_device_and_no_pipe(
     run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, kind: str, option: str
 ) -> None:
-    monkeypatch.setattr(Averaged, "write", None)  # calling it would be an error: too late
+    monkeypatch.setattr(Average, "write", None)  # calling it would be an error: too late
     node(run_dir / "special", kind)
     mode = (run_dir / "special").stat().st_mode
     for command in (["average", "ckpts"], ["select"]):
@@ -368,13 +362,13 @@ def test_nothing_in_dev_is_replaced_even_if_it_leads_to_a_file(name: str, force:
 @pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
 def test_no_folder_is_made_in_dev() -> None:
     with pytest.raises(OutputError, match="/dev/averaged: /dev is for devices"):
-        check_free_folder(Path("/dev/averaged"), True, lambda _: True)
+        check_free(Path("/dev/averaged"), True, lambda _: True)
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm")
 def test_shared_memory_is_a_place_for_files() -> None:
     check_free(Path("/dev/shm/sewa-test.safetensors"), force=True)
-    check_free_folder(Path("/dev/shm/sewa-test"), True, lambda _: True)
+    check_free(Path("/dev/shm/sewa-test"), True, lambda _: True)
 
 
 # ---- free names ------------------------------------------------------------------------------

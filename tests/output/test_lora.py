@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from sewa_cli.output.lowrank import factor_gap, refactor
+from sewa_cli.output.lora import factor_gap, refactor
 
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.integers(1, 6))
 
