@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +27,8 @@ from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.shared import Candidate, Interval
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, metadata_of, total_cost, versions
+from sewa_cli.session.cost import Clock, metadata_of, total_cost
+from sewa_cli.session.heading import heading
 from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.task import Task
@@ -111,12 +111,7 @@ def _compare(
 
     def make_report() -> Comparison:
         return Comparison(
-            versions=versions(),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=config.model_dump(mode="json"),
-            task=task.source,
-            device=str(bench.model.device),
-            seed=config.seed,
+            **heading(config, bench.warnings, task=task.source, device=bench.model.device),
             k=len(used),
             parameters=bench.model.layout.parameters,
             candidates=[
@@ -136,7 +131,6 @@ def _compare(
             cost=total_cost(bench, clock),
             output=str(output_best) if averaged is not None else None,
             recipe=recipe,
-            warnings=bench.warnings,
         )
 
     return write_results(averaged, outputs, make_report)

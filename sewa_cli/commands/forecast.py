@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from sewa_cli.checkpoints import TensorInfo, pairs
 from sewa_cli.commands.select import REFERENCES
@@ -23,8 +22,9 @@ from sewa_cli.methods import parse
 from sewa_cli.objective.objective import batchnorm_layers, cycle
 from sewa_cli.objective.split import check_settings, keep_aside
 from sewa_cli.objective.tree import rows
-from sewa_cli.report.shared import Placement
+from sewa_cli.report.forecast import Forecast
 from sewa_cli.rng import seeded
+from sewa_cli.session.heading import heading
 from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.crossvalidate import grid
 from sewa_cli.solvers.linear import QUARTERS, Surrogate, build
@@ -39,23 +39,6 @@ from sewa_cli.trajectory.placement import make_plan
 TYPICAL = 50  # iterations of projected gradient, of which each takes about two losses
 
 
-class Forecast(BaseModel):
-    """True of a run in which no checkpoint is left out for NaN or Inf."""
-
-    model_config = ConfigDict(frozen=True)
-
-    k: int
-    K: int | Literal["auto"]
-    parameters: int
-    device: str
-    placement: Placement
-    bytes_read: int
-    forward_passes: int
-    backward_passes: int
-    at_most: bool  # what it costs depends on what is found: K auto, exact swaps, a fallback
-    seconds: float
-
-
 def run_forecast(config: Config, task: Task, listener: Listener | None = None) -> Forecast:
     with seeded(config.seed):
         check_settings(config, task)
@@ -68,10 +51,10 @@ def run_forecast(config: Config, task: Task, listener: Listener | None = None) -
         plan = make_plan(bench)
         iterations = config.gumbel.iterations * config.gumbel.samples * config.gumbel.batches
         return Forecast(
+            **heading(config, bench.warnings, task=task.source, device=bench.model.device),
             k=len(bench.checkpoints),
             K=config.K,
             parameters=bench.model.layout.parameters,
-            device=str(bench.model.device),
             placement=plan.placement(plan.tier),
             bytes_read=bench.reads.bytes
             + _bytes(bench, plan.tier, batches.recomputes(config.K))
@@ -149,10 +132,10 @@ def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
         surveyed += (settings.rounds + 4) * B
         rows += 2 * K
     return Forecast(
+        **heading(config, bench.warnings, task=bench.task.source, device=bench.model.device),
         k=k,
         K="auto" if config.K == AUTO else config.K,
         parameters=bench.model.layout.parameters,
-        device=str(bench.model.device),
         placement=room.placement(cache),
         bytes_read=bench.reads.bytes
         + (rows + 2 * K) * floats

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -28,12 +27,13 @@ from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Candidate, Placement, Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, metadata_of, total_cost, versions
+from sewa_cli.session.cost import Clock, metadata_of, total_cost
+from sewa_cli.session.heading import heading
 from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.chosen import Chosen
 from sewa_cli.solvers.crossvalidate import LEARNED
 from sewa_cli.solvers.learning import make_solver, read_run
-from sewa_cli.solvers.linear.findings import budget_part, linear_part, stability_part
+from sewa_cli.solvers.linear.findings import budget_part, details_of, stability_part
 from sewa_cli.solvers.linear.streaming import Streaming
 from sewa_cli.task import Task
 from sewa_cli.text import finite
@@ -166,12 +166,7 @@ def _select(
     def make_report() -> Report:
         clock.stages["write"] = time.perf_counter() - writing_began
         return Report(
-            versions=versions(),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=config.model_dump(mode="json"),
-            task=task.source,
-            device=str(bench.model.device),
-            seed=config.seed,
+            **heading(config, bench.warnings, task=task.source, device=bench.model.device),
             K=len(selected),
             k=len(used),
             parameters=bench.model.layout.parameters,
@@ -202,7 +197,7 @@ def _select(
             labels=chosen.labels,
             gained=gain,
             guard=guard,
-            linear=linear_part(chosen),
+            details=details_of(chosen),
             budget=budget_part(chosen),
             stability=stability_part(chosen),
             placement=_placement(placed, chosen),
@@ -211,7 +206,6 @@ def _select(
             cost=total_cost(bench, clock),
             output=outputs.named if outputs else None,
             recipe=recipe,
-            warnings=bench.warnings,
         )
 
     if outputs is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -27,7 +26,8 @@ from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Candidate, LeftOut, Placement
 from sewa_cli.report.windows import Window, Windows
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, total_cost, versions
+from sewa_cli.session.cost import Clock, total_cost
+from sewa_cli.session.heading import heading
 from sewa_cli.session.session import Bench, set_up
 from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.task import Task
@@ -203,12 +203,7 @@ def _report(
     ]
     covered = {i for window in judged for i in range(len(bench.checkpoints))[window]}
     return Windows(
-        versions=versions(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=bench.config.model_dump(mode="json"),
-        task=bench.task.source,
-        device=str(bench.model.device),
-        seed=bench.config.seed,
+        **heading(bench.config, bench.warnings, task=bench.task.source, device=bench.model.device),
         size=size,
         stride=stride,
         parameters=bench.model.layout.parameters,
@@ -227,5 +222,4 @@ def _report(
         batchnorm=seen[-1].batchnorm,
         averages_evaluated=sum(one.averages for one in seen),
         cost=total_cost(bench, clock),
-        warnings=bench.warnings,
     )

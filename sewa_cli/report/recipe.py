@@ -49,5 +49,5 @@ class Rebuildable(BaseModel):
 
     model_config = ConfigDict(defer_build=True)
 
-    schema_version: Literal[1]
+    schema_version: Literal[1, 2]
     recipe: Recipe

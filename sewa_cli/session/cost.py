@@ -1,8 +1,7 @@
-"""What a run has cost, which versions made it, and what its output says of itself."""
+"""What a run has cost, and what its output says of itself."""
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 from sewa_cli import __version__
 from sewa_cli.checkpoints import WRITTEN_BY
 from sewa_cli.output.average import Averaged
-from sewa_cli.report.shared import Cost, Seconds, Versions
+from sewa_cli.report.shared import Cost, Seconds
 
 if TYPE_CHECKING:
     import torch
@@ -32,18 +31,6 @@ def metadata_of(averaged: Averaged, method: str, K: int | None) -> dict[str, str
     if len(set(averaged.coefficients)) > 1:
         about["sewa_coefficients"] = ",".join(map(str, averaged.coefficients))
     return about if K is None else {**about, "sewa_K": str(K)}
-
-
-def versions() -> Versions:
-    import safetensors
-    import torch
-
-    return Versions(
-        sewa=__version__,
-        python=platform.python_version(),
-        torch=torch.__version__,
-        safetensors=safetensors.__version__,
-    )
 
 
 def _peak_memory() -> int:

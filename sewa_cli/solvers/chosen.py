@@ -5,11 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sewa_cli.methods import Coefficients
-from sewa_cli.report.select import Cache, Round
 from sewa_cli.solvers import Solution
 from sewa_cli.solvers.crossvalidate import Budget
 from sewa_cli.solvers.linear import Labels, Surrogate
 from sewa_cli.solvers.stability import Stability
+
+
+@dataclass(frozen=True)
+class Round:
+    """One linearisation: where, its true loss there, and the choice: predicted, and true."""
+
+    base: str
+    base_loss: float
+    predicted: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The outputs that the linear solver worked on, for each checkpoint."""
+
+    numbers: int
+    dtype: str
+    bytes: int
+    rows: int
+    of_rows: int  # selection rows; more than `rows` if not all would fit
 
 
 @dataclass

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Any
 
-from sewa_cli.report.select import BudgetOption, Linear, ResampledGain, StabilityReport
+from sewa_cli.report.select import BudgetOption, ResampledGain, StabilityReport
 from sewa_cli.solvers.chosen import Chosen
 from sewa_cli.text import finite
 
 
-def linear_part(chosen: Chosen) -> Linear | None:
+def details_of(chosen: Chosen) -> dict[str, Any] | None:
     if chosen.cache is None:
         return None
-    return Linear(
-        rounds=chosen.rounds,
-        cache=chosen.cache,
-        surrogate_error=chosen.surrogate_error,
-        exact_swaps=chosen.swaps_tried,
-    )
+    return {
+        "rounds": [asdict(found) for found in chosen.rounds],
+        "cache": asdict(chosen.cache),
+        "surrogate_error": chosen.surrogate_error,
+        "exact_swaps": chosen.swaps_tried,
+    }
 
 
 def budget_part(chosen: Chosen) -> list[BudgetOption] | None:

@@ -11,10 +11,9 @@ from torch import Tensor
 from sewa_cli.config import AUTO
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Coefficients, mean_of
-from sewa_cli.report.select import Round
 from sewa_cli.session.session import Bench
 from sewa_cli.solvers import Solution
-from sewa_cli.solvers.chosen import Chosen, cache_of
+from sewa_cli.solvers.chosen import Chosen, Round, cache_of
 from sewa_cli.solvers.crossvalidate import LEARNED, Budget, choose_budget, grid
 from sewa_cli.solvers.linear import Labels, Scouted, Surrogate
 from sewa_cli.solvers.linear import relax as linear
