@@ -139,7 +139,9 @@ def _times(used: Sequence[Checkpoint]) -> list[float]:
 
 
 def _motion(shape: Shape, times: Sequence[float]) -> Motion:
-    expected = {way: Signs(**asdict(signs)) for way, signs in expect(times).items()}
+    expected = None
+    if len(times) >= ENOUGH:
+        expected = {way: Signs(**asdict(signs)) for way, signs in expect(times).items()}
     return Motion(
         checkpoints=len(times),
         norm=shape.norm,
@@ -148,7 +150,7 @@ def _motion(shape: Shape, times: Sequence[float]) -> Motion:
         net=shape.net,
         path=shape.path,
         run=Signs(**asdict(shape.signs)),
-        expected=expected if len(times) >= ENOUGH else None,
+        expected=expected,
     )
 
 

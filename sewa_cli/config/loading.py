@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def load_config(
 
         task = (flags or {}).get("task")
         settings = _relative_to(path.parent, read_file(path), task)
-    for key, value in (flags or {}).items():
+    for key, value in _of_solvers(flags or {}):
         if value is not None:
             with suppress(ValueError):  # the section is no section: validation will tell
                 _put(settings, key, value)
@@ -73,6 +73,15 @@ def load_config(
     if faults:
         raise ConfigError(*dict.fromkeys(faults))  # one flag may set several keys
     return config
+
+
+def _of_solvers(flags: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    """A stand-in until solvers bring their settings: `solver.x` is of the chosen one's section."""
+    for key, value in flags.items():
+        if key == "solver.iterations":
+            yield from (("gumbel.iterations", value), ("linear.iterations", value))
+        else:
+            yield key.removeprefix("solver."), value
 
 
 def _relative_to(
