@@ -91,12 +91,19 @@ class Lora(Part):
 
 
 class Head(Part):
-    """What was run, on what, and when: with this every report begins."""
+    """What was run, by which versions, when and how: with this every report begins."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
+    kind: str
     versions: Versions
     created: str
     config: dict[str, Any]
+    warnings: list[str]
+
+
+class TaskHead(Head):
+    """Of a command that runs the user's model."""
+
     task: str
     device: str
     seed: int
