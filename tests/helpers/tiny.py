@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_model, save_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -34,6 +35,7 @@ def heldout_data():
 def loss(outputs, batch):
     return F.cross_entropy(outputs, batch[1])
 """
+WEIGHTS = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # bytes of a checkpoint
 
 
 def train_tiny(folder: Path, k: int = 12, dtype: torch.dtype = torch.float32) -> list[Path]:
@@ -55,6 +57,19 @@ def train_tiny(folder: Path, k: int = 12, dtype: torch.dtype = torch.float32) ->
             paths.append(folder / f"step-{step}.safetensors")
             save_file({n: t.to(dtype) for n, t in model.state_dict().items()}, paths[-1])
     return paths
+
+
+def user_loss(weights: Path | str, data: str, task: str = "task.py") -> float:
+    """The loss of a file as its user would compute it, with nothing of ours."""
+    user = runpy.run_path(task)
+    model = user["build_model"]()
+    load_model(model, weights)
+    total, rows = 0.0, 0
+    for batch in user[data]():
+        with torch.no_grad():
+            total += len(batch[0]) * float(user["loss"](model.eval()(batch[0]), batch))
+        rows += len(batch[0])
+    return total / rows
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.memory import WATCH, WIDE_TASK
 from helpers.tiny import TASK, Sewa, train_tiny
 from safetensors.torch import load_file, save_file
-from test_tiers import WATCH, WIDE_TASK
 from torch import nn
 from torch.nn import functional as F
 
