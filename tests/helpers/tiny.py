@@ -5,10 +5,11 @@ from __future__ import annotations
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_model, save_file
+from safetensors.torch import load_model, save
 from torch import nn
 from torch.nn import functional as F
 
@@ -41,12 +42,21 @@ WEIGHTS = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # bytes of a checkpoint
 def train_tiny(folder: Path, k: int = 12, dtype: torch.dtype = torch.float32) -> list[Path]:
     """A real run of the TASK network at a noisy learning rate: step-10 … step-(10·k)."""
     folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for step, weights in _trained(k, dtype).items():
+        paths.append(folder / f"step-{step}.safetensors")
+        paths[-1].write_bytes(weights)
+    return paths
+
+
+@cache  # trained once a session
+def _trained(k: int, dtype: torch.dtype) -> dict[int, bytes]:
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-    paths = []
+    files = {}
     for step in range(1, 10 * k + 1):
         x = torch.randn(16, 6, generator=generator)
         optimizer.zero_grad()
@@ -54,9 +64,8 @@ def train_tiny(folder: Path, k: int = 12, dtype: torch.dtype = torch.float32) ->
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % 10 == 0:
-            paths.append(folder / f"step-{step}.safetensors")
-            save_file({n: t.to(dtype) for n, t in model.state_dict().items()}, paths[-1])
-    return paths
+            files[step] = save({n: t.to(dtype) for n, t in model.state_dict().items()})
+    return files
 
 
 def user_loss(weights: Path | str, data: str, task: str = "task.py") -> float:

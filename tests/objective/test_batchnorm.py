@@ -47,7 +47,7 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
     assert not torch.allclose(written["norm.running_var"].float(), averaged, rtol=1e-4)
     # integers come from the newest selected checkpoint
     assert written["norm.num_batches_tracked"] == selected[-1]["norm.num_batches_tracked"]
-    model = make_net(bn_run)
+    model = make_net()
     load_model(model, "out.safetensors")
     assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
 
@@ -179,7 +179,7 @@ def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Se
     ended = sewa("compare", *arguments, "--format", "json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
-    model = make_net(Path())
+    model = make_net()
     load_model(model, "best.safetensors")
     best = found["rows"][found["best"]]
     assert heldout_loss(model) == pytest.approx(best["heldout_loss"], rel=1e-5)
