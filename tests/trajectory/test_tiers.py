@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.memory import WIDE_TASK, peaks
 from helpers.tiny import Sewa
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
@@ -378,43 +377,6 @@ def test_a_cap_that_makes_no_sense_is_told(sewa: Sewa, text: str, words: str) ->
     assert words in ended.error
 
 
-WIDE_TASK = """
-import torch
-from torch import nn
-
-def build_model():
-    return nn.Linear(1000, 1000)
-
-def selection_data():
-    x = torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
-    return [(x, x)]
-
-def loss(outputs, batch):
-    return ((outputs - batch[1]) ** 2).mean()
-"""
-WATCH = """
-import re, sys, threading, time, torch
-torch.set_num_threads(1)
-from sewa_cli.cli import main
-import sewa_cli.commands, sewa_cli.cli.console
-def anonymous():
-    with open('/proc/self/status') as file:
-        return int(re.search(r'RssAnon:\\s+(\\d+)', file.read())[1]) * 1024
-base, peak, on = anonymous(), [0], [True]
-def watch():
-    while on[0]:
-        peak[0] = max(peak[0], anonymous())
-        time.sleep(0.001)
-thread = threading.Thread(target=watch)
-thread.start()
-code = main(sys.argv[1:])
-on[0] = False
-thread.join()
-print(peak[0] - base, file=sys.stderr)
-sys.exit(code)
-"""
-
-
 def test_a_trajectory_four_times_the_cap_stays_within_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,26 +387,17 @@ def test_a_trajectory_four_times_the_cap_stays_within_it(
     Path("task.py").write_text(WIDE_TASK)
     Path("ckpts").mkdir()
     torch.manual_seed(0)
-    state = {"weight": 0.03 * torch.randn(1000, 1000), "bias": torch.zeros(1000)}
+    weight, noise = 0.03 * torch.randn(1000, 1000), 0.01 * torch.randn(1000, 1000)
     for step in range(200):
-        moved = {n: t + 0.01 * torch.randn_like(t) for n, t in state.items()}
-        save_file(moved, f"ckpts/step-{step}.safetensors")
-    losses = []
-    for memory in ("200MB", "2GB"):
-        output = f"{memory}.safetensors"
-        arguments = ["select", "ckpts", "--task", "task.py", "--K", "8", "--iterations", "3"]
-        arguments += ["--device", "cpu", "--memory", memory, "-o", output]
-        ended = subprocess.run(
-            [sys.executable, "-c", WATCH, *arguments], capture_output=True, text=True, check=True
-        )
-        report = json.loads(Path(f"{memory}.report.json").read_text())
-        losses.append(report["average"]["selection_loss"])
-        if memory == "200MB":
-            assert report["placement"]["tier"] == "files"
-            assert int(ended.stderr.split()[-1]) < 200e6
-        else:
-            assert report["placement"]["tier"] == "memory"
-            assert int(ended.stderr.split()[-1]) > 800e6
+        state = {"weight": weight + noise.roll(step, 1), "bias": noise[step].clone()}
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    command = "select ckpts --task task.py --K 8 --device cpu --iterations 2 --set gumbel.samples=1"
+    capped, free = peaks(f"{command} --memory {m} -o {m}.safetensors" for m in ("200MB", "2GB"))
+    assert capped < 200e6
+    assert free > 800e6
+    one, other = (json.loads(Path(f"{m}.report.json").read_text()) for m in ("200MB", "2GB"))
+    assert (one["placement"]["tier"], other["placement"]["tier"]) == ("files", "memory")
+    losses = [report["average"]["selection_loss"] for report in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
