@@ -231,6 +231,7 @@ class Run:
 
     def read(self) -> Placed:
         """W wherever it fits; for a solver that only passes over it, as a stream not yet read."""
+        self.placed: Placed = None  # type: ignore[assignment] # what memory ran out with goes first
         self.placed = self.placer.stream() if self.streams else self.placer.place()
         self.session.load_integers(self.session.newest if self.streams else self.used[-1])
         self._loaded = None

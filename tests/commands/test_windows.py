@@ -18,6 +18,7 @@ from helpers.tiny import TASK, WEIGHTS, Sewa
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from sewa_cli.solvers.learning import read_trajectory
 
 import sewa_cli.commands.windows
 from sewa_cli.cli.options import save_figure
@@ -29,7 +30,6 @@ from sewa_cli.present.plots.windows import plot as plot_windows
 from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Placement
 from sewa_cli.report.windows import Window, Windows
-from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.trajectory import Trajectory
 
 METRIC = """

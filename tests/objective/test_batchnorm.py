@@ -13,7 +13,7 @@ from safetensors.torch import load_file, load_model
 from torch import nn
 
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.objective import Objective, recompute_batchnorm
+from sewa_cli.objective.objective import Objective
 
 
 def heldout_loss(model: nn.Module) -> float:
@@ -102,7 +102,7 @@ def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
     batches = [torch.randn(n, 3) * n for n in (8, 8, 5, 1)]  # the single row has no variance
     objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
-    assert recompute_batchnorm(objective, batches) == 22
+    assert objective.recompute_batchnorm(batches) == 22
     means = sum(len(b) * b.mean(0) for b in batches[:3]) / 21
     variances = sum(len(b) * b.var(0) for b in batches[:3]) / 21
     torch.testing.assert_close(layer.running_mean, means)
@@ -121,7 +121,7 @@ def test_a_layer_used_twice_in_a_pass_weighs_both_uses() -> None:
         return module(x) + module(x + 10)  # type: ignore[no-any-return]
 
     objective = Objective(model, predict, lambda o, _: o.mean(), lambda _: None)
-    recompute_batchnorm(objective, batches)
+    objective.recompute_batchnorm(batches)
     torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0) + 5)
 
 
@@ -130,7 +130,7 @@ def test_single_images_have_a_variance_over_their_pixels() -> None:
     model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
     batches = [torch.randn(1, 1, 4, 4) for _ in range(5)]
     objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
-    assert recompute_batchnorm(objective, batches) == 5
+    assert objective.recompute_batchnorm(batches) == 5
     expected = torch.stack([b.var() for b in batches]).mean()
     assert layer.running_var is not None
     torch.testing.assert_close(layer.running_var[0], expected)
@@ -216,7 +216,7 @@ def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
     )
     x, y = 3 + 2 * torch.randn(20, 3), torch.randn(20, 2)
     statistics = {n: b.clone() for n, b in model.module.named_buffers()}
-    loss, gradient = objective.loss_and_gradient(model.flat.clone(), [(x, y)])
+    loss, gradient = objective.gradient(model.flat.clone(), [(x, y)])
     seen = objective.outputs((x, y)).detach()
     # nothing is left behind: no statistics, no mode
     assert all(torch.equal(b, statistics[n]) for n, b in model.module.named_buffers())

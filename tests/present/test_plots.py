@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from sewa_cli.cli.options import check_plot, save_figure
 from sewa_cli.demo import run_demo
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.present.plots import label
 from sewa_cli.present.plots.compare import K_scale
 from sewa_cli.present.plots.compare import plot as plot_comparison
@@ -39,7 +39,7 @@ TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "tw
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A real run: 10 of 100 checkpoints."""
-    return run_demo(tmp_path_factory.mktemp("plots") / "demo", 0, Listener()).report
+    return run_demo(tmp_path_factory.mktemp("plots") / "demo", 0, Events()).report
 
 
 def selection(
