@@ -21,10 +21,8 @@ from sewa_cli.task import load_task
 CHANGES: list[dict[str, Any]] = [
     {},
     {"normalize": "paper"},
-    {"parametrization": "projected"},
     {"temperature": 0.25},
     {"temperature": 1.0},
-    {"temperature": 1.0, "temperature_end": 0.1},
     {"samples": 1},
     {"samples": 4},
     {"batches": 2},

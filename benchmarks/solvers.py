@@ -50,8 +50,6 @@ CHANGES: list[dict[str, Any]] = [
     {"h": 1.0},
     {"rounds": 1},
     {"rounds": 3},
-    {"exact_swaps": 10},
-    {"exact_swaps": 30},
     {"swaps": 0},
     {"iterations": 30},
 ]

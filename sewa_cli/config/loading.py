@@ -37,8 +37,8 @@ class Sections(Protocol):
     def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
         """What the sections of those solvers hold; None: it is of no concern now."""
 
-    def having(self, key: str) -> list[str]:
-        """The solvers with such a setting."""
+    def having(self, key: str | None) -> list[str]:
+        """The solvers with such a setting; None: all of them, if they are of concern."""
 
 
 def load_config(
@@ -108,7 +108,11 @@ def _validate_sections(
         return []
     faults, whole = [], dict[str, Any]()
     given = {name for name in settings if name not in Config.model_fields}
-    for name, model in sections.models({*given, settings["solver"]}).items():
+    chosen = settings["solver"]
+    if (known := sections.having(None)) and chosen not in known:
+        where = sources.get("solver", f"{file}: solver")
+        faults.append(f"{where}: unknown solver {chosen!r}; there are {', '.join(known)}")
+    for name, model in sections.models({*given, chosen}).items():
         section = settings.pop(name, None)
         if model is None:
             whole[name] = section if isinstance(section, dict) else {}

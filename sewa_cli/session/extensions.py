@@ -59,7 +59,9 @@ class _Sections:
         known = [name for name in solvers.names() if name in wanted]
         return {name: solvers.find(name).Settings for name in known}
 
-    def having(self, key: str) -> list[str]:
+    def having(self, key: str | None) -> list[str]:
+        if key is None:
+            return solvers.names() if self._looks else []
         known = {name: solvers.find(name) for name in solvers.names()}
         return [name for name, solver in known.items() if key in solver.Settings.model_fields]
 

@@ -5,8 +5,8 @@ gradient at each mixture, and pulls the gradients back to the k probabilities:
 
     m̃ = σ((logit s + g₁ − g₀) / t),   a = m̃ / Σ m̃,   w = a·W,   min over s of (1/M) Σ L(w)
 
-s stays in the feasible set in one of two ways. `logits`: s = σ(θ + c), c such that Σ s = K.
-`projected`: s itself is the variable, projected onto {0 ≤ s ≤ 1, Σ s ≤ K} after each step.
+s = σ(θ + c) with c such that Σ s = K, so s stays feasible whatever θ is. (Projecting s itself onto
+the feasible set after each step, and cooling t, were measured to gain nothing.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, registe
 from sewa_cli.solvers.adam import Adam
 
 CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it
-LEARNING_RATES = {"logits": 0.3, "projected": 0.05}
 
 
 class Gumbel(Solver):
@@ -33,17 +32,11 @@ class Gumbel(Solver):
         iterations: Count = 100
         samples: Count = Field(2, description="M, masks drawn in each iteration")
         temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
-        temperature_end: Positive | None = Field(
-            None, description="anneal geometrically from `temperature` to this; null: constant"
-        )
-        lr: Positive | None = Field(
-            None, description="Adam's; null: 0.3 for logits, 0.05 for projected"
-        )
+        lr: Positive = Field(0.3, description="Adam's")
         batches: Count = Field(1, description="selection batches used in each iteration")
         normalize: Literal["sum", "paper"] = Field(
             "sum", description="divide the mixed weights by the sum of the mask, or by K"
         )
-        parametrization: Literal["logits", "projected"] = "logits"
 
     needs = frozenset({"gradient"})
     settings: Settings
@@ -66,20 +59,17 @@ class Gumbel(Solver):
         # float64 costs nothing at length k; MPS has none
         dtype = torch.float32 if device.type == "mps" else torch.float64
         generator = torch.Generator().manual_seed(problem.seed)
-        variable = self._start(k, K).to(device, dtype)
-        adam = Adam(variable, settings.lr or LEARNING_RATES[settings.parametrization])
+        theta = torch.zeros(k, device=device, dtype=dtype)  # s = K/k: none is preferred at first
+        adam = Adam(theta, settings.lr)
         M, layout, batches = settings.samples, trajectory.layout, objective.batches()
         flats = torch.empty(M, layout.size, dtype=torch.float32, device=device)
         gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
         history: list[Tensor] = []
         for iteration in range(settings.iterations):
-            t = mask.anneal(
-                settings.temperature, settings.temperature_end, iteration, settings.iterations
-            )
             noise = mask.logistic_noise(M, k, generator).to(device, dtype)
             with torch.enable_grad():  # whatever the user's code has left it at
-                leaf = variable.detach().requires_grad_(True)
-                log_masks = mask.relax(self._logits(leaf, K), noise, t)
+                leaf = theta.detach().requires_grad_(True)
+                log_masks = mask.relax(mask.shifted_logits(leaf, K), noise, settings.temperature)
                 a = mask.coefficients(log_masks, K, settings.normalize)  # [M, k]
 
             trajectory.mix(a.detach(), out=flats)
@@ -92,18 +82,16 @@ class Gumbel(Solver):
             grad_a = trajectory.pull_back(gradients).to(dtype) / M
 
             (gradient,) = torch.autograd.grad(a, leaf, grad_a)
-            variable = adam.step(gradient)
-            if settings.parametrization == "projected":
-                variable.copy_(mask.project(variable, K))
+            theta = adam.step(gradient)
             history.append(total / M)
             problem.events.progress(
                 "learning", iteration + 1, settings.iterations, float(history[-1])
             )
             if iteration % CHECK_EVERY == 0:
-                _check_finite(variable)
+                _check_finite(theta)
 
-        _check_finite(variable)
-        logits = self._logits(variable, K).cpu()
+        _check_finite(theta)
+        logits = mask.shifted_logits(theta, K).cpu()
         return Choice.of(
             mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
             k,
@@ -111,20 +99,9 @@ class Gumbel(Solver):
             history=torch.stack(history).cpu().tolist(),
         )
 
-    def _start(self, k: int, K: int) -> Tensor:
-        """s = K/k everywhere: no checkpoint is preferred before the first gradient."""
-        in_logits = self.settings.parametrization == "logits"
-        return torch.zeros(k) if in_logits else torch.full((k,), K / k)
 
-    def _logits(self, variable: Tensor, K: int) -> Tensor:
-        """log s − log(1 − s), [k]."""
-        if self.settings.parametrization == "logits":
-            return mask.shifted_logits(variable, K)
-        return torch.logit(variable)
-
-
-def _check_finite(variable: Tensor) -> None:
-    if not torch.isfinite(variable).all():
+def _check_finite(theta: Tensor) -> None:
+    if not torch.isfinite(theta).all():
         raise TaskError("the loss or its gradient became NaN or Inf while learning the mask")
 
 

@@ -1,4 +1,4 @@
-"""The mask over k checkpoints: sampling, the two ways to stay in the feasible set, rounding.
+"""The mask over k checkpoints: sampling, staying in the feasible set, rounding.
 
 All vectors here have length k (or shape [M, k]), so nothing in this module costs anything beside
 the model and the mixing. Everything is differentiable by autograd where a solver needs it.
@@ -12,9 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# s kept this far from 0 and 1 in the projected parametrization: log s − log(1 − s) and its
-# gradient blow up at the ends (measured: without it 58 of 60 steps had NaN gradients)
-EDGE = 1e-3
 _BISECTIONS = 60
 
 
@@ -46,28 +43,6 @@ def shifted_logits(theta: Tensor, total: float) -> Tensor:
     shifted = theta + c
     reached = torch.sigmoid(shifted).sum()
     return shifted - (reached - reached.detach()) / slope
-
-
-def project(v: Tensor, total: float, edge: float = EDGE) -> Tensor:
-    """The nearest point to v in {edge ≤ s ≤ 1 − edge, Σ s ≤ total}; [k] → [k].
-
-    By the KKT conditions it is clip(v − τ) with τ = 0 if that is feasible, else the τ > 0 at
-    which the sum equals `total`.
-    """
-    k = v.numel()
-    if total <= 0:
-        raise ValueError(f"the sum of probabilities cannot be held at {total}")
-    edge = min(edge, total / (2 * k))  # with very many checkpoints the floor alone could exceed it
-    clipped = v.clamp(edge, 1 - edge)
-    if clipped.sum() <= total:
-        return clipped
-    high = v.max() - edge  # here all sit on the floor, and the sum is at most total / 2
-    low = torch.zeros_like(high)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        above = (v - middle).clamp(edge, 1 - edge).sum() > total
-        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
-    return (v - high).clamp(edge, 1 - edge)
 
 
 def project_to_sum(v: Tensor, total: float) -> Tensor:
@@ -128,10 +103,3 @@ def largest(s: Tensor, K: int) -> list[int]:
     latest_first = s.flip(0)
     order = torch.argsort(latest_first, descending=True, stable=True)[:K]
     return sorted(s.numel() - 1 - int(i) for i in order)
-
-
-def anneal(start: float, end: float | None, iteration: int, iterations: int) -> float:
-    """Geometric from `start` (first iteration) to `end` (last); constant without an end."""
-    if end is None or iterations == 1:
-        return start
-    return float(start * (end / start) ** (iteration / (iterations - 1)))

@@ -11,10 +11,11 @@ import pytest
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from sewa_cli.config import Config, GumbelConfig, find_config, load_config
+from sewa_cli import solvers
+from sewa_cli.config import CompareConfig, Config, find_config
 from sewa_cli.errors import ConfigError
 from sewa_cli.output.destination import DEFAULT_OUTPUT
-from sewa_cli.solvers.gumbel import LEARNING_RATES
+from sewa_cli.session.extensions import load_settings as load_config
 
 
 def write_yaml(folder: Path, text: str) -> Path:
@@ -62,7 +63,8 @@ def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     config = load_config(
         path, {"gumbel.iterations": "9"}, ["gumbel.lr=0.2", "args.a.b=[3, x]", "args.new.deep=on"]
     )
-    assert (config.gumbel.lr, config.gumbel.samples, config.gumbel.iterations) == (0.2, 7, 9)
+    gumbel = config.solvers["gumbel"]
+    assert (gumbel["lr"], gumbel["samples"], gumbel["iterations"]) == (0.2, 7, 9)
     assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
 
 
@@ -77,7 +79,10 @@ def test_the_callers_mappings_stay_as_they_were() -> None:
 
 
 def test_an_empty_yaml_is_all_defaults(tmp_path: Path) -> None:
-    assert load_config(write_yaml(tmp_path, "# nothing yet\n")) == Config() == load_config(None)
+    config = load_config(write_yaml(tmp_path, "# nothing yet\n"))
+    assert config == load_config(None)
+    assert config.model_copy(update={"solver": None, "solvers": {}}) == Config()
+    assert config.solvers == {config.solver: solvers.find(solvers.DEFAULT).Settings().model_dump()}
 
 
 # ---- paths -----------------------------------------------------------------------------------
@@ -203,7 +208,7 @@ def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, p
     path = write_yaml(tmp_path, text)
     [told] = faults(path)
     assert told.startswith(f"{path}{place}")
-    assert told.endswith("; mend the YAML")
+    assert told.endswith("; fix the YAML")
 
 
 def test_a_yaml_that_is_no_text_is_told(tmp_path: Path) -> None:
@@ -224,7 +229,7 @@ def test_a_config_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         config.K = 3  # type: ignore[misc]
     with pytest.raises(ValidationError, match="frozen"):
-        config.gumbel.lr = 0.5  # type: ignore[misc]
+        config.compare.fast = True  # type: ignore[misc]
 
 
 # ---- the annotated template ------------------------------------------------------------------
@@ -242,23 +247,20 @@ def commented_out() -> dict[str, Any]:
 
 
 def sections() -> dict[str, type[BaseModel]]:
-    return {
-        name: type(field.default)
-        for name, field in Config.model_fields.items()
-        if isinstance(field.default, BaseModel)
-    }
+    own = {name: solvers.find(name).Settings for name in solvers.BUILTIN}
+    return {**own, "compare": CompareConfig}
 
 
 def test_the_template_is_a_valid_config_and_so_is_all_it_comments_out() -> None:
     live = yaml.safe_load(TEMPLATE)
-    Config.model_validate(live)
-    Config.model_validate({**live, **commented_out()})
+    load_config(None, live)
+    load_config(None, {**live, **commented_out()})
     assert not live.keys() & commented_out().keys()
 
 
 def test_the_template_shows_every_key_there_is() -> None:
     shown = {**yaml.safe_load(TEMPLATE), **commented_out()}
-    assert shown.keys() == Config.model_fields.keys()
+    assert shown.keys() == Config.model_fields.keys() - {"solvers"} | {*solvers.BUILTIN}
     for name, section in sections().items():
         assert shown[name].keys() == section.model_fields.keys(), name
 
@@ -267,7 +269,8 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
     shown = commented_out()
     assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
     assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
-    real = Config().model_dump(mode="json")
+    real = {**Config().model_dump(mode="json"), "solver": solvers.DEFAULT}
+    real |= {n: solvers.find(n).Settings().model_dump(mode="json") for n in solvers.BUILTIN}
     assert shown == {name: real[name] for name in shown}
 
 
@@ -275,9 +278,40 @@ def test_the_live_keys_of_the_template_are_the_defaults_where_there_are_any() ->
     assert yaml.safe_load(TEMPLATE)["K"] == Config().K
 
 
-def test_the_learning_rates_told_to_people_are_those_the_solver_takes() -> None:
-    [shown] = [line for line in TEMPLATE.splitlines() if line.startswith("#   lr:")]
-    described = GumbelConfig.model_fields["lr"].description or ""
-    for parametrization, rate in LEARNING_RATES.items():
-        assert f"{rate} for {parametrization}" in shown
-        assert f"{rate} for {parametrization}" in described
+# ---- sections of solvers ---------------------------------------------------------------------
+
+
+def test_a_flag_for_the_solver_goes_to_the_one_that_is_chosen() -> None:
+    config = load_config(None, {"solver": "linear", "solver.iterations": "7"})
+    assert config.solvers["linear"]["iterations"] == 7
+    assert load_config(None, {"solver.iterations": 9}).solvers["gumbel"]["iterations"] == 9
+
+
+def test_a_flag_that_the_solver_does_not_have_names_those_that_do() -> None:
+    [fault] = faults(None, {"solver.stable": True})
+    assert fault == "--stable: not a setting of the gumbel solver; linear has it"
+
+
+def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "K: none\ngumbel: {lr: -1}\nlinear: {h: 7}\nnewton: {steps: 3}")
+    found = faults(path)
+    assert [fault.removeprefix(f"{path}: ").partition(":")[0] for fault in found] == [
+        "gumbel.lr",
+        "linear.h",
+        "K",
+        "newton",
+    ]
+
+
+def test_a_solver_that_is_not_there_is_named_with_those_that_are() -> None:
+    assert faults(None, {"solver": "newton"}) == (
+        "--solver: unknown solver 'newton'; there are gumbel, linear",
+    )
+
+
+def test_commands_that_choose_nothing_let_the_sections_be(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "solver_from: mine.py\nmine: {x: 1}\ngumbel: {lr: wrong}")
+    assert load_config(path, with_solver=False).solver_from == tmp_path / "mine.py"
+    plain = write_yaml(tmp_path, "mine: {x: 1}")
+    with pytest.raises(ConfigError, match="mine: unknown key"):
+        load_config(plain, with_solver=False)

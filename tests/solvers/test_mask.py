@@ -37,19 +37,6 @@ def test_the_gradient_through_the_shift_equals_finite_differences(
     )
 
 
-@given(vectors, st.integers(1, 39))
-def test_the_projection_lands_in_the_set_and_is_the_nearest_point(v: Tensor, K: int) -> None:
-    K = min(K, v.numel())
-    s = mask.project(v, K)
-    edge = min(mask.EDGE, K / (2 * v.numel()))
-    assert float(s.sum()) <= K + 1e-9
-    assert float(s.min()) >= edge - 1e-12
-    assert float(s.max()) <= 1 - edge + 1e-12
-    # nearest: no feasible point z makes an acute angle, (v − s)·(z − s) ≤ 0
-    for z in _feasible_points(v.numel(), K, edge):
-        assert float((v - s) @ (z - s)) <= 1e-6
-
-
 def _feasible_points(k: int, K: int, edge: float) -> list[Tensor]:
     generator = torch.Generator().manual_seed(k)
     points = [torch.full((k,), edge, dtype=torch.float64)]
@@ -61,11 +48,6 @@ def _feasible_points(k: int, K: int, edge: float) -> list[Tensor]:
             z = floor + t * (z - floor)
         points.append(z)
     return points
-
-
-def test_projecting_a_feasible_point_leaves_it_where_it_is() -> None:
-    s = torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64)
-    assert torch.equal(mask.project(s, 2), s)
 
 
 def test_the_noise_is_the_difference_of_two_gumbels() -> None:
@@ -108,18 +90,10 @@ def test_the_largest_are_in_step_order_and_the_later_wins_a_tie() -> None:
     assert mask.largest(torch.full((5,), 0.4), 2) == [3, 4]
 
 
-def test_annealing_is_geometric_and_reaches_both_ends() -> None:
-    values = [mask.anneal(1.0, 0.01, i, 3) for i in range(3)]
-    assert values == pytest.approx([1.0, 0.1, 0.01])
-    assert mask.anneal(0.5, None, 7, 10) == 0.5
-    assert mask.anneal(0.5, 0.1, 0, 1) == 0.5
-
-
 @pytest.mark.parametrize(
     "call",
     [
         lambda: mask.shifted_logits(torch.zeros(3), 3),
-        lambda: mask.project(torch.zeros(3), 0),
         lambda: mask.largest(torch.zeros(3), 4),
         lambda: mask.relax(torch.zeros(3), torch.zeros(1, 3), 0.0),
         lambda: mask.coefficients(torch.ones(1, 3), 2, "none"),

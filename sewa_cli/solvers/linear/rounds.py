@@ -59,9 +59,6 @@ class Linear(Solver):
             100, description="of projected gradient, at most; no checkpoint is read"
         )
         swaps: CountOrNone = Field(50, description="tried in output space before it is given up")
-        exact_swaps: CountOrNone = Field(
-            0, description="tried with true weights in the end; each reads two checkpoints"
-        )
         bootstrap: CountOrNone = Field(
             20, description="resamples of the selection rows for stability; 0: none"
         )
@@ -139,10 +136,9 @@ class Linear(Solver):
         quarters = len({i * QUARTERS // k for i in range(k)})
         forward = B * (1 + (quarters if quarters > 1 else 0))
         forward += settings.rounds * (2 + k) * B
-        forward += B * (1 + settings.exact_swaps + settings.stable)
+        forward += B * (1 + settings.stable)
         forward += 2 * B * (1 + (settings.bootstrap > 0))
         reads = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + settings.stable)
-        reads += (K if settings.exact_swaps else 0) + 2 * settings.exact_swaps
         extra = 2
         if is_auto:
             forward += len(simple_averages(k)) * B
@@ -161,7 +157,7 @@ class Linear(Solver):
             reads=reads,
             bytes=usual(k, min(numbers, settings.outputs), sizes.room, extra),
             seconds=self._seconds(probe, sizes),
-            at_most=is_auto or settings.exact_swaps > 0 or not fits,
+            at_most=is_auto or not fits,
         )
 
     def _seconds(self, probe: Surrogate, sizes: Sizes) -> float:
@@ -235,7 +231,7 @@ class _Search:
         finish_round(predicted_loss(here, found.selected), loss)
         if best is not None and best[0] < loss:
             loss, found = best
-        selected, loss, tried = self._swap_exactly(here, found.selected, loss)
+        selected = found.selected
         relaxed = torch.tensor(found.probabilities, dtype=torch.float64)
         stability = None
         if settings.bootstrap > 0 and alone:
@@ -265,7 +261,6 @@ class _Search:
                 "rounds": rounds,
                 "cache": asdict(here.size),
                 "surrogate_error": error,
-                "exact_swaps": tried,
                 "loss": predicted_loss(here, selected) - error,
             },
         )
@@ -334,31 +329,6 @@ class _Search:
             events.progress("learning", iteration + 1, total, loss)
 
         return relax.solve(here, K, total, self._settings.swaps, starts, on_iteration=tell)
-
-    def _swap_exactly(
-        self, here: Surrogate, selected: list[int], loss: float
-    ) -> tuple[list[int], float, int]:
-        """Swaps that promise most by the surrogate, each judged with true weights."""
-        tried, refused, tries = 0, set[tuple[int, ...]](), self._settings.exact_swaps
-        if tries == 0:
-            return selected, loss, 0
-        flat = self._survey.mix(mean_of(selected, self.k)).clone()
-        while tried < tries:
-            promising = relax.swaps(here, selected, self._settings.swaps or tries)
-            left = [swap for swap in promising if tuple(swap.chosen) not in refused]
-            if not left:
-                break
-            swap = min(left, key=lambda swap: swap.loss)
-            tried += 1
-            change = [0.0] * self.k
-            change[swap.gained], change[swap.lost] = 1 / len(selected), -1 / len(selected)
-            moved = flat + self._survey.mix(change)
-            after = self._problem.objective.value(moved)
-            if after < loss:
-                selected, loss, flat = swap.chosen, after, moved
-            else:
-                refused.add(tuple(swap.chosen))
-        return selected, loss, tried
 
     def _cross_validate(self, here: Surrogate, simple: dict[Name, Tensor]) -> Budget:
         folds, events = self._settings.folds, self._problem.events
