@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sewa_cli import demo
-from sewa_cli.cli.summary import verdict
+from sewa_cli.present.sentences import verdict
 from sewa_cli.commands.forecast import run_forecast
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config, load_config

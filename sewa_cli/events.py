@@ -1,30 +1,24 @@
-"""Who is told of what happens."""
+"""What happens while a command works: notes, warnings, progress."""
 
 from __future__ import annotations
 
 
-class Listener:
-    """Hears what happens; this one keeps silent. `cli` has one that talks."""
+class Events:
+    """Keeps the warnings for the report, each once; the command line's own talks as well."""
 
     command: str | None = None  # as it was typed, if it was
 
-    def note(self, text: str) -> None: ...
-
-    def warn(self, text: str) -> None: ...
-
-    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...
-
-
-class Heard(Listener):
-    """Passes on, and keeps the warnings for the report."""
-
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self) -> None:
         self.warnings: list[str] = []
-        self._listener = listener
-
-    def note(self, text: str) -> None:
-        self._listener.note(text)
 
     def warn(self, text: str) -> None:
-        self.warnings.append(text)
-        self._listener.warn(text)
+        """Once, however often it comes up: a checkpoint may be read again."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            self.show_warning(text)
+
+    def show_warning(self, text: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...

@@ -75,7 +75,7 @@ class Header:
 
     tensors: dict[str, TensorInfo]
     files: tuple[Path, ...]  # that hold or index the weights
-    open: Callable[[], Reader]
+    open: Callable[[Path], Reader]  # given the folder that relative paths start from
     metadata: dict[str, str] = field(default_factory=dict)
     step: int | None = None  # what the file itself says
     metrics: dict[str, float] = field(default_factory=dict)
@@ -105,7 +105,9 @@ class Checkpoint:
     files: tuple[Path, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # that the trainer logged at this step
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of files, when opened
-    _open: Callable[[], Reader] | None = field(default=None, repr=False)
+    _open: Callable[[Path], Reader] | None = field(default=None, repr=False)
+    # where we were: a thread may open files while the user's code is in another folder
+    _base: Path = field(default=Path(), repr=False)
     _reader: Reader | None = field(default=None, repr=False)
 
     def read(self, name: str) -> Tensor:
@@ -125,14 +127,15 @@ class Checkpoint:
     def _opened(self) -> Reader:
         if self._reader is None:
             assert self._open is not None
-            self._reader = self._open()
+            self._reader = self._open(self._base)
         return self._reader
 
     def check_unchanged(self) -> None:
         """Refuse it if a file is not what it was at first: what was read may be old and new."""
         for file, stamp in self.stamps.items():
             # one that a trainer has removed was read as it was: what is open stays
-            if file.exists() and stamp_of(file) != stamp:
+            now = self._base / file
+            if now.exists() and stamp_of(now) != stamp:
                 raise CheckpointError(
                     f"{file}: has changed while it was read; run it again when nobody writes to it"
                 )

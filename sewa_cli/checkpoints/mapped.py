@@ -50,10 +50,10 @@ def _view(body: Array, word: str, shape: tuple[int, ...], begin: int, end: int) 
     return body[begin:end].view(dtype).reshape(shape)
 
 
-def map_file(path: Path) -> dict[str, Array]:
+def map_file(path: Path, base: Path = Path()) -> dict[str, Array]:
     """The views of a file that the library has judged before."""
     try:
-        return views(_mapped(path))
+        return views(_mapped(base / path))
     except OSError as error:
         reason = error.strerror or str(error)
         hint = "; raise their limit with `ulimit -n`" if error.errno == errno.EMFILE else ""

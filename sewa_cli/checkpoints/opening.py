@@ -89,6 +89,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         metrics=metrics,
         stamps=stamps,
         _open=header.open,
+        _base=Path() if path.is_absolute() else Path.cwd(),
     )
 
 

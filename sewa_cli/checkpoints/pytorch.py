@@ -10,10 +10,12 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers
 from sewa_cli.checkpoints.safetensors import read_index
@@ -49,8 +51,9 @@ WORDS = {
 class _Loaded:
     """Loads each file, memory-mapped, at its first tensor."""
 
-    def __init__(self, places: Mapping[str, Path], state_key: str | None) -> None:
+    def __init__(self, places: Mapping[str, Path], state_key: str | None, base: Path) -> None:
         self._places = places
+        self._base = base
         self._state_key = state_key
         self._states: dict[Path, dict[str, Tensor]] = {}
 
@@ -58,7 +61,7 @@ class _Loaded:
         path = self._places[name]
         try:
             if path not in self._states:
-                self._states[path] = find_state(path, load(path), self._state_key)[1]
+                self._states[path] = find_state(path, load(path, self._base), self._state_key)[1]
             return self._states[path][name].detach()
         except KeyError:
             raise CheckpointError(f"{path}: {name}: is gone since the file was opened") from None
@@ -93,31 +96,60 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
     return Header(tensors, files, partial(_Loaded, places, state_key))
 
 
-def load(path: Path) -> Any:
+def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
-    import torch
-
     try:
-        with path.open("rb") as file:
+        with (base / path).open("rb") as file:
             start = file.read(4)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     is_zip = start == b"PK\x03\x04"
-    if not start or (is_zip and not zipfile.is_zipfile(path)):
+    if not start or (is_zip and not zipfile.is_zipfile(base / path)):
         raise Unfinished(f"{path}: not a whole PyTorch file; remove it or save it again")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the pickle's version
-            # files from before PyTorch 1.6 are no zip archives and cannot be mapped: read whole
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+        # files from before PyTorch 1.6 are no zip archives and cannot be mapped: read whole
+        return load_plain(base / path, mmap=is_zip)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: {_reason(error)}; refused, nothing of it was run; save its weights as "
             "safetensors where you trust it"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except Exception as error:  # a torn file fails in many ways
         reason = " ".join(str(error).split())[:160]
         raise Unfinished(f"{path}: cannot be read by PyTorch ({reason}); save it again") from error
+
+
+def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
+    """The one place where torch unpickles; raises whatever it does."""
+    import torch
+
+    with suppress(zipfile.BadZipFile), zipfile.ZipFile(source) as archive:
+        if any("/data" in m.filename and m.compress_type for m in archive.infolist()):
+            raise ValueError("it is compressed, which PyTorch never does")  # a bomb, perhaps
+    if not isinstance(source, Path):
+        source.seek(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the pickle's version
+        return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=mmap))
+
+
+def _bare(content: Any) -> Any:
+    """Attributes off: an OrderedDict's `items` or a tensor's `detach` may be the pickle's own."""
+    import torch
+
+    todo, seen = [content], set()
+    while todo:
+        value = todo.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, OrderedDict | Counter | torch.Tensor):
+            vars(value).clear()
+        if isinstance(value, dict):
+            todo += dict.values(value)
+        elif isinstance(value, list | tuple):
+            todo += value
+    return content
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
@@ -191,6 +223,8 @@ def info_of(path: Path, name: str, tensor: Tensor) -> TensorInfo:
 
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
         raise CheckpointError(f"{path}: {name}: is sparse, quantised or without data")
+    if tensor.nbytes > path.stat().st_size:  # one value, said to be repeated
+        raise CheckpointError(f"{path}: {name}: is larger than the whole file; save it as it is")
     return TensorInfo(word_of(tensor.dtype), tuple(tensor.shape))
 
 

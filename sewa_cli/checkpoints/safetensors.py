@@ -25,8 +25,9 @@ INDEX = ".index.json"
 class _Mapped:
     """Maps each file at its first tensor."""
 
-    def __init__(self, places: Mapping[str, Path]) -> None:
+    def __init__(self, places: Mapping[str, Path], base: Path) -> None:
         self._places = places  # tensor → file
+        self._base = base
         self._handles: dict[Path, Any] = {}
         self._arrays: dict[Path, dict[str, Array]] = {}
 
@@ -34,7 +35,7 @@ class _Mapped:
         path = self._places[name]
         try:
             if path not in self._handles:
-                self._handles[path] = safe_open(path, framework="pt")
+                self._handles[path] = safe_open(self._base / path, framework="pt")
             tensor: Tensor = self._handles[path].get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path}: {name}: cannot be read: {error}") from error
@@ -43,7 +44,7 @@ class _Mapped:
     def read_array(self, name: str) -> Array:
         path = self._places[name]
         if path not in self._arrays:
-            self._arrays[path] = map_file(path)
+            self._arrays[path] = map_file(path, self._base)
         try:
             return self._arrays[path][name]
         except KeyError:

@@ -1,10 +1,9 @@
-"""The door: talks to people; alone prints and exits.
+"""The command line: flags, streams, exit codes. Nothing else prints or exits.
 
-app      the commands and their flags
-talk     what people read on stderr: progress, warnings
-screen   what of it needs rich
-summary  what `select` says in the end
-door     standard output kept for data; exceptions become one line and an exit code
+main      standard output kept for data; exceptions become one line and an exit code
+app       the commands
+options   their flags, and the request that these make
+console   what people read on stderr: progress, warnings, words
 """
 
 from sewa_cli.cli.main import main

@@ -1,51 +1,46 @@
-"""The commands and their flags. Each imports what it needs when it runs: `--help` stays fast."""
+"""The commands. Each imports what it needs when it runs: `--help` stays fast."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from shlex import quote
+from shutil import which
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from sewa_cli.cli.compare import compare, methods
-from sewa_cli.cli.inspect import inspect
-from sewa_cli.cli.options import (
-    Budget,
-    Checkpoints,
-    ConfigFile,
-    Device,
-    Every,
-    Force,
-    FromStep,
-    Last,
-    Lora,
-    Memory,
-    Nonfinite,
-    Plot,
-    Quiet,
-    Seed,
-    Sets,
-    ShardSize,
-    Solver,
-    StateKey,
-    TaskSpec,
-    ToStep,
-    Verbose,
-    inputs_of,
-    load,
-    load_user_task,
-    refuse_plot,
-)
-from sewa_cli.cli.plain import average, evaluate
-from sewa_cli.cli.starting import demo, init
+from sewa_cli.cli.main import without_blas
+from sewa_cli.cli.options import PATHS, Request, command
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 
+if TYPE_CHECKING:
+    from sewa_cli.report.shared import Head
+
+STDOUT = "-"
+SPAN = ("last", "every", "from_step", "to_step")
+DATA = ("format", "json")
+TALK = ("quiet", "verbose")
+
+
+class _Group(TyperGroup):
+    """Typer has None for its own switches, and imports pydantic to find out that this is False."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if getattr(param, "is_flag", False) and param.default is None:
+                param.default = False
+        return params
+
+
 app = typer.Typer(
+    cls=_Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Learn which checkpoints of a training run to average.",
 )
 
@@ -61,279 +56,327 @@ def top(
         raise typer.Exit
 
 
-@app.command()
-def select(
-    ckpts: Checkpoints = None,
-    K: Budget = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    lora: Lora = None,
-    state_key: StateKey = None,
-    task: TaskSpec = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="The averaged file; - for standard output.")
-    ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="The JSON report. Default: OUTPUT with .report.json")
-    ] = None,
-    force: Force = False,
-    last: Last = None,
-    every: Every = None,
-    from_step: FromStep = None,
-    to_step: ToStep = None,
-    nonfinite: Nonfinite = None,
-    solver: Solver = None,
-    stable: Annotated[
-        bool, typer.Option("--stable", help="Choose what most resamples of the data choose.")
-    ] = False,
-    guard: Annotated[
-        str | None,
-        typer.Option(metavar="SHARE", help="Keep that share of the selection rows as held out."),
-    ] = None,
-    fallback: Annotated[
-        bool, typer.Option("--fallback", help="Write a simple average if it does better held out.")
-    ] = False,
-    iterations: Annotated[
-        str | None, typer.Option(metavar="N", help="Of the solver. Default: 100")
-    ] = None,
-    bn: Annotated[
-        str | None, typer.Option(metavar="auto|on|off", help="Recompute BatchNorm statistics.")
-    ] = None,
-    output_dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="float32, bfloat16, float16, float64.")
-    ] = None,
-    shard_size: ShardSize = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit 5 if a simple average does better held out.")
-    ] = False,
-    memory: Memory = None,
-    device: Device = None,
-    seed: Seed = None,
-    plot: Plot = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what it will read, hold and compute; no more.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the report instead of the chosen paths.")
-    ] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
+@command(app, "folder", "ready_task", "force")
+def init(request: Request, folder: Path, ready_task: str | None) -> None:
+    """Write a commented sewa.yaml and task.py to start from."""
+    from sewa_cli.config import READY_MADE
+    from sewa_cli.templates import write_template
+
+    if ready_task is not None and ready_task not in READY_MADE:
+        known = ", ".join(READY_MADE)
+        raise ConfigError(f"--task: no ready-made {ready_task!r}; there are {known}")
+    for path in write_template(ready_task or "init", folder, request.force):
+        request.write(f"{path}\n")
+
+
+@command(app, "demo_folder", "seed", "force", *TALK)
+def demo(request: Request, demo_folder: Path) -> None:
+    """Train a small network on real digits, choose 10 of its 100 checkpoints, show the gain."""
+    from sewa_cli.config import load_config
+    from sewa_cli.demo import run_demo
+    from sewa_cli.present import summary
+
+    seed = load_config(None, request.flags).seed
+    with request.talk as talk:
+        selection = run_demo(demo_folder, seed, talk, force=request.force)
+    talk.say(summary(selection.report).rstrip())
+    request.write("".join(f"{path}\n" for path in selection.paths))
+    sewa = _called_from(demo_folder)
+    talk.say(
+        f"\ntry next:\n  cd {quote(str(demo_folder))}\n  {sewa} select ckpts/ --K 5\n"
+        f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
+        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
+    )
+
+
+def _called_from(folder: Path) -> str:
+    """How to call this `sewa` again, in that folder."""
+    if which("sewa"):
+        return "sewa"
+    # a virtual environment that is not activated
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{_shorter(sys.executable, folder)} -m sewa_cli"
+    return _shorter(sys.argv[0], folder)
+
+
+def _shorter(program: str, folder: Path) -> str:
+    # its own name is not resolved: an environment's python is a link to another's
+    full = Path(program).parent.resolve() / Path(program).name
+    return quote(min(os.path.relpath(full, folder.resolve()), str(full), key=len))
+
+
+@command(
+    app,
+    *("ckpts", *SPAN, "nonfinite", "state_key"),
+    *("task", "K", "solver", "iterations", "stable", "guard", "fallback", "lora", "bn"),
+    *("output", "report", "output_dtype", "shard_size", "force", "plot", "paths_format", "json"),
+    *("config", "sets", "memory", "device", "seed", "strict", "dry_run", *TALK),
+)
+def select(request: Request, dry_run: bool) -> None:
     """Learn which K checkpoints to average; write the average and a report.
 
-    Prints the chosen checkpoints' paths, one a line.
+    Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
+    scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
     """
-    from sewa_cli.cli.main import stdout_for_data
-    from sewa_cli.report.part import to_json
-
-    settings = load(
-        config,
-        set_,
-        checkpoints=ckpts,
-        lora=lora,
-        state_key=state_key,
-        K=K,
-        task=task,
-        output=output,
-        report=report,
-        last=last,
-        every=every,
-        from_step=from_step,
-        to_step=to_step,
-        nonfinite=nonfinite,
-        solver=solver,
-        stable=stable or None,
-        guard=guard,
-        fallback=fallback or None,
-        bn=bn,
-        output_dtype=output_dtype,
-        shard_size=shard_size,
-        strict=strict or None,
-        memory=memory,
-        device=device,
-        seed=seed,
-        **{"gumbel.iterations": iterations, "linear.iterations": iterations},
-    )
-    if settings.output == "-" and as_json and not dry_run:
-        raise ConfigError("--json and --output - both want standard output; use --report")
-    refuse_plot(plot, force)
-
-    with stdout_for_data() as stdout:
-        from sewa_cli.cli.console import Talk
-        from sewa_cli.cli.summary import summarise
+    if dry_run:
         from sewa_cli.commands.forecast import run_forecast
-        from sewa_cli.commands.select import run_select
 
-        if dry_run:
-            with Talk(quiet, verbose) as talk:
-                forecast = run_forecast(settings, load_user_task(settings, talk.say), talk)
-            found = forecast.model_dump(exclude={"placement"})
-            found |= {f"tier {k}" if k == "reason" else k: v for k, v in forecast.placement}
-            text = to_json(forecast) if as_json else "".join(_lines(found))
-            stdout.write(text.encode())
-            return
+        with request.talk as talk:
+            forecast = run_forecast(request.config, request.load_task(), talk)
+        request.form = "table" if request.form == PATHS else request.form
+        request.tell(forecast)
+        return
+    request.check_stdout(request.config.output)
+    from sewa_cli.commands.select import run_select
+    from sewa_cli.present import say, show, summary
 
-        with Talk(quiet, verbose) as talk:
-            selection = run_select(
-                settings,
-                load_user_task(settings, talk.say),
-                talk,
-                force=force,
-                stdout=stdout,
-                protected=inputs_of(config, settings),
-            )
-        summarise(talk, selection.report)
-        if plot is not None:
-            from sewa_cli.present.plots import save_figure
-            from sewa_cli.present.plots.select import plot_selection
-
-            save_figure(plot_selection(selection.report), plot, force)
-            talk.say(f"wrote {plot}")
-        if as_json:
-            stdout.write(to_json(selection.report).encode())
-        elif settings.output != "-":
-            stdout.write("".join(f"{path}\n" for path in selection.paths).encode())
-    # a fallback has mended it
-    if settings.strict and selection.report.beaten_by and selection.report.learned is None:
-        best = selection.report.beaten_by[0]
+    with request.talk as talk:
+        selection = run_select(
+            request.config,
+            request.load_task(),
+            talk,
+            force=request.force,
+            stdout=request.stdout,
+            protected=request.inputs,
+        )
+    report = selection.report
+    # the score table is either data or words
+    is_table = request.form in ("table", "markdown")
+    talk.say("\n".join(say(report)) if is_table else summary(report).rstrip())
+    request.draw(report)
+    if request.form != PATHS:
+        request.write(show(report, request.form))
+    elif request.config.output != STDOUT:
+        request.write("".join(f"{path}\n" for path in selection.paths))
+    # a fallback has already taken the better one
+    if request.config.strict and report.beaten_by and report.learned is None:
+        best = report.beaten_by[0]
         by = "" if best.by is None else f" by {best.by:.5g}"
         raise BaselineWins(f"--strict: `{best.name}` did better on held-out data{by}")
 
 
-@app.command()
-def validate(
-    ckpts: Checkpoints = None,
-    K: Budget = None,
-    config: ConfigFile = None,
-    set_: Sets = None,
-    state_key: StateKey = None,
-    task: TaskSpec = None,
-    last: Last = None,
-    every: Every = None,
-    from_step: FromStep = None,
-    to_step: ToStep = None,
-    device: Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
-    """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
-    from dataclasses import asdict
+@command(
+    app,
+    *("ckpts", *SPAN, "nonfinite", "state_key"),
+    *("task", "methods", "budgets", "fast", "solver", "windows", "stride", "methods_from", "bn"),
+    *("output_best", "best_report", "output_dtype", "force", "plot", *DATA),
+    *("config", "sets", "memory", "device", "seed", *TALK),
+)
+def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
+    """Compare ways to average, on the same checkpoints and data, and say what is a tie.
 
-    from sewa_cli.cli.main import stdout_for_data
+    With --windows 100, a point of the curve for every 100 checkpoints: how much training does an
+    average save?
+    """
+    config, report = request.config, best_report
+    in_windows = config.compare.windows is not None
+    if "compare.stride" in request.flags and not in_windows:
+        raise ConfigError("--stride: lies between windows; say how large they are: --windows 100")
+    if output_best is not None and in_windows:
+        raise ConfigError("--output-best: windows have no best average; compare without --windows")
+    if str(output_best) == STDOUT:
+        raise ConfigError("--output-best: - is not a file; name one")
+    from sewa_cli.commands.compare import run_compare
+    from sewa_cli.commands.windows import run_windows
+    from sewa_cli.output.destination import report_path
 
-    settings = load(
-        config,
-        set_,
-        checkpoints=ckpts,
-        state_key=state_key,
-        K=K,
-        task=task,
-        last=last,
-        every=every,
-        from_step=from_step,
-        to_step=to_step,
-        device=device,
-    )
-    with stdout_for_data() as stdout:
-        from sewa_cli.cli.console import Talk
-        from sewa_cli.commands.validate import run_validate
-
-        with Talk(quiet, verbose) as talk:
-            found = asdict(run_validate(settings, load_user_task(settings, talk.say), talk))
-        if as_json:
-            text = json.dumps(found, indent=2) + "\n"
+    if output_best is not None:
+        report = report or report_path(output_best)
+    files = [path.resolve() for path in (output_best, report, request.plot) if path is not None]
+    if len(set(files)) < len(files):
+        raise ConfigError("--output-best, --report and --plot must name different files")
+    options: dict[str, Any] = {
+        "report": report,
+        "force": request.force,
+        "protected": request.inputs,
+    }
+    found: Head
+    with request.talk as talk:
+        task = request.load_task()
+        if in_windows:
+            found = run_windows(config, task, talk, **options)
         else:
-            text = "".join(_lines(found))
-        stdout.write(text.encode())
-        talk.say("all fits together")
+            found = run_compare(config, task, talk, output_best=output_best, **options)
+    request.tell(found)
 
 
-@app.command()
-def apply(
-    report: Annotated[Path, typer.Argument(help="A report of `sewa select`.")],
-    output: Annotated[
-        str, typer.Option("--output", "-o", help="A file, or - for standard output.")
-    ],
-    force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
-) -> None:
+@command(app, "ckpts", "state_key", "task", *DATA, "config", "sets", "device", "seed", *TALK)
+def evaluate(request: Request) -> None:
+    """Loss and metrics of checkpoints or averaged files, each as it is."""
+    from sewa_cli.commands.evaluate import run_evaluate
+
+    with request.talk as talk:
+        found = run_evaluate(request.config, request.load_task(), talk)
+    request.tell(found)
+
+
+@command(
+    app,
+    *("ckpts", *SPAN, "state_key", "plot", "force", *DATA, "config", "sets", *TALK),
+)
+def inspect(request: Request) -> None:
+    """Show what checkpoints are there, and whether the run still moves. Needs no task.
+
+    Steps, gaps, sizes, dtypes, duplicates, NaN and Inf; distances from the last and from the mean;
+    cosines of successive steps. --format csv or jsonl: a row for each checkpoint.
+    """
+    from sewa_cli.commands.inspect import run_inspect
+
+    with request.talk as talk:
+        found = run_inspect(request.config, talk, request.plot)
+    request.tell(found)
+
+
+@command(
+    app,
+    *("ckpts", *SPAN, "state_key", "task", "K", *DATA, "config", "sets", "device", *TALK),
+)
+def validate(request: Request) -> None:
+    """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
+    from sewa_cli.commands.validate import run_validate
+
+    with request.talk as talk:
+        found = run_validate(request.config, request.load_task(), talk)
+    request.tell(found)
+
+
+@command(
+    app,
+    *("ckpts", *SPAN, "state_key", "method", "K", "weights", "methods_from", "lora"),
+    *("output", "recipe", "output_dtype", "shard_size", "force", "paths_format", "json"),
+    *("config", "sets", "seed", *TALK),
+)
+def average(request: Request, method: str | None, weights: str | None) -> None:
+    """Average checkpoints without a model or data, by a method or by explicit weights.
+
+    Prints the paths that went into it; --format table (or jsonl, csv, markdown) with their weights.
+    """
+    without_blas()
+    numbers = None
+    if weights is not None:
+        numbers = _numbers(weights)
+        if method is not None or not request.flags.keys().isdisjoint({"K", *SPAN}):
+            raise ConfigError(
+                "--weights names every file's share; --method, --K and --last do not apply"
+            )
+    config = request.config
+    request.check_stdout(config.output)
+    from sewa_cli.commands.average import run_average
+    from sewa_cli.methods.proposing import register_methods
+    from sewa_cli.present import show
+    from sewa_cli.present.tables import render
+    from sewa_cli.report.average import AverageReport
+    from sewa_cli.session.heading import heading
+
+    with request.talk as talk:
+        register_methods(config, talk, wanted=method or "uniform")
+        averaged, written = run_average(
+            config,
+            method or "uniform",
+            numbers,
+            force=request.force,
+            stdout=request.stdout,
+            protected=request.inputs,
+            listener=talk,
+        )
+    if written == STDOUT:
+        return
+    if request.form == "json":
+        head = heading(config, talk.warnings)
+        report = AverageReport(**head, output=written, recipe=averaged.recipe())
+        request.write(show(report, "json"))
+    elif request.form == PATHS:
+        request.write("".join(f"{source.path}\n" for source in averaged.sources))
+    else:
+        pairs = zip(averaged.sources, averaged.coefficients, strict=True)
+        rows = [{"path": str(c.path), "step": c.step, "weight": w} for c, w in pairs]
+        request.write(render(rows, request.form))
+    if averaged.lora == "merged":
+        talk.say(averaged.facts["LoRA"])
+    talk.say(f"wrote {written}")
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"--weights: must be numbers with commas between, found {text!r}"
+        ) from None
+
+
+@command(app, "past", "rebuilt", "force", *TALK)
+def apply(request: Request, past: Path, rebuilt: str) -> None:
     """Build a report's averaged file again, byte for byte, without the task.
 
     Refuses when a checkpoint's size or SHA-256 is not what the report says.
     """
+    without_blas()
     from pydantic import ValidationError
 
+    from sewa_cli.output.destination import run_apply
     from sewa_cli.report.recipe import Rebuildable
 
     try:
-        past = Rebuildable.model_validate_json(report.read_bytes())
+        report = Rebuildable.model_validate_json(past.read_bytes())
     except OSError as error:
-        raise CheckpointError(f"{report}: {error.strerror}") from error
+        raise CheckpointError(f"{past}: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise CheckpointError(f"{report}: not a report of sewa: {where}: {first['msg']}") from error
-
-    from sewa_cli.cli.console import Talk
-    from sewa_cli.cli.main import stdout_for_data, without_blas
-
-    without_blas()
-    from sewa_cli.commands.apply import run_apply
-
-    with stdout_for_data() as stdout, Talk(quiet, verbose) as talk:
-        target = stdout if output == "-" else Path(output)
-        written = run_apply(past, report, target, force=force)
-        if output != "-":
+        raise CheckpointError(f"{past}: not a report of sewa: {where}: {first['msg']}") from error
+    with request.talk as talk:
+        target = request.stdout if rebuilt == STDOUT else Path(rebuilt)
+        written = run_apply(report, past, target, force=request.force)
+        if rebuilt != STDOUT:
             talk.say(f"wrote {written}")
 
 
-@app.command()
-def schema(
-    of: Annotated[str, typer.Argument(help="select, compare, windows or inspect")] = "select",
-) -> None:
-    """Print the JSON Schema of the report."""
-    from pydantic import BaseModel
+@command(app, "methods_from", *DATA, "config", "sets")
+def methods(request: Request) -> None:
+    """List the ways to average, one line each."""
+    from sewa_cli.methods import REGISTRY
+    from sewa_cli.methods.proposing import register_methods
 
-    from sewa_cli.cli.main import stdout_for_data
-    from sewa_cli.report.compare import Comparison
-    from sewa_cli.report.part import schema as report_schema
-    from sewa_cli.report.select import Report
-    from sewa_cli.report.windows import Windows
-
-    reports: dict[str, type[BaseModel]] = {
-        "select": Report,
-        "compare": Comparison,
-        "windows": Windows,
-    }
-    with stdout_for_data() as stdout:
-        if of == "inspect":
-            from sewa_cli.commands.inspect import Inspection
-
-            reports[of] = Inspection
-        if of not in reports:
-            known = ", ".join([*reports, "inspect"])
-            raise ConfigError(f"there is no report of {of!r}; there are {known}")
-        stdout.write((json.dumps(report_schema(reports[of]), indent=2) + "\n").encode())
+    register_methods(request.config)
+    _list(
+        request,
+        {
+            name: {
+                "line": found.line,
+                "needs_loss": found.needs_loss,
+                "takes_K": found.has_budget,
+                "options": dict(found.options),
+            }
+            for name, found in REGISTRY.items()
+        },
+    )
 
 
-for command in (init, demo, compare, methods, average, evaluate, inspect):
-    app.command()(command)
+@command(app, *DATA)
+def solvers(request: Request) -> None:
+    """List the ways to choose, one line each."""
+    import sewa_cli.solvers
+
+    registry: dict[str, Any] = getattr(sewa_cli.solvers, "REGISTRY", {})
+    _list(request, {name: {"line": found.line} for name, found in registry.items()})
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    from sewa_cli.text import size
+def _list(request: Request, found: dict[str, dict[str, Any]]) -> None:
+    from sewa_cli.present.tables import listing
 
-    width = max(len(key) for key in found)
-    for key, value in found.items():
-        shown = size(value) if key.endswith(("_bytes", "bytes_read")) else _plain(value)
-        yield f"{key.replace('_', ' '):>{width}}  {shown}\n"
+    if request.form == "json":
+        request.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+    else:
+        request.write(listing(found).show(request.form))
 
 
-def _plain(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+@command(app, "kind")
+def schema(request: Request, kind: str) -> None:
+    """Print the JSON Schema of a report."""
+    from sewa_cli.report import KINDS, model_of
+    from sewa_cli.report.part import schema as schema_of
+
+    if kind not in KINDS:
+        raise ConfigError(f"there is no report of {kind!r}; there are {', '.join(KINDS)}")
+    request.write(json.dumps(schema_of(model_of(kind)), indent=2) + "\n")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import shlex
 import sys
+import time
 from functools import cached_property
-from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sewa_cli.cli.main import stop_if_interrupted, typed
 from sewa_cli.events import Listener
@@ -16,26 +16,24 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
+
 
 class Talk(Listener):
-    """Progress bars on a terminal only; `quiet` leaves errors alone; `verbose` adds notes.
+    """Bars on a terminal, else a line now and then; `quiet` leaves errors; `verbose` adds notes.
 
-    A plain line is written as it is. rich is for what has a colour, a bar or columns: to import it
-    takes as long as to average a small network's files.
+    A plain line is written as it is. rich is for what has a colour or a bar: to import it takes as
+    long as to average a small network's files.
     """
 
     def __init__(self, quiet: bool, verbose: bool) -> None:
         self._quiet = quiet
         self._verbose = verbose
+        self.warnings: list[str] = []
         self.command = shlex.join(["sewa", *typed])
         self._bars: Progress | None = None
         self._stages: dict[str, TaskID] = {}
-
-    @cached_property
-    def console(self) -> Console:
-        from sewa_cli.cli.screen import make_console
-
-        return make_console(self._quiet)
+        self._last_line = time.monotonic()
 
     def __enter__(self) -> Talk:
         if not gc.isenabled():  # as `__main__` leaves it: all is imported now, the work begins
@@ -44,39 +42,66 @@ class Talk(Listener):
         stop_if_interrupted()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 
     def note(self, text: str) -> None:
         if self._verbose:
-            self.console.print(text, style="dim")
+            self._console.print(text, style="dim")
 
     def say(self, text: str) -> None:
         if self._bars is not None:  # it stands above them
-            self.console.print(text)
+            self._console.print(text)
         elif not self._quiet:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 
     def warn(self, text: str) -> None:
-        self.console.print(f"warning: {text}", style="yellow")
+        self.warnings.append(text)
+        self._console.print(f"warning: {text}", style="yellow")
 
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
         stop_if_interrupted()
-        if self._quiet or not sys.stderr.isatty():
+        if self._quiet:
             return
-        if self._bars is None:
-            from sewa_cli.cli.screen import make_bars
-
-            self._bars = make_bars(self.console)
-            self._bars.start()
-        if stage not in self._stages:
-            self._stages[stage] = self._bars.add_task(stage, total=total, loss="")
         shown = "" if loss is None else f"loss {loss:.4f}"
-        self._bars.update(self._stages[stage], completed=done, loss=shown)
+        if sys.stderr.isatty():
+            bars = self._bars or self._start_bars()
+            if stage not in self._stages:
+                self._stages[stage] = bars.add_task(stage, total=total, loss="")
+            bars.update(self._stages[stage], completed=done, loss=shown)
+        elif time.monotonic() - self._last_line >= SECONDS:
+            self._last_line = time.monotonic()
+            self.say(f"{stage} {done}/{total} {shown}".rstrip())
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return Console(
+            stderr=True,
+            quiet=self._quiet,
+            soft_wrap=True,
+            highlight=False,
+            # paths and names are shown as they are: `[x]` is no style, `:x:` no picture
+            markup=False,
+            emoji=False,
+        )
+
+    def _start_bars(self) -> Progress:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._bars = Progress(
+            TextColumn("{task.description:>10}"),
+            BarColumn(),
+            TextColumn("{task.completed}/{task.total}"),
+            TextColumn("{task.fields[loss]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._bars.start()
+        return self._bars

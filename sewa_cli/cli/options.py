@@ -1,117 +1,297 @@
-"""Flags that several commands share, and what they do with them."""
+"""Every flag, written once; and the request that the flags of a command make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from sewa_cli.cli.console import Talk
+from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
+from sewa_cli.report import KINDS
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from sewa_cli.config import Config
+    from sewa_cli.report.shared import Head
     from sewa_cli.task import Task
 
-Checkpoints = Annotated[
-    list[Path] | None,
-    typer.Argument(
-        metavar="CKPTS",
-        help="A run's folder, checkpoints, or - for paths on standard input.",
-        show_default=False,
+FORMATS: Final = ("table", "json", "jsonl", "csv", "markdown")
+PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
+PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+
+
+class Flag(NamedTuple):
+    """`form`: names and what follows them, `--output -o PATH`; without names it is an argument."""
+
+    form: str
+    help: str
+    key: str | None = ""  # of sewa.yaml; "": called as here; None: not a setting
+    fallback: Any = None  # ...: must be given
+
+    @property
+    def names(self) -> list[str]:
+        return [word for word in self.form.split() if word.startswith("-")]
+
+    @property
+    def metavar(self) -> str | None:
+        return next((word for word in self.form.split() if not word.startswith("-")), None)
+
+    @property
+    def choices(self) -> list[str]:
+        words = (self.metavar or "").split("|")
+        return words if len(words) > 1 else []
+
+    @property
+    def default(self) -> Any:
+        return False if self.metavar is None else self.fallback
+
+    @property
+    def type(self) -> Any:
+        """Numbers are text, so that the config tells all faults together and in the same words."""
+        if self.metavar is None:
+            return bool
+        if self.metavar in ("CKPTS", "KEY=VALUE"):
+            return list[str] | None
+        one: type = Path if self.metavar in ("FILE", "DIR", "REPORT") else str
+        return one | None if self.fallback is None else one
+
+
+_WHICH: Final = {
+    "ckpts": Flag(
+        "CKPTS", "A run's folder, checkpoints, or - for paths on standard input.", "checkpoints"
     ),
-]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", "-c", help="Default: sewa.yaml here, if there is one.")
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override any key: --set gumbel.lr=0.1"),
-]
-TaskSpec = Annotated[
-    str | None, typer.Option(help="The task: a .py file, huggingface, classification, or a module.")
-]
-# numbers arrive as text, so that the config tells all faults together and in the same words
-Budget = Annotated[
-    str | None,
-    typer.Option("--K", "-K", metavar="N", help="How many checkpoints to average, or auto."),
-]
-Solver = Annotated[str | None, typer.Option(metavar="NAME", help="gumbel or linear.")]
-Last = Annotated[str | None, typer.Option(metavar="N", help="Only the last N take part.")]
-Every = Annotated[
-    str | None, typer.Option(metavar="N", help="Only every N-th, counted back from the newest.")
-]
-FromStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint before this.")]
-ToStep = Annotated[str | None, typer.Option(metavar="STEP", help="No checkpoint after this.")]
-Nonfinite = Annotated[
-    str | None,
-    typer.Option(metavar="skip|error", help="A checkpoint with NaN or Inf: skip or stop."),
-]
-StateKey = Annotated[
-    str | None,
-    typer.Option(metavar="KEY", help="Where PyTorch files have the weights, if it is not clear."),
-]
-Lora = Annotated[
-    str | None,
-    typer.Option(metavar="factors|merged", help="Average A and B of adapters, or their products."),
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps ...")]
-Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Cap on what sewa allocates: 8GiB, 500MB.")
-]
-ShardSize = Annotated[
-    str | None,
-    typer.Option(metavar="SIZE", help="Split an output larger than this into a set: 5GB, 2GiB."),
-]
-Seed = Annotated[str | None, typer.Option(metavar="N", help="Same seed, same bytes.")]
-Force = Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing outputs.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only errors on stderr.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More on stderr, full tracebacks.")]
+    "last": Flag("--last N", "Only the last N."),
+    "every": Flag("--every N", "Only every N-th, counted back from the newest."),
+    "from_step": Flag("--from-step STEP", "None before this step."),
+    "to_step": Flag("--to-step STEP", "None after this step."),
+    "nonfinite": Flag("--nonfinite skip|error", "With NaN or Inf: skip it, or stop."),
+    "state_key": Flag("--state-key KEY", "Where PyTorch files have the weights, if unclear."),
+}
+_HOW: Final = {
+    "task": Flag("--task TASK", "A .py file, huggingface, classification, or a module."),
+    "ready_task": Flag("--task NAME", "huggingface or classification: no task.py needed.", None),
+    "K": Flag("--K -K N", "How many checkpoints to average, or auto."),
+    "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),
+    "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
+    "iterations": Flag("--iterations N", "Of the solver.", "solver.iterations"),
+    "stable": Flag("--stable", "Choose what most resamples of the data choose.", "solver.stable"),
+    "guard": Flag("--guard SHARE", "Keep that share of the selection rows as held out."),
+    "fallback": Flag("--fallback", "Write a simple average if it does better held out."),
+    "methods": Flag(
+        "--methods A,B,C", "`sewa methods` lists them; or ema:decay=0.5", "compare.methods"
+    ),
+    "method": Flag("--method NAME", "`sewa methods` lists them; options: ema:decay=0.5", None),
+    "methods_from": Flag(
+        "--methods-from FILE", "A Python file with methods of your own.", "compare.methods_from"
+    ),
+    "weights": Flag("--weights A,B,..", "One for each file, in the order given; sum 1.", None),
+    "fast": Flag("--fast", "Search by predicted losses, over one cache.", "compare.fast"),
+    "windows": Flag(
+        "--windows N", "In windows of N checkpoints that move along the run.", "compare.windows"
+    ),
+    "stride": Flag(
+        "--stride N", "From one window to the next. Default: none overlap", "compare.stride"
+    ),
+    "lora": Flag("--lora factors|merged", "Average A and B of adapters, or their products."),
+    "bn": Flag("--bn auto|on|off", "Recompute BatchNorm statistics."),
+}
+_WRITE: Final = {
+    "output": Flag("--output -o PATH", "The averaged file; - for standard output."),
+    "rebuilt": Flag("--output -o PATH", "A file, or - for standard output.", None, ...),
+    "output_best": Flag("--output-best FILE", "Write the best row's average here.", None),
+    "report": Flag("--report FILE", "The JSON report. Default: OUTPUT with .report.json"),
+    "recipe": Flag("--report FILE", "For `sewa apply`; hashes the sources.", "report"),
+    "best_report": Flag("--report FILE", "The JSON report. Default: beside --output-best", None),
+    "output_dtype": Flag("--output-dtype float32|bfloat16|float16|float64", "Of the output:"),
+    "shard_size": Flag("--shard-size SIZE", "Split what is larger into a set: 5GB, 2GiB."),
+    "plot": Flag("--plot FILE", "Draw it: .png, .svg or .pdf", None),
+    "force": Flag("--force -f", "Overwrite existing outputs.", None),
+    "format": Flag(f"--format {'|'.join(FORMATS)}", "Of what is printed:", None),
+    "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Of what is printed:", None),
+    "json": Flag("--json", "Short for --format json.", None),
+}
+_RUN: Final = {
+    "folder": Flag("DIR", "Where to; the working directory by default.", None, Path()),
+    "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo")),
+    "past": Flag("REPORT", "A report of `select`, `average` or `compare`.", None, ...),
+    "kind": Flag("|".join(KINDS), "Of which report:", None, "select"),
+    "config": Flag("--config -c FILE", "Default: sewa.yaml here, if there is one.", None),
+    "sets": Flag("--set KEY=VALUE", "Override any key: --set compare.bootstrap=500", None),
+    "memory": Flag("--memory SIZE", "Cap on what sewa allocates: 8GiB, 500MB."),
+    "device": Flag("--device DEVICE", "auto, cpu, cuda, cuda:1, mps ..."),
+    "seed": Flag("--seed N", "Same seed, same bytes."),
+    "strict": Flag("--strict", "Exit 5 if a simple average does better held out."),
+    "dry_run": Flag("--dry-run", "Print what it will read, hold and compute; no more.", None),
+    "quiet": Flag("--quiet -q", "Only errors on stderr.", None),
+    "verbose": Flag("--verbose -v", "More on stderr, full tracebacks.", None),
+}
+_PANELS: Final = {
+    "Which checkpoints": _WHICH,
+    "How to choose": _HOW,
+    "What to write": _WRITE,
+    "How to run": _RUN,
+}
+FLAGS: Final = {name: flag for panel in _PANELS.values() for name, flag in panel.items()}
 
 
-Format = Annotated[
-    str, typer.Option("--format", metavar="NAME", help="table, markdown, csv, jsonl or json.")
-]
-Plot = Annotated[Path | None, typer.Option(metavar="FILE", help="Draw it: .png, .svg or .pdf")]
-MethodsFrom = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="A Python file with methods of your own.")
-]
+class Request:
+    """What a command was asked for, and where its answer goes."""
+
+    def __init__(self, given: dict[str, Any], stdout: IO[bytes]) -> None:
+        """Takes from `given` what is alike in all commands; what is left is the command's own."""
+        self.stdout = stdout
+        self.talk = Talk(given.pop("quiet", False), given.pop("verbose", False))
+        self.force: bool = given.pop("force", False)
+        self.plot: Path | None = given.pop("plot", None)
+        form = "paths_format" if "paths_format" in given else "format"
+        self.form = _form(given.pop(form, None), given.pop("json", False), FLAGS[form].choices)
+        self._sets: list[str] = given.pop("sets", None) or []
+        has_config = "config" in given
+        self._config: Path | None = given.pop("config", None)
+        self.flags: dict[str, Any] = {}  # key of sewa.yaml → its value, where one was given
+        for name in [name for name in given if FLAGS[name].key is not None]:
+            value = given.pop(name)
+            if value not in (None, False, []):
+                self.flags[FLAGS[name].key or name] = value
+        if has_config:
+            _ = self.config  # its faults come before all others
+        if self.plot is not None:
+            check_plot(self.plot, self.force)
+
+    @cached_property
+    def config(self) -> Config:
+        from sewa_cli.config import find_config, load_config
+
+        return load_config(find_config(self._config), self.flags, self._sets)
+
+    @property
+    def inputs(self) -> list[Path]:
+        """Files that are neither task nor checkpoints, and must not be overwritten either."""
+        from sewa_cli.config import find_config
+
+        files = (find_config(self._config), self.config.compare.methods_from)
+        return [path for path in files if path is not None]
+
+    def load_task(self) -> Task:
+        from sewa_cli.rng import seeded
+        from sewa_cli.task import load_task
+
+        if self.config.task is None:
+            raise ConfigError(
+                "no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both"
+            )
+        with seeded(self.config.seed):  # a task may shuffle while it is imported
+            task = load_task(self.config.task, self.config.args)
+        for line in (f"task {task.source}", *task.notes):
+            self.talk.say(line)
+        return task
+
+    def check_stdout(self, output: str | None) -> None:
+        if output == "-" and self.form != PATHS:
+            raise ConfigError(
+                f"--format {self.form} and --output - both want standard output; use --report"
+            )
+
+    def write(self, text: str) -> None:
+        """Data."""
+        self.stdout.write(text.encode())
+        self.stdout.flush()
+
+    def tell(self, report: Head) -> None:
+        """Data to standard output, words to standard error, a picture to its file."""
+        from sewa_cli.present import say, show
+
+        self.write(show(report, self.form))
+        for sentence in say(report):
+            self.talk.say(sentence)
+        self.draw(report)
+
+    def draw(self, report: Head) -> None:
+        if self.plot is not None:
+            from sewa_cli.present import draw
+
+            save_figure(draw(report), self.plot, self.force)
+            self.talk.say(f"wrote {self.plot}")
 
 
-def load(config: Path | None, sets: list[str] | None, **flags: Any) -> Config:
-    from sewa_cli.config import find_config, load_config
-
-    if not flags.get("checkpoints"):
-        flags["checkpoints"] = None  # typer gives an empty list
-    return load_config(find_config(config), flags, sets or ())
-
-
-def load_user_task(settings: Config, say: Callable[[str], None]) -> Task:
-    from sewa_cli.rng import seeded
-    from sewa_cli.task import load_task
-
-    if settings.task is None:
-        raise ConfigError("no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both")
-    with seeded(settings.seed):  # a task may shuffle while it is imported
-        loaded = load_task(settings.task, settings.args)
-    for line in (f"task {loaded.source}", *loaded.notes):
-        say(line)
-    return loaded
+def _form(form: str | None, json: bool, known: list[str]) -> str:
+    if json and form not in (None, "json"):
+        raise ConfigError(f"--json is short for --format json; leave out --format {form}")
+    found = "json" if json else form or known[0]
+    if found not in known:
+        raise ConfigError(f"--format: must be one of {', '.join(known)}, found {found!r}")
+    return found
 
 
-def refuse_plot(plot: Path | None, force: bool) -> None:
-    """Before any work: a picture that could not be drawn or written in the end."""
-    if plot is not None:
-        from sewa_cli.output.atomic import check_free
-        from sewa_cli.present.plots import check_plot
+def command(app: typer.Typer, *names: str) -> Callable[[Callable[..., None]], None]:
+    """Makes a function `name(request, **own)` the command of that name, with these flags."""
 
-        check_plot(plot)
-        check_free(plot, force)
+    def add(function: Callable[..., None]) -> None:
+        def run(**given: Any) -> None:
+            with stdout_for_data() as stdout:
+                request = Request(given, stdout)
+                function(request, **given)
+
+        hints = {name: Annotated[FLAGS[name].type, _typer_info(name)] for name in names}
+        defaults = {name: FLAGS[name].default for name in names}
+        run.__signature__ = Signature(  # type: ignore[attr-defined]
+            [
+                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+                for name, default in defaults.items()
+            ]
+        )
+        run.__annotations__ = hints
+        run.__doc__ = function.__doc__
+        app.command(function.__name__)(run)
+
+    return add
 
 
-def inputs_of(config: Path | None, settings: Config) -> list[Path]:
-    """Files a command has read that are neither task nor checkpoints: never to be overwritten."""
-    from sewa_cli.config import find_config
+def _typer_info(name: str) -> Any:
+    flag = FLAGS[name]
+    options: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": False}
+    if flag.choices:
+        options["autocompletion"] = lambda: flag.choices
+    if len(flag.choices) > 3:  # too many to stand in their column
+        options |= {"metavar": "NAME", "help": f"{flag.help} {', '.join(flag.choices)}."}
+    if not flag.names:
+        return typer.Argument(**options)
+    panel = next(title for title, flags in _PANELS.items() if name in flags)
+    return typer.Option(*flag.names, **options, rich_help_panel=panel)
 
-    return [path for path in (find_config(config), settings.compare.methods_from) if path]
+
+def check_plot(path: Path, force: bool) -> None:
+    """Refuse, before any work, a picture that could not be drawn or written in the end."""
+    if path.suffix.lower() not in PICTURES:
+        known = ", ".join(PICTURES)
+        raise ConfigError(f"{path}: unknown kind of picture {path.suffix!r}; name it {known}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
+    from sewa_cli.output.atomic import check_free
+
+    check_free(path, force)
+
+
+def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
+    """Write the figure in the format that the suffix names, whole or not at all."""
+    from sewa_cli.output.atomic import publish_together, staged
+    from sewa_cli.present.plots import house
+
+    check_plot(path, force)
+    suffix = path.suffix.lower()
+    with house(), staged(path, force) as stage:
+        figure.savefig(stage.file, format=suffix[1:], metadata=PICTURES[suffix])
+        publish_together([stage])

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sewa_cli.checkpoints import Reads, check_tied, match_names, open_all
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError
-from sewa_cli.events import Listener
+from sewa_cli.events import Heard, Listener
 from sewa_cli.objective.scorer import Weigher
-from sewa_cli.report.shared import Scores
+from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
+from sewa_cli.session.heading import heading
 from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    path: str
-    step: int | None
-    scores: Scores
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    files: list[Evaluated]
-    selection_rows: int
-    heldout_rows: int | None
 
 
 def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
     listener = listener or Listener()
+    heard = Heard(listener)
     with seeded(config.seed):
         checkpoints = open_all(
             config.checkpoints,
             Reads(),
             state_key=config.state_key,
             keep_ours=True,
-            warn=listener.warn,
-            note=listener.note,
+            warn=heard.warn,
+            note=heard.note,
         )
         if not checkpoints:
             raise ConfigError("no checkpoints named: give files, or a folder")
@@ -53,7 +39,13 @@ def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -
         files = []
         for n, (checkpoint, names) in enumerate(zip(checkpoints, fits, strict=True), 1):
             model.load((name, checkpoint.read(source)) for name, source in names.items())
-            files.append(Evaluated(str(checkpoint.path), checkpoint.step, weigher.scores()))
+            scores = dict(weigher.scores())
+            files.append(Evaluated(path=str(checkpoint.path), step=checkpoint.step, **scores))
             checkpoint.close()
             listener.progress("evaluating", n, len(checkpoints))
-    return Evaluation(files, weigher.selection_rows, weigher.heldout_rows)
+    return Evaluation(
+        **heading(config, heard.warnings, task=task.source, device=model.device),
+        files=files,
+        selection_rows=weigher.selection_rows,
+        heldout_rows=weigher.heldout_rows,
+    )

@@ -1,6 +1,6 @@
 """`sewa select --dry-run`: what the run will read, hold and compute, before it does.
 
-Counted from the same sizes and settings that the run goes by; seconds are extrapolated from one
+The solver and the tier say what they cost; here it is added up. Seconds are extrapolated from one
 row read, one block mixed and one batch put through the model.
 """
 
@@ -8,276 +8,138 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from sewa_cli.checkpoints import TensorInfo, pairs
-from sewa_cli.commands.select import REFERENCES
+from sewa_cli.commands.select import REFERENCES, open_run
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES
-from sewa_cli.errors import TaskError
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.methods import parse
-from sewa_cli.objective.objective import batchnorm_layers, cycle
-from sewa_cli.objective.split import check_settings, keep_aside
+from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.tree import rows
-from sewa_cli.report.shared import Placement
+from sewa_cli.report.forecast import Forecast
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Bench, set_up
-from sewa_cli.solvers.crossvalidate import grid
-from sewa_cli.solvers.linear import QUARTERS, Surrogate, build
-from sewa_cli.solvers.linear.build import least, usual
-from sewa_cli.solvers.linear.streaming import find_room
-from sewa_cli.solvers.linear.survey import simple_averages
-from sewa_cli.solvers.stability import QUICK
+from sewa_cli.session.heading import heading
+from sewa_cli.session.session import Run
+from sewa_cli.solvers import Cost, Sizes
 from sewa_cli.task import Task
-from sewa_cli.trajectory import ROWS, Trajectory, fill_row
-from sewa_cli.trajectory.placement import make_plan
-
-TYPICAL = 50  # iterations of projected gradient, of which each takes about two losses
+from sewa_cli.trajectory.dense import ROWS, Dense
 
 
-class Forecast(BaseModel):
+def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:
     """True of a run in which no checkpoint is left out for NaN or Inf."""
-
-    model_config = ConfigDict(frozen=True)
-
-    k: int
-    K: int | Literal["auto"]
-    parameters: int
-    device: str
-    placement: Placement
-    bytes_read: int
-    forward_passes: int
-    backward_passes: int
-    at_most: bool  # what it costs depends on what is found: K auto, exact swaps, a fallback
-    seconds: float
-
-
-def run_forecast(config: Config, task: Task, listener: Listener | None = None) -> Forecast:
+    events = events or Events()
     with seeded(config.seed):
-        check_settings(config, task)
-        if config.guard is not None:
-            task, _ = keep_aside(task, config.guard, config.seed)
-        bench = set_up(config, task, listener or Listener())
-        batches = _Batches(bench)
-        if config.solver == "linear":
-            return _linear_forecast(bench, batches)
-        plan = make_plan(bench)
-        iterations = config.gumbel.iterations * config.gumbel.samples * config.gumbel.batches
+        run = open_run(config, task, events)
+        session, k = run.session, len(run.session.checkpoints)
+        batches = _Batches(run)
+        tier = None if run.streams else run.placer.fitting()[0]
+        placement, room = run.placer.plan(tier)
+        cost = run.solver.cost(
+            Sizes(
+                k, config.K, batches.selection, batches.rows, room, session.objective
+            )
+        )
+        K = k - 1 if config.K == AUTO else config.K
+        reads = cost.reads if tier is None else tier.reads(cost.products) * k
+        if tier is not None and not tier.holds:
+            reads += 1 + k + K  # last, the mean of all, lawa: from the files
         return Forecast(
-            k=len(bench.checkpoints),
-            K=config.K,
-            parameters=bench.model.layout.parameters,
-            device=str(bench.model.device),
-            placement=plan.placement(plan.tier),
-            bytes_read=bench.reads.bytes
-            + _bytes(bench, plan.tier, batches.recomputes(config.K))
-            + _fallback_bytes(bench),
-            forward_passes=iterations + batches.evaluations(config.K) + batches.fallback(),
-            backward_passes=iterations,
-            at_most=config.fallback,
-            seconds=_seconds(bench, plan.tier, batches),
+            **heading(config, events.warnings, task=task.source, device=session.model.device),
+            k=k,
+            K="auto" if config.K == AUTO else config.K,
+            parameters=session.model.layout.parameters,
+            placement=placement.model_copy(
+                update={"planned_bytes": placement.planned_bytes + cost.bytes}
+            ),
+            bytes_read=session.reads.bytes + _bytes(run, reads, K),
+            forward_passes=cost.forward + batches.evaluations(K) + batches.fallback(),
+            backward_passes=cost.backward,
+            at_most=cost.at_most or config.fallback,
+            seconds=_seconds(run, cost, reads, batches.evaluations(K)),
         )
 
 
 class _Batches:
     """How many batches each evaluation goes through."""
 
-    def __init__(self, bench: Bench) -> None:
-        task = bench.task
-        self._falls_back = bench.config.fallback
-        self._mode = bench.config.bn if batchnorm_layers(bench.model.module) else "off"
-        self._has_batchnorm = bool(batchnorm_layers(bench.model.module))
+    def __init__(self, run: Run) -> None:
+        task, self._run = run.session.task, run
         counted = [n for batch in task.selection_data if (n := rows(batch)) > 0]
-        self.selection, self.selection_rows = len(counted), sum(counted)
-        self.scored = self.selection
+        self.selection, self.rows = len(counted), sum(counted)
+        self._scored = self.selection
         if task.heldout_data is not None:
-            self.scored += _count(task.heldout_data, empty=False)
-        self.trained = 0
-        if self._mode != "off":
-            self.trained = _count(task.training_data or task.selection_data, empty=True)
-
-    def recomputes(self, sources: int) -> bool:
-        return self._mode == "on" or (self._mode == "auto" and sources > 1)
+            self._scored += sum(rows(batch) > 0 for batch in task.heldout_data)
+        self._trained = 0
+        if run.scorer.recomputes:
+            data: Iterable[Any] = task.training_data or task.selection_data
+            self._trained = sum(1 for _ in data)
 
     def evaluations(self, K: int) -> int:
         """`last`, `uniform` and `lawa`, then the average, before BatchNorm and after."""
         sources = {"last": 1, "uniform": 2, "lawa": K}  # one, or several
-        total = 0
-        for call in parse(REFERENCES):
-            total += self.scored + self.recomputes(sources[call.label]) * self.trained
-        after = self.recomputes(K)
-        return total + self.scored + after * (self.trained + self.scored)
+        anew = self._run.scorer.recomputes_for
+        simple = [anew(sources[call.label]) for call in parse(REFERENCES)]
+        total = len(simple) * self._scored + sum(simple) * self._trained
+        return total + self._scored + anew(K) * (self._trained + self._scored)
 
     def fallback(self) -> int:
         """One more average evaluated, before BatchNorm and after."""
-        if not self._falls_back:
+        if not self._run.session.config.fallback:
             return 0
-        return self.scored + self.recomputes(2) * (self.trained + self.scored)
+        anew = self._run.scorer.recomputes_for(2)
+        return self._scored + anew * (self._trained + self._scored)
 
 
-def _count(data: Iterable[Any], empty: bool) -> int:
-    return sum(empty or rows(batch) > 0 for batch in data)
-
-
-def _linear_forecast(bench: Bench, batches: _Batches) -> Forecast:
-    """Scouting, surveying, once more around what was found, and true weights in the end."""
-    config, k, B = bench.config, len(bench.checkpoints), batches.selection
-    settings = config.linear
-    K = config.K if config.K != AUTO else grid(k)[-1]
-    quarters = len({i * QUARTERS // k for i in range(k)})
-    scouted = B * (1 + (quarters if quarters > 1 else 0))
-    surveyed = settings.rounds * (2 + k) * B
-    judged = B * (1 + settings.exact_swaps + config.stable)
-    simple = 2 * B * (1 + (settings.bootstrap > 0))
-    if config.K == AUTO:
-        simple += len(simple_averages(k)) * B
-    rows = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + config.stable)
-    rows += K * (config.K == AUTO)  # lawa, whose K was not known in time
-    rows += (K if settings.exact_swaps else 0) + 2 * settings.exact_swaps
-    floats, integers, statistics = _sizes(bench, batches.recomputes(K))
-    room = find_room(bench)
-    probe = _probe(bench)
-    numbers = probe.size.numbers * batches.selection_rows // probe.size.rows
-    extra = 2 + (len(simple_averages(k)) if config.K == AUTO else 0)
-    fits = least(k, numbers, extra) <= room.left and numbers <= settings.outputs
-    cache = usual(k, min(numbers, settings.outputs), room.left, extra)
-    if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
-        surveyed += (settings.rounds + 4) * B
-        rows += 2 * K
-    return Forecast(
-        k=k,
-        K="auto" if config.K == AUTO else config.K,
-        parameters=bench.model.layout.parameters,
-        device=str(bench.model.device),
-        placement=room.placement(cache),
-        bytes_read=bench.reads.bytes
-        + (rows + 2 * K) * floats
-        - K * statistics
-        + K * _factors(bench)
-        + integers * (2 + len(parse(REFERENCES)) + 2)
-        + _fallback_bytes(bench),
-        forward_passes=scouted
-        + surveyed
-        + judged
-        + simple
-        + batches.evaluations(K)
-        + batches.fallback(),
-        backward_passes=0,
-        at_most=config.K == AUTO or settings.exact_swaps > 0 or config.fallback or not fits,
-        seconds=_linear_seconds(
-            bench, probe, rows, scouted + surveyed + judged + simple, batches, K
-        ),
-    )
-
-
-def _probe(bench: Bench) -> Surrogate:
-    """A cache of one batch and two copies of the model's own weights, to be measured."""
-    flat = bench.model.flat.clone()
-    batch = next(cycle(bench.task.selection_data, bench.model.device))
-    try:
-        return build(
-            bench.objective, [batch], flat, 2, lambda: ((i, flat) for i in range(2)), 1.0, 2**40
-        )
-    except ValueError as error:
-        raise TaskError(f"the linear solver: {error}") from error
-
-
-def _linear_seconds(
-    bench: Bench, probe: Surrogate, rows: int, passes: int, batches: _Batches, K: int
-) -> float:
-    """From one row read, one batch forward, and one loss in output space."""
-    config, settings, k = bench.config, bench.config.linear, len(bench.checkpoints)
-    row = torch.empty(bench.model.layout.size)
-    newest, layout = bench.checkpoints[-1], bench.model.layout
-    reading = _time(lambda: fill_row(row, bench.floats(newest), layout))
-    batch = next(cycle(bench.task.selection_data, bench.model.device))
-    forward = _time(lambda: bench.objective.mean_loss([batch]))
-    even = torch.full((2,), 1 / 2, dtype=torch.float64)
-    in_outputs = _time(lambda: probe.loss_and_gradient(even))
-    wide = torch.empty(min(k, ROWS), probe.size.numbers)
-    mixing = _time(lambda: wide.sum(0)) * k / len(wide)
-    solved = batches.selection * (in_outputs + 2 * mixing)
-    evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
-    if config.K == AUTO:
-        evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
-    return rows * reading + (passes + batches.evaluations(K)) * forward + evaluations * solved
-
-
-def _sizes(bench: Bench, recomputed: bool) -> tuple[int, int, int]:
-    """Bytes of a checkpoint's floats, of its integers, and of what BatchNorm recomputes."""
-    newest = bench.checkpoints[-1]
-    infos = {name: newest.tensors[source] for name, source in bench.names.items()}
+def _bytes(run: Run, reads: int, K: int) -> int:
+    """Of tensor data: so many checkpoints, and the K chosen, evaluated and written."""
+    session = run.session
+    newest, names, config = session.newest, session.names, session.config
+    infos = {name: newest.tensors[source] for name, source in names.items()}
     floats = sum(_size(info) for info in infos.values() if info.is_float)
     integers = sum(_size(info) for info in infos.values() if not info.is_float)
     statistics = 0
-    if recomputed:  # recomputed tensors are not read again to be written
-        layers = batchnorm_layers(bench.model.module).values()
-        kept = {bench.model.name_of(b) for x in layers for b in (x.running_mean, x.running_var)}
-        statistics = sum(_size(i) for n, i in infos.items() if bench.model.canonical(n) in kept)
-    return floats, integers, statistics
-
-
-def _bytes(bench: Bench, tier: str, recomputed: bool) -> int:
-    """Of tensor data: into W, for the references, and the chosen ones, evaluated and written."""
-    config = bench.config
-    floats, integers, statistics = _sizes(bench, recomputed)
-    k, K = len(bench.checkpoints), config.K
-    references = len(parse(REFERENCES))
-    passes = {
-        "memory": k,
-        "host": k,
-        "bf16": 2 * k + (1 + k + K),  # the mean, the differences; references from the files
-        "files": k + (1 + k + K) + 2 * k * config.gumbel.iterations,
-    }[tier]
-    total = (passes + 2 * K) * floats - K * statistics + K * _factors(bench)
-    return total + integers * (1 + references + 2)
-
-
-def _fallback_bytes(bench: Bench) -> int:
-    """A simple average of all, at most, evaluated and written besides."""
-    if not bench.config.fallback:
-        return 0
-    k = len(bench.checkpoints)
-    floats, integers, _ = _sizes(bench, recomputed=False)
-    return 2 * (k * floats + integers) + k * abs(_factors(bench))
-
-
-def _factors(bench: Bench) -> int:
-    """Of adapters, bytes read besides: factors are measured; merged ones not averaged again."""
-    newest = bench.checkpoints[-1]
-    if newest.kind != "adapter":
-        return 0
-    factors = sum(_size(newest.tensors[name]) for pair in pairs(newest.tensors) for name in pair)
-    return -factors if bench.config.lora == "merged" else factors
+    if run.scorer.recomputes_for(K):  # recomputed tensors are not read again to be written
+        layers = batchnorm_layers(session.model.module).values()
+        kept = {session.model.name_of(b) for x in layers for b in (x.running_mean, x.running_var)}
+        statistics = sum(_size(i) for n, i in infos.items() if session.model.canonical(n) in kept)
+    factors = 0
+    if newest.kind == "adapter":  # factors are measured besides; merged ones not averaged again
+        pair = [name for both in pairs(newest.tensors) for name in both]
+        factors = sum(_size(newest.tensors[name]) for name in pair)
+        factors = -factors if config.lora == "merged" else factors
+    total = (reads + 2 * K) * floats - K * statistics + K * factors
+    total += integers * (1 + len(parse(REFERENCES)) + 2)
+    if config.fallback:  # a simple average of all, at most, evaluated and written besides
+        k = len(session.checkpoints)
+        total += 2 * (k * floats + integers) + k * abs(factors)
+    return total
 
 
 def _size(info: TensorInfo) -> int:
     return int(torch.Size(info.shape).numel()) * DTYPES[info.dtype].itemsize
 
 
-def _seconds(bench: Bench, tier: str, batches: _Batches) -> float:
+def _seconds(run: Run, cost: Cost, reads: int, evaluations: int) -> float:
     """From one of each: a row read, a block mixed and pulled back, a batch forward and back."""
-    k, M = len(bench.checkpoints), bench.config.gumbel.samples
-    layout, device = bench.model.layout, bench.model.device
-    few = min(k, ROWS if tier == "memory" else 1)
-    block = Trajectory(few, layout, device)
-    block.k = few
-    block.W.zero_()
-    row, newest = block.W[0], bench.checkpoints[-1]
-    reading = _time(lambda: fill_row(row, bench.floats(newest), layout))
-    a, G = torch.zeros(M, few), torch.zeros(M, layout.parameters)
-    products = _time(lambda: (block.mix(a), block.pull_back(G))) * k / few
-    batch = next(cycle(bench.task.selection_data, device))
-    forth_and_back = _time(lambda: bench.objective.loss_and_gradient(row, [batch]))
-    step = M * bench.config.gumbel.batches * forth_and_back + products
-    if tier == "files":
-        step += 2 * k * reading
-    evaluations = batches.evaluations(bench.config.K) * forth_and_back / 3
-    return bench.config.gumbel.iterations * step + k * reading + evaluations
+    session = run.session
+    layout, device, k = session.model.layout, session.model.device, len(session.checkpoints)
+    few = min(k, ROWS if 4 * ROWS * layout.size <= run.placer.sizes.room else 1)
+    block = Dense(torch.zeros(few, layout.size, device=device), layout)
+    reading = _time(lambda: run.rows.fill(k - 1, block.W[0]))
+    batch = next(session.objective.batches())
+    forward = _time(lambda: session.objective.mean_loss([batch]))
+    total = reads * reading + (cost.forward + evaluations) * forward + cost.seconds
+    if cost.backward:
+        backward = _time(lambda: session.objective.gradient(block.W[0], [batch])) - forward
+        total += cost.backward * max(backward, forward)
+    if cost.products:
+        a = torch.zeros(1, few)
+        total += cost.products * _time(lambda: block.mix(a)) * k / few
+    return total
 
 
 def _time(work: Callable[[], object]) -> float:

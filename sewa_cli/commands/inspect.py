@@ -9,24 +9,26 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from math import prod
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Heard, Listener
+from sewa_cli.report.inspect import Found, Gap, Inspection, Motion, Signs
 from sewa_cli.session.candidates import open_candidates
+from sewa_cli.session.heading import heading
+from sewa_cli.text import few
 from sewa_cli.trajectory.geometry import (
     ENOUGH,
     Geometry,
     Shape,
-    Signs,
     Word,
     expect,
     goes_straight,
@@ -36,62 +38,6 @@ from sewa_cli.trajectory.geometry import (
 )
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Gap(_Part):
-    """Two neighbours that are not the usual spacing apart."""
-
-    after: int
-    before: int
-    missing: int | None = Field(description="checkpoints that fit between; null: off the grid")
-
-
-class Found(_Part):
-    """One checkpoint. Distances are null where it holds NaN or Inf."""
-
-    path: str
-    step: int | None
-    size: int
-    logged: dict[str, float] = Field({}, description="by the trainer at this step")
-    nonfinite: list[str] = Field(description="tensors that hold NaN or Inf")
-    same_as: int | None = Field(description="index of the first with the same tensor content")
-    to_last: float | None = None
-    to_mean: float | None = None
-    length: float | None = Field(None, description="of the step from the one before to this one")
-    cosine: float | None = Field(None, description="of the step to this one and the next one")
-
-
-class Motion(_Part):
-    """Lengths over all floating-point elements of the finite checkpoints."""
-
-    checkpoints: int
-    norm: float = Field(description="of the mean")
-    radius: float = Field(description="root mean square distance from the mean")
-    late_radius: float = Field(description="the same of the later half, from its own mean")
-    net: float = Field(description="distance from the first to the last")
-    path: float = Field(description="sum of the steps' lengths")
-    run: Signs
-    expected: dict[str, Signs] | None = Field(description="line, walk, noise; null if too few")
-
-
-class Inspection(_Part):
-    schema_version: Literal[1] = 1
-    kind: Literal["inspect"] = "inspect"
-    checkpoints: list[Found]
-    spacing: int | None = Field(description="between steps, if more than half agree on it")
-    gaps: list[Gap]
-    tensors: int
-    parameters: int = Field(description="floating-point elements")
-    dtypes: dict[str, int] = Field(description="elements by dtype")
-    motion: Motion | None
-    verdict: Word
-    explanation: str
-    bytes_read: int
-    warnings: list[str]
 
 
 def run_inspect(
@@ -115,7 +61,7 @@ def run_inspect(
     finite = [i for i, (_, broken) in enumerate(scans) if not broken]
     for i, (_, broken) in enumerate(scans):
         if broken:
-            reason = f"{_few(broken)} {'holds' if len(broken) == 1 else 'hold'} NaN or Inf"
+            reason = f"{few(broken, 2)} {'holds' if len(broken) == 1 else 'hold'} NaN or Inf"
             heard.warn(f"{candidates[i].path}: takes no part in distances: {reason}")
 
     tensors = candidates[0].tensors
@@ -136,6 +82,7 @@ def run_inspect(
         explanation = "no verdict: every checkpoint holds NaN or Inf"
     spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
     return Inspection(
+        **heading(config, heard.warnings),
         checkpoints=_rows(candidates, scans, finite, shape),
         spacing=spacing,
         gaps=gaps,
@@ -146,7 +93,6 @@ def run_inspect(
         verdict=word,
         explanation=explanation,
         bytes_read=reads.bytes,
-        warnings=heard.warnings,
     )
 
 
@@ -193,6 +139,9 @@ def _times(used: Sequence[Checkpoint]) -> list[float]:
 
 
 def _motion(shape: Shape, times: Sequence[float]) -> Motion:
+    expected = None
+    if len(times) >= ENOUGH:
+        expected = {way: Signs(**asdict(signs)) for way, signs in expect(times).items()}
     return Motion(
         checkpoints=len(times),
         norm=shape.norm,
@@ -200,8 +149,8 @@ def _motion(shape: Shape, times: Sequence[float]) -> Motion:
         late_radius=shape.late_radius,
         net=shape.net,
         path=shape.path,
-        run=shape.signs,
-        expected=expect(times) if len(times) >= ENOUGH else None,
+        run=Signs(**asdict(shape.signs)),
+        expected=expected,
     )
 
 
@@ -303,8 +252,3 @@ def _rows(
             )
         )
     return rows
-
-
-def _few(names: Sequence[str], few: int = 2) -> str:
-    more = f" and {len(names) - few} more" if len(names) > few else ""
-    return ", ".join(names[:few]) + more

@@ -1,42 +1,35 @@
-"""`sewa select`: files become a trajectory, the solver's answer becomes a file and a report."""
+"""`sewa select`: a problem is made of files and a task, the solver's choice becomes a file."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from torch import Tensor
 
-from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO, STDOUT, Config
-from sewa_cli.errors import TaskError
-from sewa_cli.events import Listener
-from sewa_cli.methods import Coefficients, Run, parse
-from sewa_cli.objective.objective import UnitLosses
-from sewa_cli.objective.overlap import warn_of_overlap
-from sewa_cli.objective.scorer import Scales
-from sewa_cli.objective.split import check_settings, gained, keep_aside
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.events import Events
+from sewa_cli.methods import Coefficients, parse
+from sewa_cli.methods import Run as Proposing
+from sewa_cli.objective.intervals import gained
+from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.select import Better, Report
-from sewa_cli.report.shared import Candidate, Placement, Scores
+from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, total_cost, versions
-from sewa_cli.session.session import Bench, set_up
-from sewa_cli.solvers.chosen import Chosen
-from sewa_cli.solvers.crossvalidate import LEARNED
-from sewa_cli.solvers.learning import make_solver, read_run
-from sewa_cli.solvers.linear.findings import budget_part, linear_part, stability_part
-from sewa_cli.solvers.linear.streaming import Streaming
+from sewa_cli.session.cost import Clock
+from sewa_cli.session.heading import heading
+from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, open_session
+from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
-from sewa_cli.text import finite
-from sewa_cli.trajectory.placement import Placed, despite_memory
+from sewa_cli.text import finite, number
 
 REFERENCES = "last,uniform,lawa"  # what the learned average has to beat
 
@@ -46,7 +39,7 @@ class Selection:
     """The result of `select`: which checkpoints, how good their average is, and the average."""
 
     report: Report
-    averaged: Average = field(repr=False)
+    average: Average = field(repr=False)
 
     @property
     def selected(self) -> list[int]:
@@ -73,237 +66,178 @@ class Selection:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights by the model's names; a tied tensor has one of its names."""
-        return dict(self.averaged.tensors())
+        return dict(self.average.tensors())
+
+
+@dataclass(frozen=True)
+class _Simple:
+    """A simple average that the choice has to beat."""
+
+    coefficients: Coefficients
+    scored: Scored
 
 
 def run_select(
     config: Config,
     task: Task,
-    listener: Listener | None = None,
+    events: Events | None = None,
     *,
     force: bool = False,
     stdout: IO[bytes] | None = None,
     write: bool = True,
     protected: Sequence[Path] = (),
 ) -> Selection:
-    """Learn a mask, evaluate its average beside the references, write the file and the report.
+    """Choose, evaluate the average beside the references, write the file and the report.
 
     `protected`: inputs besides the task and the checkpoints, which force does not overwrite either.
     """
     with seeded(config.seed):
-        return _select(config, task, listener or Listener(), force, stdout, write, protected)
+        return _select(config, task, events or Events(), force, stdout, write, protected)
 
 
 def _select(
     config: Config,
     task: Task,
-    listener: Listener,
+    events: Events,
     force: bool,
     stdout: IO[bytes] | None,
     write: bool,
     protected: Sequence[Path],
 ) -> Selection:
     clock = Clock()
-    check_settings(config, task)
-    guard = None
-    if config.guard is not None:
-        task, guard = keep_aside(task, config.guard, config.seed)
-    bench = set_up(config, task, listener)
-    check_lora(config, bench.checkpoints[-1])
+    run, K = open_run(config, task, events), config.K
+    session = run.session
     outputs = None
     if write:
-        inputs, newest = [*bench.inputs, *protected], bench.checkpoints[-1]
-        command = listener.command
+        inputs, newest = [*session.inputs, *protected], session.newest
+        command = events.command
         outputs = decide_outputs(config, inputs, force, stdout, like=newest, command=command)
 
-    placed, scales, references, chosen = despite_memory(bench, lambda: _learn(bench, clock))
-    used = placed.used
+    references, choice = run.retry(lambda: _learn(run, K, clock))
+    name = (config.solver or "") if choice.name == LEARNED else choice.name
     with clock("evaluate"):
-        averaged = _averaged(bench, used, chosen.coefficients, chosen.name)
-        average, batchnorm, statistics = scales.weigh_file(averaged)
-        averaged = averaged.with_statistics(statistics)
-    if apart := lora_warning(averaged.lora):
-        bench.warn(apart)
+        average, scored = _finish(run, choice.coefficients, name)
     # what was chosen may be one of them, and has then nothing to gain over itself
     others = {
-        n: found.units
-        for n, found in references.items()
-        if found.coefficients != chosen.coefficients
+        name: simple.scored
+        for name, simple in references.items()
+        if simple.coefficients != choice.coefficients
     }
-    gain = gained(scales.heldout, others, config.seed)
-    beaten_by = _better(average, {n: references[n].scores for n in others})
-    for better in beaten_by:
-        own = "NaN or Inf" if average.heldout_loss is None else f"{average.heldout_loss:.5g}"
-        bench.warn(
-            f"the {better.name} average did better than the {chosen.name} one on held-out data "
-            f"({better.heldout_loss:.5g} against {own})"
-        )
-    if beaten_by and chosen.name == LEARNED:
-        _warn_of_overfitting(bench, average, references[beaten_by[0].name].scores, beaten_by[0])
-    _warn_of_few(bench, chosen)
-    warn_of_overlap(bench, training=bench.objective.batch_statistics)
-    written, instead_of, learned = chosen.name, None, None
+    gain = gained(scored.heldout, {n: other.heldout for n, other in others.items()}, config.seed)
+    beaten_by = _better(scored.scores, {n: other.scores for n, other in others.items()})
+    _warn(session, choice, scored.scores, beaten_by, others)
+    session.warn_of_overlap(training=session.objective.batch_statistics)
+    written, instead_of, learned = choice.name, None, None
     if config.fallback and beaten_by:
-        written, instead_of, learned = beaten_by[0].name, chosen.name, average
+        written, instead_of, learned = beaten_by[0].name, choice.name, scored.scores
         with clock("evaluate"):
-            averaged = _averaged(bench, used, references[written].coefficients, written)
-            average, batchnorm, statistics = scales.weigh_file(averaged)
-            averaged = averaged.with_statistics(statistics)
-        bench.warn(f"--fallback: the {written} average is written instead")
+            average, scored = _finish(run, references[written].coefficients, written)
+        events.warn(f"--fallback: the {written} average is written instead")
 
-    solution = chosen.solution
-    probabilities = solution.probabilities if solution else [None] * len(used)
-    stability = chosen.stability
-    frequencies = stability.frequencies if stability else [None] * len(used)
     writing_began = time.perf_counter()
-    final = averaged.as_written(outputs.form if outputs else "file")
+    final = average.as_written(outputs.form if outputs else "file")
     recipe = final.recipe()
-    selected = [i for i, c in enumerate(used) if any(c is source for source in averaged.sources)]
+    used, placement = run.used, run.placed.placement
+    paths = [str(c.path) for c in average.sources]
 
     def make_report() -> Report:
         clock.stages["write"] = time.perf_counter() - writing_began
         return Report(
-            versions=versions(),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=config.model_dump(mode="json"),
-            task=task.source,
-            device=str(bench.model.device),
-            seed=config.seed,
-            K=len(selected),
+            **heading(
+                config, events.warnings, task=session.task.source, device=session.model.device
+            ),
+            K=len(average.sources),
             k=len(used),
-            parameters=bench.model.layout.parameters,
-            candidates=[
-                Candidate(
-                    index=i,
-                    path=str(c.path),
-                    step=c.step,
-                    probability=p,
-                    frequency=f,
-                    logged=c.metrics or None,
-                )
-                for i, (c, p, f) in enumerate(zip(used, probabilities, frequencies, strict=True))
-            ],
-            left_out=placed.left_out,
-            selected=selected,
-            selected_steps=[c.step for c in averaged.sources],
-            selected_paths=[str(c.path) for c in averaged.sources],
-            history=[finite(loss) for loss in solution.history] if solution else [],
-            selection_rows=scales.selection_rows,
-            heldout_rows=scales.heldout_rows,
-            average=average,
-            references={name: found.scores for name, found in references.items()},
+            parameters=session.model.layout.parameters,
+            candidates=session.candidates(used, choice),
+            left_out=run.rows.left_out,
+            selected=[i for i, c in enumerate(used) if str(c.path) in set(paths)],
+            selected_steps=[c.step for c in average.sources],
+            selected_paths=paths,
+            history=[finite(loss) for loss in choice.history],
+            selection_rows=scored.selection_rows,
+            heldout_rows=scored.heldout_rows,
+            average=scored.scores,
+            references={name: simple.scored.scores for name, simple in references.items()},
             beaten_by=beaten_by,
             written=written,
             instead_of=instead_of,
             learned=learned,
-            labels=chosen.labels,
+            labels=choice.labels,
             gained=gain,
-            guard=guard,
-            linear=linear_part(chosen),
-            budget=budget_part(chosen),
-            stability=stability_part(chosen),
-            placement=_placement(placed, chosen),
-            batchnorm=batchnorm,
-            lora=averaged.lora,
-            cost=total_cost(bench, clock),
+            guard=session.guard,
+            details=choice.details or None,
+            budget=choice.budget,
+            stability=choice.stability,
+            placement=placement.model_copy(
+                update={"planned_bytes": placement.planned_bytes + choice.holds}
+            ),
+            batchnorm=scored.batchnorm,
+            lora=average.lora,
+            cost=clock.cost(session),
             output=outputs.named if outputs else None,
             recipe=recipe,
-            warnings=bench.warnings,
         )
 
     if outputs is None:
-        return Selection(make_report(), averaged)
-    return Selection(write_results(final, outputs, make_report), averaged)
+        return Selection(make_report(), average)
+    return Selection(write_results(final, outputs, make_report), average)
 
 
-def _learn(bench: Bench, clock: Clock) -> tuple[Placed, Scales, dict[str, _Reference], Chosen]:
-    """Read, weigh what is simple (so that a broken loss is found early), choose."""
-    K = bench.config.K
+def open_run(config: Config, task: Task, events: Events) -> Run:
+    """Everything opened, and refused now what could not be kept in the end."""
+    for name in ("strict", "fallback"):
+        if getattr(config, name) and task.heldout_data is None and config.guard is None:
+            raise ConfigError(
+                f"--{name} needs held-out data: define heldout_data in {task.source}, or keep "
+                "some of the selection data aside with --guard 0.2"
+            )
+    solver = chosen_solver(config)
+    session = open_session(config, task, events)
+    check_budget(config.K, session.checkpoints)
+    check_lora(config, session.newest)
+    return Run(session, solver)
+
+
+def _learn(run: Run, K: int, clock: Clock) -> tuple[dict[str, _Simple], Choice]:
+    """Read, choose, and score the simple averages.
+
+    These first where W is held, so that a broken loss is found early.
+    """
     with clock("read"):
-        placed = read_run(bench)
-    scales = Scales(bench, placed.trajectory, placed.used)
+        run.read()
+    held = run.solver.reading == "held"
+    if held:
+        check_budget(K, run.used)
+    references: dict[str, _Simple] = {}
+    if held and K != AUTO:
+        with clock("evaluate"):
+            references = _score_references(run, K)
     with clock("learn"):
-        solver = make_solver(bench, placed)
-    run = Run(len(placed.used))
-    with clock("evaluate"):
-        references = _weigh_references(scales, run, K) if K != AUTO else {}
-    with clock("learn"):
-        chosen = solver.choose(K)
-    with clock("evaluate"):
-        if K == AUTO:
-            references = _weigh_references(scales, run, max(1, min(chosen.K, run.k)))
-    return placed, scales, references, chosen
+        choice = run.solver.choose(run.problem(), K)
+    if not references:
+        with clock("evaluate"):
+            references = _score_references(run, len(choice.selected) if K == AUTO else K)
+    return references, choice
 
 
-def _placement(placed: Placed, chosen: Chosen) -> Placement:
-    if isinstance(placed, Streaming) and chosen.cache is not None:
-        return placed.room.placement(chosen.cache.bytes)
-    return placed.placement
-
-
-@dataclass(frozen=True)
-class _Reference:
-    """A simple average, weighed."""
-
-    coefficients: Coefficients
-    scores: Scores
-    units: UnitLosses | None
-
-
-def _weigh_references(scales: Scales, run: Run, K: int) -> dict[str, _Reference]:
+def _score_references(run: Run, K: int) -> dict[str, _Simple]:
     found = {}
     for call in parse(REFERENCES):
-        coefficients = call(run, K)[0]
-        scores = scales.weigh(coefficients)
-        found[call.label] = _Reference(coefficients, scores, scales.heldout)
-    if all(reference.scores.selection_loss is None for reference in found.values()):
+        coefficients = call(Proposing(run.trajectory.k), K)[0]
+        found[call.label] = _Simple(coefficients, run.score(coefficients))
+    if all(simple.scored.scores.selection_loss is None for simple in found.values()):
         raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
     return found
 
 
-def _averaged(
-    bench: Bench, used: Sequence[Checkpoint], coefficients: Coefficients, name: str
-) -> Average:
-    return Average.of(
-        used,
-        coefficients,
-        bench.names,
-        method=bench.config.solver if name == LEARNED else name,
-        K=sum(c != 0 for c in coefficients),
-        dtype=bench.config.output_dtype,
-        state_key=bench.config.state_key,
-        lora=bench.config.lora,
-    )
-
-
-def _warn_of_overfitting(bench: Bench, average: Scores, simple: Scores, better: Better) -> None:
-    """Its very mark: better on the rows it was chosen by, worse on others."""
-    own, other = average.selection_loss, simple.selection_loss
-    if own is None or other is None or own >= other or average.heldout_loss is None:
-        return
-    auto = "" if bench.config.K == AUTO else ", or --K auto --solver linear"
-    lost = average.heldout_loss - better.heldout_loss
-    bench.warn(
-        f"the choice is over-fitted: {other - own:.3g} below `{better.name}` on the selection "
-        f"rows, {lost:.3g} above it on held-out ones; choose by more rows, or take a larger K{auto}"
-    )
-
-
-def _warn_of_few(bench: Bench, chosen: Chosen) -> None:
-    stability = chosen.stability
-    if stability is None or not stability.too_few:
-        return
-    needed = stability.rows_needed
-    advice = (
-        f"about {needed} would do"
-        if needed is not None and needed > stability.rows
-        else "and more would hardly help; the mean of all is as good"
-    )
-    bench.warn(
-        f"{stability.rows} selection rows are too few to choose {chosen.K} of "
-        f"{len(chosen.coefficients)} by: on rows it has not seen, such a choice is no better than "
-        f"the mean of all; {advice}"
-    )
+def _finish(run: Run, coefficients: Coefficients, method: str) -> tuple[Average, Scored]:
+    """The average as it will be written, and what that scores."""
+    size = sum(c != 0 for c in coefficients)
+    average = run.average(coefficients, method, size)
+    if text := lora_warning(average.lora):
+        run.session.events.warn(text)
+    return run.score_file(average)
 
 
 def _better(average: Scores, references: dict[str, Scores]) -> list[Better]:
@@ -315,3 +249,31 @@ def _better(average: Scores, references: dict[str, Scores]) -> list[Better]:
         if (loss := scores.heldout_loss) is not None and (chosen is None or loss < chosen)
     ]
     return sorted(found, key=lambda better: better.heldout_loss)
+
+
+def _warn(
+    session: Session,
+    choice: Choice,
+    average: Scores,
+    beaten_by: Sequence[Better],
+    others: dict[str, Scored],
+) -> None:
+    events = session.events
+    for better in beaten_by:
+        own = "NaN or Inf" if average.heldout_loss is None else number(average.heldout_loss)
+        events.warn(
+            f"the {better.name} average did better than the {choice.name} one on held-out data "
+            f"({number(better.heldout_loss)} against {own})"
+        )
+    if not beaten_by or choice.name != LEARNED or average.heldout_loss is None:
+        return
+    # the very mark of over-fitting: better on the rows it was chosen by, worse on others
+    better = beaten_by[0]
+    own, other = average.selection_loss, others[better.name].scores.selection_loss
+    if own is not None and other is not None and own < other:
+        auto = "" if session.config.K == AUTO else ", or let --K auto decide"
+        events.warn(
+            f"the choice is over-fitted: {other - own:.3g} below `{better.name}` on the selection "
+            f"rows, {average.heldout_loss - better.heldout_loss:.3g} above it on held-out ones; "
+            f"choose by more rows, or take a larger K{auto}"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite
 
 from sewa_cli.config import Config
@@ -11,33 +10,15 @@ from sewa_cli.events import Listener
 from sewa_cli.objective.objective import batchnorm_layers, cycle
 from sewa_cli.objective.overlap import warn_of_overlap
 from sewa_cli.objective.tree import rows
+from sewa_cli.report.validate import Validation
 from sewa_cli.rng import seeded
+from sewa_cli.session.heading import heading
 from sewa_cli.session.session import set_up
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
 
 
-@dataclass(frozen=True)
-class Check:
-    """What `validate` found in order."""
-
-    task: str
-    device: str
-    checkpoints: int
-    first_step: int | None
-    last_step: int | None
-    tensors: int
-    parameters: int
-    dtypes: list[str]
-    batchnorm_layers: int
-    batch_rows: int
-    loss: float
-    heldout_data: bool
-    training_data: bool
-    metrics: bool
-
-
-def run_validate(config: Config, task: Task, listener: Listener | None = None) -> Check:
+def run_validate(config: Config, task: Task, listener: Listener | None = None) -> Validation:
     """Do config, task and checkpoints fit together? One batch, forward and back, newest weights."""
     with seeded(config.seed):
         bench = set_up(config, task, listener or Listener())
@@ -58,9 +39,8 @@ def run_validate(config: Config, task: Task, listener: Listener | None = None) -
     if not isfinite(float(loss)):
         raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
     infos = newest.tensors.values()
-    return Check(
-        task=task.source,
-        device=str(bench.model.device),
+    return Validation(
+        **heading(config, bench.warnings, task=task.source, device=bench.model.device),
         checkpoints=len(bench.checkpoints),
         first_step=bench.checkpoints[0].step,
         last_step=newest.step,

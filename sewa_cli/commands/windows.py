@@ -8,30 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from sewa_cli.checkpoints import Checkpoint
-from sewa_cli.comparison.evaluator import Court
+from sewa_cli.commands.compare import comparing
+from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.milestones import LAST, Measure, find_reaches, level_of, mark_best
 from sewa_cli.comparison.table import check_budgets, far_off, make_drafts, parse_asked
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.methods import Call, parse_one
-from sewa_cli.objective.overlap import warn_of_overlap
 from sewa_cli.output.destination import check_outputs, outputs_at, write_results
 from sewa_cli.report.compare import Row
-from sewa_cli.report.shared import Candidate, LeftOut, Placement
+from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.report.windows import Window, Windows
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock, total_cost, versions
-from sewa_cli.session.session import Bench, set_up
-from sewa_cli.solvers.learning import read_trajectory
+from sewa_cli.session.cost import Clock
+from sewa_cli.session.heading import heading
+from sewa_cli.session.session import Run, Session, check_budget, open_session
 from sewa_cli.task import Task
-from sewa_cli.trajectory.placement import despite_memory
 
 
 class _TooFewLeft(CheckpointError):
@@ -40,8 +38,9 @@ class _TooFewLeft(CheckpointError):
 
 @dataclass(frozen=True)
 class _Seen:
-    """One window, judged; nothing in it holds on to the checkpoints."""
+    """One window, evaluated; nothing in it holds on to W."""
 
+    where: slice
     used: list[Checkpoint]
     rows: list[Row]
     placement: Placement
@@ -55,78 +54,78 @@ class _Seen:
 def run_windows(
     config: Config,
     task: Task,
-    listener: Listener | None = None,
+    events: Events | None = None,
     *,
     report: Path | None = None,
     force: bool = False,
     protected: Sequence[Path] = (),
 ) -> Windows:
-    """Judge every method in every window, and say when each reaches the last checkpoint's level."""
+    """Every method in every window, and when each reaches the last checkpoint's level."""
     with seeded(config.seed):
-        return _run(config, task, listener or Listener(), report, force, protected)
+        return _run(config, task, events or Events(), report, force, protected)
 
 
 def _run(
     config: Config,
     task: Task,
-    listener: Listener,
+    events: Events,
     report_path: Path | None,
     force: bool,
     protected: Sequence[Path],
 ) -> Windows:
     clock = Clock()
-    calls, budgets = parse_asked(config, listener)
+    calls, budgets = parse_asked(config, events)
     if all(call.label != LAST for call in calls):
         calls.append(parse_one(LAST))
     size = config.compare.windows
     if size is None:
         raise ConfigError("windows: how many checkpoints a window? --windows 100")
     stride = config.compare.stride or size
-    bench = set_up(config, task, listener, 0)
-    checkpoints = bench.checkpoints
+    session = open_session(config, task, events)
+    check_budget(0, session.checkpoints)
+    checkpoints = session.checkpoints
     check_budgets(calls, budgets, size, "checkpoints in a window")
     slices = place_windows(len(checkpoints), size, stride)
     if not slices:
         raise ConfigError(
             f"windows: {size} checkpoints in a window, but only {len(checkpoints)} take part"
         )
-    outputs = outputs_at(config, None, report_path, force, checkpoints[-1], listener.command)
-    check_outputs(outputs, [*bench.inputs, *protected])
+    outputs = outputs_at(config, None, report_path, force, checkpoints[-1], events.command)
+    check_outputs(outputs, [*session.inputs, *protected])
     if len(slices) == 1:
-        bench.warn(
+        events.warn(
             f"there is only one window: {size} of {len(checkpoints)} checkpoints; nothing can be "
             "said about training it saves"
         )
     if task.heldout_data is None:
-        bench.warn(
+        events.warn(
             "no held-out data: windows are judged by selection losses, which flatter the methods "
             "that minimise them"
         )
     seen: list[_Seen] = []
-    judged: list[slice] = []
     left_out: dict[str, LeftOut] = {}
     for n, window in enumerate(reversed(slices), 1):  # a broken loss shows in the first
-        part = replace(bench, checkpoints=checkpoints[window], left_out=[])
+        run = comparing(replace(session, checkpoints=checkpoints[window]))
+        evaluate = partial(_evaluate, run, window, calls, budgets, clock)
         try:
-            seen.insert(0, despite_memory(part, partial(_judge, part, calls, budgets, clock)))
-            judged.append(window)
+            seen.insert(0, run.retry(evaluate))
         except _TooFewLeft as error:
             if n == 1:
                 raise error.__cause__ or error from None
-            bench.warn(f"a window is left out: {error}")
-        left_out |= {out.path: out for out in part.left_out}
+            events.warn(f"a window is left out: {error}")
+        left_out |= {out.path: out for out in run.rows.left_out}
         if n == 1 and all(row.selection_loss is None for row in seen[0].rows):
             raise TaskError(
                 "loss() is NaN or Inf on the selection data for every average of the last window"
             )
-        listener.progress("windows", n, len(slices))
+        events.progress("windows", n, len(slices))
     if far := sum(one.far_off for one in seen):
-        bench.warn(
+        events.warn(
             f"in {far} of {len(seen)} windows a predicted loss is off by more than half of what "
             "the method gained over the mean of all; run it without --fast"
         )
-    warn_of_overlap(bench, training=bench.objective.batch_statistics)
-    report = partial(_report, bench, clock, judged, size, stride, seen, left_out)
+    session.warn_of_overlap(training=session.objective.batch_statistics)
+    report = partial(_report, session, clock, size, stride, seen, left_out)
     return write_results(None, outputs, report)
 
 
@@ -136,57 +135,61 @@ def place_windows(k: int, size: int, stride: int) -> list[slice]:
     return [slice(end - size, end) for end in reversed(ends)]
 
 
-def _judge(bench: Bench, calls: Sequence[Call], budgets: Sequence[int], clock: Clock) -> _Seen:
+def _evaluate(
+    run: Run, window: slice, calls: Sequence[Call], budgets: Sequence[int], clock: Clock
+) -> _Seen:
     """A comparison over one window. What the model holds afterwards is of no importance."""
-    checkpoints = bench.checkpoints
-    caches = bench.config.compare.fast or bench.config.solver == "linear"
+    checkpoints = run.session.checkpoints
     between = f"between {checkpoints[0].path} and {checkpoints[-1].path}"
     try:
         with clock("read"):
-            placed = read_trajectory(bench, 0, share=0.5 if caches else 1.0)
+            run.read()
+            check_budget(0, run.used)
     except CheckpointError as error:
-        if len(bench.left_out) == len(checkpoints):
+        if len(run.rows.left_out) == len(checkpoints):
             raise _TooFewLeft(f"{error} {between}") from error
         raise
     try:
-        check_budgets(calls, budgets, len(placed.used), f"whole checkpoints {between}")
+        check_budgets(calls, budgets, run.trajectory.k, f"whole checkpoints {between}")
     except ConfigError as error:
         raise _TooFewLeft(str(error)) from error
-    court = Court(bench, placed)
+    evaluator = Evaluator(run)
     with clock("evaluate"):
-        drafts = make_drafts(court, calls, budgets, bench.listener)
-        is_off = court.fast and any(True for _ in far_off(court, calls, drafts))
-    court.close()
+        drafts = make_drafts(evaluator, calls, budgets)
+        is_off = evaluator.fast and any(True for _ in far_off(evaluator, calls, drafts))
+    evaluator.close()
+    first = drafts[0].evaluated[0]
     return _Seen(
-        used=placed.used,
+        where=window,
+        used=run.used,
         rows=[draft.row() for draft in drafts],
-        placement=placed.placement,
-        selection_rows=court.scales.selection_rows,
-        heldout_rows=court.scales.heldout_rows,
-        batchnorm=court.scales.recomputed_on,
-        averages=court.ledger.count("judge"),
+        placement=run.placed.placement,
+        selection_rows=first.selection_rows,
+        heldout_rows=first.heldout_rows,
+        batchnorm=run.scorer.recomputed_on,
+        averages=evaluator.ledger.count("evaluate"),
         far_off=is_off,
     )
 
 
 def _report(
-    bench: Bench,
+    session: Session,
     clock: Clock,
-    judged: list[slice],
     size: int,
     stride: int,
     seen: list[_Seen],
     left_out: dict[str, LeftOut],
 ) -> Windows:
-    whole = {id(c): c for one in seen for c in one.used}
-    used = [c for c in bench.checkpoints if id(c) in whole]
-    index = {id(c): i for i, c in enumerate(used)}
-    has_steps = all(c.step is not None for c in bench.checkpoints)
-    place = {id(c): i for i, c in enumerate(bench.checkpoints, 1)}
+    checkpoints = session.checkpoints
+    whole = {c.path for one in seen for c in one.used}
+    used = [c for c in checkpoints if c.path in whole]
+    index = {c.path: i for i, c in enumerate(used)}
+    has_steps = all(c.step is not None for c in checkpoints)
+    place = {c.path: i for i, c in enumerate(checkpoints, 1)}
 
     def at(checkpoint: Checkpoint) -> int:
         step = checkpoint.step if has_steps else None
-        return place[id(checkpoint)] if step is None else step
+        return place[checkpoint.path] if step is None else step
 
     by: Literal["step", "checkpoint"] = "step" if has_steps else "checkpoint"
     measure: Measure = "heldout_loss" if seen[-1].heldout_rows is not None else "selection_loss"
@@ -195,29 +198,22 @@ def _report(
             at=at(one.used[-1]),
             first_step=one.used[0].step,
             last_step=one.used[-1].step,
-            candidates=[index[id(c)] for c in one.used],
+            candidates=[index[c.path] for c in one.used],
             rows=mark_best(one.rows, measure),
             placement=one.placement,
         )
         for one in seen
     ]
-    covered = {i for window in judged for i in range(len(bench.checkpoints))[window]}
+    covered = {i for one in seen for i in range(len(checkpoints))[one.where]}
+    task, warnings, device = session.task.source, session.events.warnings, session.model.device
     return Windows(
-        versions=versions(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        config=bench.config.model_dump(mode="json"),
-        task=bench.task.source,
-        device=str(bench.model.device),
-        seed=bench.config.seed,
+        **heading(session.config, warnings, task=task, device=device),
         size=size,
         stride=stride,
-        parameters=bench.model.layout.parameters,
-        candidates=[
-            Candidate(index=i, path=str(c.path), step=c.step, logged=c.metrics or None)
-            for i, c in enumerate(used)
-        ],
-        left_out=[left_out[path] for c in bench.checkpoints if (path := str(c.path)) in left_out],
-        in_no_window=len(bench.checkpoints) - len(covered),
+        parameters=session.model.layout.parameters,
+        candidates=session.candidates(used),
+        left_out=[left_out[path] for c in checkpoints if (path := str(c.path)) in left_out],
+        in_no_window=len(checkpoints) - len(covered),
         selection_rows=seen[-1].selection_rows,
         heldout_rows=seen[-1].heldout_rows,
         by=by,
@@ -226,6 +222,5 @@ def _report(
         reaches=find_reaches(windows, measure, by),
         batchnorm=seen[-1].batchnorm,
         averages_evaluated=sum(one.averages for one in seen),
-        cost=total_cost(bench, clock),
-        warnings=bench.warnings,
+        cost=clock.cost(session),
     )

@@ -1,4 +1,4 @@
-"""The run as methods see it, and the judge of what they propose.
+"""The run as methods see it, and the evaluator of what they propose.
 
 No average is evaluated twice, whoever asks for it; every row is charged in full for what it asked,
 so that its cost is what the method would have cost alone.
@@ -7,188 +7,158 @@ so that its cost is what the method would have cost alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from sewa_cli.config import AUTO
 from sewa_cli.dtypes import Array
-from sewa_cli.errors import TaskError
-from sewa_cli.methods import Run, checked
-from sewa_cli.objective.objective import UnitLosses, cycle
-from sewa_cli.objective.scorer import Scales
+from sewa_cli.methods import Coefficients, checked
+from sewa_cli.methods import Run as Proposing
+from sewa_cli.objective.objective import UnitLosses
+from sewa_cli.report.compare import RowCost
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Bench
-from sewa_cli.solvers import Solution
-from sewa_cli.solvers.learning import learn
-from sewa_cli.solvers.linear import Surrogate, scout
-from sewa_cli.solvers.linear import relax as linear
-from sewa_cli.solvers.linear.rounds import Linear
-from sewa_cli.solvers.linear.streaming import judge_of
+from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.session import Run
+from sewa_cli.solvers import SURVEYING, Problem
 from sewa_cli.text import finite
-from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.placement import Placed, cap_of
 
 T = TypeVar("T")
+NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
 
 
 @dataclass(frozen=True)
-class Meter:
-    forward: int = 0
-    backward: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-
-    def plus(self, other: Meter) -> Meter:
-        return Meter(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.bytes + other.bytes,
-            self.seconds + other.seconds,
-        )
-
-
-@dataclass(frozen=True)
-class Judged:
+class Evaluated:
     """One average, evaluated to the end."""
 
     selection_loss: float | None
+    selection_rows: int
     heldout: UnitLosses | None
     metrics: dict[str, float | None] | None
     statistics: dict[str, Array]  # of BatchNorm, as they were recomputed for it
+
+    @property
+    def heldout_rows(self) -> int | None:
+        return None if self.heldout is None else int(self.heldout.counts.sum())
 
 
 class Ledger:
     """Does each piece of work once, and charges it to every row that asks for it."""
 
-    def __init__(self, bench: Bench, trajectory: Trajectory) -> None:
-        self._bench = bench
-        self._trajectory = trajectory
-        self._done: dict[tuple[object, ...], tuple[Any, Meter]] = {}
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._done: dict[tuple[object, ...], tuple[Any, RowCost]] = {}
         self._charged: set[tuple[object, ...]] = set()
-        self._row = Meter()
+        self._row = NOTHING
 
     def once(self, kind: str, key: Sequence[float], work: Callable[[], T]) -> T:
         # two averages that differ in the last bit of a coefficient only are one
         full = (kind, *(round(x, 12) for x in key))
         if full not in self._done:
-            with self._metered() as spent:
-                value = work()
-            self._done[full] = (value, spent[0])
+            self._done[full] = self._metered(work)
         value, cost = self._done[full]
         if full not in self._charged:
             self._charged.add(full)
-            self._row = self._row.plus(cost)
-        return value
+            self._row = _sum(self._row, cost)
+        found: T = value
+        return found
 
     def charge(self, work: Callable[[], T]) -> T:
-        with self._metered() as spent:
-            value = work()
-        self._row = self._row.plus(spent[0])
+        value, cost = self._metered(work)
+        self._row = _sum(self._row, cost)
         return value
 
-    def next_row(self) -> Meter:
+    def next_row(self) -> RowCost:
         """What the row that ends here has cost."""
-        cost, self._row = self._row, Meter()
+        cost, self._row = self._row, NOTHING
         self._charged.clear()
         return cost
 
     def count(self, kind: str) -> int:
         return sum(key[0] == kind for key in self._done)
 
-    @contextmanager
-    def _metered(self) -> Iterator[list[Meter]]:
-        passes, start = self._bench.objective.passes, time.perf_counter()
-        before = passes.forward, passes.backward, self._trajectory.bytes_moved
-        spent: list[Meter] = []
-        yield spent
-        spent.append(
-            Meter(
-                passes.forward - before[0],
-                passes.backward - before[1],
-                self._trajectory.bytes_moved - before[2],
-                time.perf_counter() - start,
-            )
+    def _metered(self, work: Callable[[], T]) -> tuple[T, RowCost]:
+        before = self._meter()
+        value = work()
+        return value, _sum(self._meter(), before, sign=-1)
+
+    def _meter(self) -> RowCost:
+        passes = self._run.session.objective.passes
+        return RowCost(
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            bytes_read=self._run.trajectory.bytes_moved,
+            seconds=time.perf_counter(),
         )
 
 
-class Court:
-    """The run as methods see it, and the judge of what they propose."""
+def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
+    other = two.model_dump()
+    return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
 
-    def __init__(self, bench: Bench, placed: Placed) -> None:
-        trajectory, used = placed.trajectory, placed.used
-        self.scales = Scales(bench, trajectory, used)
-        self.ledger = Ledger(bench, trajectory)
-        self.fast = bench.config.compare.fast
-        self._bench = bench
-        self._trajectory = trajectory
-        self._room = cap_of(bench)[0] - placed.placement.planned_bytes
-        steps = [c.step for c in used if c.step is not None]
-        self._stream = cycle(bench.task.selection_data, bench.model.device)
-        self.run = Run(
-            k=len(used),
-            steps=steps if len(steps) == len(used) else None,
-            seed=bench.config.seed,
+
+class Evaluator:
+    """The run as methods see it, and the evaluator of what they propose.
+
+    `fast`: losses and gradients that methods see are predicted from one cache of outputs.
+    """
+
+    def __init__(self, run: Run) -> None:
+        session = run.session
+        self.run = run
+        self.ledger = Ledger(run)
+        self.fast = session.config.compare.fast
+        self.solver = make_solver(session.config, SURVEYING) if self.fast else run.solver
+        # a solver that keeps outputs has a second cache beside the first, when it chooses
+        room = run.placed.room if self.fast else run.placed.room // 2
+        self._problem: Problem = run.problem(room, one_of_many=True)
+        self._batches = session.objective.batches()
+        steps = [c.step for c in run.used if c.step is not None]
+        self.proposing = Proposing(
+            k=run.trajectory.k,
+            steps=steps if len(steps) == run.trajectory.k else None,
+            seed=session.config.seed,
             loss=self.predicted_loss if self.fast else self.selection_loss,
             gradient=self.predicted_gradient if self.fast else self.gradient,
-            learn=self.learn_from_cache if self.fast else self.learn,
+            learn=self.learn,
         )
 
     def close(self) -> None:
-        """Let go of the checkpoints now: the court and its run hold each other, and with them W."""
-        del self.run
+        """Let go of the checkpoints now: this and its run hold each other, and with them W."""
+        del self.proposing, self._problem, self.solver
 
     def begin_row(self) -> None:
         """Every method sees the selection batches from the start, whoever came before it."""
-        self._stream = cycle(self._bench.task.selection_data, self._bench.model.device)
+        self._batches = self.run.session.objective.batches()
 
-    def learn(self, K: int) -> Solution:
-        def work() -> Solution:
-            with seeded(self._bench.config.seed):
-                if self._bench.config.solver == "gumbel":
-                    return learn(self._bench, self._trajectory, K)
-                found = self._linear().choose(K).solution
-                assert found is not None  # K is a number here
-                return found
+    def learn(self, K: int) -> Coefficients:
+        """What the chosen solver chooses; where it prepares something, that is charged as well."""
+        self._prepare()
 
-        if self._bench.config.solver == "linear":
-            self._linear()  # charged to this row, whoever had it made
+        def work() -> Coefficients:
+            with seeded(self.proposing.seed):
+                if self.fast:
+                    return self.solver.choose_by(self._cache(), K).coefficients
+                return self.solver.choose(self._problem, K).coefficients
+
         return self.ledger.once("learn", [K], work)
+
+    def _prepare(self) -> None:
+        self.ledger.once("prepare", [], lambda: self.solver.prepare(self._problem))
 
     # ---- over the cache of outputs -----------------------------------------------------------
 
-    def _linear(self) -> Linear:
-        """One cache for every K and every method; a second one, around an average, beside it."""
-
-        def work() -> Linear:
-            judge = judge_of(self._bench)
-            scouted = scout(self._trajectory.rows(), self._trajectory.k, judge)
-            room = self._room if self.fast else self._room // 2
-            solver = Linear(self._bench, self._trajectory, scouted, room, keep=True)
-            solver.begin(AUTO)
-            return solver
-
-        return self.ledger.once("survey", [], work)
-
-    def _cache(self) -> Surrogate:
-        first = self._linear().first
-        assert first is not None  # it is kept
-        return first
-
-    def learn_from_cache(self, K: int) -> Solution:
-        cache = self._cache()
-        return self.ledger.once(
-            "learn", [K], lambda: linear.solve(cache, K, self._bench.config.linear)
-        )
+    def _cache(self) -> Any:
+        """One for every K and every method."""
+        self._prepare()
+        return self.solver.surveyed(self._problem)
 
     def predicted_loss(self, coefficients: Sequence[float]) -> float:
         cache = self._cache()
-        c = checked(coefficients, self.run.k, "run.loss")
+        c = checked(coefficients, self.proposing.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
-        return self.ledger.once("predict", c, lambda: cache.loss(cache.mix(mixed)))
+        return self.ledger.once("predict", c, lambda: float(cache.loss(cache.mix(mixed))))
 
     def cached_loss(self, coefficients: Sequence[float]) -> float:
         """The true loss on the rows that the predicted one is of, BatchNorm as it was mixed."""
@@ -197,8 +167,8 @@ class Court:
             return self.selection_loss(coefficients)
 
         def work() -> float:
-            self.scales.load(coefficients)
-            return cache.loss(cache.true_outputs())
+            self.run.load(coefficients)
+            return float(cache.loss(cache.true_outputs()))
 
         return self.ledger.once("cached", coefficients, work)
 
@@ -208,50 +178,51 @@ class Court:
         loss, gradient = self.ledger.charge(lambda: cache.loss_and_gradient(c))
         return loss, gradient.tolist()
 
+    # ---- with true weights -------------------------------------------------------------------
+
     def selection_loss(self, coefficients: Sequence[float]) -> float:
         """Of the average as it is mixed, BatchNorm statistics averaged along."""
+        return self._selection(coefficients)[0]
 
-        c = checked(coefficients, self.run.k, "run.loss")
+    def _selection(self, coefficients: Sequence[float]) -> tuple[float, int]:
+        """The loss, and the rows it is a mean over."""
+        c = checked(coefficients, self.proposing.k, "run.loss")
+        objective = self.run.session.objective
 
-        def work() -> float:
-            with seeded(self._bench.config.seed):
-                self.scales.load(c)
-                loss = self.scales.selection_loss()
-            return float("nan") if loss is None else loss
+        def work() -> tuple[float, int]:
+            with seeded(self.proposing.seed):
+                self.run.load(c)
+                return objective.mean_loss(objective.selection)
 
         return self.ledger.once("loss", c, work)
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
+        trajectory = self.run.trajectory
+
         def work() -> tuple[float, list[float]]:
             a = torch.tensor([list(coefficients)], dtype=torch.float64)
-            batch = next(self._stream)
-            flat = self._trajectory.mix(a)[0]
-            try:
-                loss, gradient = self._bench.objective.loss_and_gradient(flat, [batch])
-            except ValueError as error:
-                raise TaskError(f"selection_data(): {error}") from error
-            return float(loss), self._trajectory.pull_back(gradient[None])[0].tolist()
+            batch = next(self._batches)
+            flat = trajectory.mix(a)[0]
+            loss, gradient = self.run.session.objective.gradient(flat, [batch])
+            return float(loss), trajectory.pull_back(gradient[None])[0].tolist()
 
         return self.ledger.charge(work)
 
-    def judge(self, coefficients: Sequence[float]) -> Judged:
+    def evaluate(self, coefficients: Sequence[float]) -> Evaluated:
         """Selection loss, held-out losses by row and metrics; BatchNorm alike for all."""
-        scales = self.scales
+        scorer, objective, seed = self.run.scorer, self.run.session.objective, self.proposing.seed
         # without BatchNorm the loss that methods see is the loss that is reported
-        known = None if scales.recomputes_all else self.selection_loss(coefficients)
+        known = None if scorer.recomputes else self._selection(coefficients)
 
-        def work() -> Judged:
+        def work() -> Evaluated:
             # the same random numbers for each: shuffled data come in the same order, so that
             # differences stay paired
-            with seeded(self._bench.config.seed):
-                scales.load(coefficients)
-                selection, statistics = known, {}
-                if scales.recomputes_all:
-                    scales.recompute()
-                    statistics = scales.recomputed()
-                    selection = scales.selection_loss()
-            with seeded(self._bench.config.seed):
-                heldout, metrics = scales.heldout_units(), scales.metrics()
-            return Judged(finite(selection), heldout, metrics, statistics)
+            with seeded(seed):
+                self.run.load(coefficients)
+                statistics = scorer.recompute()[1] if scorer.recomputes else {}
+                loss, rows = known or objective.mean_loss(objective.selection)
+            with seeded(seed):
+                heldout = None if scorer.heldout is None else objective.unit_losses(scorer.heldout)
+                return Evaluated(finite(loss), rows, heldout, scorer.measure(), statistics)
 
-        return self.ledger.once("judge", coefficients, work)
+        return self.ledger.once("evaluate", coefficients, work)

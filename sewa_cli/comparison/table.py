@@ -1,21 +1,25 @@
-"""Every method at every K over one set of checkpoints, before rows are compared with each other."""
+"""Every method at every K over one set of checkpoints, and which differences are real."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
-from sewa_cli.comparison.evaluator import Court, Judged, Meter
+from sewa_cli.comparison.evaluator import Evaluated, Evaluator
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
-from sewa_cli.events import Listener
-from sewa_cli.methods import Call, Coefficients, mean_of
-from sewa_cli.methods.proposing import parse_methods, propose, register_methods
+from sewa_cli.events import Events
+from sewa_cli.methods import Call, Coefficients, mean_of, parse
+from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
+from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.report.compare import Row, RowCost
+from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
-from sewa_cli.text import finite
+from sewa_cli.session.extensions import propose, register_methods
+from sewa_cli.text import finite, with_K
 
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
@@ -27,48 +31,52 @@ class Draft:
     label: str
     K: int | None
     draws: list[Coefficients]
-    judged: list[Judged]
-    cost: Meter
+    evaluated: list[Evaluated]
+    cost: RowCost
     predicted: float | None = None  # by the cache
     surrogate_error: float | None = None  # that, minus the true loss as it was mixed
 
     @property
-    def name(self) -> str:
-        return self.label + (f" K={self.K}" if self.K is not None else "")
+    def heldout(self) -> UnitLosses | None:
+        """Loss by loss; of several draws, their mean: a draw more or less is no other example."""
+        found = [one.heldout for one in self.evaluated if one.heldout is not None]
+        if not found or not all(units.is_finite for units in found):
+            return None
+        by_row = [units.rows for units in found if units.rows is not None]
+        return UnitLosses(
+            torch.stack([units.batches for units in found]).mean(0),
+            found[0].counts,
+            torch.stack(by_row).mean(0) if len(by_row) == len(found) else None,
+        )
 
     def row(self) -> Row:
         """What is known of it alone: no intervals, no mark."""
-        losses = [j.heldout.mean for j in self.judged if j.heldout is not None]
+        losses = [one.heldout.mean for one in self.evaluated if one.heldout is not None]
         return Row(
             method=self.label,
             K=self.K,
             size=max(sum(c != 0 for c in coefficients) for coefficients in self.draws),
             coefficients=self.draws,
-            selection_loss=_mean([j.selection_loss for j in self.judged]),
+            selection_loss=_mean([one.selection_loss for one in self.evaluated]),
             predicted_loss=self.predicted,
             surrogate_error=self.surrogate_error,
-            heldout_loss=_mean(list(losses)) if losses else None,
+            heldout_loss=_mean(losses) if losses else None,
             interval=None,
             spread=finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None,
             difference=None,
             difference_interval=None,
             mark=None,
-            metrics=_mean_metrics([j.metrics for j in self.judged]),
-            cost=RowCost(
-                forward_passes=self.cost.forward,
-                backward_passes=self.cost.backward,
-                bytes_read=self.cost.bytes,
-                seconds=self.cost.seconds,
-            ),
+            metrics=_mean_metrics([one.metrics for one in self.evaluated]),
+            cost=self.cost,
         )
 
 
-def parse_asked(config: Config, listener: Listener) -> tuple[list[Call], list[int]]:
+def parse_asked(config: Config, events: Events) -> tuple[list[Call], list[int]]:
     """The methods and the budgets that are to be compared."""
-    register_methods(config, listener)
+    register_methods(config, events)
     if config.lora == "merged":
         raise ConfigError("lora: compare averages A and B apart; `select` and `average` can merge")
-    calls = parse_methods(config.compare.methods)
+    calls = parse(config.compare.methods)
     budgets = sorted(set(config.compare.K or (config.K,)))
     if AUTO in budgets and any(call.method.has_budget for call in calls):
         raise ConfigError("K: auto is for `sewa select`; name the K to compare: --K 5,10,20")
@@ -89,31 +97,32 @@ def check_budgets(
 
 
 def make_drafts(
-    court: Court, calls: Sequence[Call], budgets: Sequence[int], listener: Listener
+    evaluator: Evaluator, calls: Sequence[Call], budgets: Sequence[int]
 ) -> list[Draft]:
     asked = [(call, K) for call in calls for K in (budgets if call.method.has_budget else [None])]
-    drafts = []
+    drafts, run = [], evaluator.proposing
     for n, (call, K) in enumerate(asked, 1):
-        court.begin_row()
-        with seeded(court.run.seed):
-            draws = propose(call, court.run, K)
-        judged = [court.judge(coefficients) for coefficients in draws]
-        cost = court.ledger.next_row()
+        evaluator.begin_row()
+        with seeded(run.seed):
+            draws = propose(call, run, K)
+        evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
+        cost = evaluator.ledger.next_row()
         predicted = error = None
-        if court.fast:
-            predicted = _mean([court.predicted_loss(c) for c in draws])
-            true = _mean([court.cached_loss(c) for c in draws])
+        if evaluator.fast:
+            predicted = _mean([evaluator.predicted_loss(c) for c in draws])
+            true = _mean([finite(evaluator.cached_loss(c)) for c in draws])
             error = None if predicted is None or true is None else predicted - true
-            court.ledger.next_row()  # our own curiosity is not the method's cost
-        drafts.append(Draft(call.label, K, draws, judged, cost, predicted, error))
-        listener.progress("comparing", n, len(asked))
+            evaluator.ledger.next_row()  # our own curiosity is not the method's cost
+        drafts.append(Draft(call.label, K, draws, evaluated, cost, predicted, error))
+        evaluator.run.session.events.progress("comparing", n, len(asked))
     return drafts
 
 
-def far_off(court: Court, calls: Sequence[Call], drafts: Sequence[Draft]) -> Iterator[str]:
+def far_off(evaluator: Evaluator, calls: Sequence[Call], drafts: Sequence[Draft]) -> Iterator[str]:
     """Where a prediction is off by more than half of what the method has gained by it."""
     searching = {call.label for call in calls if call.method.needs_loss}
-    uniform = court.selection_loss(mean_of(range(court.run.k), court.run.k))
+    k = evaluator.proposing.k
+    uniform = evaluator.selection_loss(mean_of(range(k), k))
     for draft in drafts:
         error, predicted = draft.surrogate_error, draft.predicted
         if draft.label not in searching or error is None or predicted is None:
@@ -121,9 +130,70 @@ def far_off(court: Court, calls: Sequence[Call], drafts: Sequence[Draft]) -> Ite
         gained = uniform - (predicted - error)
         if abs(error) > max(abs(gained) / 2, SMALL * abs(uniform)):
             yield (
-                f"{draft.name}: its predicted loss is off by {error:.3g}, and it gained "
-                f"{gained:.3g} over the mean of all; run it without --fast"
+                f"{with_K(draft.label, draft.K)}: its predicted loss is off by {error:.3g}, and it "
+                f"gained {gained:.3g} over the mean of all; run it without --fast"
             )
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows compared with each other; `best`: the one with the lowest held-out loss."""
+
+    rows: list[Row]
+    best: int | None
+    unit: Literal["rows", "batches"] | None  # what was resampled
+
+    @property
+    def winner(self) -> str | None:
+        """The best row's name, if what ties with it is the very same average."""
+        if self.best is None or self.rows[self.best].mark != "best":
+            return None
+        best = self.rows[self.best]
+        others = [row for row in self.rows if not _same_average(row, best)]
+        sole = bool(others) and all(row.mark != "tie" for row in others)
+        return with_K(best.method, best.K) if sole else None
+
+
+def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Events) -> Table:
+    """Marks and intervals, by resampling the held-out rows."""
+    units = {i: found for i, draft in enumerate(drafts) if (found := draft.heldout) is not None}
+    spread: Spread | None = None
+    unit: Literal["rows", "batches"] | None = None
+    if units:
+        losses, weights, unit = paired(list(units.values()))
+        if unit == "batches":
+            events.warn("the loss does not split into rows, so whole batches are resampled")
+        if len(weights) >= FEWEST:
+            spread = compare_rows(losses, weights, seed, samples)
+        else:
+            events.warn(f"{len(weights)} held-out {unit} are too few for intervals; it takes {FEWEST}")
+    at = {row: position for position, row in enumerate(units)}
+    best = list(units)[spread.best] if spread is not None else None
+    rows = [_row(draft, at.get(i), spread, i == best) for i, draft in enumerate(drafts)]
+    if best is None and units:  # no intervals: the lowest is known, but nothing about its lead
+        best = min(units, key=lambda i: rows[i].heldout_loss or 0.0)
+    return Table(rows, best, unit)
+
+
+def _row(draft: Draft, position: int | None, spread: Spread | None, is_best: bool) -> Row:
+    row = draft.row()
+    if spread is None or position is None:
+        return row if spread is None else row.model_copy(update={"mark": "worse"})
+    low, high = spread.difference_intervals[position]
+    own_low, own_high = spread.intervals[position]
+    return row.model_copy(
+        update={
+            "interval": Interval(low=own_low, high=own_high),
+            "difference": spread.differences[position],
+            "difference_interval": Interval(low=low, high=high),
+            "mark": "best" if is_best else "tie" if low <= 0 else "worse",
+        }
+    )
+
+
+def _same_average(one: Row, two: Row) -> bool:
+    flat = [[round(c, 12) for draw in row.coefficients for c in draw] for row in (one, two)]
+    return flat[0] == flat[1]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""sewa.yaml, the flags and `--set` become one frozen `Config`; every fault is told at once.
+"""sewa.yaml, the flags and `--set` become one frozen `Config`; all faults are reported together.
 
 Where a key may be given three times, the strongest wins: `--set`, then a flag, then the YAML.
 Paths in the YAML are relative to the YAML; paths in flags are relative to the working directory.
@@ -8,19 +8,9 @@ yaml_file   what is written in YAML
 loading     all of it laid over each other
 """
 
-from sewa_cli.config.loading import explain, find_config, load_config, names_a_file
-from sewa_cli.config.models import (
-    AUTO,
-    READY_MADE,
-    STDOUT,
-    CompareConfig,
-    Config,
-    Count,
-    GumbelConfig,
-    LinearConfig,
-    Positive,
-    Seed,
-)
+from sewa_cli.config.loading import Sections, explain, find_config, load_config, names_a_file
+from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config
+from sewa_cli.settings import AUTO
 
 __all__ = [
     "AUTO",
@@ -28,11 +18,7 @@ __all__ = [
     "STDOUT",
     "CompareConfig",
     "Config",
-    "Count",
-    "GumbelConfig",
-    "LinearConfig",
-    "Positive",
-    "Seed",
+    "Sections",
     "explain",
     "find_config",
     "load_config",

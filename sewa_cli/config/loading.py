@@ -1,26 +1,20 @@
-"""The YAML, the flags and `--set` laid over each other; paths made whole; every fault told."""
+"""The YAML, the flags and `--set` laid over each other; paths made whole; every fault reported."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sewa_cli.config.models import (
-    READY_MADE,
-    STDOUT,
-    CompareConfig,
-    Config,
-    GumbelConfig,
-    LinearConfig,
-)
+from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config
 from sewa_cli.errors import ConfigError
+from sewa_cli.text import one_line
 
 DEFAULT_FILE = "sewa.yaml"
 
@@ -32,26 +26,49 @@ def find_config(explicit: Path | None) -> Path | None:
     return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
 
 
+class Sections(Protocol):
+    """Knows the solvers, each of which has a section of its own name in sewa.yaml."""
+
+    default: str
+
+    def register(self, settings: Mapping[str, Any]) -> None:
+        """Solvers that these settings bring with them."""
+
+    def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
+        """What the sections of those solvers hold; None: it is of no concern now."""
+
+    def having(self, key: str) -> list[str]:
+        """The solvers with such a setting."""
+
+
 def load_config(
     path: Path | None,
     flags: Mapping[str, object] | None = None,
     sets: Sequence[str] = (),
     dashes: str = "--",
+    sections: Sections | None = None,
 ) -> Config:
-    """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win."""
+    """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win.
+
+    A flag `solver.iterations` is for the section of whichever solver is chosen.
+    """
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}  # dotted key → where it came from, for the fault's first words
     faults: list[str] = []
+    flags = {key: value for key, value in (flags or {}).items() if value is not None}
     if path is not None:
         from sewa_cli.config.yaml_file import read_file  # PyYAML is slow to import
 
-        task = (flags or {}).get("task")
-        settings = _relative_to(path.parent, read_file(path), task)
-    for key, value in (flags or {}).items():
-        if value is not None:
-            with suppress(ValueError):  # the section is no section: validation will tell
-                _put(settings, key, value)
-                sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
+        settings = _relative_to(path.parent, read_file(path), flags.get("task"))
+
+    def put(key: str, value: object) -> None:
+        with suppress(ValueError):  # the section is no section: validation will say so
+            _put(settings, key, value)
+            sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
+
+    for key, value in flags.items():
+        if not key.startswith("solver."):
+            put(key, value)
     for text in sets:
         from sewa_cli.config.yaml_file import read_value
 
@@ -61,18 +78,54 @@ def load_config(
                 raise ValueError("must look like key=value")
             _put(settings, key, read_value(raw))
         except ValueError as error:
-            faults.append(f"--set {text}: {' '.join(str(error).split())}")
+            faults.append(f"--set {text}: {one_line(error)}")
         sources[key] = f"--set {key}"
+    if sections is not None:
+        sections.register(settings)
+        chosen = settings.setdefault("solver", sections.default)
+        for key, value in flags.items():
+            if key.startswith("solver."):
+                put(f"{chosen}{key.removeprefix('solver')}", value)
+    where = str(path or "config")
+    faults += _validate_sections(settings, sections, where, sources)
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:
         faults += [
-            _describe(fault, str(path or "config"), sources)
+            _describe(fault, fault["loc"], where, sources, _known(fault["loc"]))
             for fault in error.errors(include_url=False)
         ]
     if faults:
         raise ConfigError(*dict.fromkeys(faults))  # one flag may set several keys
     return config
+
+
+def _validate_sections(
+    settings: dict[str, Any], sections: Sections | None, file: str, sources: Mapping[str, str]
+) -> list[str]:
+    """Solvers' sections move into `solvers`, checked and completed; returns the faults."""
+    if sections is None:
+        return []
+    faults, whole = [], dict[str, Any]()
+    given = {name for name in settings if name not in Config.model_fields}
+    for name, model in sections.models({*given, settings["solver"]}).items():
+        section = settings.pop(name, None)
+        if model is None:
+            whole[name] = section if isinstance(section, dict) else {}
+            continue
+        try:
+            whole[name] = model.model_validate({} if section is None else section).model_dump()
+        except ValidationError as error:
+            for fault in error.errors(include_url=False):
+                location = (name, *fault["loc"])
+                text = _describe(fault, location, file, sources, list(model.model_fields))
+                source, _, what = text.partition(": unknown key; ")
+                if what and not source.startswith((file, "--set")):
+                    others = ", ".join(sections.having(str(fault["loc"][-1]))) or "no solver"
+                    text = f"{source}: not a setting of the {name} solver; {others} has it"
+                faults.append(text)
+    settings["solvers"] = whole
+    return faults
 
 
 def _relative_to(
@@ -99,7 +152,7 @@ def _relative_to(
     if isinstance(own := settings.get("task"), str) and names_a_file(own):
         resolved["task"] = join(own)
     paths = READY_MADE.get(str(settings.get("task") if task is None else task), ())
-    for key in ("report", "output"):
+    for key in ("report", "output", "solver_from"):
         if settings.get(key) not in (None, STDOUT):
             resolved[key] = join(settings[key])
     checkpoints = settings.get("checkpoints")
@@ -141,16 +194,22 @@ def _put(settings: dict[str, Any], dotted: str, value: object) -> None:
     here[leaf] = value
 
 
-def _describe(fault: ErrorDetails, file: str, sources: Mapping[str, str]) -> str:
+def _describe(
+    fault: ErrorDetails,
+    location: tuple[int | str, ...],
+    file: str,
+    sources: Mapping[str, str],
+    known: Sequence[str],
+) -> str:
     """One line: where (the file and the key, or the flag), what, and what was found."""
-    key = ".".join(str(part) for part in fault["loc"] if part != "function-before[_as_paths()]")
+    key = ".".join(str(part) for part in location if part != "function-before[_as_paths()]")
     where = f"{file}: {key}"
     for given, source in sources.items():
         if key == given or given.startswith(f"{key}."):
             where = source
         elif key.startswith(f"{given}."):
             where = f"{source}: {key.removeprefix(given + '.')}"
-    return f"{where}: {explain(fault, _known(fault['loc']))}"
+    return f"{where}: {explain(fault, known)}"
 
 
 def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
@@ -180,10 +239,5 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
 
 
 def _known(location: tuple[int | str, ...]) -> list[str]:
-    sections: dict[object, type[BaseModel]] = {
-        "gumbel": GumbelConfig,
-        "linear": LinearConfig,
-        "compare": CompareConfig,
-    }
-    model = sections.get(location[0], Config) if len(location) > 1 else Config
-    return list(model.model_fields)
+    in_compare = len(location) > 1 and location[0] == "compare"
+    return list((CompareConfig if in_compare else Config).model_fields)

@@ -44,7 +44,7 @@ def read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: {_one_line(error)}; mend the YAML") from error
+        raise ConfigError(f"{where}: {_one_line(error)}; fix the YAML") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -19,10 +19,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sewa_cli.solvers import Solution
+from sewa_cli.errors import ConfigError
 
 Coefficients = list[float]
 REGISTRY: dict[str, Method] = {}
@@ -49,7 +48,7 @@ class Run:
     seed: int = 0
     loss: Callable[[Sequence[float]], float] = _no_loss
     gradient: Callable[[Sequence[float]], tuple[float, list[float]]] = _no_loss
-    learn: Callable[[int], Solution] = _no_loss
+    learn: Callable[[int], Coefficients] = _no_loss
 
 
 @dataclass(frozen=True)
@@ -105,10 +104,18 @@ def method(name: str | None = None, *, needs_loss: bool = False) -> Callable[[An
     return register
 
 
-def parse(text: str) -> list[Call]:
-    """`lawa,ema:decay=0.5` → calls; raises ValueError on an unknown method or option."""
-    specs = [spec.strip() for spec in text.split(",")]
-    return [parse_one(spec) for spec in specs if spec]
+def parse(specs: str | Sequence[str]) -> list[Call]:
+    """`lawa,ema:decay=0.5` → calls; all faults at once."""
+    calls, faults = [], []
+    for spec in specs.split(",") if isinstance(specs, str) else specs:
+        try:
+            if spec.strip():
+                calls.append(parse_one(spec.strip()))
+        except ValueError as error:
+            faults.append(f"methods: {error}")
+    if faults or not calls:
+        raise ConfigError(*(faults or ["methods: none named; `sewa methods` lists them"]))
+    return calls
 
 
 def parse_one(spec: str) -> Call:

@@ -9,10 +9,9 @@ from sewa_cli.methods import Coefficients, Run, mean_of, method
 def sewa(run: Run, K: int) -> Coefficients:
     """K checkpoints chosen by the learned mask.
 
-    c_i = 1/K on the K largest probabilities that the configured solver learns. SeWA, Wang et al.
-    2025.
+    The weights that the configured solver chooses: 1/K on K checkpoints. SeWA, Wang et al. 2025.
     """
-    return mean_of(run.learn(K).selected, run.k)
+    return run.learn(K)
 
 
 @method(needs_loss=True)

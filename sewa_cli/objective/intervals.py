@@ -7,10 +7,16 @@ hold for all pairs of rows at once, by the bootstrapped maximum of the studentis
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from sewa_cli.objective.objective import UnitLosses
+from sewa_cli.report.select import Gained
+from sewa_cli.report.shared import Interval
 
 LEVEL = 0.95
 FEWEST = 20  # with fewer examples than this, resampling them says too little
@@ -34,7 +40,7 @@ def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 
     """
     rows, n = losses.shape
     if n < FEWEST:
-        raise ValueError(f"{n} examples are too few to resample; {FEWEST} are the least")
+        raise ValueError(f"{n} examples are too few to resample; it takes {FEWEST}")
     means = losses @ weights / weights.sum()
     best = int(means.argmin())
     resampled = _resample(losses, weights, seed, samples)  # [B, R]
@@ -62,6 +68,36 @@ def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 
         ),
         best=best,
     )
+
+
+def gained(
+    learned: UnitLosses | None, references: Mapping[str, UnitLosses | None], seed: int
+) -> Gained | None:
+    """How far the learned average lies below the best reference, held out, and how sure that is."""
+    known = {name: u for name, u in references.items() if u is not None and u.is_finite}
+    if learned is None or not learned.is_finite or not known:
+        return None
+    over = min(known, key=lambda name: known[name].mean)
+    by = known[over].mean - learned.mean
+    losses, weights, _ = paired([learned, *known.values()])
+    if len(weights) < FEWEST:
+        return Gained(over=over, by=by, interval=None)
+    spread = compare_rows(losses, weights, seed)
+    # the interval is of a difference from the best row: the reference's, or the learned one's
+    if spread.best == 0:
+        low, high = spread.difference_intervals[1 + list(known).index(over)]
+    else:
+        high, low = (-bound for bound in spread.difference_intervals[0])
+    return Gained(over=over, by=by, interval=Interval(low=low, high=high))
+
+
+def paired(units: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Literal["rows", "batches"]]:
+    """Losses [R, n] of the same rows, their weights [n]; of batches where any does not split."""
+    by_row = [u.rows for u in units if u.rows is not None]
+    if len(by_row) == len(units):
+        losses = torch.stack(by_row)
+        return losses, torch.ones_like(losses[0]), "rows"
+    return torch.stack([u.batches for u in units]), units[0].counts, "batches"
 
 
 def _for_few(z: float, n: int) -> float:

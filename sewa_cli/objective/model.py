@@ -12,19 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each floating-point tensor of a model stands in the flat vector [P].
-
-    Parameters first, then buffers; inside each, tensors of one dtype stand together. Tied tensors
-    stand once, under the first of their names.
-    """
-
-    slices: dict[str, slice]
-    shapes: dict[str, tuple[int, ...]]
-    parameters: int  # the first so many of the P are parameters, the rest buffers
-    size: int  # P
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.trajectory import Layout
 
 
 @dataclass(frozen=True)
@@ -85,6 +74,8 @@ class FlatModel:
             offset += tensor.numel()
             if isinstance(tensor, nn.Parameter):
                 parameters = offset
+        if offset == 0:
+            raise TaskError("build_model(): the model has no floating-point weights")
         self.layout = Layout(slices, shapes, parameters, offset)
         self.flat = torch.zeros(offset, dtype=torch.float32, device=device)
         self.grad = torch.zeros(parameters, dtype=torch.float32, device=device)
@@ -185,16 +176,18 @@ class FlatModel:
         for cast in self._casts:
             self.flat[cast.where].copy_(cast.values)
 
-    def check_untouched(self) -> None:
+    def check_untouched(self, by: str = "predict()") -> None:
         """Weights that the user's code has moved or cast no longer follow `flat`: say so."""
         if self.module.training:
-            raise ValueError("the model was switched to train mode; it is judged in eval mode")
+            raise TaskError(
+                f"{by}: the model was switched to train mode; it is evaluated in eval mode"
+            )
         for bound in self._bound:
             tensor = bound.shelf.get(bound.key)
             if tensor is None or tensor.data_ptr() != bound.values.data_ptr():
-                raise ValueError(
-                    f"{bound.name} was moved, cast or replaced; leave the model's weights where "
-                    "they are, or work on a copy of the model"
+                raise TaskError(
+                    f"{by}: {bound.name} was moved, cast or replaced; leave the model's weights "
+                    "where they are, or work on a copy of the model"
                 )
 
 
@@ -221,13 +214,31 @@ def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     groups: dict[object, list[str]] = {}
     for name, tensor in _state(model).items():
         if id(tensor) not in real:
-            raise ValueError(
-                f"{name} in its state_dict() is a copy or extra state, not a parameter or buffer"
+            raise TaskError(
+                f"build_model(): {name} in its state_dict() is a copy or extra state, not a "
+                "parameter or buffer"
             )
         if tensor.is_meta:
-            raise ValueError(f"{name} is on the meta device; build the model with real weights")
+            raise TaskError(
+                f"build_model(): {name} is on the meta device; build it with real weights"
+            )
         if tensor.is_complex():
-            raise ValueError(f"{name} is complex; complex weights cannot be averaged here")
+            raise TaskError(f"build_model(): {name} is complex; such weights cannot be averaged")
         shared = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         groups.setdefault(shared if tensor.numel() else id(tensor), []).append(name)
     return [tuple(names) for names in groups.values()]
+
+
+def find_device(wanted: str) -> torch.device:
+    """`auto`: cuda, else mps, else cpu."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device: {wanted!r} cannot be used here: {reason}") from error
+    return device

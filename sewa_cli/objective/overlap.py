@@ -16,41 +16,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sewa_cli.objective.objective import Data
 from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Bench
 
 MOST_ROWS: Final = 20_000  # of each set
 MOST_SECONDS: Final = 1.0  # data may have to be decoded
 FEWEST, SHARE = 5, 0.01  # of the selection rows: real data have a few twins
 
 
-def warn_of_overlap(bench: Bench, training: bool) -> None:
-    """Selection rows among held-out rows and, if they are at hand anyway, among training rows.
+def find_overlap(
+    selection: Data, heldout: Data | None, training: Data | None, seed: int
+) -> Iterator[str]:
+    """A sentence for each other set of data that selection rows are in, too.
 
     A courtesy: whatever goes wrong here, the run goes on without it.
     """
-    task = bench.task
     others = {
-        "heldout_data": (task.heldout_data, "the held-out loss is not held out"),
+        "heldout_data": (heldout, "the held-out loss is not held out"),
         "training_data": (
-            task.training_data if training else None,
+            training,
             "a choice by rows that the model has seen may be worse than the mean of all; choose by "
             "fresh ones",
         ),
     }
-    with suppress(Exception), seeded(bench.config.seed):  # loaders draw; the run must not notice
+    with suppress(Exception), seeded(seed):  # loaders draw; the run must not notice
         own: list[bytes] = []
         for name, (data, why) in others.items():
             if data is None:
                 continue
-            own = own or row_keys(task.selection_data)
+            own = own or row_keys(selection)
             if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
                 return
             if n := shared(own, data):
-                bench.warn(
-                    f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
-                )
+                yield f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
 
 
 def shared(own: list[bytes], others: Iterable[Nest]) -> int:

@@ -1,64 +1,399 @@
-"""Rows for people and programs: an aligned table, Markdown, CSV, JSON lines."""
+"""Reports as rows: an aligned table or Markdown for people, CSV or JSON lines for programs.
+
+`render` and `Sheet` know no report; below them is a function for each kind of report.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from sewa_cli.errors import ConfigError
+from sewa_cli.text import few, number, size, with_K
 
-FORMATS = ("table", "markdown", "csv", "jsonl", "json")
+if TYPE_CHECKING:
+    from sewa_cli.report.compare import Comparison, Row
+    from sewa_cli.report.evaluate import Evaluation
+    from sewa_cli.report.forecast import Forecast
+    from sewa_cli.report.inspect import Found, Inspection, Motion
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.shared import Interval, TaskHead
+    from sewa_cli.report.validate import Validation
+    from sewa_cli.report.windows import Windows
+
+LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
 Cell = str | int | float | bool | None
-
-
-def check_format(name: str) -> str:
-    if name not in FORMATS:
-        raise ConfigError(f"--format: must be one of {', '.join(FORMATS)}, found {name!r}")
-    return name
-
-
-def even(rows: Sequence[Mapping[str, Cell]]) -> list[dict[str, Cell]]:
-    """Every row with every column that any row has, in the order of their first appearance."""
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return [{name: row.get(name) for name in columns} for row in rows]
+Rows = list[dict[str, Cell]]
 
 
 def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:
-    """`json` is left to the caller, who has more to say than rows."""
-    columns = list(rows[0]) if rows else []
+    """All rows with the columns that any row has, in the order of their first appearance."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [[row.get(column) for column in columns] for row in rows]
     if form == "jsonl":
-        return "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+        dicts = (dict(zip(columns, line, strict=True)) for line in cells)
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dicts)
     if form == "csv":
         text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([["" if row[c] is None else row[c] for c in columns] for row in rows])
+        csv.writer(text, lineterminator="\n").writerows([columns, *cells])  # None: an empty cell
         return text.getvalue()
-    shown = [[" ".join(show(row[column]).split()) for column in columns] for row in rows]
-    numeric = [all(not isinstance(row[c], str) for row in rows) for c in columns]
+    shown = [[" ".join(_plain(cell).split()) for cell in line] for line in cells]
+    right = [not any(isinstance(line[i], str) for line in cells) for i in range(len(columns))]
     if form == "markdown":
+        rule = ["---:" if is_right else "---" for is_right in right]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in [columns, *shown]]
-        rule = ["---:" if right else "---" for right in numeric]
-        return "".join(
-            "| " + " | ".join(line) + " |\n" for line in [escaped[0], rule, *escaped[1:]]
+        lines = [f"| {' | '.join(line)} |" for line in [escaped[0], rule, *escaped[1:]]]
+    else:
+        widths = [max(len(line[i]) for line in [columns, *shown]) for i in range(len(columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if is_right else cell.ljust(width)
+                for cell, width, is_right in zip(line, widths, right, strict=True)
+            ).rstrip()
+            for line in [columns, *shown]
+        ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _plain(value: Cell) -> str:
+    return number(value) if value is None or isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The data of a report."""
+
+    rows: Rows  # for programs: flat, every number as it is
+    # for people: titles ("" for none) and tables, facts with names, or words; none: the rows
+    parts: list[tuple[str, Rows | dict[str, str] | str]] = field(default_factory=list)
+
+    def show(self, form: str) -> str:
+        if form in ("csv", "jsonl"):
+            return render(self.rows, form)
+        return "\n".join(
+            _part(title, found, form) for title, found in self.parts or [("", self.rows)]
         )
-    widths = [max(len(line[i]) for line in [columns, *shown]) for i in range(len(columns))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, numeric, strict=True)
-        ).rstrip()
-        for line in [columns, *shown]
+
+
+def _part(title: str, found: Rows | dict[str, str] | str, form: str) -> str:
+    if isinstance(found, str):
+        text = f"{found}\n"
+    elif isinstance(found, list):
+        text = render(found, form)
+    elif form == "markdown":
+        text = render([{"": name, " ": value} for name, value in found.items()], form)
+    else:
+        width = max(map(len, found))
+        text = "".join(f"{name:>{width}}  {value}\n" for name, value in found.items())
+    if not title:
+        return text
+    return f"**{title}**\n\n{text}" if form == "markdown" else f"{title}\n{text}"
+
+
+def _metrics(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:
+    """A metric that is named like a column of ours must not take its place."""
+    return {f"metric_{m}" if m in taken else m: value for m, value in (found or {}).items()}
+
+
+def listing(found: Mapping[str, Mapping[str, Any]]) -> Sheet:
+    """What there is to choose from: names, a line about each, and what else is known."""
+    rows: Rows = []
+    shown: Rows = []
+    for name, about in found.items():
+        options = about.get("options", {})
+        given = " ".join(f"{key}={value}" for key, value in options.items())
+        row: dict[str, Cell] = {"name": name, **about}
+        rows.append({**row, "options": given} if "options" in about else row)
+        known = "".join(f" [{key}={value}]" for key, value in options.items())
+        shown.append({"name": name, "what it does": f"{about['line']}{known}"})
+    return Sheet(rows, [("", shown)])
+
+
+def select(report: Report) -> Sheet:
+    """The average beside its references."""
+    chosen = {}
+    if report.instead_of and report.learned:
+        chosen = {report.instead_of: report.learned}
+    elif report.written not in report.references:
+        chosen = {report.written: report.average}
+    titles = {"uniform": f"uniform (all {report.k})", "lawa": "lawa (equal intervals)"}
+    rows: Rows = []
+    shown: Rows = []
+    for name, scores in {**chosen, **report.references}.items():
+        losses: dict[str, Cell] = {
+            "selection_loss": scores.selection_loss,
+            "heldout_loss": scores.heldout_loss,
+        }
+        metrics = _metrics(scores.metrics, {"average", *losses})
+        rows.append({"average": name, **losses, **metrics})
+        cells: dict[str, Cell] = {
+            "average": titles.get(name, name),
+            f"selection loss ({report.selection_rows})": scores.selection_loss,
+        }
+        if report.heldout_rows is not None:
+            cells[f"held-out loss ({report.heldout_rows})"] = scores.heldout_loss
+        shown.append({**cells, **metrics})
+    return Sheet(rows, [("", shown)])
+
+
+def evaluate(report: Evaluation) -> Sheet:
+    rows: Rows = []
+    for file in report.files:
+        row: dict[str, Cell] = {"path": file.path, "step": file.step}
+        row["selection_loss"] = file.selection_loss
+        if report.heldout_rows is not None:
+            row["heldout_loss"] = file.heldout_loss
+        rows.append({**row, **_metrics(file.metrics, row)})
+    return Sheet(rows)
+
+
+def compare(report: Comparison) -> Sheet:
+    """A row for each method at each K."""
+    rows = [_compared(row) for row in report.rows]
+    names = {
+        "selection_loss": "selection",
+        "predicted_loss": "predicted",
+        "surrogate_error": "off by",
+        "heldout_loss": "held-out",
+        "low": "95 %",
+        "minus_best": "minus best",
+        "minus_best_low": "95 % of that",
+        "MB_read": "MB read",
+    }
+    # for people: an interval is one column, names are short, and no column says nothing
+    said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
+    shown: Rows = []
+    for row in rows:
+        cells = {name: cell for name, cell in row.items() if name in said}
+        for low, high in (("low", "high"), ("minus_best_low", "minus_best_high")):
+            if cells.pop(high, None) is not None:
+                cells[low] = f"{_plain(row[low])} .. {_plain(row[high])}"
+        shown.append({names.get(name, name): cell for name, cell in cells.items()})
+    return Sheet(rows, [("", shown)])
+
+
+def _compared(row: Row) -> dict[str, Cell]:
+    def ends(name: str, interval: Interval | None) -> dict[str, Cell]:
+        low, high = (interval.low, interval.high) if interval else (None, None)
+        return {f"{name}low": low, f"{name}high": high}
+
+    found: dict[str, Cell] = {
+        "method": row.method,
+        "K": row.K,
+        "size": row.size,
+        "selection_loss": row.selection_loss,
+        "predicted_loss": row.predicted_loss,
+        "surrogate_error": row.surrogate_error,
+        "heldout_loss": row.heldout_loss,
+        **ends("", row.interval),
+        "spread": row.spread,
+        "minus_best": row.difference,
+        **ends("minus_best_", row.difference_interval),
+        "mark": row.mark,
+    }
+    cost: dict[str, Cell] = {
+        "forward": row.cost.forward_passes,
+        "backward": row.cost.backward_passes,
+        "MB_read": round(row.cost.bytes_read / 1e6, 3),
+        "seconds": round(row.cost.seconds, 3),
+    }
+    return {**found, **_metrics(row.metrics, {*found, *cost}), **cost}
+
+
+def windows(report: Windows) -> Sheet:
+    """For programs a row for each method in each window; for people methods side by side."""
+    rows: Rows = []
+    for i, window in enumerate(report.windows):
+        for row in window.rows:
+            cells: dict[str, Cell] = {
+                "window": i,
+                "at": window.at,
+                "first_step": window.first_step,
+                "last_step": window.last_step,
+                "method": row.method,
+                "K": row.K,
+                "size": row.size,
+                "selection_loss": row.selection_loss,
+                "heldout_loss": row.heldout_loss,
+                "spread": row.spread,
+                "best": row.mark == "best",
+            }
+            rows.append({**cells, **_metrics(row.metrics, cells)})
+    return Sheet(rows, list(_side_by_side(report)))
+
+
+def level(report: Windows) -> str:
+    """held-out loss 0.3 at step 5,000"""
+    where = "step" if report.by == "step" else "checkpoint"
+    loss = number(report.level.value)
+    return f"{LOSS[report.level.measure]} {loss} at {where} {report.level.at:,}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _side_by_side(report: Windows) -> Iterator[tuple[str, Rows]]:
+    """Windows as rows, methods as columns, by loss and by each metric; then who got there when."""
+    measure = report.level.measure
+    unit = "after step" if report.by == "step" else "checkpoints"
+    by_loss: Rows = []
+    for window in report.windows:
+        cells: dict[str, Cell] = {unit: window.at}
+        cells |= {with_K(row.method, row.K): getattr(row, measure) for row in window.rows}
+        best = [with_K(row.method, row.K) for row in window.rows if row.mark == "best"]
+        by_loss.append({**cells, "lowest": ", ".join(best) or None})
+    yield f"{LOSS[measure]}, in windows of {report.size} checkpoints", by_loss
+    every = [row for window in report.windows for row in window.rows]
+    metrics = list(dict.fromkeys(name for row in every for name in row.metrics or {}))
+    for metric in metrics:
+        by_metric: Rows = [
+            {unit: window.at}
+            | {with_K(row.method, row.K): (row.metrics or {}).get(metric) for row in window.rows}
+            for window in report.windows
+        ]
+        yield metric, by_metric
+    whens: Rows = []
+    for reach in report.reaches:
+        when: dict[str, Cell] = {
+            "method": with_K(reach.method, reach.K),
+            "after step" if report.by == "step" else "after checkpoints": (
+                "never" if reach.at is None else f"{reach.at:,}"
+            ),
+            "of training": None if reach.share is None else percent(reach.share),
+            LOSS[measure].removesuffix(" loss"): reach.loss,
+        }
+        there = reach.metrics or {}
+        when |= _metrics({name: there.get(name) for name in metrics}, when)
+        touched = None if reach.touched is None else report.windows[reach.touched].at
+        whens.append({**when, "first touched": touched})
+    yield f"when the last checkpoint's level is reached and kept: {level(report)}", whens
+
+
+def inspect(report: Inspection) -> Sheet:
+    """The facts, a row for each checkpoint, the run beside three simple ways of moving."""
+    found = report.checkpoints
+    rows: Rows = [
+        {
+            "step": one.step,
+            "path": one.path,
+            "size": one.size,
+            "from_last": one.to_last,
+            "from_mean": one.to_mean,
+            "moved": one.length,
+            "cosine": one.cosine,
+            "nonfinite": len(one.nonfinite),
+            "same_as": None if one.same_as is None else found[one.same_as].path,
+            **_metrics(one.logged, {"step", "path", "size", "moved", "cosine"}),
+        }
+        for one in found
     ]
-    return "".join(line + "\n" for line in lines)
+    sheet = Sheet(rows, [("", _facts_of_run(report)), ("", _checkpoints(found))])
+    if report.motion is not None:
+        sheet.parts.append(("", _ways(report.motion)))
+    sheet.parts.append(("", report.explanation))
+    return sheet
 
 
-def show(value: Cell) -> str:
-    """A number as people read it."""
+def _facts_of_run(report: Inspection) -> dict[str, str]:
+    found = report.checkpoints
+    first, last = found[0].step, found[-1].step
+    if first is None:
+        steps = "without steps"
+    elif first == last:
+        steps = f"step {first}"
+    else:
+        spacing = f"every {report.spacing}" if report.spacing else "unevenly spaced"
+        steps = f"steps {first} to {last}, {spacing}"
+    sizes = [one.size for one in found]
+    each = " to ".join(dict.fromkeys([size(min(sizes)), size(max(sizes))]))
+    gaps = [
+        f"{gap.after} to {gap.before}" + (f" ({gap.missing} missing)" if gap.missing else "")
+        for gap in report.gaps
+    ]
+    return {
+        "checkpoints": f"{len(found)}, {steps}",
+        "gaps": few(gaps, 5) or "none",
+        "size": f"{size(sum(sizes))}, {each} each",
+        "tensors": f"{report.tensors:,}",
+        "parameters": f"{report.parameters:,}",
+        "dtypes": ", ".join(f"{word} ({n:,})" for word, n in report.dtypes.items()),
+        "duplicates": few([_name(one) for one in found if one.same_as is not None], 5) or "none",
+        "NaN or Inf": few([_name(one) for one in found if one.nonfinite], 5) or "none",
+    }
+
+
+def _checkpoints(found: Sequence[Found]) -> Rows:
+    rows: Rows = []
+    losses = dict.fromkeys(name for one in found for name in one.logged if "loss" in name)
+    for one in found:
+        notes = []
+        if one.nonfinite:
+            notes.append(f"NaN or Inf in {few(one.nonfinite, 2)}")
+        if one.same_as is not None:
+            notes.append(f"same as {_name(found[one.same_as])}")
+        rows.append(
+            {
+                "step": one.step,
+                **{name: one.logged.get(name) for name in losses},
+                "from last": one.to_last,
+                "from mean": one.to_mean,
+                "moved": one.length,
+                "cosine": None if one.cosine is None else round(one.cosine, 3),
+                "size": size(one.size),
+                "file": one.path,
+                "note": "; ".join(notes),
+            }
+        )
+    return rows
+
+
+def _ways(motion: Motion) -> Rows:
+    titles = {"line": "straight line", "walk": "random walk", "noise": "noise around a point"}
+    ways = {"this run": motion.run}
+    ways |= {titles[name]: signs for name, signs in (motion.expected or {}).items()}
+    return [
+        {"": "net displacement / path", **{way: signs.net_to_path for way, signs in ways.items()}},
+        {"": "mean cosine of steps", **{way: signs.cosine for way, signs in ways.items()}},
+        {"": "explained by a line", **{way: signs.trend for way, signs in ways.items()}},
+    ]
+
+
+def _name(one: Found) -> str:
+    return one.path if one.step is None else f"step {one.step}"
+
+
+def validate(report: Validation) -> Sheet:
+    return _facts(report)
+
+
+def forecast(report: Forecast) -> Sheet:
+    return _facts(report)
+
+
+def _facts(report: TaskHead) -> Sheet:
+    """Everything but the head, by name: one row for programs, a line each for people."""
+    head = {"schema_version", "kind", "versions", "created", "config", "warnings", "seed"}
+    found = report.model_dump(exclude=head)
+    for name, value in found.pop("placement", {}).items():
+        found["tier reason" if name == "reason" else name] = value
+    row: dict[str, Cell] = {}
+    shown: dict[str, str] = {}
+    for name, value in found.items():
+        row[name.replace(" ", "_")] = ", ".join(value) if isinstance(value, list) else value
+        is_size = name.endswith(("_bytes", "bytes_read"))
+        shown[name.replace("_", " ")] = size(value) if is_size else _word(value)
+    return Sheet([row], [("", shown)])
+
+
+def _word(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.5g}" if abs(value) < 1e6 else f"{value:.4e}"
-    return str(value)
+        return number(None)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

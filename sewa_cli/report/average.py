@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from sewa_cli.report.part import SCHEMA_VERSION, Part
 from sewa_cli.report.recipe import Recipe
-from sewa_cli.report.shared import Lora, Versions
+from sewa_cli.report.shared import Head, Lora
 
 
-class AverageReport(Part):
-    """What went into an average that needed neither model nor data."""
+class AverageReport(Head):
+    """What went into an average that needed neither model nor data; enough for `sewa apply`."""
 
     kind: Literal["average"] = "average"
-    schema_version: int = SCHEMA_VERSION
-    versions: Versions
-    created: str
-    config: dict[str, Any]
     lora: Lora | None = None
-    output: str
+    output: str | None
     recipe: Recipe
-    warnings: list[str]

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import Recipe
-from sewa_cli.report.shared import Candidate, Cost, Head, Interval, LeftOut, Placement
+from sewa_cli.report.shared import Candidate, Cost, Interval, LeftOut, Placement, TaskHead
 
 
 class RowCost(Part):
@@ -46,7 +46,7 @@ class Row(Part):
     cost: RowCost
 
 
-class Comparison(Head):
+class Comparison(TaskHead):
     """The report of `sewa compare`."""
 
     kind: Literal["compare"] = "compare"
@@ -66,4 +66,3 @@ class Comparison(Head):
     cost: Cost
     output: str | None
     recipe: Recipe | None = Field(description="of the best row, if it was written")
-    warnings: list[str]

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import Recipe
-from sewa_cli.report.shared import Candidate, Cost, Head, Interval, LeftOut, Lora, Placement, Scores
+from sewa_cli.report.shared import (
+    Candidate,
+    Cost,
+    Interval,
+    LeftOut,
+    Lora,
+    Placement,
+    Scores,
+    TaskHead,
+)
 
 
 class Better(Part):
@@ -49,34 +58,6 @@ class Guard(Part):
     rows: int
 
 
-class Round(Part):
-    """One linearisation: where, its true loss there, and the choice: predicted, and true."""
-
-    base: str
-    base_loss: float
-    predicted: float
-    loss: float
-
-
-class Cache(Part):
-    """The outputs that the linear solver worked on, for each checkpoint."""
-
-    numbers: int
-    dtype: str
-    bytes: int
-    rows: int
-    of_rows: int = Field(description="selection rows; more than `rows` if not all would fit")
-
-
-class Linear(Part):
-    rounds: list[Round]
-    cache: Cache
-    surrogate_error: float | None = Field(
-        description="predicted minus true selection loss of what was chosen"
-    )
-    exact_swaps: int = Field(description="tried with true weights")
-
-
 class BudgetOption(Part):
     """A way to average, cross-validated on the selection rows."""
 
@@ -107,7 +88,10 @@ class StabilityReport(Part):
     )
 
 
-class Report(Head):
+class Report(TaskHead):
+    """The report of `sewa select`."""
+
+    kind: Literal["select"] = "select"
     K: int
     k: int
     parameters: int
@@ -134,7 +118,9 @@ class Report(Head):
     )
     gained: Gained | None = None
     guard: Guard | None = None
-    linear: Linear | None = None
+    details: dict[str, Any] | None = Field(
+        None, description="what the solver found out besides, as it gives it"
+    )
     budget: list[BudgetOption] | None = Field(None, description="K: auto: the options it had")
     stability: StabilityReport | None = None
     placement: Placement
@@ -143,4 +129,3 @@ class Report(Head):
     cost: Cost
     output: str | None
     recipe: Recipe
-    warnings: list[str]

@@ -53,7 +53,7 @@ class Interval(Part):
 class Placement(Part):
     """Where the checkpoints were held while learning, and why."""
 
-    tier: Literal["memory", "bf16", "host", "files"]
+    tier: str
     reason: str
     cap_bytes: int
     planned_bytes: int = Field(description="on top of Python, torch, the model and the data")
@@ -91,12 +91,19 @@ class Lora(Part):
 
 
 class Head(Part):
-    """What was run, on what, and when: with this every report begins."""
+    """What was run, by which versions, when and how: with this every report begins."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
+    kind: str
     versions: Versions
     created: str
     config: dict[str, Any]
+    warnings: list[str]
+
+
+class TaskHead(Head):
+    """Of a command that runs the user's model."""
+
     task: str
     device: str
     seed: int

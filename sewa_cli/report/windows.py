@@ -8,7 +8,7 @@ from pydantic import Field
 
 from sewa_cli.report.compare import Row
 from sewa_cli.report.part import Part
-from sewa_cli.report.shared import Candidate, Cost, Head, LeftOut, Placement
+from sewa_cli.report.shared import Candidate, Cost, LeftOut, Placement, TaskHead
 
 
 class Window(Part):
@@ -50,7 +50,7 @@ class Reach(Part):
     )
 
 
-class Windows(Head):
+class Windows(TaskHead):
     """The report of `sewa compare --windows`."""
 
     kind: Literal["windows"] = "windows"
@@ -71,4 +71,3 @@ class Windows(Head):
     batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
     averages_evaluated: int
     cost: Cost
-    warnings: list[str]

@@ -8,25 +8,25 @@ from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, ConfigError
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 
 
 def open_candidates(
-    config: Config, reads: Reads, listener: Listener | None = None
+    config: Config, reads: Reads, events: Events | None = None
 ) -> tuple[list[Checkpoint], list[Path]]:
     """Find, order, narrow down and cross-check the checkpoints, from their headers alone.
 
     Also returns the paths of all that were found: inputs, even if they take no part.
     """
-    listener = listener or Listener()
+    events = events or Events()
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
     found = library.open_all(
         config.checkpoints,
         reads,
         state_key=config.state_key,
-        warn=listener.warn,
-        note=listener.note,
+        warn=events.warn,
+        note=events.note,
     )
     if not found:
         where = ", ".join(str(path) for path in config.checkpoints)

@@ -1,52 +1,16 @@
-"""What a run has cost, and which versions made it."""
+"""What a run has cost."""
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-from sewa_cli import __version__
-from sewa_cli.report.shared import Cost, Seconds, Versions
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from sewa_cli.session.session import Bench
-
-
-def versions() -> Versions:
-    """What is installed, without importing it."""
-    from importlib.metadata import version
-
-    return Versions(
-        sewa=__version__,
-        python=platform.python_version(),
-        torch=version("torch"),
-        safetensors=version("safetensors"),
-    )
-
-
-def _peak_memory() -> int:
-    if sys.platform == "win32":
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _peak_device_memory(device: torch.device) -> int | None:
-    if device.type != "cuda":
-        return None
-    import torch
-
-    return torch.cuda.max_memory_allocated(device)
+from sewa_cli.report.shared import Cost, Seconds
+from sewa_cli.session.session import Session
 
 
 class Clock:
@@ -64,16 +28,26 @@ class Clock:
         finally:
             self.stages[stage] += time.perf_counter() - start
 
-    def seconds(self) -> Seconds:
-        return Seconds(total=time.perf_counter() - self.started, **self.stages)
+    def cost(self, session: Session) -> Cost:
+        """Of all that was done so far."""
+        device, passes = session.model.device, session.objective.passes
+        on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        return Cost(
+            seconds=Seconds(total=time.perf_counter() - self.started, **self.stages),
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            bytes_read=session.reads.bytes,
+            peak_memory_bytes=_peak_memory(),
+            peak_device_memory_bytes=on_device,
+        )
 
 
-def total_cost(bench: Bench, clock: Clock) -> Cost:
-    return Cost(
-        seconds=clock.seconds(),
-        forward_passes=bench.objective.passes.forward,
-        backward_passes=bench.objective.passes.backward,
-        bytes_read=bench.reads.bytes,
-        peak_memory_bytes=_peak_memory(),
-        peak_device_memory_bytes=_peak_device_memory(bench.model.device),
-    )
+def _peak_memory() -> int:
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,134 +1,302 @@
-"""Set-up that every command with a task shares: device, files, model, names, seeds."""
+"""What one command with a task has opened: files, model, names, data. Read-only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
+from sewa_cli import solvers
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.config import Config
-from sewa_cli.errors import CheckpointError, ConfigError, TaskError
-from sewa_cli.events import Heard, Listener
-from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.objective import Objective, batchnorm_layers
-from sewa_cli.report.shared import LeftOut
+from sewa_cli.config import AUTO, Config
+from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
+from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.events import Events
+from sewa_cli.objective.model import FlatModel, find_device
+from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.overlap import find_overlap
+from sewa_cli.objective.scorer import Scored, Scorer
+from sewa_cli.objective.split import keep_aside
+from sewa_cli.objective.tree import rows
+from sewa_cli.output.average import Average
+from sewa_cli.report.select import Guard
+from sewa_cli.report.shared import Candidate, LeftOut
 from sewa_cli.session.candidates import open_candidates
-from sewa_cli.task import Task
+from sewa_cli.session.extensions import make_solver
+from sewa_cli.solvers import Choice, Problem, Solver
+from sewa_cli.task import Batches, Task
+from sewa_cli.trajectory import Trajectory, fill_row
+from sewa_cli.trajectory.placement import Placed, Placer, cap_on
 
 
-@dataclass
-class Bench:
-    """Files opened, model built, names matched: what `select` and `validate` start from."""
-
+@dataclass(frozen=True)
+class Session:
     config: Config
     task: Task
-    listener: Listener
+    events: Events
     checkpoints: list[Checkpoint]
-    model: FlatModel
-    names: dict[str, str]  # model name → checkpoint name
+    names: Mapping[str, str]  # model name → checkpoint name
     objective: Objective
     reads: Reads
     inputs: list[Path]  # never to be overwritten
-    warnings: list[str] = field(default_factory=list)
-    left_out: list[LeftOut] = field(default_factory=list)
-    tier: str | None = None  # where W is, once it is placed
-    failed_tiers: list[str] = field(default_factory=list)  # in which memory has run out
+    guard: Guard | None = None
 
-    def warn(self, text: str) -> None:
-        """Once, however often it comes up: a checkpoint may be read again."""
-        if text in self.warnings:
-            return
-        self.warnings.append(text)
-        self.listener.warn(text)
+    @property
+    def model(self) -> FlatModel:
+        return self.objective.model
 
-    def keeps(self, checkpoint: Checkpoint, broken: str | None) -> bool:
-        """Whether a checkpoint takes part; one with NaN or Inf is left out, or stops the run."""
-        if broken is None:
-            return True
-        reason = f"{broken} holds NaN or Inf"
-        if self.config.nonfinite == "error":
-            raise CheckpointError(f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out")
-        out = LeftOut(path=str(checkpoint.path), step=checkpoint.step, reason=reason)
-        self.left_out.append(out)
-        self.warn(f"{checkpoint.path}: left out: {reason}")
-        if len(self.left_out) == len(self.checkpoints):
-            total = len(self.checkpoints)
-            raise CheckpointError(f"all {total} checkpoints hold NaN or Inf; none is left")
-        return False
+    @property
+    def newest(self) -> Checkpoint:
+        return self.checkpoints[-1]
+
+    def scorer(self) -> Scorer:
+        dtype, task = self.config.output_dtype, self.task
+        infos = {name: self.newest.tensors[source] for name, source in self.names.items()}
+        words = {n: WORDS[dtype] if dtype and i.is_float else i.dtype for n, i in infos.items()}
+        return Scorer(
+            self.objective,
+            task.heldout_data,
+            task.training_data,
+            task.metrics,
+            {name: torch_dtype(DTYPES[word]) for name, word in words.items()},
+            self.config.bn,
+            self.config.seed,
+        )
 
     def load_integers(self, checkpoint: Checkpoint) -> None:
-        named = ((n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float)
-        self.model.load((name, checkpoint.read(source)) for name, source in named)
+        named = [(n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float]
+        if named:
+            self.model.load((name, checkpoint.read(source)) for name, source in named)
 
-    def floats(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of one row of the trajectory, by the layout's names."""
-        for name, source in self.names.items():
-            if checkpoint.tensors[source].is_float:
-                yield self.model.canonical(name), checkpoint.read(source)
+    def warn_of_overlap(self, training: bool) -> None:
+        """Of rows that are in two sets of data at once; of training rows if they are at hand."""
+        task = self.task
+        found = find_overlap(
+            task.selection_data,
+            task.heldout_data,
+            task.training_data if training else None,
+            self.config.seed,
+        )
+        for sentence in found:
+            self.events.warn(sentence)
+
+    def candidates(self, used: Sequence[Checkpoint], choice: Choice | None = None) -> list[Candidate]:
+        """For the report."""
+        probabilities = choice.probabilities if choice else None
+        frequencies = choice.frequencies if choice else None
+        return [
+            Candidate(
+                index=i,
+                path=str(c.path),
+                step=c.step,
+                probability=probabilities[i] if probabilities else None,
+                frequency=frequencies[i] if frequencies else None,
+                logged=c.metrics or None,
+            )
+            for i, c in enumerate(used)
+        ]
 
 
-def resolve_device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device: {wanted!r} cannot be used here: {reason}") from error
-    return device
-
-
-def set_up(config: Config, task: Task, listener: Listener, K: int | None = None) -> Bench:
-    """`K`: the largest budget, if it is not the config's."""
+def open_session(config: Config, task: Task, events: Events) -> Session:
+    """Headers are read, the model is built, names are matched; no tensor is read yet."""
+    guard = None
+    if config.guard is not None:
+        if task.heldout_data is not None:
+            raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
+        task, guard = _guarded(task, config.guard, config.seed)
     reads = Reads()
-    heard = Heard(listener)
-    candidates, found = open_candidates(config, reads, heard)
-    check_budget(config.K if K is None else K, candidates)
+    candidates, found = open_candidates(config, reads, events)
     objective = build_objective(config, task, candidates[-1])
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
     inputs = [*found, Path(task.source), *task.files]
-    bench = Bench(config, task, listener, candidates, model, names, objective, reads, inputs)
-    bench.warnings += heard.warnings
     if candidates[0].step is None:
-        bench.warn(
+        events.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
-    return bench
+    return Session(config, task, events, candidates, names, objective, reads, inputs, guard)
+
+
+def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
+    """The task with a share of its selection rows as held-out data, never to choose by."""
+    selection, heldout = keep_aside(task.selection_data, share, seed)
+    guarded = replace(
+        task,
+        selection_data=Batches(lambda: selection, "selection_data"),
+        heldout_data=Batches(lambda: heldout, "selection_data kept aside"),
+    )
+    return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
 def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective:
     """The user's model on its device, with the user's loss; of adapters, only they can change."""
-    device = resolve_device(config.device)
-    try:
-        built = task.build_model()
-        is_adapter = newest.kind == "adapter"
-        only = library.check_fits(newest, built.state_dict()) if is_adapter else None
-        model = FlatModel(built, device, only)
-    except ValueError as error:
-        raise TaskError(f"build_model(): {error}") from error
-    if model.layout.size == 0:
-        raise TaskError("build_model(): the model has no floating-point weights")
-    anew = config.bn != "off" and bool(batchnorm_layers(model.module))
-    return Objective(model, task.predict, task.loss, task.backward, batch_statistics=anew)
+    device, built = find_device(config.device), task.build_model()
+    is_adapter = newest.kind == "adapter"
+    only = library.check_fits(newest, built.state_dict()) if is_adapter else None
+    objective = Objective(
+        FlatModel(built, device, only), task.predict, task.loss, task.backward, task.selection_data
+    )
+    anew = config.bn != "off" and objective.batchnorm_layers > 0
+    return replace(objective, batch_statistics=anew)
 
 
-def check_budget(K: int, candidates: Sequence[Checkpoint]) -> None:
-    k = len(candidates)
+def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
+    """There must be something to choose. K: AUTO is always possible."""
+    k = len(checkpoints)
     if k == 1:
         raise CheckpointError(
-            f"{candidates[0].path}: is the only checkpoint; there is none to choose"
+            f"{checkpoints[0].path}: is the only checkpoint; there is nothing to choose"
         )
     if k <= K:
         raise ConfigError(
             f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
         )
+
+
+class CheckpointRows:
+    """The session's checkpoints as rows of W; one with NaN or Inf is left out, or stops the run."""
+
+    def __init__(self, session: Session) -> None:
+        self.layout = session.model.layout
+        self.device = session.model.device
+        self.count = len(session.checkpoints)
+        self._session = session
+        self._broken: dict[int, str | None] = {}  # of those that were read: what is wrong with them
+
+    @property
+    def left_out(self) -> list[LeftOut]:
+        return [
+            LeftOut(path=str(c.path), step=c.step, reason=f"{self._broken[i]} holds NaN or Inf")
+            for i, c in enumerate(self._session.checkpoints)
+            if self._broken.get(i) is not None
+        ]
+
+    def fill(self, i: int, row: Tensor) -> bool:
+        session, checkpoint = self._session, self._session.checkpoints[i]
+        floats = (
+            (session.model.canonical(name), checkpoint.read(source))
+            for name, source in session.names.items()
+            if checkpoint.tensors[source].is_float
+        )
+        broken = fill_row(row, floats, self.layout)
+        checkpoint.close()
+        if i in self._broken:
+            if broken != self._broken[i]:
+                raise CheckpointError(f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?")
+            return broken is None
+        self._broken[i] = broken
+        session.events.progress("reading", len(self._broken), self.count)
+        if broken is not None:
+            self._leave_out(checkpoint, f"{broken} holds NaN or Inf")
+        return broken is None
+
+    def _leave_out(self, checkpoint: Checkpoint, reason: str) -> None:
+        if self._session.config.nonfinite == "error":
+            raise CheckpointError(f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out")
+        self._session.events.warn(f"{checkpoint.path}: left out: {reason}")
+        if len(self.left_out) == self.count:
+            raise CheckpointError(f"all {self.count} checkpoints hold NaN or Inf; none is left")
+
+
+class Run:
+    """The checkpoints placed as W, and averages of them: in the model, scored, and as files.
+
+    `retry` runs work that begins with `read`, and again with W in a lower tier if memory runs out.
+    """
+
+    def __init__(
+        self, session: Session, solver: Solver, share: float = 1.0, stream: bool = True
+    ) -> None:
+        """`stream`: W need not be held, if the solver does without. `share`: of the memory, for W."""
+        config = session.config
+        self.session = session
+        self.solver = solver
+        self.rows = CheckpointRows(session)
+        self.scorer = session.scorer()
+        cap = cap_on(session.model.device, config.memory)
+        events, tier = session.events, config.tier
+        self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier)
+        self.retry = self.placer.retry
+        self.streams = stream and solver.reading == "streamed" and tier is None
+        self._loaded: tuple[tuple[float, ...], int] | None = None
+
+    def read(self) -> Placed:
+        """W wherever it fits; for a solver that only passes over it, as a stream not yet read."""
+        self.placed = self.placer.stream() if self.streams else self.placer.place()
+        self.session.load_integers(self.session.newest if self.streams else self.used[-1])
+        self._loaded = None
+        return self.placed
+
+    @property
+    def trajectory(self) -> Trajectory:
+        return self.placed.trajectory
+
+    @property
+    def used(self) -> list[Checkpoint]:
+        return [self.session.checkpoints[i] for i in self.trajectory.used]
+
+    def problem(self, room: int | None = None, one_of_many: bool = False) -> Problem:
+        objective, config = self.session.objective, self.session.config
+        if missing := self.solver.needs - objective.offers:
+            raise ConfigError(f"solver: needs {', '.join(missing)}, which the objective lacks")
+        left = self.placed.room if room is None else room
+        events = self.session.events
+        return Problem(objective, self.trajectory, left, config.seed, events, one_of_many)
+
+    def load(self, coefficients: Sequence[float]) -> None:
+        """An average into the model, rounded as a file of it would be.
+
+        From W, or, where W is not exact, from the files.
+        """
+        model = self.session.model
+        if (tuple(coefficients), model.version) == self._loaded:
+            return
+        if self.trajectory.exact:
+            self.scorer.load(self.trajectory.mix_few(coefficients))
+            newest = max(i for i, c in enumerate(coefficients) if c != 0)
+            self.session.load_integers(self.used[newest])  # as in a file: the newest's
+        else:
+            dtype, names = self.session.config.output_dtype, self.session.names
+            average = Average.of(self.used, coefficients, names, method="", dtype=dtype, lora=None)
+            model.load(average.tensors())
+        self._loaded = (tuple(coefficients), model.version)
+
+    def score(self, coefficients: Sequence[float]) -> Scored:
+        """An average that is not written; BatchNorm as for a file of it."""
+        self.load(coefficients)
+        if self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
+            self.scorer.recompute()
+        return self.scorer.score()
+
+    def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
+        config = self.session.config
+        return Average.of(
+            self.used,
+            coefficients,
+            self.session.names,
+            method=method,
+            K=K,
+            dtype=config.output_dtype,
+            state_key=config.state_key,
+            lora=config.lora,
+        )
+
+    def score_file(self, average: Average) -> tuple[Average, Scored]:
+        """The very tensors that will be written; recomputed statistics are put into it."""
+        self.session.model.load(average.tensors())
+        scored = self.scorer.score_average(len(average.sources))
+        return average.with_statistics(scored.statistics), scored
+
+
+def chosen_solver(config: Config) -> Solver:
+    """With its settings; refused now if it cannot do what it is asked for."""
+    solver = make_solver(config)
+    if config.K == AUTO and not solver.finds_k:
+        able = [name for name in solvers.names() if solvers.find(name).finds_k]
+        named = " or ".join(f"--solver {name}" for name in able)
+        raise ConfigError(f"K: auto needs a solver that finds K: add {named}")
+    return solver

@@ -1,22 +1,162 @@
-"""Solvers: from a trajectory and a loss to a probability for each checkpoint. Never a path.
+"""Solvers: from a Problem to a Choice. They never see a path, a config or a command.
 
-A new solver is a module here with a `solve(trajectory, gradient, K, settings, …) -> Solution`, a
-settings model in `config`, and a line in `run`.
+    class Newest(Solver):
+        '''The K newest checkpoints, whatever the loss.'''
+
+        def choose(self, problem: Problem, K: int) -> Choice:
+            k = problem.trajectory.k
+            return Choice.of(range(k - K, k), k)
+
+    register("newest", Newest)
+
+A solver of ours is a module here and a line in BUILTIN. A user's own is registered the same way,
+from a Python file (`--solver-from`) or an entry point in the group `sewa.solvers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from torch import Tensor
+from sewa_cli import settings
+from sewa_cli.errors import ConfigError
 
-# flat [P] ↦ (loss at those weights on this iteration's batches, its gradient [parameters])
-LossAndGradient = Callable[[Tensor], tuple[Tensor, Tensor]]
+if TYPE_CHECKING:
+    from sewa_cli.events import Events
+    from sewa_cli.objective.objective import Objective
+    from sewa_cli.report.select import BudgetOption, StabilityReport
+    from sewa_cli.trajectory import Trajectory
+
+DEFAULT = "gumbel"
+LEARNED = "learned"  # the name of a choice that no simple average would have made
+BUILTIN = {"gumbel": "sewa_cli.solvers.gumbel", "linear": "sewa_cli.solvers.linear.rounds"}
+SURVEYING = "linear"  # whose cache of outputs answers `compare --fast`
+REGISTRY: dict[str, type[Solver]] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """All that a solver may know."""
+
+    objective: Objective
+    trajectory: Trajectory
+    room: int  # bytes it may allocate beside W and its own vectors
+    seed: int
+    events: Events
+    one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
 
 
 @dataclass(frozen=True)
-class Solution:
-    probabilities: list[float]  # s, one for each checkpoint
-    selected: list[int]  # the K largest, ascending
-    history: list[float]  # mean loss over the M samples, by iteration
+class Choice:
+    """The weights of the average and what was found out on the way, as the report has it."""
+
+    coefficients: list[float]
+    name: str = LEARNED  # or the simple average that was found to be better
+    probabilities: list[float] | None = None  # s, one for each checkpoint
+    frequencies: list[float] | None = None  # how often each was chosen on resampled rows
+    history: list[float] = field(default_factory=list)  # the loss, by iteration
+    labels: Literal["matter", "noise", "unseen"] | None = None
+    budget: list[BudgetOption] | None = None  # K: auto: the options it had
+    stability: StabilityReport | None = None
+    details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
+    holds: int = 0  # bytes of its own, beside W
+
+    @classmethod
+    def of(cls, chosen: Iterable[int], k: int, **found: Any) -> Choice:
+        """Equal weights on the chosen."""
+        members = set(chosen)
+        weight = 1.0 / len(members)
+        return cls([weight if i in members else 0.0 for i in range(k)], **found)
+
+    @property
+    def selected(self) -> list[int]:
+        return [i for i, c in enumerate(self.coefficients) if c != 0]
+
+    def but(self, **changes: Any) -> Choice:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a cost is reckoned from."""
+
+    k: int
+    K: int  # or settings.AUTO
+    batches: int  # of the selection data
+    rows: int  # of the selection data
+    room: int
+    objective: Objective
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What choosing takes. Seconds are of the solver's own arithmetic, not of passes and reads."""
+
+    forward: int = 0  # batches through the model
+    backward: int = 0
+    products: int = 0  # with the whole of W
+    reads: int = 0  # checkpoints read one by one, where W is streamed
+    bytes: int = 0  # held beside W
+    seconds: float = 0.0
+    at_most: bool = False  # it depends on what is found
+
+
+class Solver(ABC):
+    """One line that says what it does: `sewa solvers` shows it."""
+
+    class Settings(settings.Settings):
+        """Keys of its section in sewa.yaml."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"value"})  # of `Objective.offers`
+    reading: ClassVar[Literal["held", "streamed"]] = "held"  # W in memory, or passed over
+    finds_k: ClassVar[bool] = False  # whether K may be auto
+
+    def __init__(self, settings: Any = None) -> None:
+        self.settings: Any = self.Settings() if settings is None else settings
+
+    @property
+    def vectors(self) -> int:
+        """float32 vectors of the model's size that it allocates."""
+        return 4
+
+    def prepare(self, problem: Problem) -> None:  # noqa: B027 - most have nothing to prepare
+        """What every K shares; `compare` charges it to each row that asks."""
+
+    @abstractmethod
+    def choose(self, problem: Problem, K: int) -> Choice:
+        """K of the trajectory's checkpoints, as weights of an average."""
+
+    def cost(self, sizes: Sizes) -> Cost:  # noqa: ARG002
+        """Before any work; by default, nothing is known."""
+        return Cost(at_most=True)
+
+
+def register(name: str, solver: type[Solver]) -> type[Solver]:
+    if name in BUILTIN and not solver.__module__.startswith("sewa_cli."):
+        raise ValueError(f"there is a solver named {name} already")
+    if not (inspect.isclass(solver) and issubclass(solver, Solver)):
+        raise ValueError(f"{name}: a solver is a subclass of sewa_cli.solvers.Solver")
+    REGISTRY[name] = solver
+    return solver
+
+
+def names() -> list[str]:
+    return [*BUILTIN, *(name for name in REGISTRY if name not in BUILTIN)]
+
+
+def find(name: str) -> type[Solver]:
+    """Imported when it is first asked for: whoever only averages does not wait for torch."""
+    if name not in REGISTRY and name in BUILTIN:
+        import_module(BUILTIN[name])
+    if name not in REGISTRY:
+        raise ConfigError(f"solver: unknown solver {name!r}; there are {', '.join(names())}")
+    return REGISTRY[name]
+
+
+def line_of(solver: type[Solver]) -> str:
+    """The first line of its docstring."""
+    return (inspect.getdoc(solver) or "").partition("\n")[0]

@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sewa_cli.config import LinearConfig
-from sewa_cli.solvers.linear import Labels, Sample, Surrogate
-from sewa_cli.solvers.linear import relax as linear
+from sewa_cli.errors import TaskError
+from sewa_cli.solvers import LEARNED
+from sewa_cli.solvers.linear import relax
+from sewa_cli.solvers.linear.surrogate import Labels, Sample, Surrogate
 
-LEARNED = "learned"
+Name = tuple[str, int | None]  # of an average, and its K
 FOLD_ITERATIONS = 30  # each K begins where the one before it ended
 
 
@@ -51,9 +52,12 @@ def grid(k: int) -> list[int]:
 def choose_budget(
     surrogate: Surrogate,
     sizes: Sequence[int],
-    simple: Mapping[tuple[str, int | None], Tensor],
-    weights_of: Mapping[tuple[str, int | None], float],
-    settings: LinearConfig,
+    simple: Mapping[Name, Tensor],
+    weights_of: Mapping[Name, float],
+    *,
+    folds: int = 5,
+    iterations: int = 100,
+    tries: int = 50,
     seed: int = 0,
     on_fold: Callable[[int], None] | None = None,
 ) -> Budget:
@@ -61,29 +65,29 @@ def choose_budget(
 
     (`uniform`, None) must be among them. `weights_of`: how many checkpoints each is worth, 1/Σ c².
     """
-    folds = _folds(surrogate, settings.folds, seed)
-    settings = settings.model_copy(update={"iterations": min(settings.iterations, FOLD_ITERATIONS)})
+    split = _folds(surrogate, folds, seed)
+    iterations = min(iterations, FOLD_ITERATIONS)
     keys = [(LEARNED, K) for K in sizes]
-    learned = torch.zeros(len(keys), folds.units, dtype=torch.float64)
-    for number in range(folds.count):
-        rest, here = folds.without(number), folds.places(number)
+    learned = torch.zeros(len(keys), split.units, dtype=torch.float64)
+    for number in range(split.count):
+        rest, here = split.without(number), split.places(number)
         relaxed: Tensor | None = None
         for position, K in enumerate(sizes):
-            found = linear.solve(
-                surrogate, K, settings, sample=rest, relaxed=relaxed, try_all=False
+            found = relax.solve(
+                surrogate, K, iterations, tries, sample=rest, relaxed=relaxed, try_all=False
             )
             s = torch.tensor(found.probabilities, dtype=torch.float64)
             following = sizes[min(position + 1, len(sizes) - 1)]
             relaxed = s * following / K  # a good place to begin for the next K
-            outputs = surrogate.mix(linear.mean(found.selected, surrogate.k))
-            learned[position, here] = folds.losses(outputs)[here]
+            outputs = surrogate.mix(relax.mean(found.selected, surrogate.k))
+            learned[position, here] = split.losses(outputs)[here]
         if on_fold is not None:
             on_fold(number)
-    every = torch.cat([learned, torch.stack([folds.losses(out) for out in simple.values()])])
-    names: list[tuple[str, int | None]] = [*keys, *simple]
+    every = torch.cat([learned, torch.stack([split.losses(out) for out in simple.values()])])
+    names: list[Name] = [*keys, *simple]
     sizes_of = [*sizes, *(weights_of[key] for key in simple)]
-    decided = _decide(names, every, folds.weights, sizes_of)
-    if not folds.by_row:
+    decided = _decide(names, every, split.weights, sizes_of)
+    if not split.by_row:
         return decided
     best_simple = min(simple, key=lambda key: decided.options[names.index(key)].loss)
     probed = {("uniform", None), ("last", None), best_simple}
@@ -94,7 +98,7 @@ def choose_budget(
 
 
 def _decide(
-    names: Sequence[tuple[str, int | None]],
+    names: Sequence[Name],
     losses: Tensor,
     weights: Tensor,
     sizes: Sequence[float],
@@ -154,7 +158,7 @@ class _Folds:
         if self.by_row:
             found = self.surrogate.unit_losses(outputs)
             if found is None:
-                raise ValueError("the loss splits into rows at one average and not at another")
+                raise TaskError("loss() splits into rows at one average and not at another")
             return found
         return self.surrogate.batch_losses(outputs)
 
@@ -164,6 +168,6 @@ def _folds(surrogate: Surrogate, count: int, seed: int) -> _Folds:
     units = sum(surrogate.counts) if by_row else len(surrogate.counts)
     if units < count:
         what = "rows" if by_row else "batches (the loss does not split into rows)"
-        raise ValueError(f"K: auto needs {count} or more selection {what}, found {units}")
+        raise TaskError(f"K: auto needs {count} or more selection {what}, found {units}")
     generator = torch.Generator().manual_seed(seed)
     return _Folds(surrogate, count, torch.randperm(units, generator=generator) % count, by_row)

@@ -11,101 +11,121 @@ s stays in the feasible set in one of two ways. `logits`: s = σ(θ + c), c such
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from sewa_cli.config import GumbelConfig
-from sewa_cli.solvers import LossAndGradient, Solution, mask
+from sewa_cli.errors import TaskError
+from sewa_cli.settings import Count, Positive
+from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.trajectory import Trajectory
 
 CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it
 LEARNING_RATES = {"logits": 0.3, "projected": 0.05}
 
 
-def solve(
-    trajectory: Trajectory,
-    loss_and_gradient: LossAndGradient,
-    K: int,
-    settings: GumbelConfig,
-    seed: int = 0,
-    next_batches: Callable[[], None] | None = None,
-    on_iteration: Callable[[int, Tensor], None] | None = None,
-) -> Solution:
-    """Learn s [k] and return its K largest.
+class Gumbel(Solver):
+    """The paper's: a Gumbel-softmax mask, learned by back-propagation through averages."""
 
-    `next_batches` is called once before each iteration, so that its M samples see the same data.
-    `on_iteration` gets the iteration and the mean loss as a 0-d tensor, still on the device.
-    """
-    k = trajectory.k
-    if not 0 < K < k:
-        raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
-    device = trajectory.device
-    # float64 costs nothing at length k; MPS has none
-    dtype = torch.float32 if device.type == "mps" else torch.float64
-    generator = torch.Generator().manual_seed(seed)
-    variable = _start(k, K, settings.parametrization).to(device, dtype)
-    lr = settings.lr if settings.lr is not None else LEARNING_RATES[settings.parametrization]
-    adam = Adam(variable, lr)
-
-    M = settings.samples
-    layout = trajectory.layout
-    flats = torch.empty(M, layout.size, dtype=torch.float32, device=device)
-    gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
-    history: list[Tensor] = []
-    for iteration in range(settings.iterations):
-        t = mask.anneal(
-            settings.temperature, settings.temperature_end, iteration, settings.iterations
+    class Settings(Solver.Settings):
+        iterations: Count = 100
+        samples: Count = Field(2, description="M, masks drawn in each iteration")
+        temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
+        temperature_end: Positive | None = Field(
+            None, description="anneal geometrically from `temperature` to this; null: constant"
         )
-        noise = mask.logistic_noise(M, k, generator).to(device, dtype)
-        with torch.enable_grad():  # whatever the user's code has left it at
-            leaf = variable.detach().requires_grad_(True)
-            log_masks = mask.relax(_logits(leaf, K, settings.parametrization), noise, t)
-            a = mask.coefficients(log_masks, K, settings.normalize)  # [M, k]
+        lr: Positive | None = Field(
+            None, description="Adam's; null: 0.3 for logits, 0.05 for projected"
+        )
+        batches: Count = Field(1, description="selection batches used in each iteration")
+        normalize: Literal["sum", "paper"] = Field(
+            "sum", description="divide the mixed weights by the sum of the mask, or by K"
+        )
+        parametrization: Literal["logits", "projected"] = "logits"
 
-        trajectory.mix(a.detach(), out=flats)
-        if next_batches is not None:
-            next_batches()
-        total = torch.zeros((), dtype=torch.float32, device=device)
-        for sample in range(M):
-            loss, gradient = loss_and_gradient(flats[sample])
-            gradients[sample].copy_(gradient)
-            total += loss.to(device)
-        grad_a = trajectory.pull_back(gradients).to(dtype) / M
+    needs = frozenset({"gradient"})
+    settings: Settings
 
-        (gradient,) = torch.autograd.grad(a, leaf, grad_a)
-        variable = adam.step(gradient)
-        if settings.parametrization == "projected":
-            variable.copy_(mask.project(variable, K))
-        history.append(total / M)
-        if on_iteration is not None:
-            on_iteration(iteration, history[-1])
-        if iteration % CHECK_EVERY == 0:
-            _check_finite(variable)
+    @property
+    def vectors(self) -> int:
+        return 2 * self.settings.samples
 
-    _check_finite(variable)
-    logits = _logits(variable, K, settings.parametrization).cpu()
-    return Solution(
-        probabilities=torch.sigmoid(logits).tolist(),
-        selected=mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
-        history=torch.stack(history).cpu().tolist(),
-    )
+    def cost(self, sizes: Sizes) -> Cost:  # noqa: ARG002 - k and K change nothing
+        passes = self.settings.iterations * self.settings.samples * self.settings.batches
+        return Cost(forward=passes, backward=passes, products=2 * self.settings.iterations)
+
+    def choose(self, problem: Problem, K: int) -> Choice:
+        """Learn s [k], take its K largest. The M samples of an iteration see the same batches."""
+        settings, trajectory, objective = self.settings, problem.trajectory, problem.objective
+        k = trajectory.k
+        if not 0 < K < k:
+            raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
+        device = trajectory.device
+        # float64 costs nothing at length k; MPS has none
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        generator = torch.Generator().manual_seed(problem.seed)
+        variable = self._start(k, K).to(device, dtype)
+        adam = Adam(variable, settings.lr or LEARNING_RATES[settings.parametrization])
+        M, layout, batches = settings.samples, trajectory.layout, objective.batches()
+        flats = torch.empty(M, layout.size, dtype=torch.float32, device=device)
+        gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
+        history: list[Tensor] = []
+        for iteration in range(settings.iterations):
+            t = mask.anneal(
+                settings.temperature, settings.temperature_end, iteration, settings.iterations
+            )
+            noise = mask.logistic_noise(M, k, generator).to(device, dtype)
+            with torch.enable_grad():  # whatever the user's code has left it at
+                leaf = variable.detach().requires_grad_(True)
+                log_masks = mask.relax(self._logits(leaf, K), noise, t)
+                a = mask.coefficients(log_masks, K, settings.normalize)  # [M, k]
+
+            trajectory.mix(a.detach(), out=flats)
+            some = [next(batches) for _ in range(settings.batches)]
+            total = torch.zeros((), dtype=torch.float32, device=device)
+            for sample in range(M):
+                loss, gradient = objective.gradient(flats[sample], some)
+                gradients[sample].copy_(gradient)
+                total += loss.to(device)
+            grad_a = trajectory.pull_back(gradients).to(dtype) / M
+
+            (gradient,) = torch.autograd.grad(a, leaf, grad_a)
+            variable = adam.step(gradient)
+            if settings.parametrization == "projected":
+                variable.copy_(mask.project(variable, K))
+            history.append(total / M)
+            problem.events.progress(
+                "learning", iteration + 1, settings.iterations, float(history[-1])
+            )
+            if iteration % CHECK_EVERY == 0:
+                _check_finite(variable)
+
+        _check_finite(variable)
+        logits = self._logits(variable, K).cpu()
+        return Choice.of(
+            mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
+            k,
+            probabilities=torch.sigmoid(logits).tolist(),
+            history=torch.stack(history).cpu().tolist(),
+        )
+
+    def _start(self, k: int, K: int) -> Tensor:
+        """s = K/k everywhere: no checkpoint is preferred before the first gradient."""
+        in_logits = self.settings.parametrization == "logits"
+        return torch.zeros(k) if in_logits else torch.full((k,), K / k)
+
+    def _logits(self, variable: Tensor, K: int) -> Tensor:
+        """log s − log(1 − s), [k]."""
+        if self.settings.parametrization == "logits":
+            return mask.shifted_logits(variable, K)
+        return torch.logit(variable)
 
 
 def _check_finite(variable: Tensor) -> None:
     if not torch.isfinite(variable).all():
-        raise ValueError("the loss or its gradient became NaN or Inf while learning the mask")
+        raise TaskError("the loss or its gradient became NaN or Inf while learning the mask")
 
 
-def _start(k: int, K: int, parametrization: str) -> Tensor:
-    """s = K/k everywhere: no checkpoint is preferred before the first gradient."""
-    return torch.zeros(k) if parametrization == "logits" else torch.full((k,), K / k)
-
-
-def _logits(variable: Tensor, K: int, parametrization: str) -> Tensor:
-    """log s − log(1 − s), [k]."""
-    if parametrization == "logits":
-        return mask.shifted_logits(variable, K)
-    return torch.logit(variable)
+register("gumbel", Gumbel)

@@ -15,10 +15,9 @@ from math import ceil, inf
 import torch
 from torch import Tensor
 
-from sewa_cli.config import LinearConfig
 from sewa_cli.solvers import mask
-from sewa_cli.solvers.linear import Sample, Surrogate
-from sewa_cli.solvers.linear import relax as linear
+from sewa_cli.solvers.linear import relax
+from sewa_cli.solvers.linear.surrogate import Sample, Surrogate
 
 QUICKLY = 250_000  # numbers for each checkpoint; of more, there are fewer resamples, 5 at least
 FEWEST = 20  # rows; fewer cannot be resampled
@@ -47,14 +46,16 @@ class Stability:
 def resample(
     surrogate: Surrogate,
     K: int,
-    settings: LinearConfig,
+    most: int,
     relaxed: Tensor,
     simple: Mapping[str, Tensor],
     offset: float = 0.0,
     seed: int = 0,
     on_resample: Callable[[int], None] | None = None,
 ) -> Stability | None:
-    """`relaxed`: s [k] on all rows; `simple`: name → true outputs [O], `uniform` among them.
+    """`most`: resamples. `relaxed`: s [k] on all rows.
+
+    `simple`: name → true outputs [O] of simple averages, `uniform` among them.
 
     `offset`: how far the true loss of what was chosen lies above the predicted one; predicted
     losses of the resamples' choices are taken to be as far off.
@@ -71,16 +72,16 @@ def resample(
     uniform: dict[int, list[float]] = {n: [], n // 2: []}
     # by size, not by the clock: the same seed gives the same answer
     resamples = max(
-        min(settings.bootstrap, 5),
-        settings.bootstrap * QUICKLY // max(QUICKLY, surrogate.size.numbers),
+        min(most, 5),
+        most * QUICKLY // max(QUICKLY, surrogate.size.numbers),
     )
     for number in range(resamples):
         for size in losses:
             drawn = torch.randint(n, (size,), generator=generator)
             inside, outside = _samples(surrogate, drawn, n)
-            s, _ = linear.relax(surrogate, K, relaxed, QUICK, inside)
+            s, _ = relax.relax(surrogate, K, relaxed, QUICK, inside)
             chosen = mask.largest(s, K)
-            outputs = surrogate.mix(linear.mean(chosen, surrogate.k))
+            outputs = surrogate.mix(relax.mean(chosen, surrogate.k))
             loss = surrogate.loss(outputs, outside) + offset
             losses[size].append(loss)
             uniform[size].append(surrogate.loss(simple["uniform"], outside))

@@ -4,61 +4,74 @@
     pull back  grad_a = G · Wᵀ      [M, P] · [P, k] → [M, k]
 
 Two reads of W for each step, whatever M is, and no autograd through W. The rest of the program
-knows W only through these two, so that where it lives can change:
+knows W only through these two, so where it lives can change:
 
-    Trajectory   float32 in the memory of the device
-    Deltas       bfloat16 differences from the mean, half the memory, sums in float32
-    Streamed     no copy of W: rows come from elsewhere (host memory, files), the next ones
-                 fetched while these are worked on
-    Remembered   the same, and a few averages that were mixed while the rows went by
+dense      float32 in the memory of the device
+deltas     bfloat16 differences from the mean: half the memory, sums in float32
+streamed   no copy of W: rows come from elsewhere, the next ones fetched while these are worked on
+placement  which of them, under a cap on memory
+memory     how much there is, and whether it ran out
+geometry   how the checkpoints lie to each other
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from sewa_cli.objective.model import Layout
 
-ROWS = 50  # of W that one product takes: enough to pay for a pass over `out`, few enough for cache
+@dataclass(frozen=True)
+class Layout:
+    """Where each floating-point tensor of a model stands in the flat vector [P].
+
+    Parameters first, then buffers; inside each, tensors of one dtype stand together. Tied tensors
+    stand once, under the first of their names.
+    """
+
+    slices: dict[str, slice]
+    shapes: dict[str, tuple[int, ...]]
+    parameters: int  # the first so many of the P are parameters, the rest buffers
+    size: int  # P
 
 
-class Trajectory:
-    """W float32 [k, P] on `device`."""
+class Source(Protocol):
+    """The checkpoints as rows of W, one at a time, wherever they come from."""
+
+    layout: Layout
+    device: torch.device
+    count: int
+
+    def fill(self, i: int, row: Tensor) -> bool:
+        """Checkpoint i into row [P] float32. False: it holds NaN or Inf, and is left out."""
+
+
+class Trajectory(ABC):
+    """W [k, P] on a device. `used`: which of the source's checkpoints its rows are."""
 
     exact = True  # mixes what the files hold, to float32
 
-    def __init__(self, capacity: int, layout: Layout, device: torch.device) -> None:
-        """Room for `capacity` checkpoints; fill it with `append`."""
+    def __init__(self, layout: Layout, device: torch.device, used: list[int]) -> None:
         self.layout = layout
         self.device = device
-        self.k = 0
+        self.used = used
         self.bytes_moved = 0  # of W as float32, by mixing and pulling back
-        self._rows = torch.empty(capacity, layout.size, dtype=torch.float32, device=device)
 
     @property
-    def W(self) -> Tensor:
-        return self._rows[: self.k]
+    def k(self) -> int:
+        return len(self.used)
 
-    def append(self, tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-        """Copy one checkpoint's tensors into the next row, as float32.
-
-        Returns None, or the name of the first tensor that holds NaN or Inf; the row is then not
-        kept, and the next checkpoint takes its place.
-        """
-        broken = fill_row(self._rows[self.k], tensors, self.layout)
-        if broken is None:
-            self.k += 1
-        return broken
-
+    @abstractmethod
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """W in order, as (rows, float32 [r, P] on the device); a block is valid until the next."""
-        for start in range(0, self.k, ROWS):
-            rows = slice(start, min(start + ROWS, self.k))
-            yield rows, self._rows[rows]
+
+    @abstractmethod
+    def row(self, i: int) -> Tensor:
+        """Checkpoint i, float32 [P]; valid until the next."""
 
     def rows(self) -> Iterator[tuple[int, Tensor]]:
         """The checkpoints one by one, (i, float32 [P]); a row is valid until the next."""
@@ -84,14 +97,15 @@ class Trajectory:
         chosen = [i for i, c in enumerate(coefficients) if c != 0]
         if len(chosen) > self.k // 2:
             return self.mix(torch.tensor([list(coefficients)], dtype=torch.float64))[0]
+        return self.add_up(chosen, coefficients)
+
+    def add_up(self, chosen: Sequence[int], coefficients: Sequence[float]) -> Tensor:
+        """Σ c_i w_i [P] over the chosen rows, one by one."""
         self.bytes_moved += 4 * len(chosen) * self.layout.size
         total = torch.zeros(self.layout.size, dtype=torch.float32, device=self.device)
         for i in chosen:
-            total.add_(self._row(i), alpha=coefficients[i])
+            total.add_(self.row(i), alpha=coefficients[i])
         return total
-
-    def _row(self, i: int) -> Tensor:
-        return self._rows[i]
 
     def pull_back(self, gradients: Tensor) -> Tensor:
         """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
@@ -101,135 +115,6 @@ class Trajectory:
         for rows, block in self.blocks():
             pulled[:, rows] = G @ block[:, : G.shape[1]].T
         return pulled
-
-
-class Deltas(Trajectory):
-    """W as w̄ float32 [P] and differences w_i − w̄ in bfloat16 [k, P].
-
-    Rounding acts on the differences only: an error of 2⁻⁸ of how far a checkpoint is from the
-    mean, not of the weights themselves.
-    """
-
-    exact = False
-
-    def __init__(self, capacity: int, layout: Layout, device: torch.device, mean: Tensor) -> None:
-        self.layout = layout
-        self.device = device
-        self.k = 0
-        self.bytes_moved = 0
-        self._mean = mean.to(device, torch.float32)
-        self._rows = torch.empty(capacity, layout.size, dtype=torch.bfloat16, device=device)
-        # one product's rows at a time become float32 again, always in the same place
-        self._few = max(1, min(capacity, ROWS // 5))
-        self._wide = torch.empty(self._few, layout.size, dtype=torch.float32, device=device)
-
-    def append(self, tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-        row = self._wide[0]
-        broken = fill_row(row, tensors, self.layout)
-        if broken is None:
-            self._rows[self.k].copy_(row.sub_(self._mean))
-            self.k += 1
-        return broken
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Of the differences."""
-        for start in range(0, self.k, self._few):
-            rows = slice(start, min(start + self._few, self.k))
-            wide = self._wide[: rows.stop - rows.start]
-            yield rows, wide.copy_(self._rows[rows])
-
-    def rows(self) -> Iterator[tuple[int, Tensor]]:
-        for i, row in super().rows():
-            yield i, row.add_(self._mean)
-
-    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
-        few = sum(c != 0 for c in coefficients) <= self.k // 2
-        total = super().mix_few(coefficients)  # of many: by `mix`, which has the mean in it
-        return total.add_(self._mean, alpha=sum(coefficients)) if few else total
-
-    def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
-        """Σ a_i (w̄ + d_i) = (Σ a_i) w̄ + a·D."""
-        out = super().mix(coefficients, out)
-        total = coefficients.sum(dim=1, keepdim=True).to(self.device, torch.float32)
-        return out.addcmul_(total, self._mean)
-
-    def pull_back(self, gradients: Tensor) -> Tensor:
-        pulled = super().pull_back(gradients)
-        G = gradients.to(self.device, torch.float32)
-        return pulled.add_((G @ self._mean[: G.shape[1]])[:, None])
-
-
-class Streamed(Trajectory):
-    """No copy of W. `fill(i, row)` puts checkpoint i into a float32 row [P], wherever it is from.
-
-    Two buffers of `rows` rows: a thread fills one while the products go over the other.
-    """
-
-    def __init__(
-        self,
-        k: int,
-        layout: Layout,
-        device: torch.device,
-        fill: Callable[[int, Tensor], None],
-        rows: int = 1,
-    ) -> None:
-        self.layout = layout
-        self.device = device
-        self.k = k
-        self.bytes_moved = 0
-        self._fill = fill
-        self._few = max(1, min(rows, k))
-        self._buffers = [
-            torch.empty(self._few, layout.size, dtype=torch.float32, device=device)
-            for _ in range(2)
-        ]
-        self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fetch")
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        parts = [slice(i, min(i + self._few, self.k)) for i in range(0, self.k, self._few)]
-        ahead: Future[Tensor] = self._fetcher.submit(self._fetch, parts[0], self._buffers[0])
-        for n, part in enumerate(parts):
-            block = ahead.result()
-            if n + 1 < len(parts):
-                ahead = self._fetcher.submit(self._fetch, parts[n + 1], self._buffers[(n + 1) % 2])
-            yield part, block
-
-    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
-        """However many they are, only the chosen ones are read."""
-        chosen = [i for i, c in enumerate(coefficients) if c != 0]
-        self.bytes_moved += 4 * len(chosen) * self.layout.size
-        total = torch.zeros(self.layout.size, dtype=torch.float32, device=self.device)
-        for i in chosen:
-            self._fill(i, self._buffers[0][0])
-            total.add_(self._buffers[0][0], alpha=coefficients[i])
-        return total
-
-    def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:
-        for position, i in enumerate(range(rows.start, rows.stop)):
-            self._fill(i, buffer[position])
-        return buffer[: rows.stop - rows.start]
-
-
-class Remembered(Streamed):
-    """`Streamed`, and averages that were made on the way: asked for again, nothing is read."""
-
-    def __init__(
-        self,
-        k: int,
-        layout: Layout,
-        device: torch.device,
-        fill: Callable[[int, Tensor], None],
-        rows: int = 1,
-    ) -> None:
-        super().__init__(k, layout, device, fill, rows)
-        self._known: dict[tuple[float, ...], Tensor] = {}
-
-    def remember(self, coefficients: Sequence[float], flat: Tensor) -> None:
-        self._known[tuple(coefficients)] = flat
-
-    def mix_few(self, coefficients: Sequence[float]) -> Tensor:
-        known = self._known.get(tuple(coefficients))
-        return super().mix_few(coefficients) if known is None else known
 
 
 def fill_row(row: Tensor, tensors: Iterable[tuple[str, Tensor]], layout: Layout) -> str | None:

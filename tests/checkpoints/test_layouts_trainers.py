@@ -148,7 +148,7 @@ def check_commands(sewa: Sewa, *select: object) -> dict[str, Any]:
     assert [c["step"] for c in report["candidates"]] == STEPS
     evaluated = sewa("evaluate", report["output"], "--task", "task.py", "--format", "json")
     assert evaluated.code == 0, evaluated.err
-    [row] = json.loads(evaluated.out)
+    [row] = json.loads(evaluated.out)["files"]
     assert row["heldout_loss"] == pytest.approx(report["average"]["heldout_loss"], abs=1e-6)
     assert snapshot(Path("run")) == before
     return report

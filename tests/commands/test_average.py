@@ -152,12 +152,12 @@ def test_evaluate_gives_the_losses_of_any_files(sewa: Sewa) -> None:
     files = ["averaged.safetensors", "ckpts/step-120.safetensors"]
     ended = sewa("evaluate", *files, "--format", "json")
     assert ended.code == 0, ended.err
-    rows = json.loads(ended.out)
+    rows = json.loads(ended.out)["files"]
     assert [row["path"] for row in rows] == files
     for row in rows:
         for data, key in (("selection_data", "selection_loss"), ("heldout_data", "heldout_loss")):
             assert row[key] == pytest.approx(user_loss(row["path"], data), rel=1e-6)
-        assert row["one"] == 1
+        assert row["metrics"]["one"] == 1
     table = sewa("evaluate", *files).out.splitlines()
     assert table[0].split() == ["path", "step", "selection_loss", "heldout_loss", "one"]
     assert len(table) == 3

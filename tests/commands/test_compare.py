@@ -510,7 +510,7 @@ def test_an_average_is_judged_with_the_integers_its_file_has(sewa: Sewa) -> None
     best = found["rows"][found["best"]]
     assert best["method"] == "early"
     assert load_file("best.safetensors")["keep"].tolist() == [1, 1]
-    rows = json.loads(sewa("evaluate", "best.safetensors", "--format", "json").out)
+    rows = json.loads(sewa("evaluate", "best.safetensors", "--format", "json").out)["files"]
     assert rows[0]["heldout_loss"] == pytest.approx(best["heldout_loss"], rel=1e-5)
 
 

@@ -22,11 +22,12 @@ from test_compare import WEIGHTS
 from test_plots import assert_readable, marks, row, words
 
 import sewa_cli.commands.windows
-from sewa_cli.cli.windows import tables_of, verdict
+from sewa_cli.cli.options import save_figure
 from sewa_cli.commands.windows import place_windows
 from sewa_cli.comparison.milestones import find_reach, find_reaches, find_touch, level_of, mark_best
-from sewa_cli.present.plots import save_figure
-from sewa_cli.present.plots.windows import plot_windows
+from sewa_cli.present import say as verdict
+from sewa_cli.present import tables
+from sewa_cli.present.plots.windows import plot as plot_windows
 from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Placement
 from sewa_cli.report.windows import Window, Windows
@@ -145,10 +146,10 @@ def test_the_model_is_built_once_and_each_checkpoint_read_once(sewa: Sewa) -> No
 def test_the_level_is_the_loss_of_the_newest_file(sewa: Sewa) -> None:
     Path("task.py").write_text(TASK + METRIC)
     found = windows(sewa, "--methods", "lawa,uniform", "--K", 2, "--windows", 4)
-    [newest] = json.loads(sewa("evaluate", "ckpts/step-120.safetensors", "--format", "json").out)
+    [newest] = json.loads(sewa("evaluate", "ckpts/step-120.safetensors", "--json").out)["files"]
     level = found["level"]
     assert level["value"] == pytest.approx(newest["heldout_loss"], rel=1e-6)
-    assert level["metrics"]["weight"] == pytest.approx(newest["weight"], rel=1e-6)
+    assert level["metrics"]["weight"] == pytest.approx(newest["metrics"]["weight"], rel=1e-6)
     assert (level["measure"], level["at"]) == ("heldout_loss", 120)
     assert [(r["method"], r["K"]) for r in found["reaches"]] == [
         ("lawa", 2),
@@ -261,7 +262,7 @@ def test_what_is_saved_is_told_in_steps_and_in_share_of_the_training() -> None:
     assert told[1] == "accuracy of sewa K=5 there: 0.97; in the end, of `last`: 0.97"
     assert told[2] == "`last` itself does so after 5,000 steps: 100 % of the training"
     assert len(told) == 3
-    title, whens = list(tables_of(found))[-1]
+    title, whens = tables.windows(found).parts[-1]
     assert "held-out loss 0.3 at step 5,000" in title
     assert [(w["method"], w["after step"], w["first touched"]) for w in whens] == [
         ("sewa K=5", "2,000", 2000),
@@ -544,7 +545,7 @@ def test_any_windows_can_be_drawn_and_read(found: Windows, tmp_path: Path) -> No
     for name in ("one.svg", "two.svg"):
         save_figure(plot_windows(found), tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
-    assert list(tables_of(found))
+    assert tables.windows(found).parts
     verdict(found)
 
 

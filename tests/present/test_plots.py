@@ -21,12 +21,15 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
+from sewa_cli.cli.options import check_plot, save_figure
 from sewa_cli.demo import run_demo
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Listener
-from sewa_cli.present.plots import check_plot, label, save_figure
-from sewa_cli.present.plots.compare import K_scale, plot_comparison
-from sewa_cli.present.plots.select import plot_selection, running_mean
+from sewa_cli.present.plots import label
+from sewa_cli.present.plots.compare import K_scale
+from sewa_cli.present.plots.compare import plot as plot_comparison
+from sewa_cli.present.plots.select import plot as plot_selection
+from sewa_cli.present.plots.select import running_mean
 from sewa_cli.report.compare import Comparison, Row, RowCost
 from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Report
@@ -374,7 +377,7 @@ def test_no_two_methods_look_alike(demo: Report) -> None:
 @pytest.mark.parametrize(
     ("Ks", "methods", "expected"),
     [
-        ([5, 10, 20], 3, "linear"),
+        ([5, 10, 20], 3, "even"),
         ([5, 10, 20, 50], 14, "log"),
         ([10, 11, 100], 1, "ordinal"),
         ([5, 10, 20, 40, 80, 100], 3, "log"),
@@ -489,12 +492,12 @@ def test_bytes_do_not_depend_on_the_process_or_the_users_settings_and_pyplot_is_
     (tmp_path / "report.json").write_text(to_json(demo))
     code = (
         "import sys; from pathlib import Path; from sewa_cli.report.select import Report\n"
-        "from sewa_cli.present.plots import save_figure\n"
-        "from sewa_cli.present.plots.select import plot_selection\n"
+        "from sewa_cli.cli.options import save_figure\n"
+        "from sewa_cli.present.plots.select import plot\n"
         "import sewa_cli.present.plots.compare\n"
         "assert 'matplotlib' not in sys.modules\n"
         "report = Report.model_validate_json(Path('report.json').read_text())\n"
-        "save_figure(plot_selection(report), Path('theirs.svg'))\n"
+        "save_figure(plot(report), Path('theirs.svg'))\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True)
@@ -508,17 +511,17 @@ def test_bytes_do_not_depend_on_the_process_or_the_users_settings_and_pyplot_is_
 @pytest.mark.parametrize("name", ["plot.jpg", "plot", "png", "plot.png.bak"])
 def test_an_unknown_suffix_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
-        check_plot(tmp_path / name)
+        check_plot(tmp_path / name, force=False)
 
 
 def test_without_matplotlib_the_error_names_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    check_plot(tmp_path / "a.png")
+    check_plot(tmp_path / "a.png", force=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ConfigError, match=r"pip install 'sewa-cli\[plot\]'"):
-        check_plot(tmp_path / "a.png")
+        check_plot(tmp_path / "a.png", force=False)
 
 
 def test_a_picture_replaces_nothing_without_force(tmp_path: Path) -> None:

@@ -71,8 +71,8 @@ def test_the_written_average_has_the_losses_that_the_report_says(run_dir: Path, 
     assert len(report["selected"]) == 4
     assert ended.out.split() == report["selected_paths"]
     assert report["cost"]["backward_passes"] == 0
-    last = report["linear"]["rounds"][-1]
-    assert report["linear"]["surrogate_error"] == pytest.approx(
+    last = report["details"]["rounds"][-1]
+    assert report["details"]["surrogate_error"] == pytest.approx(
         last["predicted"] - report["average"]["selection_loss"], abs=1e-4
     )
     assert sum(c["probability"] for c in report["candidates"]) == pytest.approx(4)
@@ -121,9 +121,9 @@ def test_every_checkpoint_is_read_at_most_twice_a_round_and_as_the_forecast_says
     assert cost["backward_passes"] == forecast["backward_passes"] == 0
     mine, theirs = forecast["placement"], report["placement"]
     assert (mine["tier"], mine["planned_bytes"]) == (theirs["tier"], theirs["planned_bytes"])
-    assert mine["planned_bytes"] > report["linear"]["cache"]["bytes"] > 0
+    assert mine["planned_bytes"] > report["details"]["cache"]["bytes"] > 0
     one = sum(t.numel() * 4 for t in load_file(run_dir / "ckpts/step-10.safetensors").values())
-    k, K, rounds = 12, report["K"], len(report["linear"]["rounds"])
+    k, K, rounds = 12, report["K"], len(report["details"]["rounds"])
     # scouted once, surveyed once a round; the average found is read to be the next base, to be
     # checked, to be evaluated as it will be written, and to be written
     expected = k + rounds * k + (rounds - 1) * K + K + 2 * K + K * ("--stable" in flags)
@@ -155,7 +155,7 @@ def test_exact_swaps_never_raise_the_selection_loss(sewa: Sewa) -> None:
     sewa(*LINEAR, "--K", 5, "-o", "plain.safetensors")
     sewa(*LINEAR, "--K", 5, "--set", "linear.exact_swaps=30", "-o", "swapped.safetensors")
     plain, swapped = report_of("plain.report.json"), report_of("swapped.report.json")
-    assert swapped["linear"]["exact_swaps"] > 0
+    assert swapped["details"]["exact_swaps"] > 0
     assert swapped["average"]["selection_loss"] <= plain["average"]["selection_loss"] + 1e-6
 
 
@@ -236,7 +236,7 @@ def test_a_cap_too_small_for_all_rows_takes_some_and_says_so(sewa: Sewa) -> None
     P = 6 * 16 + 16 + 16 * 2 + 2
     ended = sewa(*LINEAR, "--memory", 10 * 4 * P + 12_000, "--set", "linear.bootstrap=0")
     assert ended.code == 0, ended.err
-    cache = report_of()["linear"]["cache"]
+    cache = report_of()["details"]["cache"]
     assert cache["rows"] < cache["of_rows"] == 300
     assert cache["bytes"] <= 12_000
     assert f"outputs of {cache['rows']} of the 300 selection rows fit" in ended.err
@@ -275,7 +275,7 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
             check=False,
         )
         assert ended.returncode == 0, ended.stderr
-        cache = report_of("out.report.json")["linear"]["cache"]
+        cache = report_of("out.report.json")["details"]["cache"]
         assert cache["bytes"] <= 150e6
         assert cache["rows"] < cache["of_rows"]
         # vmap and autograd take some forty MB when they are first used
@@ -294,7 +294,7 @@ def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(
     assert report["cost"]["forward_passes"] <= forecast["forward_passes"]
     assert report["cost"]["bytes_read"] <= forecast["bytes_read"]
     true = loss_of(run_dir / "averaged.safetensors", rows(1))
-    assert min(r["loss"] for r in report["linear"]["rounds"]) == pytest.approx(true, rel=1e-4)
+    assert min(r["loss"] for r in report["details"]["rounds"]) == pytest.approx(true, rel=1e-4)
 
 
 # ---- K: auto -----------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ def test_with_shuffled_labels_auto_takes_a_simple_average_and_says_nothing_was_g
     assert report["labels"] == "noise"
     assert report["written"] == "uniform"
     assert "nothing was gained: the labels say nothing; `uniform` was written" in ended.err
-    assert report["linear"]["rounds"] == []
+    assert report["details"]["rounds"] == []
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -745,10 +745,10 @@ def test_outputs_beyond_the_limit_are_of_fewer_rows_and_judged_on_the_same_ones(
     ended = sewa(*LINEAR, "--K", "auto", "--set", "linear.outputs=200")
     assert ended.code == 0, ended.err
     report = report_of()
-    cache = report["linear"]["cache"]
+    cache = report["details"]["cache"]
     assert cache["rows"] == 100  # two logits each
     assert "100 of the 300 selection rows fit into linear.outputs" in ended.err
     few = sewa(*LINEAR, "--K", 3, "--set", "linear.outputs=2", "--force")
     assert few.code == 0, few.err
-    assert report_of()["linear"]["cache"]["rows"] == 32
+    assert report_of()["details"]["cache"]["rows"] == 32
     assert (run_dir / "averaged.safetensors").is_file()

@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from helpers.tiny import TASK, Sewa
 from safetensors.torch import load, load_file, save_file
 from test_pipelines import SLOW_WRITE, environment, shell, wait_for
@@ -125,20 +127,45 @@ def test_global_switches_of_torch_in_the_task_do_no_harm(sewa: Sewa, extra: str)
     )
 
 
+def as_family(family: str) -> None:
+    """The checkpoints of ./ckpts in another layout."""
+    for path in sorted(Path("ckpts").iterdir()):
+        state = load_file(path)
+        path.unlink()
+        stem = path.with_suffix("")
+        if family == "torch":
+            torch.save(state, stem.with_suffix(".pt"))
+        elif family == "distributed":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there is no process group
+                dcp.save(state, checkpoint_id=stem, no_dist=True)  # type: ignore[attr-defined]
+        elif family == "folder":
+            stem.mkdir()
+            save_file(state, stem / "model.safetensors")
+        else:
+            save_file(state, path)
+
+
 @pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("solver", ["gumbel", "linear"])
+@pytest.mark.parametrize("family", ["file", "folder", "torch", "distributed"])
 def test_a_task_may_change_its_folder_and_finds_itself_there_again(
-    sewa: Sewa, tmp_path: Path
+    sewa: Sewa, tmp_path: Path, solver: str, family: str
 ) -> None:
+    as_family(family)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "rows.txt").write_text("300")
     write_task(
         "def metrics(m):\n    return {'rows': int(Path('rows.txt').read_text())}",
         ("import torch\n", "import os, torch\nfrom pathlib import Path\nos.chdir('elsewhere')\n"),
     )
-    ended = sewa("select")
+    ended = sewa("select", "--solver", solver, "-o", "averaged.safetensors")
     assert ended.code == 0, ended.err
     assert Path.cwd() == tmp_path
     assert report()["average"]["metrics"] == {"rows": 300}
+    assert Path("averaged.safetensors").is_file()
+    assert [p.name for p in Path("elsewhere").iterdir()] == ["rows.txt"]
+    assert all(line.startswith("ckpts/") for line in ended.out.split())
 
 
 @pytest.mark.usefixtures("run_dir")

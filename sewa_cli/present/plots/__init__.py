@@ -1,8 +1,8 @@
-"""Pictures of reports: a figure for each kind, and one way to save them.
+"""Figures of reports, a module for each kind; here is what they share.
 
 matplotlib is optional, so it is imported inside the functions. Figures are made without pyplot and
 under the house's own settings: the user's matplotlibrc changes nothing, and the same report gives
-the same bytes.
+the same figure.
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from math import isfinite, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
-
-from sewa_cli.errors import ConfigError
-from sewa_cli.output.atomic import check_free, publish_together, staged
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
-# suffix → what not to write into the file: the time of day
-_METADATA: Final[dict[str, dict[str, Any]]] = {
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
+LOG_ABOVE: Final = 8.0  # losses further apart than this factor get a logarithmic axis
+EXACT: Final = 2**53  # a step that a float cannot hold is a date or a hash in a file's name
 _STYLE: Final[dict[Any, Any]] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -38,27 +32,6 @@ _STYLE: Final[dict[Any, Any]] = {
     "savefig.dpi": 150,
     "svg.hashsalt": "sewa",
 }
-
-
-def check_plot(path: Path) -> None:
-    """Refuse, before any work is done, a format we cannot draw or a missing matplotlib."""
-    if path.suffix.lower() not in _METADATA:
-        known = ", ".join(_METADATA)
-        raise ConfigError(f"{path}: unknown kind of picture {path.suffix!r}; name it {known}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
-
-
-def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
-    """Write the figure in the format that the suffix names, whole or not at all."""
-    check_plot(path)
-    check_free(path, force)
-    suffix = path.suffix.lower()
-    with house(), staged(path, force) as stage:
-        figure.savefig(stage.file, format=suffix[1:], metadata=_METADATA[suffix])
-        publish_together([stage])
 
 
 @contextmanager
@@ -82,6 +55,48 @@ def label(name: str, width: int = 30) -> str:
     return f" {text}" if text.startswith("_") else text
 
 
+def drawable(value: float | None) -> float:
+    """NaN, which leaves a gap, in the place of what cannot be drawn."""
+    return value if value is not None and isfinite(value) else nan
+
+
+def places_of(steps: Sequence[int | None]) -> tuple[list[float], bool]:
+    """Where checkpoints stand on the x axis, and whether that is by step; else it is by index."""
+    known = [float(step) for step in steps if step is not None and abs(step) < EXACT]
+    by_step = len(set(known)) == len(steps)
+    return (known if by_step else [float(i) for i in range(len(steps))]), by_step
+
+
+def name_steps(axes: Axes, by_step: bool) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xlabel("training step" if by_step else "checkpoint, by index")
+
+
+def name_level(axes: Axes, text: str, level: float) -> Annotation:
+    """Beside the right end of a line across."""
+    return axes.annotate(
+        text,
+        (1, level),
+        xycoords=("axes fraction", "data"),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8,
+        annotation_clip=False,
+    )
+
+
+def legend_above(axes: Axes) -> None:
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
+
+
+def legend_beside(axes: Axes) -> None:
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
+
+
 def set_margins(figure: Figure, inches: float = 0.1) -> None:
     """Room around the panels and between them, for a figure with a constrained layout."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -89,7 +104,7 @@ def set_margins(figure: Figure, inches: float = 0.1) -> None:
     figure.set_layout_engine(ConstrainedLayoutEngine(w_pad=inches, h_pad=inches))
 
 
-def fit_losses(axes: Axes, values: Sequence[float], ratio: float) -> None:
+def fit_losses(axes: Axes, values: Sequence[float], ratio: float = LOG_ABOVE) -> None:
     """The y axis around `values`: logarithmic where they are positive and span more than `ratio`.
 
     Ticks are plain numbers, without a factor or an offset to add in the head.

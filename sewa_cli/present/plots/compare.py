@@ -14,12 +14,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from sewa_cli.present.plots import fit_losses, house, label, set_margins
-from sewa_cli.report.compare import Comparison, Row
+from sewa_cli.text import few
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
+
+    from sewa_cli.report.compare import Comparison, Row
 
 # colours of Okabe and Ito that differ for everyone; in grey, markers and dashes tell them apart
 _COLOURS: Final = ("black", "#0072B2", "#D55E00", "0.55")
@@ -39,12 +41,16 @@ class _Point:
 
     row: Row
     loss: float
-    interval: tuple[float, float] | None
-    spread: tuple[float, float] | None
 
     @property
-    def values(self) -> tuple[float, ...]:
-        return (self.loss, *(self.interval or ()), *(self.spread or ()))
+    def interval(self) -> tuple[float, ...]:
+        found = self.row.interval
+        return () if found is None else (found.low, found.high)
+
+    @property
+    def spread(self) -> tuple[float, ...]:
+        found = self.row.spread
+        return () if found is None else (self.loss - found, self.loss + found)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class _Look:
     marker: str = "o"
 
 
-def plot_comparison(comparison: Comparison) -> Figure:
+def plot(comparison: Comparison) -> Figure:
     """Held-out loss by K and method; selection loss, and it says so, where nothing was held out."""
     from matplotlib.figure import Figure
 
@@ -97,7 +103,8 @@ def plot_comparison(comparison: Comparison) -> Figure:
                 if point.row.mark == "best":
                     axes.axhline(point.loss, color="0.85", lw=0.8, zorder=0)
         if parts:
-            fit_losses(panels[0], [x for point in points for x in point.values], _LOG_LOSS_ABOVE)
+            values = [x for p in points for x in (p.loss, *p.interval, *p.spread)]
+            fit_losses(panels[0], values, _LOG_LOSS_ABOVE)
         for axes in panels[1:]:
             axes.tick_params(axis="y", left=False)
             axes.spines["left"].set_visible(False)
@@ -106,9 +113,9 @@ def plot_comparison(comparison: Comparison) -> Figure:
     return figure
 
 
-def K_scale(Ks: Sequence[int], methods: int) -> Literal["linear", "log", "ordinal"]:
+def K_scale(Ks: Sequence[int], methods: int) -> Literal["even", "log", "ordinal"]:
     """Ordinal where two K would fall on each other: 10, 11, 100. Many methods need more room."""
-    scale: Literal["linear", "log"] = "log" if Ks[-1] / Ks[0] > _LOG_K_ABOVE else "linear"
+    scale: Literal["even", "log"] = "log" if Ks[-1] / Ks[0] > _LOG_K_ABOVE else "even"
     places = [log10(K) if scale == "log" else K for K in Ks]
     mean_gap = (places[-1] - places[0]) / (len(places) - 1)
     least = (0.25 if methods <= 6 else 0.5) * mean_gap
@@ -128,27 +135,13 @@ def _points(rows: Sequence[Row], heldout: bool) -> tuple[list[_Point], list[str]
         elif loss > ceiling:
             above.append(f"{name} {loss:.4g}")
         else:
-            interval = spread = None
-            if heldout and row.interval is not None:
-                interval = _finite(row.interval.low, row.interval.high)
-            if heldout and row.spread is not None:
-                spread = _finite(loss - row.spread, loss + row.spread)
-            points.append(_Point(row, loss, interval, spread))
+            points.append(_Point(row, loss))
     notes = []
     if missing:
-        notes.append(f"not drawn, no finite loss: {_enumerate(missing)}")
+        notes.append(f"not drawn, no finite loss: {few(missing, 6)}")
     if above:
-        notes.append(f"off the scale: {_enumerate(above)}")
+        notes.append(f"off the scale: {few(above, 6)}")
     return points, notes
-
-
-def _finite(low: float, high: float) -> tuple[float, float] | None:
-    return (low, high) if isfinite(low) and isfinite(high) else None
-
-
-def _enumerate(names: Sequence[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def _looks(points: Sequence[_Point]) -> dict[str, _Look]:
@@ -173,7 +166,7 @@ def _draw_lines(
     scale = K_scale(Ks, len(looks))
     if scale == "log":
         place = {K: log10(K) for K in Ks}
-    elif scale == "linear":
+    elif scale == "even":
         place = {K: float(K) for K in Ks}
     else:
         place = {K: float(i) for i, K in enumerate(Ks)}
@@ -238,9 +231,9 @@ def _name_inches(points: Sequence[_Point]) -> float:
 
 
 def _draw_point(axes: Axes, at: float, point: _Point, look: _Look) -> None:
-    if point.spread is not None:
+    if point.spread:
         axes.plot([at, at], point.spread, **_SPREAD, gid="spread", zorder=1)
-    if point.interval is not None:
+    if point.interval:
         axes.plot([at, at], point.interval, **_INTERVAL, color=look.colour, gid="interval")
     best, tie = point.row.mark == "best", point.row.mark == "tie"
     axes.plot(

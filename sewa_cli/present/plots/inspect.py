@@ -2,41 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.plots import house, set_margins
+from sewa_cli.present.plots import (
+    drawable,
+    house,
+    legend_above,
+    name_level,
+    name_steps,
+    places_of,
+    set_margins,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from sewa_cli.report.inspect import Inspection
 
-def plot_inspection(
-    steps: Sequence[int | None],
-    to_last: Sequence[float | None],
-    to_mean: Sequence[float | None],
-    cosines: Sequence[float | None],
-    title: str,
-) -> Figure:
-    """Two panels over the same steps, one value a checkpoint; None leaves a gap in the line."""
+
+def plot(report: Inspection) -> Figure:
+    """Two panels over the same steps; a checkpoint without a value leaves a gap in the line."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    known = [float(step) for step in steps if step is not None and abs(step) < 2**53]
-    by_step = len(known) == len(steps)
-    places = known if by_step else [float(i) for i in range(len(steps))]
+    rows = report.checkpoints
+    places, by_step = places_of([row.step for row in rows])
     dot = 3.5 if len(places) <= 200 else 1.5  # an isolated point is a line without length
     with house():
         figure = Figure(figsize=(8, 6))
         set_margins(figure)
         distance, cosine = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         for values, name, line, fill in (
-            (to_last, "from the last", "-", "black"),
-            (to_mean, "from the mean", "--", "white"),
+            ([row.to_last for row in rows], "from the last", "-", "black"),
+            ([row.to_mean for row in rows], "from the mean", "--", "white"),
         ):
             distance.plot(
                 places,
-                _nan_for_none(values),
+                [drawable(value) for value in values],
                 line,
                 marker="o",
                 ms=dot,
@@ -45,39 +46,25 @@ def plot_inspection(
                 label=name,
                 clip_on=False,  # the last is at distance zero, on the axis
             )
-        if broken := [x for x, value in zip(places, to_last, strict=True) if value is None]:
+        if broken := [x for x, row in zip(places, rows, strict=True) if row.to_last is None]:
             distance.plot(
                 broken, [0.0] * len(broken), "x", color="black", label="left out", clip_on=False
             )
         distance.set_ylim(bottom=0)
         distance.set_ylabel("L2 distance of the weights")
-        distance.set_title(title, loc="left", fontsize=10)
-        distance.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
+        distance.set_title(report.explanation.partition(":")[0], loc="left", fontsize=10)
+        legend_above(distance)
 
-        cosine.plot(places, _nan_for_none(cosines), "-", marker="o", ms=dot, color="black", lw=0.8)
+        cosines = [drawable(row.cosine) for row in rows]
+        cosine.plot(places, cosines, "-", marker="o", ms=dot, color="black", lw=0.8)
         for level, name in (
             (1, "straight line"),
             (0, "random walk"),
             (-0.5, "noise\naround a point"),
         ):
             cosine.axhline(level, color="0.6", lw=1, ls=":", zorder=1)
-            cosine.annotate(
-                name,
-                (1, level),
-                xycoords=("axes fraction", "data"),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=8,
-                annotation_clip=False,
-            )
+            name_level(cosine, name, level)
         cosine.set_ylim(-1.05, 1.05)
         cosine.set_ylabel("cosine of the steps\nbefore and after")
-        cosine.set_xlabel("training step" if by_step else "checkpoint, by index")
-        cosine.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        cosine.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+        name_steps(cosine, by_step)
     return figure
-
-
-def _nan_for_none(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]

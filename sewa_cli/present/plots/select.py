@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Final
 
-from sewa_cli.present.plots import fit_losses, house, label, set_margins
-from sewa_cli.report.select import BudgetOption, Report
+from sewa_cli.present.plots import (
+    drawable,
+    fit_losses,
+    house,
+    label,
+    legend_above,
+    legend_beside,
+    name_level,
+    name_steps,
+    places_of,
+    set_margins,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sewa_cli.report.select import BudgetOption, Report
+
 _STYLES: Final = ("-", ":", "--", "-.", (0, (8, 2)), (0, (1, 4)))
-_LOG_ABOVE: Final = 8.0  # losses further apart than this factor get a logarithmic axis
 
 
-def plot_selection(report: Report) -> Figure:
+def plot(report: Report) -> Figure:
     """Mask probability by step, selection loss by iteration, and, for K: auto, loss by K."""
     from matplotlib.figure import Figure
 
@@ -36,13 +47,7 @@ def plot_selection(report: Report) -> Figure:
 
 def _draw_mask(axes: Axes, report: Report) -> None:
     """A bar for each candidate, black with a marker on top if it was chosen."""
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    # a step that a float cannot hold is a date or a hash in a file's name
-    steps = [c.step for c in report.candidates if c.step is not None and abs(c.step) < 2**53]
-    k = len(report.candidates)
-    by_step = len(set(steps)) == k
-    places = steps if by_step else list(range(k))
+    places, by_step = places_of([candidate.step for candidate in report.candidates])
     chosen = set(report.selected)
     learned = any(candidate.probability is not None for candidate in report.candidates)
     heights = [
@@ -79,18 +84,16 @@ def _draw_mask(axes: Axes, report: Report) -> None:
                 clip_on=False,
             )
     axes.set_ylim(0, 1.05)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlabel("training step" if by_step else "checkpoint, by index")
+    name_steps(axes, by_step)
     axes.set_ylabel("mask probability" if learned else "chosen or not")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
+    legend_above(axes)
 
 
 def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
     """The noisy history, its running mean, and a level for each average; label → level."""
     from matplotlib.ticker import MaxNLocator
 
-    history = [nan_if_bad(loss) for loss in report.history]
+    history = [drawable(loss) for loss in report.history]
     finite = [loss for loss in history if isfinite(loss)]
     iterations = range(1, len(history) + 1)
     if finite:
@@ -102,13 +105,12 @@ def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
         smooth = running_mean(history, half=max(1, len(history) // 20))
         axes.plot(iterations, smooth, lw=2, color="0.5", label="running mean")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
+        legend_above(axes)
     else:
         axes.set_xticks([])
-    if finite:
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     levels = {}
     for i, (name, scores) in enumerate({"chosen": report.average, **report.references}.items()):
-        loss = nan_if_bad(scores.selection_loss)
+        loss = drawable(scores.selection_loss)
         if isfinite(loss):
             text = label(f"{name} {loss:.5g}")
             levels[text] = loss
@@ -120,7 +122,7 @@ def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
                 label=text,
                 gid="level",
             )
-    fit_losses(axes, [*finite, *levels.values()], _LOG_ABOVE)
+    fit_losses(axes, [*finite, *levels.values()])
     axes.set_xlim(0.5, max(len(history), 1) + 0.5)
     axes.set_xlabel("iteration" if finite else "no loss history")
     axes.set_ylabel("loss on selection data")
@@ -158,7 +160,7 @@ def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
     if taken.K is not None and taken.loss is not None:
         axes.plot(taken.K, taken.loss, "D", ms=7, color="black", label="taken", zorder=5)
     finite = [option.loss for option in options if option.loss is not None]
-    fit_losses(axes, finite, _LOG_ABOVE)
+    fit_losses(axes, finite)
     sizes = sorted({option.K for option in options if option.K is not None})
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(FixedLocator(sizes))
@@ -166,34 +168,18 @@ def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     axes.set_xlabel("K")
     axes.set_ylabel("cross-validated loss")
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
+    legend_beside(axes)
 
 
 def _name_levels(figure: Figure, axes: Axes, levels: dict[str, float]) -> None:
     """Name each level at its right end; in a legend if the names would overlap there."""
-    names = [
-        axes.annotate(
-            text,
-            (1, level),
-            xycoords=("axes fraction", "data"),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-            annotation_clip=False,
-        )
-        for text, level in levels.items()
-    ]
+    names = [name_level(axes, text, level) for text, level in levels.items()]
     figure.draw_without_rendering()
     boxes = sorted((name.get_window_extent() for name in names), key=lambda box: box.y0)
     if any(low.y1 > high.y0 for low, high in pairwise(boxes)):
         for name in names:
             name.remove()
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
-
-
-def nan_if_bad(value: float | None) -> float:
-    return value if value is not None and isfinite(value) else float("nan")
+        legend_beside(axes)
 
 
 def running_mean(values: Sequence[float], half: int) -> list[float]:
@@ -204,5 +190,5 @@ def running_mean(values: Sequence[float], half: int) -> list[float]:
     means = []
     for i in range(len(values)):
         near = [x for x in values[max(0, i - half) : i + half] if isfinite(x)]
-        means.append(sum(near) / len(near) if near else float("nan"))
+        means.append(sum(near) / len(near) if near else nan)
     return means

@@ -11,20 +11,28 @@ from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final
 
-from sewa_cli.present.plots import fit_losses, house, label, set_margins
-from sewa_cli.report.compare import Row
-from sewa_cli.report.windows import Windows
+from sewa_cli.present.plots import (
+    EXACT,
+    LOG_ABOVE,
+    drawable,
+    fit_losses,
+    house,
+    label,
+    set_margins,
+)
+from sewa_cli.text import with_K
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from sewa_cli.report.compare import Row
+    from sewa_cli.report.windows import Windows
+
 # of Okabe and Ito, without the yellow that white paper swallows; black is for the run itself
 _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "0.55")
 _MARKERS: Final = "s^DvPX<>phd8H*"
 _DASHES: Final = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (9, 3)))
-_LOG_ABOVE: Final = 8.0
-_EXACT: Final = 2**53  # a step that a float cannot hold is a date or a hash in a file's name
 _LAST: Final = "last"
 _RING: Final[dict[str, Any]] = {"marker": "o", "mfc": "none", "mew": 1.3}
 
@@ -39,13 +47,13 @@ class _Panel:
     is_loss: bool
 
 
-def plot_windows(found: Windows) -> Figure:
+def plot(found: Windows) -> Figure:
     """A panel for the loss that windows are judged by, and one for each metric."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     panels = _panels(found)
-    has_places = all(window.at < _EXACT for window in found.windows)
+    has_places = all(window.at < EXACT for window in found.windows)
     places = [float(w.at if has_places else i) for i, w in enumerate(found.windows, 1)]
     looks = _looks(found)
     height = 0.6 + (3.4 if len(panels) == 1 else 2.6) * len(panels)
@@ -72,7 +80,7 @@ def _lines(found: Windows) -> int:
 
 
 def _name(row: Row) -> str:
-    return label(row.method + (f" K={row.K}" if row.K is not None else ""))
+    return label(with_K(row.method, row.K))
 
 
 def _panels(found: Windows) -> list[_Panel]:
@@ -124,7 +132,7 @@ def _draw(
     drawn = []
     size = 4.5 if len(places) <= 40 else 2.5
     for i, (row, look) in enumerate(zip(found.windows[-1].rows, looks, strict=True)):
-        values = [_finite(panel.value(window.rows[i])) for window in found.windows]
+        values = [drawable(panel.value(window.rows[i])) for window in found.windows]
         drawn += [value for value in values if isfinite(value)]
         axes.plot(places, values, ms=size, label=_name(row), gid="method", **look)
         reached = found.reaches[i].window
@@ -140,11 +148,11 @@ def _draw(
                 zorder=5,
                 **_RING,
             )
-    level = _finite(panel.level)
+    level = drawable(panel.level)
     if isfinite(level):
         drawn.append(level)
         axes.axhline(level, color="black", linestyle=(0, (5, 4)), lw=0.9, gid="level", zorder=2)
-    fit_losses(axes, drawn, _LOG_ABOVE if panel.is_loss else inf)
+    fit_losses(axes, drawn, LOG_ABOVE if panel.is_loss else inf)
     axes.set_ylabel(panel.title if drawn else f"{panel.title}\n(nothing finite to draw)")
 
 
@@ -154,7 +162,7 @@ def _ordered(axes: Axes, found: Windows, panel: _Panel) -> tuple[list[Any], list
 
     lines = [line for line in axes.lines if line.get_gid() == "method"]
     rows = found.windows[-1].rows
-    ends = [_finite(panel.value(row)) for row in rows]
+    ends = [drawable(panel.value(row)) for row in rows]
     order = sorted(range(len(rows)), key=lambda i: -ends[i] if isfinite(ends[i]) else -inf)
     handles: list[Any] = [lines[i] for i in order]
     names = [str(line.get_label()) for line in handles]
@@ -162,7 +170,7 @@ def _ordered(axes: Axes, found: Windows, panel: _Panel) -> tuple[list[Any], list
         unit = "step" if found.by == "step" else "checkpoint"
         handles += [Line2D([], [], linestyle="none")]
         handles += [Line2D([], [], color="black", linestyle=(0, (5, 4)), lw=0.9)]
-        where = f", {unit} {found.level.at:,}" if found.level.at < _EXACT else ""
+        where = f", {unit} {found.level.at:,}" if found.level.at < EXACT else ""
         names += ["", f"the last checkpoint{where}"]
     if any(line.get_gid() == "reached" for line in axes.lines):
         ring: dict[str, Any] = {
@@ -175,7 +183,3 @@ def _ordered(axes: Axes, found: Windows, panel: _Panel) -> tuple[list[Any], list
         handles += [Line2D([], [], linestyle="none", **ring)]
         names += ["at its level from here on"]
     return handles, names
-
-
-def _finite(value: float | None) -> float:
-    return value if value is not None and isfinite(value) else float("nan")

@@ -1,4 +1,4 @@
-"""Outputs of any average, predicted from one forward pass for each checkpoint.
+"""The linear solver: masks chosen among predicted outputs, with forward passes only.
 
 Around a base b (an average of the checkpoints) the network's outputs on the selection data are
 taken as linear in the weights. With a step h towards each checkpoint,
@@ -9,24 +9,9 @@ taken as linear in the weights. With a step h towards each checkpoint,
 so the y_i are themselves a trajectory, in output space, with the same two products: mixing, and
 pulling a gradient back. The user's loss is only ever differentiated in the outputs.
 
-scouting   where to linearise
-building   the model run near every checkpoint, within the memory there is
-cache      the y_i, and the user's loss of their mixtures, on all rows or on a sample of them
-outputs    nests of tensors as one vector
+rounds     the solver: linearise, choose, linearise there, choose again
+survey     checkpoints stream past the model: where to linearise, outputs, true losses
+build      the model run near every checkpoint, within the memory there is
+surrogate  the y_i, and the user's loss of their mixtures, on all rows or on a sample of them
+relax      the mask problem among the y_i
 """
-
-from sewa_cli.solvers.linear.build import TooLittleRoom, build
-from sewa_cli.solvers.linear.scout import QUARTERS, Scouted, scout
-from sewa_cli.solvers.linear.surrogate import Labels, Sample, Size, Surrogate
-
-__all__ = [
-    "QUARTERS",
-    "Labels",
-    "Sample",
-    "Scouted",
-    "Size",
-    "Surrogate",
-    "TooLittleRoom",
-    "build",
-    "scout",
-]

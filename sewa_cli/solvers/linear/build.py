@@ -7,28 +7,33 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from sewa_cli.objective.model import Layout
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.split import draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
-from sewa_cli.solvers.linear.outputs import flatten, run_model, shapes_of
-from sewa_cli.solvers.linear.surrogate import NAME, Part, Size, Surrogate
-from sewa_cli.trajectory import ROWS, Deltas, Trajectory
+from sewa_cli.solvers.linear.surrogate import (
+    Part,
+    Size,
+    Surrogate,
+    flatten,
+    run_model,
+    shapes_of,
+)
+from sewa_cli.text import size
+from sewa_cli.trajectory import Layout, Trajectory
+from sewa_cli.trajectory.deltas import Deltas, rows_at_once
+from sewa_cli.trajectory.dense import Dense
 
 # float32 vectors of length O besides the cache: the base, a mixture and its copy, the gradient, a
 # swap, and more than as much again inside the user's loss
 SPARE = 12
 
 
-FEWEST = 32
-
-
-class TooLittleRoom(ValueError):
-    """Not even a single row fits."""
+FEWEST = 32  # rows that are kept however many numbers they have
 
 
 def build(
     objective: Objective,
-    data: Iterable[Nest],
     base: Tensor,
     k: int,
     checkpoints: Callable[[], Iterable[tuple[int, Tensor]]],
@@ -48,14 +53,14 @@ def build(
     """
     model = objective.model
     model.module.eval()
-    batches = [batch for batch in data if rows(batch) > 0]
+    batches = [batch for batch in objective.selection if rows(batch) > 0]
     if not batches:
-        raise ValueError("there are no rows to take a mean over")
+        raise TaskError("selection_data(): there are no batches with rows in them")
     of_rows = sum(rows(batch) for batch in batches)
     model.set(base)
     numbers = _count_outputs(objective, batches, seed)
     if numbers == 0:
-        raise ValueError("predict() gives no floating-point tensors, so there is nothing to mix")
+        raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
     every, share = batches, 1.0
     if most is not None and numbers > most and of_rows > FEWEST:
         share = max(most / numbers, FEWEST / of_rows)
@@ -65,13 +70,11 @@ def build(
         share *= room / needed  # again, if padding keeps what is left from shrinking as much
         batches = _fewer_rows(every, share, seed)
         if not batches:
-            raise TooLittleRoom(
-                f"the outputs of {k} checkpoints, even on one of {of_rows} rows, need more than "
-                f"the {room} bytes there are; raise --memory"
+            raise ConfigError(
+                f"memory: the outputs of {k} checkpoints, even on one of {of_rows} rows, need more "
+                f"than the {size(room)} there are; raise --memory"
             )
         numbers = _count_outputs(objective, batches, seed)
-    wide = _need(k, numbers, torch.float32, extra) <= room  # of few, it is the smaller one
-
     at_base = torch.empty(numbers, dtype=torch.float32, device=model.device)
     parts: list[Part] = []
     for batch in batches:
@@ -81,30 +84,31 @@ def build(
         where = slice(start, start + len(flat))
         at_base[where] = flat
         parts.append(Part(batch, rows(batch), where, shapes_of(out)))
-    cache = _empty_cache(k, at_base, wide, model.device)
+    wide = _need(k, numbers, torch.float32, extra) <= room  # of few, it is the smaller one
+    dtype = torch.float32 if wide else torch.bfloat16
+    cache = torch.empty(k, numbers, dtype=dtype, device=model.device)
     _fill(cache, objective, parts, base, at_base, checkpoints, h, seed, on_checkpoint)
     model.check_untouched()
-    dtype = torch.float32 if wide else torch.bfloat16
-    size = Size(
+    found = Size(
         numbers=numbers,
         dtype=str(dtype).removeprefix("torch."),
         bytes=_need(k, numbers, dtype, extra),
         rows=sum(part.n for part in parts),
         of_rows=of_rows,
     )
-    return Surrogate(objective, parts, at_base, cache, size, seed)
+    return Surrogate(objective, parts, at_base, _as_trajectory(cache, at_base), found, seed)
 
 
-def _empty_cache(k: int, at_base: Tensor, wide: bool, device: torch.device) -> Trajectory:
+def _as_trajectory(cache: Tensor, at_base: Tensor) -> Trajectory:
     O = len(at_base)  # noqa: E741 - the letter of the formulas
-    layout = Layout({NAME: slice(0, O)}, {NAME: (O,)}, O, O)
-    if wide:
-        return Trajectory(k, layout, device)
-    return Deltas(k, layout, device, torch.where(torch.isfinite(at_base), at_base, 0.0))
+    layout = Layout({"outputs": slice(0, O)}, {"outputs": (O,)}, O, O)
+    if cache.dtype == torch.float32:
+        return Dense(cache, layout)
+    return Deltas(torch.where(torch.isfinite(at_base), at_base, 0.0), cache, layout)
 
 
 def _fill(
-    cache: Trajectory,
+    cache: Tensor,
     objective: Objective,
     parts: Sequence[Part],
     base: Tensor,
@@ -114,30 +118,32 @@ def _fill(
     seed: int,
     on_checkpoint: Callable[[int], None] | None,
 ) -> None:
-    """y_i = f(b) + (f(b + h (w_i − b)) − f(b)) / h into row i, always in the same memory."""
+    """y_i = f(b) + (f(b + h (w_i − b)) − f(b)) / h into row i; of narrow rows, less f(b)."""
     step, reached = torch.empty_like(base), torch.empty_like(at_base)
     frozen = ~torch.isfinite(at_base)
     any_frozen = bool(frozen.any())
+    origin = torch.where(frozen, 0.0, at_base) if cache.dtype != torch.float32 else None
     for i, row in checkpoints():
         torch.lerp(base, row.to(base.device), h, out=step)
         objective.model.set(step)
         for part in parts:
             moved = flatten(run_model(objective, part.batch, seed))
             if len(moved) != part.where.stop - part.where.start:
-                raise ValueError("predict() gives outputs whose size depends on the weights")
+                raise TaskError("predict() gives outputs whose size depends on the weights")
             reached[part.where] = moved
         reached.sub_(at_base).div_(h).add_(at_base)
         if any_frozen:
             reached[frozen] = 0.0  # as it is, whatever the weights
-        if cache.append([(NAME, reached)]) is not None:
-            raise ValueError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
+        if not torch.isfinite(reached).all():
+            raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
+        cache[i].copy_(reached if origin is None else reached.sub_(origin))
         if on_checkpoint is not None:
             on_checkpoint(i)
 
 
 def _need(k: int, numbers: int, dtype: torch.dtype, extra: int) -> int:
     """Bytes of a cache of this precision, with what is computed beside it."""
-    spare = SPARE + extra + (max(1, min(k, ROWS // 5)) + 1 if dtype == torch.bfloat16 else 0)
+    spare = SPARE + extra + (rows_at_once(k) + 1 if dtype == torch.bfloat16 else 0)
     return numbers * (dtype.itemsize * k + 4 * spare)
 
 
@@ -159,13 +165,9 @@ def _count_outputs(objective: Objective, batches: Sequence[Nest], seed: int) -> 
 def _fewer_rows(batches: Sequence[Nest], share: float, seed: int) -> list[Nest]:
     """That share of all rows, drawn at random; batches without any are left out."""
     counts = [rows(batch) for batch in batches]
-    total = sum(counts)
-    kept = torch.zeros(total, dtype=torch.bool)
-    drawn = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    kept[drawn[: int(share * total)]] = True
-    chosen = [part.nonzero().reshape(-1) for part in torch.split(kept, counts)]
+    drawn = draw_rows(counts, int(share * sum(counts)), seed)
     return [
-        take_rows(batch, n, index)
-        for batch, n, index in zip(batches, counts, chosen, strict=True)
-        if len(index)
+        take_rows(batch, n, part.nonzero().reshape(-1))
+        for batch, n, part in zip(batches, counts, drawn, strict=True)
+        if part.any()
     ]

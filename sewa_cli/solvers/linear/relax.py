@@ -7,7 +7,7 @@ gradient (Beck and Teboulle 2009, with backtracking and restarts), rounded to it
 improved by swapping one chosen checkpoint for another that lowers the loss. Where there are few
 subsets all of them are tried, and the answer is the best there is.
 
-Nothing here reads a checkpoint or runs the model: see `surrogate`.
+Nothing here reads a checkpoint or runs the model.
 """
 
 from __future__ import annotations
@@ -20,14 +20,21 @@ from math import comb, inf, isfinite
 import torch
 from torch import Tensor
 
-from sewa_cli.config import LinearConfig
-from sewa_cli.solvers import Solution, mask
-from sewa_cli.solvers.linear import Sample, Surrogate
+from sewa_cli.errors import TaskError
+from sewa_cli.solvers import mask
+from sewa_cli.solvers.linear.surrogate import Sample, Surrogate
 
 FEW_SUBSETS = 1000  # or fewer: all are tried
 MUCH_WORK = 2 * 10**8  # numbers to go through for that
 TOLERANCE = 1e-6  # of the loss; an improvement by less is none
 PATIENCE = 5  # iterations without one
+
+
+@dataclass(frozen=True)
+class Solution:
+    probabilities: list[float]  # s, one for each checkpoint
+    selected: list[int]  # K of them, ascending
+    history: list[float]  # predicted loss by iteration
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Swap:
 def solve(
     surrogate: Surrogate,
     K: int,
-    settings: LinearConfig,
+    iterations: int = 100,
+    tries: int = 50,
     starts: Sequence[Sequence[int]] = (),
     sample: Sample | None = None,
     relaxed: Tensor | None = None,
@@ -59,7 +67,7 @@ def solve(
     if not 0 < K < k:
         raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
     start = torch.full((k,), K / k, dtype=torch.float64) if relaxed is None else relaxed
-    s, history = relax(surrogate, K, start, settings.iterations, sample, on_iteration)
+    s, history = relax(surrogate, K, start, iterations, sample, on_iteration)
     subsets = comb(k, K)
     if try_all and subsets <= FEW_SUBSETS and subsets * surrogate.size.numbers <= MUCH_WORK:
         chosen = _best_of_all(surrogate, K, sample)
@@ -67,7 +75,7 @@ def solve(
         masks = [mask.largest(s, K), *(sorted(start) for start in starts if len(start) == K)]
         losses = [surrogate.loss(surrogate.mix(mean(m, k)), sample) for m in masks]
         best = min(range(len(masks)), key=lambda i: losses[i] if isfinite(losses[i]) else inf)
-        chosen = improve(surrogate, masks[best], settings.swaps, sample)
+        chosen = improve(surrogate, masks[best], tries, sample)
     return Solution(probabilities=s.tolist(), selected=chosen, history=history)
 
 
@@ -94,7 +102,7 @@ def relax(
         loss, gradient = surrogate.loss_and_gradient(y / K, sample)
         gradient = gradient / K
         if not (isfinite(loss) and bool(torch.isfinite(gradient).all())):
-            raise ValueError("the loss or its gradient is NaN or Inf at the predicted outputs")
+            raise TaskError("the loss or its gradient is NaN or Inf at the predicted outputs")
         if curvature is None:  # the first step moves no element by more than a half
             curvature = 2 * float((gradient - gradient.mean()).abs().max()) or 1.0
         new, after, curvature = _step(y, loss, gradient, curvature, K, value)

@@ -4,60 +4,134 @@
     survey    every checkpoint is read once: its outputs go into the cache
     again     linearised at the average just found: it is read (K), then every checkpoint (k)
 
-W is never held. In memory are a few vectors of the model's size and the cache. `choosing` decides
-by what is found here.
+In memory are a few vectors of the model's size and the cache; `rounds` decides by what is here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
 
 import torch
 from torch import Tensor
 
-from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.methods import Coefficients, Run, mean_of, parse_one
-from sewa_cli.session.session import Bench
-from sewa_cli.solvers import linear as surrogate
-from sewa_cli.solvers.crossvalidate import grid
-from sewa_cli.solvers.linear import Scouted, Surrogate
-from sewa_cli.solvers.linear import relax as linear
-from sewa_cli.solvers.linear.streaming import judge_of
-from sewa_cli.trajectory import Trajectory
+from sewa_cli.solvers import Problem
+from sewa_cli.solvers.crossvalidate import Name, grid
+from sewa_cli.solvers.linear import relax
+from sewa_cli.solvers.linear.build import build
+from sewa_cli.solvers.linear.surrogate import Surrogate
 
-Name = tuple[str, int | None]  # of a simple average, and its K
+QUARTERS = 4
+
+
+@dataclass
+class Scouted:
+    """Where to linearise: the best of the mean of all and the means of the run's quarters."""
+
+    base: Tensor  # [P]
+    members: list[int]  # whose mean it is
+    loss: float
+    uniform: Tensor  # the mean of all, [P]
+    uniform_loss: float
+    last: Tensor  # the newest, [P]
+    k: int
+
+
+class _Mean:
+    """A mean that grows row by row."""
+
+    def __init__(self) -> None:
+        self.members: list[int] = []
+        self._total: Tensor | None = None
+
+    def add(self, i: int, row: Tensor) -> None:
+        self._total = row.clone() if self._total is None else self._total.add_(row)
+        self.members.append(i)
+
+    def value(self) -> Tensor:
+        assert self._total is not None
+        return self._total / len(self.members)
+
+
+def scout(
+    checkpoints: Iterable[tuple[int, Tensor]], of: int, judge: Callable[[Tensor], float]
+) -> Scouted:
+    """Read every checkpoint once; `of`: how many there are at most. `judge`: flat [P] ↦ loss.
+
+    Of a run that jumps between basins, the mean of all may lie in none of them.
+    """
+    everything, quarter = _Mean(), _Mean()
+    last: Tensor | None = None
+    found: tuple[float, list[int], Tensor] | None = None
+
+    def consider(mean: _Mean) -> tuple[Tensor, float]:
+        nonlocal found
+        flat = mean.value()
+        loss = judge(flat)
+        if found is None or not loss >= found[0]:
+            found = (loss if isfinite(loss) else inf, mean.members, flat)
+        return flat, loss
+
+    for i, row in checkpoints:
+        if quarter.members and i * QUARTERS // of != quarter.members[0] * QUARTERS // of:
+            consider(quarter)
+            quarter = _Mean()
+        quarter.add(i, row)
+        everything.add(i, row)
+        last = row.clone() if last is None else last.copy_(row)
+    if len(quarter.members) < len(everything.members):
+        consider(quarter)
+    uniform, uniform_loss = consider(everything)
+    assert found is not None
+    assert last is not None
+    loss, members, base = found
+    return Scouted(base, members, loss, uniform, uniform_loss, last, len(everything.members))
 
 
 class Survey:
     """The true things: outputs of all checkpoints around a base, outputs and losses of averages."""
 
-    def __init__(self, bench: Bench, trajectory: Trajectory, scouted: Scouted, room: int) -> None:
-        self.scouted = scouted
+    def __init__(self, problem: Problem, h: float, most: int) -> None:
+        """`h`: the step towards each checkpoint; `most`: numbers to keep of each."""
+        self._problem = problem
+        self._h = h
+        self._most = most
+        self._warned = False
+        trajectory, value = problem.trajectory, problem.objective.value
+        self.scouted = scout(trajectory.rows(), trajectory.k, value)
+        if not isfinite(self.scouted.loss):
+            raise TaskError(
+                "loss() is NaN or Inf on the selection data for every checkpoint average"
+            )
         self.k = trajectory.k
-        self._bench = bench
-        self._trajectory = trajectory
-        self._room = room
-        self._judge = judge_of(bench)
+        if self.k < 2:
+            raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
 
-    def begin(
-        self, wanted: Mapping[Name, Coefficients], room: int, extra: int
+    def first(
+        self, wanted: Mapping[Name, Coefficients], extra: int
     ) -> tuple[Surrogate, dict[Name, Tensor]]:
         """The cache around the scouted base; the averages wanted are summed up on the way."""
         sums: dict[Name, Tensor] = {}
 
         def rows() -> Iterator[tuple[int, Tensor]]:
-            for i, row in self._trajectory.rows():
+            for i, row in self._problem.trajectory.rows():
                 for key, coefficients in wanted.items():
                     if coefficients[i] != 0:
                         total = sums.setdefault(key, torch.zeros_like(row))
                         total.add_(row, alpha=coefficients[i])
                 yield i, row
 
+        room = self._problem.room - len(wanted) * 4 * self._problem.trajectory.layout.size * (
+            extra > 2
+        )
         return self._build(self.scouted.base, rows, room, extra), sums
 
     def around(self, flat: Tensor) -> Surrogate:
         """The cache around weights [P]."""
-        return self._build(flat, self._trajectory.rows, self._room, 2)
+        return self._build(flat, self._problem.trajectory.rows, self._problem.room, 2)
 
     def _build(
         self,
@@ -66,65 +140,55 @@ class Survey:
         room: int,
         extra: int,
     ) -> Surrogate:
-        bench = self._bench
+        events, objective = self._problem.events, self._problem.objective
 
         def tell(i: int) -> None:
-            bench.listener.progress("surveying", i + 1, self.k)
+            events.progress("surveying", i + 1, self.k)
 
-        try:
-            found = surrogate.build(
-                bench.objective,
-                bench.task.selection_data,
-                base,
-                self.k,
-                rows,
-                bench.config.linear.h,
-                room,
-                bench.config.seed,
-                tell,
-                extra,
-                bench.config.linear.outputs,
-            )
-        except surrogate.TooLittleRoom as error:
-            raise ConfigError(f"memory: {error}") from error
-        except ValueError as error:
-            raise TaskError(f"the linear solver: {error}") from error
-        if found.size.rows < found.size.of_rows and not any(
-            "rows fit" in w for w in bench.warnings
-        ):
-            bench.warn(
+        found = build(
+            objective,
+            base,
+            self.k,
+            rows,
+            self._h,
+            room,
+            self._problem.seed,
+            tell,
+            extra,
+            self._most,
+        )
+        if found.size.rows < found.size.of_rows and not self._warned:
+            self._warned = True
+            into = "--memory" if found.size.bytes * 2 > room else "linear.outputs"
+            events.warn(
                 f"outputs of {found.size.rows} of the {found.size.of_rows} selection rows fit into "
-                f"{'--memory' if found.size.bytes * 2 > room else 'linear.outputs'}; the choice is "
-                "made on those"
+                f"{into}; the choice is made on those"
             )
         return found
 
     def outputs(self, here: Surrogate, flat: Tensor) -> Tensor:
         """True ones, of weights [P]: a simple average may lie far from the base."""
-        self._bench.model.set(flat)
+        self._problem.objective.model.set(flat)
         return here.true_outputs()
 
     def mix(self, coefficients: Coefficients) -> Tensor:
-        """[P], from the files; valid until the next."""
-        return self._trajectory.mix_few(coefficients)
-
-    def loss_of(self, flat: Tensor) -> float:
-        """The true selection loss of weights [P]."""
-        return self._judge(flat)
+        """[P]; valid until the next."""
+        return self._problem.trajectory.mix_few(coefficients)
 
     def loss_of_mean(self, selected: Sequence[int]) -> float:
-        return self._judge(self.mix(mean_of(selected, self.k)))
+        """The true selection loss of their average."""
+        return self._problem.objective.value(self.mix(mean_of(selected, self.k)))
 
     def error(self, here: Surrogate, selected: Sequence[int], loss: float) -> float:
         """Predicted minus true loss, both on the rows that the cache has."""
         if here.size.rows < here.size.of_rows:
-            self._bench.model.set(self.mix(mean_of(selected, self.k)))
+            self._problem.objective.model.set(self.mix(mean_of(selected, self.k)))
             loss = here.loss(here.true_outputs())
         return predicted_loss(here, selected) - loss
 
 
 def predicted_loss(here: Surrogate, selected: Sequence[int]) -> float:
-    return here.loss(here.mix(linear.mean(selected, here.k)))
+    return here.loss(here.mix(relax.mean(selected, here.k)))
 
 
 def simple_averages(k: int) -> dict[Name, Coefficients]:

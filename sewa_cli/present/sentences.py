@@ -1,0 +1,201 @@
+"""What reports say, a function for each kind: a list of sentences, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sewa_cli.present.tables import level, percent
+from sewa_cli.text import number, with_K
+
+if TYPE_CHECKING:
+    from sewa_cli.report.compare import Comparison
+    from sewa_cli.report.select import BudgetOption, Report
+    from sewa_cli.report.shared import Interval, Lora
+    from sewa_cli.report.validate import Validation
+    from sewa_cli.report.windows import Reach, Windows
+
+
+def select(report: Report) -> list[str]:
+    """What was chosen, what it took, and whether it was worth it."""
+    said = []
+    if report.budget:
+        said.append(budget(report.budget))
+    if report.stability:
+        said.append(stability(report))
+    if report.k == report.K:
+        said.append(f"took all {report.k} ({report.written})")
+    else:
+        steps = zip(report.selected, report.selected_steps, strict=True)
+        names = ", ".join(str(index if step is None else step) for index, step in steps)
+        what = "checkpoints" if report.selected_steps[0] is None else "steps"
+        said.append(f"chose {report.K} of {report.k}: {what} {names}")
+    if report.batchnorm and report.batchnorm.data:
+        said.append(
+            f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "
+            f"{report.batchnorm.data} ({report.batchnorm.rows} rows)"
+        )
+    if report.lora and report.lora.mode == "merged":
+        said.append(lora(report.lora))
+    took = report.cost.seconds
+    said += [
+        f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, learning "
+        f"{took.learn:.1f}, evaluating {took.evaluate:.1f}, writing {took.write:.1f})",
+        f"checkpoints held in tier `{report.placement.tier}`: {report.placement.reason}",
+        verdict(report),
+    ]
+    return said + wrote(report.output)
+
+
+def wrote(output: str | None) -> list[str]:
+    return [] if output in (None, "-") else [f"wrote {output}"]
+
+
+def verdict(report: Report) -> str:
+    """What was gained by choosing, and how sure that is."""
+    if report.heldout_rows is None:
+        return (
+            "no held-out loss: define heldout_data in the task, or keep rows aside with --guard "
+            "0.2, to see whether choosing pays"
+        )
+    instead = f"; `{report.written}` was written instead" if report.instead_of else ""
+    if (report.learned or report.average).heldout_loss is None:
+        return f"the held-out loss of what was chosen is NaN or Inf{instead}"
+    found = report.gained
+    if found is None:
+        return f"no reference has a finite held-out loss{instead}"
+    if report.labels == "noise" and report.budget and not report.instead_of:
+        return f"no gain: the labels say nothing; `{report.written}` was written"
+    if report.written != "learned" and report.instead_of is None:
+        return f"nothing to gain by choosing: cross-validation prefers `{report.written}`"
+    low, high = _signed(found.interval, found.by)
+    is_certain = low is None or low > 0
+    if found.by < 0:
+        head, way = "choosing did not pay" if is_certain else "no certain gain", "above"
+    else:
+        head, way = "choosing paid" if is_certain else "no certain gain", "below"
+    sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"
+    luck = "; too few rows to rule out luck" if low is None else ""
+    return (
+        f"{head}: held-out loss {abs(found.by):.5g}{sure} {way} that of `{found.over}`, the best "
+        f"simple average{luck}{instead}"
+    )
+
+
+def _signed(interval: Interval | None, by: float) -> tuple[float | None, float | None]:
+    """The interval of |by|: turned around where `by` is negative."""
+    if interval is None:
+        return None, None
+    return (interval.low, interval.high) if by >= 0 else (-interval.high, -interval.low)
+
+
+def budget(options: list[BudgetOption]) -> str:
+    """The learned K of the curve, and what was taken."""
+    curve = ", ".join(f"{o.K}: {number(o.loss)}" for o in options if o.name == "learned")
+    known = [o for o in options if o.name != "learned" and o.loss is not None]
+    taken = next(o for o in options if o.chosen)
+    simple = min(known, key=lambda o: o.loss or 0.0, default=taken)
+    return (
+        f"cross-validated loss by K: {curve}; best simple average {with_K(simple.name, simple.K)}: "
+        f"{number(simple.loss)}; taken: {with_K(taken.name, taken.K)}"
+    )
+
+
+def stability(report: Report) -> str:
+    found = report.stability
+    assert found is not None
+    often = sum((report.candidates[i].frequency or 0) >= 0.5 for i in report.selected)
+    gain = found.gains["uniform"]
+    return (
+        f"chosen again by half of {found.resamples} resamples: {often} of {report.K}; on rows not "
+        f"drawn, gain over uniform {gain.mean:.4g} ({gain.low:.4g} .. {gain.high:.4g})"
+    )
+
+
+def lora(found: Lora) -> str:
+    apart = f"{found.largest:.2%} at most, {found.mean:.2%} on average, over {found.pairs} pairs"
+    if found.mode == "merged":
+        return f"products B·A averaged and re-factored to the same rank; error {apart}"
+    return f"A and B averaged apart; the product is off the mean of products by {apart}"
+
+
+def compare(report: Comparison) -> list[str]:
+    """Never a winner inside the noise."""
+    return [_winner(report), *wrote(report.output)]
+
+
+def _winner(report: Comparison) -> str:
+    if report.best is None:
+        return "no winner: there is no finite held-out loss to compare by"
+    best = report.rows[report.best]
+    name = with_K(best.method, best.K)
+    if len({str(row.coefficients) for row in report.rows}) == 1:
+        return f"{name} has nothing to be compared with"
+    if report.winner is not None:
+        return f"{name} has the lowest held-out loss, and nothing ties with it"
+    if best.mark is None:
+        return f"{name} has the lowest held-out loss; too few rows to rule out luck"
+    ties = sum(row.mark == "tie" for row in report.rows)
+    return (
+        f"no winner: {name} has the lowest held-out loss, but {ties} of the other "
+        f"{len(report.rows) - 1} cannot be told apart from it"
+    )
+
+
+def windows(report: Windows) -> list[str]:
+    """What the averages save, if anything; and how much the level itself is worth."""
+    if report.level.value is None:
+        return ["the last checkpoint has no finite loss: there is no level to reach"]
+    if len(report.windows) == 1:
+        return []
+    last = next(reach for reach in report.reaches if reach.method == "last")
+    others = [reach for reach in report.reaches if reach.method != "last"]
+    reached = [reach for reach in others if reach.window is not None]
+    goal = f"the last checkpoint's level ({level(report)})"
+    said = []
+    if others and not reached:
+        said.append(f"no average reaches {goal} and keeps it")
+    elif reached:
+        first = min(reached, key=lambda reach: (reach.window, reach.loss))
+        also = sum(reach.window == first.window for reach in reached) - 1
+        more = f", and so {'does' if also == 1 else 'do'} {also} of the others" if also else ""
+        said.append(f"{with_K(first.method, first.K)} reaches {goal} {_after(report, first)}{more}")
+        said += _metrics_there(report, first)
+        if last.window is not None and (first.window or 0) >= last.window:
+            said.append("`last` itself does so as early: averaging saves no training here")
+        else:
+            said.append(f"`last` itself does so {_after(report, last)}")
+    before = [
+        getattr(row, report.level.measure)
+        for window in report.windows[:-1]
+        for row in window.rows
+        if row.method == "last"
+    ]
+    easy = sum(loss is not None and loss <= report.level.value for loss in before)
+    if easy:
+        worth = ", so reaching it says little" if 2 * easy >= len(before) else ""
+        said.append(
+            f"the last checkpoint is one of many: at the end of {easy} of the {len(before)} "
+            f"windows before it, training was already at that level{worth}"
+        )
+    return said
+
+
+def _metrics_there(report: Windows, reach: Reach) -> Iterator[str]:
+    """The loss alone has decided; a metric may say otherwise."""
+    in_the_end = report.level.metrics or {}
+    for name, value in (reach.metrics or {}).items():
+        yield (
+            f"{name} of {with_K(reach.method, reach.K)} there: {number(value)}; in the end, of "
+            f"`last`: {number(in_the_end.get(name))}"
+        )
+
+
+def _after(report: Windows, reach: Reach) -> str:
+    unit = "steps" if report.by == "step" else "checkpoints"
+    share = "" if reach.share is None else f": {percent(reach.share)} of the training"
+    return f"after {reach.at:,} {unit}{share}"
+
+
+def validate(_: Validation) -> list[str]:
+    return ["everything fits together"]

@@ -1,0 +1,27 @@
+"""The report of `sewa validate`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sewa_cli.report.shared import TaskHead
+
+
+class Validation(TaskHead):
+    """What `sewa validate` found in order."""
+
+    kind: Literal["validate"] = "validate"
+    checkpoints: int
+    first_step: int | None
+    last_step: int | None
+    tensors: int
+    parameters: int
+    dtypes: list[str]
+    batchnorm_layers: int
+    batch_rows: int
+    loss: float = Field(description="of the newest checkpoint on the first batch")
+    heldout_data: bool
+    training_data: bool
+    metrics: bool

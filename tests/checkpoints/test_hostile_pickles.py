@@ -1,0 +1,445 @@
+"""Checkpoints made to run code, to crash or to exhaust the machine: one line, and nothing runs."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import tarfile
+import warnings
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from helpers.tiny import Sewa
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+
+from sewa_cli.checkpoints import Reads, open_checkpoint
+from sewa_cli.errors import CheckpointError
+
+MODULE = "torch.distributed.checkpoint.metadata"
+
+
+class Evil:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.mark}",)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    return tmp_path / "it-ran"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The first of two; the second is sound."""
+    for step in (2, 1):
+        content = {
+            "w": torch.arange(12.0).reshape(4, 3) * step,
+            "v": torch.ones(4, 3),
+            "step": step,
+        }
+        where = tmp_path / "run" / f"step-{step}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is no process group
+            dcp.save(content, checkpoint_id=where, no_dist=True)  # type: ignore[attr-defined]
+    return where
+
+
+def check_refused(sewa: Sewa, run: Path, mark: Path, words: str = "") -> None:
+    for command in (["inspect", run], ["average", run, "-o", run.parent / "out.safetensors"]):
+        ended = sewa(*command)
+        assert not mark.exists()
+        assert ended.code == 3, ended.err
+        assert words in ended.error
+        assert "Traceback" not in ended.err
+        assert len(ended.err.strip().splitlines()) == 1
+    assert not (run.parent / "out.safetensors").exists()
+
+
+def change(folder: Path, edit: Callable[[Metadata], object]) -> None:
+    path = folder / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    edit(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+
+
+def text(value: str) -> bytes:
+    return b"X" + len(value).to_bytes(4, "little") + value.encode()
+
+
+def named(module: str, name: str) -> bytes:
+    return f"c{module}\n{name}\n".encode()
+
+
+# ---- .metadata -------------------------------------------------------------------------------
+
+TARGETS = {
+    "class": named(MODULE, "TensorStorageMetadata"),
+    "frozen class": named(MODULE, "MetadataIndex"),
+    "enum": named(MODULE, "_MEM_FORMAT_ENCODING"),
+    "function": named("torch.serialization", "_get_layout"),
+    "static class": named("collections", "OrderedDict"),
+    "dtype": named("torch", "float32"),
+    "path": named("pathlib", "PosixPath"),
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("slots", [True, False])
+def test_metadata_cannot_change_a_class_or_a_function(
+    folder: Path, sewa: Sewa, mark: Path, target: str, slots: bool
+) -> None:
+    """With another `__new__`, torch's reader could be led to another graph at the second reading,
+    where an entry is bytes, which it unpickles without any limit."""
+    before = {c: dict(vars(c)) for c in (TensorStorageMetadata, MetadataIndex)}
+    values = b"}" + text("__new__") + named("collections", "OrderedDict") + b"s"
+    values += text("__setstate__") + named("torch.serialization", "_get_layout") + b"s"
+    state = b"N" + values + b"\x86" if slots else values
+    sound = (folder / ".metadata").read_bytes()
+    (folder / ".metadata").write_bytes(b"\x80\x04" + TARGETS[target] + state + b"b0" + sound)
+    check_refused(sewa, folder.parent, mark, "changes to a class or a function")
+    assert {c: dict(vars(c)) for c in before} == before
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["posix.system", "builtins.eval", "builtins.getattr", "functools.partial", "torch.load",
+     "torch.serialization.load", "torch.storage._load_from_bytes", "sewa_cli.cli.main",
+     "torch.distributed.checkpoint.metadata.os.system"],
+)  # fmt: skip
+def test_metadata_cannot_name_anything_else(
+    folder: Path, sewa: Sewa, mark: Path, wanted: str
+) -> None:
+    module, _, name = wanted.rpartition(".")
+    if "metadata.os" in wanted:  # a dotted name, which protocol 4 walks along
+        module, name = MODULE, "os.system"
+    call = text(module) + text(name) + b"\x93" + text(f"touch {mark}") + b"\x85R."
+    (folder / ".metadata").write_bytes(b"\x80\x04" + call)
+    check_refused(sewa, folder.parent, mark, f"needs {wanted} to be loaded, which could run code")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x04]" + b"\x85" * 300_000 + b".",  # as deep as can be
+        b"\x80\x04}]" + b"\x85" * 300_000 + b"Ns.",  # and hashed
+        b"\x80\x04Nr\xff\xff\xff\xff.",  # a memo of 4 billion places
+        b"\x80\x05\x96" + b"\xff" * 6 + b"\x00\x00.",  # a bytearray of 256 TB
+        b"\x80\x04B\xff\xff\xff\xff.",
+        b"\x80\x04K\x01Q.",  # a persistent id
+        b"\x80\x04\x82\x01.",  # an extension
+        b"\x80\x04(]]e.",
+        b"\x80\x04]q\x00h\x00a.",  # a list in itself
+        b"\x80\x04" + named(MODULE, "Metadata") + b")\x81.",
+        b"\x80\x04N.",
+        b"(i" + MODULE.encode() + b"\nMetadata\n.",
+    ],
+)
+def test_metadata_that_would_exhaust_or_crash_are_one_line(
+    folder: Path, sewa: Sewa, mark: Path, content: bytes
+) -> None:
+    (folder / ".metadata").write_bytes(content)
+    check_refused(sewa, folder.parent, mark, "step-1")
+
+
+def places(metadata: Metadata) -> Any:
+    return metadata.storage_data[MetadataIndex("w", (0, 0))]
+
+
+def entry(metadata: Metadata) -> Any:
+    return metadata.state_dict_metadata["w"]
+
+
+def set_chunks(
+    metadata: Metadata,
+    *boxes: tuple[tuple[int, ...], tuple[int, ...]],
+    size: tuple[int, ...] = (4, 3),
+) -> None:
+    """Chunks of `w`, all of them at the place of the whole."""
+    place = places(metadata)
+    entry(metadata).size = torch.Size(size)
+    entry(metadata).chunks = [ChunkStorageMetadata(*map(torch.Size, box)) for box in boxes]
+    for offsets, _ in boxes:
+        metadata.storage_data[MetadataIndex("w", offsets)] = place
+
+
+FAULTS: dict[str, Callable[[Metadata], object]] = {
+    "negative offset": lambda m: setattr(places(m), "offset", -5),
+    "negative length": lambda m: setattr(places(m), "length", -5),
+    "text for a number": lambda m: setattr(places(m), "offset", "0"),
+    "bool for a number": lambda m: setattr(places(m), "offset", True),
+    "huge offset": lambda m: setattr(places(m), "offset", 2**70),
+    "beyond the end": lambda m: setattr(places(m), "offset", 2**40),
+    "compressed": lambda m: setattr(places(m), "transform_descriptors", ["zstd"]),
+    "absolute": lambda m: setattr(places(m), "relative_path", "/etc/passwd"),
+    "upwards": lambda m: setattr(places(m), "relative_path", "../step-2/__0_0.distcp"),
+    "dots": lambda m: setattr(places(m), "relative_path", ".."),
+    "no name": lambda m: setattr(places(m), "relative_path", ""),
+    "a zero byte": lambda m: setattr(places(m), "relative_path", "a\0b"),
+    "a line break": lambda m: setattr(places(m), "relative_path", "a\nb"),
+    "no text": lambda m: setattr(places(m), "relative_path", 3),
+    "too long": lambda m: setattr(places(m), "relative_path", "a" * 5000),
+    "a link": lambda m: setattr(places(m), "relative_path", "link"),
+    "a link to itself": lambda m: setattr(places(m), "relative_path", "loop"),
+    "a pipe": lambda m: setattr(places(m), "relative_path", "pipe"),
+    "a huge size": lambda m: setattr(entry(m), "size", torch.Size((2**40, 2**20))),
+    "a huge chunk": lambda m: set_chunks(m, ((0, 0), (2**40, 2**20)), size=(2**40, 2**20)),
+    "many dimensions": lambda m: setattr(entry(m), "size", torch.Size((1,) * 1000)),
+    "a hole": lambda m: set_chunks(m, ((0, 0), (3, 3))),
+    "outside": lambda m: set_chunks(m, ((2, 0), (4, 3))),
+    "fewer dimensions": lambda m: set_chunks(m, ((0,), (12,))),
+    "the same place twice": lambda m: set_chunks(m, ((0, 0), (2, 3)), ((2, 0), (2, 3))),
+    "the same chunk twice": lambda m: set_chunks(m, ((0, 0), (2, 3)), ((0, 0), (2, 3))),
+    "chunks without a place": lambda m: setattr(
+        entry(m), "chunks", [ChunkStorageMetadata(torch.Size((9, 9)), torch.Size((4, 3)))] * 10**5
+    ),
+    "no chunks": lambda m: setattr(entry(m), "chunks", []),
+    "a key that is none": lambda m: m.state_dict_metadata.update({3: entry(m)}),  # type: ignore[dict-item]
+    "a way that is none": lambda m: m.planner_data.update({"w": "w"}),
+    "a long way": lambda m: m.planner_data.update({"w": ("w",) * 100_000}),
+    "no way": lambda m: m.planner_data.update({"w": ()}),
+    "a class in place of an object": lambda m: m.state_dict_metadata.update(
+        {"w": TensorStorageMetadata}  # type: ignore[dict-item]
+    ),
+    "no entries": lambda m: setattr(m, "state_dict_metadata", []),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_metadata_with_impossible_values_are_one_line(
+    folder: Path, sewa: Sewa, mark: Path, fault: str
+) -> None:
+    (folder / "link").symlink_to(folder.parent / "step-2" / "__0_0.distcp")
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    change(folder, FAULTS[fault])
+    check_refused(sewa, folder.parent, mark, "step-1")
+
+
+# ---- .distcp ---------------------------------------------------------------------------------
+
+
+def put(folder: Path, data: bytes) -> None:
+    """Other bytes where `w` was, long enough for all that is expected there."""
+
+    def move(metadata: Metadata) -> None:
+        place = places(metadata)
+        file = folder / place.relative_path
+        place.offset, place.length = file.stat().st_size, len(data)
+        file.write_bytes(file.read_bytes() + data)
+
+    change(folder, move)
+
+
+def saved(value: Any, zipped: bool = True) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file, _use_new_zipfile_serialization=zipped)
+    return file.getvalue()
+
+
+PAYLOADS: dict[str, Callable[[Path], bytes]] = {
+    "zip": lambda mark: saved(Evil(mark)),
+    "legacy": lambda mark: saved(Evil(mark), zipped=False),
+    "pickle": lambda mark: pickle.dumps([Evil(mark)] + [0] * 100),
+    "other shape": lambda _: saved(torch.ones(3, 4)),
+    "other dtype": lambda _: saved(torch.ones(4, 3).int()),
+    "no tensor": lambda _: saved([1, 2, 3]),
+    "sparse": lambda _: saved(torch.ones(4, 3).to_sparse()),
+    "meta": lambda _: saved(torch.ones(4, 3, device="meta")),
+    "zeros": lambda _: bytes(1000),
+    "packed": lambda _: packed(saved(torch.ones(4, 3))),
+}
+
+
+def packed(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", 8) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("payload", PAYLOADS)
+def test_the_bytes_of_a_tensor_can_only_be_that_tensor(
+    folder: Path, sewa: Sewa, mark: Path, payload: str
+) -> None:
+    put(folder, PAYLOADS[payload](mark))
+    ended = sewa("average", folder.parent, "-o", folder.parent.parent / "out.safetensors")
+    assert not mark.exists()
+    assert ended.code == 3, ended.err
+    assert "step-1: w: cannot be read" in ended.error
+    assert sewa("inspect", folder.parent).code in (0, 3)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["step", "w"])
+def test_bytes_entries_are_not_unpickled(folder: Path, sewa: Sewa, mark: Path, name: str) -> None:
+    put(folder, saved(Evil(mark)))
+
+    def to_bytes(metadata: Metadata) -> None:
+        place = metadata.storage_data.pop(MetadataIndex("w", (0, 0)))
+        del metadata.state_dict_metadata["w"]
+        metadata.state_dict_metadata[name] = BytesStorageMetadata()
+        metadata.storage_data[MetadataIndex(name)] = place
+
+    change(folder, to_bytes)
+    for command in ("inspect", "average"):
+        sewa(command, folder)
+        assert not mark.exists()
+    assert list(open_checkpoint(folder, Reads()).tensors) == ["v"]
+
+
+def test_chunks_of_one_tensor_are_put_together_and_must_not_overlap(folder: Path) -> None:
+    whole = torch.arange(12.0).reshape(4, 3)
+    boxes = [((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2))]
+
+    def split(metadata: Metadata) -> None:
+        place = places(metadata)
+        file = folder / place.relative_path
+        entry(metadata).chunks = [ChunkStorageMetadata(*map(torch.Size, box)) for box in boxes]
+        for (i, j), (rows, columns) in boxes:
+            part = saved(whole[i : i + rows, j : j + columns].clone())
+            end = file.stat().st_size
+            metadata.storage_data[MetadataIndex("w", (i, j))] = type(place)(
+                place.relative_path, end, len(part)
+            )
+            file.write_bytes(file.read_bytes() + part)
+
+    change(folder, split)
+    assert torch.equal(open_checkpoint(folder, Reads()).read("w"), whole)
+    boxes = [((0, 0), (2, 3)), ((1, 0), (2, 3))]
+    change(folder, split)
+    with pytest.raises(CheckpointError, match="w: cannot be read: has chunks that overlap"):
+        open_checkpoint(folder, Reads()).read("w")
+
+
+# ---- .pt -------------------------------------------------------------------------------------
+
+
+def archive(*members: tuple[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(file, "w") as new:
+        warnings.simplefilter("ignore")  # of names that are there twice
+        for name, data in members:
+            new.writestr(name, data)
+    return file.getvalue()
+
+
+def old_tar(mark: Path) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in ("storages", "tensors", "pickle"):
+            data = pickle.dumps(0, 2) if name != "pickle" else pickle.dumps(Evil(mark), 2)
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+def script(_: Path) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is of the past
+        file = io.BytesIO()
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), file)
+    return file.getvalue()
+
+
+def build(target: bytes, state: bytes) -> bytes:
+    """A file of `{"w": …, "x": target after BUILD}`."""
+    return archive(("a/data.pkl", b"\x80\x02}" + text("x") + target + state + b"bs."),
+                   ("a/version", b"3\n"))  # fmt: skip
+
+
+def repeated() -> bytes:
+    return saved({"w": torch.ones(1).expand(2**40)})
+
+
+SLOTS = b"N}" + text("__setstate__") + named("collections", "OrderedDict") + b"s\x86"
+FILES: dict[str, Callable[[Path], bytes]] = {
+    "class": lambda _: build(named("torch", "Tensor"), SLOTS),
+    "parameter class": lambda _: build(named("torch.nn.parameter", "Parameter"), SLOTS),
+    "static class": lambda _: build(named("collections", "OrderedDict"), SLOTS),
+    "function": lambda _: build(named("torch._utils", "_rebuild_tensor_v2"), SLOTS),
+    "tar": old_tar,
+    "script": script,
+    "two pickles": lambda mark: archive(
+        ("a/data.pkl", pickle.dumps(Evil(mark), 2)),
+        ("a/data.pkl", pickle.dumps(Evil(mark), 2)),
+        ("b/data.pkl", pickle.dumps(Evil(mark), 2)),
+        ("a/version", b"3\n"),
+    ),
+    "protocol 4": lambda mark: archive(
+        ("a/data.pkl", pickle.dumps(Evil(mark), 4)), ("a/version", b"3\n")
+    ),
+    "code": lambda mark: archive(
+        ("a/data.pkl", pickle.dumps(Evil(mark), 2)),
+        ("a/constants.pkl", b"N."),
+        ("a/code/__torch__.py", b"import os"),
+        ("a/version", b"3\n"),
+    ),
+    "a bytearray": lambda _: archive(
+        (
+            "a/data.pkl",
+            b"\x80\x02"
+            + named("builtins", "bytearray")
+            + b"\x8a\x07"
+            + b"\xff" * 6
+            + b"\x00\x85R.",
+        ),
+        ("a/version", b"3\n"),
+    ),
+    "packed": lambda _: packed(saved({"w": torch.ones(1000)})),
+    "repeated": lambda _: repeated(),
+    "load_from_bytes": lambda mark: archive(
+        (
+            "a/data.pkl",
+            b"\x80\x02" + named("torch.storage", "_load_from_bytes") + text(f"{mark}") + b"\x85R.",
+        ),
+        ("a/version", b"3\n"),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_pytorch_file_that_wants_more_is_one_line(
+    tmp_path: Path, sewa: Sewa, mark: Path, kind: str
+) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    torch.save({"w": torch.ones(3)}, run / "step-2.pt")
+    (run / "step-1.pt").write_bytes(FILES[kind](mark))
+    check_refused(sewa, run, mark, "step-1.pt: ")
+
+
+def test_attributes_that_hide_methods_are_taken_off(tmp_path: Path, sewa: Sewa) -> None:
+    """weights_only lets a pickle set attributes of its dicts and tensors."""
+    for step in (1, 2):
+        weight = torch.full((3,), float(step))
+        weight.detach = weight.cpu = torch.device  # type: ignore[assignment, method-assign]
+        inner = OrderedDict(w=weight)
+        content = OrderedDict(state_dict=inner, step=step)
+        file = tmp_path / f"{step}.pt"
+        for each in (inner, content):
+            vars(each).update(dict.fromkeys(("get", "values", "copy"), torch.device))
+        torch.save(content, file)
+    ended = sewa("average", tmp_path, "-o", tmp_path / "out.pt")
+    assert ended.code == 0, ended.err
+    state = torch.load(tmp_path / "out.pt", weights_only=True)["state_dict"]
+    assert torch.equal(state["w"], torch.full((3,), 1.5))
