@@ -83,9 +83,7 @@ class Session:
         for sentence in found:
             self.events.warn(sentence)
 
-    def candidates(
-        self, used: Sequence[Checkpoint], choice: Choice | None = None
-    ) -> list[Candidate]:
+    def candidates(self, used: Sequence[Checkpoint], choice: Choice | None = None) -> list[Candidate]:
         """For the report."""
         probabilities = choice.probabilities if choice else None
         frequencies = choice.frequencies if choice else None
@@ -188,9 +186,7 @@ class CheckpointRows:
         checkpoint.close()
         if i in self._broken:
             if broken != self._broken[i]:
-                raise CheckpointError(
-                    f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?"
-                )
+                raise CheckpointError(f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?")
             return broken is None
         self._broken[i] = broken
         session.events.progress("reading", len(self._broken), self.count)
