@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from sewa_cli.demo import run_demo
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.report.shared import Scores
 
 NAMES = {
@@ -46,7 +46,7 @@ def main(seeds: int) -> None:
     table = []
     for seed in range(seeds):
         with tempfile.TemporaryDirectory() as folder:
-            report = run_demo(Path(folder) / "demo", seed, Listener()).report
+            report = run_demo(Path(folder) / "demo", seed, Events()).report
         scores = {"learned": report.average, **report.references}
         table.append([numbers(scores[name]) for name in NAMES])
         print(row(str(seed), table[-1]), flush=True)

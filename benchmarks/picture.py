@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from sewa_cli.demo import run_demo
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.report.select import Report
 from sewa_cli.task import load_task
 
@@ -86,7 +86,7 @@ def main(target: Path) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "demo"
-        report = run_demo(folder, 0, Listener()).report
+        report = run_demo(folder, 0, Events()).report
         draw(report, single_losses(folder, report), target)
     for name, scores in {"learned": report.average, **report.references}.items():
         print(f"{name:>8}  held-out loss {scores.heldout_loss:.4f}  {scores.metrics}")

@@ -15,7 +15,7 @@ import torch
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import load_config
 from sewa_cli.demo import run_demo
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.task import load_task
 
 CHANGES: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def main(seeds: int) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folders = [Path(temporary) / str(seed) for seed in range(seeds)]
         for seed, folder in enumerate(folders):
-            run_demo(folder, seed, Listener())
+            run_demo(folder, seed, Events())
         for change in CHANGES:
             selection = heldout = 0.0
             for seed, folder in enumerate(folders):

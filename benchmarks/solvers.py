@@ -30,10 +30,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sewa_cli import demo
-from sewa_cli.present.sentences import verdict
 from sewa_cli.commands.forecast import run_forecast
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config, load_config
+from sewa_cli.present.sentences import verdict
 from sewa_cli.report.select import Report
 from sewa_cli.task import Task, load_task, make_task
 from sewa_cli.templates import write_template

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from sewa_cli.commands.select import Selection, run_select
-from sewa_cli.config import load_config
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
+from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import make_task
 
 PathLike = str | os.PathLike[str]
@@ -32,7 +32,7 @@ def select(
     K: int | Literal["auto"] = 10,
     output: PathLike | None = None,
     force: bool = False,
-    listener: Listener | None = None,
+    events: Events | None = None,
     **settings: Any,
 ) -> Selection:
     """Choose K of the checkpoints whose average has the lowest loss on `selection_data`.
@@ -65,7 +65,7 @@ def select(
         "output": None if output is None else os.fspath(output),
     }
     return run_select(
-        load_config(None, flags, dashes=""), task, listener, force=force, write=output is not None
+        load_settings(None, flags, dashes=""), task, events, force=force, write=output is not None
     )
 
 

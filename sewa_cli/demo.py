@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from sewa_cli.commands.select import Selection, run_select
-from sewa_cli.config import load_config
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
+from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
 from sewa_cli.templates import write_template
 
@@ -29,7 +29,7 @@ LEARNING_RATE = 0.2
 MOMENTUM = 0.8
 
 
-def run_demo(folder: Path, seed: int, listener: Listener, *, force: bool = False) -> Selection:
+def run_demo(folder: Path, seed: int, events: Events, *, force: bool = False) -> Selection:
     """Fill `folder` with sewa.yaml, task.py and ckpts/, and select from it."""
     try:
         import sklearn  # noqa: F401
@@ -49,14 +49,14 @@ def run_demo(folder: Path, seed: int, listener: Listener, *, force: bool = False
     for n, (step, model) in enumerate(train(task.build_model, images, labels, seed), 1):
         state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
         save_file(state, checkpoints / f"step-{step}.safetensors", {"step": str(step)})
-        listener.progress("training", n, CHECKPOINTS)
+        events.progress("training", n, CHECKPOINTS)
     flags = {
         "checkpoints": (checkpoints,),
         "seed": seed,
         "output": str(folder / "demo.safetensors"),
     }
-    config = load_config(folder / "sewa.yaml", flags)
-    return run_select(config, task, listener, force=force)
+    config = load_settings(folder / "sewa.yaml", flags)
+    return run_select(config, task, events, force=force)
 
 
 def train(

@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+from helpers.batchnorm import BATCHNORM_TASK, train_batchnorm
 from helpers.tiny import TASK, Ended, Sewa, train_tiny
 
 from sewa_cli.cli import main
@@ -43,9 +44,22 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             K: 4
             device: cpu
             gumbel: {iterations: 8}
+            linear: {iterations: 15, swaps: 10, bootstrap: 4}
         """)
     )
     monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def bn_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a BatchNorm task and eight checkpoints that it was really trained to."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(BATCHNORM_TASK)
+    (tmp_path / "sewa.yaml").write_text(
+        "task: ./task.py\ncheckpoints: ckpts\nK: 3\ndevice: cpu\ngumbel: {iterations: 6}\n"
+    )
+    train_batchnorm(tmp_path / "ckpts")
     return tmp_path
 
 

@@ -108,7 +108,18 @@ def _shorter(program: str, folder: Path) -> str:
 @command(
     app,
     *("ckpts", *SPAN, "nonfinite", "state_key"),
-    *("task", "K", "solver", "iterations", "stable", "guard", "fallback", "lora", "bn"),
+    *(
+        "task",
+        "K",
+        "solver",
+        "solver_from",
+        "iterations",
+        "stable",
+        "guard",
+        "fallback",
+        "lora",
+        "bn",
+    ),
     *("output", "report", "output_dtype", "shard_size", "force", "plot", "paths_format", "json"),
     *("config", "sets", "memory", "device", "seed", "strict", "dry_run", *TALK),
 )
@@ -158,7 +169,18 @@ def select(request: Request, dry_run: bool) -> None:
 @command(
     app,
     *("ckpts", *SPAN, "nonfinite", "state_key"),
-    *("task", "methods", "budgets", "fast", "solver", "windows", "stride", "methods_from", "bn"),
+    *(
+        "task",
+        "methods",
+        "budgets",
+        "fast",
+        "solver",
+        "solver_from",
+        "windows",
+        "stride",
+        "methods_from",
+        "bn",
+    ),
     *("output_best", "best_report", "output_dtype", "force", "plot", *DATA),
     *("config", "sets", "memory", "device", "seed", *TALK),
 )
@@ -262,10 +284,11 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     config = request.config
     request.check_stdout(config.output)
     from sewa_cli.commands.average import run_average
-    from sewa_cli.methods.proposing import register_methods
     from sewa_cli.present import show
+    from sewa_cli.present.card import describe_lora
     from sewa_cli.present.tables import render
     from sewa_cli.report.average import AverageReport
+    from sewa_cli.session.extensions import register_methods
     from sewa_cli.session.heading import heading
 
     with request.talk as talk:
@@ -277,7 +300,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
             force=request.force,
             stdout=request.stdout,
             protected=request.inputs,
-            listener=talk,
+            events=talk,
         )
     if written == STDOUT:
         return
@@ -291,8 +314,8 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
         pairs = zip(averaged.sources, averaged.coefficients, strict=True)
         rows = [{"path": str(c.path), "step": c.step, "weight": w} for c, w in pairs]
         request.write(render(rows, request.form))
-    if averaged.lora == "merged":
-        talk.say(averaged.facts["LoRA"])
+    if averaged.lora is not None and averaged.lora.mode == "merged":
+        talk.say(describe_lora(averaged.lora))
     talk.say(f"wrote {written}")
 
 
@@ -314,7 +337,7 @@ def apply(request: Request, past: Path, rebuilt: str) -> None:
     without_blas()
     from pydantic import ValidationError
 
-    from sewa_cli.output.destination import run_apply
+    from sewa_cli.commands.apply import run_apply
     from sewa_cli.report.recipe import Rebuildable
 
     try:
@@ -336,7 +359,7 @@ def apply(request: Request, past: Path, rebuilt: str) -> None:
 def methods(request: Request) -> None:
     """List the ways to average, one line each."""
     from sewa_cli.methods import REGISTRY
-    from sewa_cli.methods.proposing import register_methods
+    from sewa_cli.session.extensions import register_methods
 
     register_methods(request.config)
     _list(
@@ -353,13 +376,12 @@ def methods(request: Request) -> None:
     )
 
 
-@command(app, *DATA)
+@command(app, "solver_from", *DATA, "config", "sets")
 def solvers(request: Request) -> None:
     """List the ways to choose, one line each."""
-    import sewa_cli.solvers
+    from sewa_cli.session.extensions import list_solvers
 
-    registry: dict[str, Any] = getattr(sewa_cli.solvers, "REGISTRY", {})
-    _list(request, {name: {"line": found.line} for name, found in registry.items()})
+    _list(request, {name: {"line": line} for name, line in list_solvers(request.config).items()})
 
 
 def _list(request: Request, found: dict[str, dict[str, Any]]) -> None:

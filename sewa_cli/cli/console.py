@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.cli.main import stop_if_interrupted, typed
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
 
 
-class Talk(Listener):
+class Talk(Events):
     """Bars on a terminal, else a line now and then; `quiet` leaves errors; `verbose` adds notes.
 
     A plain line is written as it is. rich is for what has a colour or a bar: to import it takes as
@@ -27,9 +27,9 @@ class Talk(Listener):
     """
 
     def __init__(self, quiet: bool, verbose: bool) -> None:
+        super().__init__()
         self._quiet = quiet
         self._verbose = verbose
-        self.warnings: list[str] = []
         self.command = shlex.join(["sewa", *typed])
         self._bars: Progress | None = None
         self._stages: dict[str, TaskID] = {}
@@ -57,8 +57,7 @@ class Talk(Listener):
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
 
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
+    def show_warning(self, text: str) -> None:
         self._console.print(f"warning: {text}", style="yellow")
 
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:

@@ -84,6 +84,7 @@ _HOW: Final = {
     "K": Flag("--K -K N", "How many checkpoints to average, or auto."),
     "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),
     "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
+    "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
     "iterations": Flag("--iterations N", "Of the solver.", "solver.iterations"),
     "stable": Flag("--stable", "Choose what most resamples of the data choose.", "solver.stable"),
     "guard": Flag("--guard SHARE", "Keep that share of the selection rows as held out."),
@@ -158,6 +159,7 @@ class Request:
         self.form = _form(given.pop(form, None), given.pop("json", False), FLAGS[form].choices)
         self._sets: list[str] = given.pop("sets", None) or []
         has_config = "config" in given
+        self._with_solver = "task" in given  # whoever has no task chooses nothing
         self._config: Path | None = given.pop("config", None)
         self.flags: dict[str, Any] = {}  # key of sewa.yaml → its value, where one was given
         for name in [name for name in given if FLAGS[name].key is not None]:
@@ -171,16 +173,19 @@ class Request:
 
     @cached_property
     def config(self) -> Config:
-        from sewa_cli.config import find_config, load_config
+        from sewa_cli.config import find_config
+        from sewa_cli.session.extensions import load_settings
 
-        return load_config(find_config(self._config), self.flags, self._sets)
+        path = find_config(self._config)
+        return load_settings(path, self.flags, self._sets, with_solver=self._with_solver)
 
     @property
     def inputs(self) -> list[Path]:
         """Files that are neither task nor checkpoints, and must not be overwritten either."""
         from sewa_cli.config import find_config
 
-        files = (find_config(self._config), self.config.compare.methods_from)
+        config = self.config
+        files = (find_config(self._config), config.compare.methods_from, config.solver_from)
         return [path for path in files if path is not None]
 
     def load_task(self) -> Task:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
@@ -17,16 +16,16 @@ from sewa_cli.checkpoints import (
 )
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
-from sewa_cli.events import Heard, Listener
+from sewa_cli.events import Events
 from sewa_cli.methods import Run, checked, parse_one
-from sewa_cli.methods.proposing import propose
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs, write_average, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.report.average import AverageReport
 from sewa_cli.session.candidates import open_candidates
-from sewa_cli.session.cost import versions
+from sewa_cli.session.extensions import propose
+from sewa_cli.session.heading import heading
 
 
 def run_average(
@@ -37,19 +36,19 @@ def run_average(
     force: bool = False,
     stdout: IO[bytes] | None = None,
     protected: Sequence[Path] = (),
-    listener: Listener | None = None,
+    events: Events | None = None,
 ) -> tuple[Average, str]:
     """Average by a method that needs no loss, or by explicit weights; returns where it was written.
 
     Weights belong to files in the order given; those of a folder, in the order of their steps.
     """
-    heard = Heard(listener or Listener())
+    events = events or Events()
     if weights is None:
-        candidates, found = open_candidates(config, Reads(), heard)
+        candidates, found = open_candidates(config, Reads(), events)
         coefficients = _coefficients(method, candidates, config)
         label = method
     else:
-        candidates = _as_given(config, heard)
+        candidates = _as_given(config, events)
         found = [path for c in candidates for path in (c.path, *c.files)]
         if len(weights) != len(candidates):
             raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
@@ -66,7 +65,7 @@ def run_average(
         stdout,
         always_report=False,
         like=newest,
-        command=listener.command if listener else None,
+        command=events.command,
     )
     check_lora(config, newest)
     average = Average.of(
@@ -78,17 +77,14 @@ def run_average(
         lora=config.lora,
     )
     if apart := lora_warning(average.lora):
-        heard.warn(apart)
+        events.warn(apart)
 
     def make_report() -> AverageReport:
         return AverageReport(
-            versions=versions(),
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            config=config.model_dump(mode="json"),
+            **heading(config, events.warnings),
             lora=average.lora,
             output=outputs.named,
             recipe=average.recipe(),
-            warnings=heard.warnings,
         )
 
     # a report holds the sources' hashes, which take three times as long as averaging them
@@ -99,13 +95,13 @@ def run_average(
     return average, outputs.written_as(average)
 
 
-def _as_given(config: Config, listener: Listener) -> list[Checkpoint]:
+def _as_given(config: Config, events: Events) -> list[Checkpoint]:
     checkpoints = open_all(
         config.checkpoints,
         Reads(),
         state_key=config.state_key,
-        warn=listener.warn,
-        note=listener.note,
+        warn=events.warn,
+        note=events.note,
     )
     if not checkpoints:
         raise ConfigError("no checkpoints named: give files, or a folder")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sewa_cli.checkpoints import Reads, check_tied, match_names, open_all
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError
-from sewa_cli.events import Heard, Listener
-from sewa_cli.objective.scorer import Weigher
+from sewa_cli.events import Events
+from sewa_cli.objective.scorer import Scorer
 from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session.heading import heading
@@ -14,23 +14,23 @@ from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
 
 
-def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -> Evaluation:
+def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
-    listener = listener or Listener()
-    heard = Heard(listener)
+    events = events or Events()
     with seeded(config.seed):
         checkpoints = open_all(
             config.checkpoints,
             Reads(),
             state_key=config.state_key,
             keep_ours=True,
-            warn=heard.warn,
-            note=heard.note,
+            warn=events.warn,
+            note=events.note,
         )
         if not checkpoints:
             raise ConfigError("no checkpoints named: give files, or a folder")
         objective = build_objective(config, task, checkpoints[-1])
-        model, weigher = objective.model, Weigher(objective, task, config.seed)
+        model = objective.model
+        scorer = Scorer(objective, task.heldout_data, metrics=task.metrics, seed=config.seed)
         fits = []
         for checkpoint in checkpoints:  # all of them, before the first is evaluated
             names = match_names(checkpoint, model.aliases, model.shapes, model.layout.slices)
@@ -39,13 +39,14 @@ def run_evaluate(config: Config, task: Task, listener: Listener | None = None) -
         files = []
         for n, (checkpoint, names) in enumerate(zip(checkpoints, fits, strict=True), 1):
             model.load((name, checkpoint.read(source)) for name, source in names.items())
-            scores = dict(weigher.scores())
+            found = scorer.score()
+            scores = dict(found.scores)
             files.append(Evaluated(path=str(checkpoint.path), step=checkpoint.step, **scores))
             checkpoint.close()
-            listener.progress("evaluating", n, len(checkpoints))
+            events.progress("evaluating", n, len(checkpoints))
     return Evaluation(
-        **heading(config, heard.warnings, task=task.source, device=model.device),
+        **heading(config, events.warnings, task=task.source, device=model.device),
         files=files,
-        selection_rows=weigher.selection_rows,
-        heldout_rows=weigher.heldout_rows,
+        selection_rows=found.selection_rows,
+        heldout_rows=found.heldout_rows,
     )

@@ -39,9 +39,7 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
         tier = None if run.streams else run.placer.fitting()[0]
         placement, room = run.placer.plan(tier)
         cost = run.solver.cost(
-            Sizes(
-                k, config.K, batches.selection, batches.rows, room, session.objective
-            )
+            Sizes(k, config.K, batches.selection, batches.rows, room, session.objective)
         )
         K = k - 1 if config.K == AUTO else config.K
         reads = cost.reads if tier is None else tier.reads(cost.products) * k

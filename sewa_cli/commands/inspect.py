@@ -20,7 +20,7 @@ import torch
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
-from sewa_cli.events import Heard, Listener
+from sewa_cli.events import Events
 from sewa_cli.report.inspect import Found, Gap, Inspection, Motion, Signs
 from sewa_cli.session.candidates import open_candidates
 from sewa_cli.session.heading import heading
@@ -41,28 +41,27 @@ BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 
 
 def run_inspect(
-    config: Config, listener: Listener | None = None, picture: Path | None = None
+    config: Config, events: Events | None = None, picture: Path | None = None
 ) -> Inspection:
     """Look at the checkpoints that `config` names. `picture`: where the caller will draw it."""
-    listener = listener or Listener()
+    events = events or Events()
     reads = Reads()
-    heard = Heard(listener)
-    candidates, found = open_candidates(config, reads, heard)
+    candidates, found = open_candidates(config, reads, events)
     if picture is not None and picture.resolve() in {path.resolve() for path in found}:
         raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
     if candidates[0].step is None:
-        heard.warn(
+        events.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
     scans = []
     for done, checkpoint in enumerate(candidates, 1):
         scans.append(_scan(checkpoint))
-        listener.progress("reading", done, len(candidates))
+        events.progress("reading", done, len(candidates))
     finite = [i for i, (_, broken) in enumerate(scans) if not broken]
     for i, (_, broken) in enumerate(scans):
         if broken:
             reason = f"{few(broken, 2)} {'holds' if len(broken) == 1 else 'hold'} NaN or Inf"
-            heard.warn(f"{candidates[i].path}: takes no part in distances: {reason}")
+            events.warn(f"{candidates[i].path}: takes no part in distances: {reason}")
 
     tensors = candidates[0].tensors
     dtypes: Counter[str] = Counter()
@@ -74,7 +73,7 @@ def run_inspect(
     if finite and parameters:
         used = [candidates[i] for i in finite]
         times = _times(used)
-        shape = _measure(used, times, listener)
+        shape = _measure(used, times, events)
         motion = _motion(shape, times)
         word = judge(shape, times)
         explanation = _explain(word, shape, times)
@@ -82,7 +81,7 @@ def run_inspect(
         explanation = "no verdict: every checkpoint holds NaN or Inf"
     spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
     return Inspection(
-        **heading(config, heard.warnings),
+        **heading(config, events.warnings),
         checkpoints=_rows(candidates, scans, finite, shape),
         spacing=spacing,
         gaps=gaps,
@@ -109,7 +108,7 @@ def _scan(checkpoint: Checkpoint) -> tuple[bytes, list[str]]:
     return content.digest(), broken
 
 
-def _measure(used: Sequence[Checkpoint], times: Sequence[float], listener: Listener) -> Shape:
+def _measure(used: Sequence[Checkpoint], times: Sequence[float], events: Events) -> Shape:
     """Tensor by tensor; of each, all checkpoints' columns a to b, for as many as fit a block.
 
     `read` gives views of memory-mapped files, so only the block is ever copied.
@@ -125,7 +124,7 @@ def _measure(used: Sequence[Checkpoint], times: Sequence[float], listener: Liste
             for row, view in zip(block, views, strict=True):
                 row.copy_(view[start : start + columns])
             geometry.add(block)
-        listener.progress("measuring", done, len(names))
+        events.progress("measuring", done, len(names))
     for checkpoint in used:
         checkpoint.close()
     return geometry.measure()

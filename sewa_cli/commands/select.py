@@ -269,11 +269,11 @@ def _warn(
         return
     # the very mark of over-fitting: better on the rows it was chosen by, worse on others
     better = beaten_by[0]
-    own, other = average.selection_loss, others[better.name].scores.selection_loss
-    if own is not None and other is not None and own < other:
+    chosen, other = average.selection_loss, others[better.name].scores.selection_loss
+    if chosen is not None and other is not None and chosen < other:
         auto = "" if session.config.K == AUTO else ", or let --K auto decide"
         events.warn(
-            f"the choice is over-fitted: {other - own:.3g} below `{better.name}` on the selection "
+            f"the choice is over-fitted: {other - chosen:.3g} below `{better.name}` on selection "
             f"rows, {average.heldout_loss - better.heldout_loss:.3g} above it on held-out ones; "
             f"choose by more rows, or take a larger K{auto}"
         )

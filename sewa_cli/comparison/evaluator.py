@@ -21,7 +21,7 @@ from sewa_cli.report.compare import RowCost
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.session import Run
-from sewa_cli.solvers import SURVEYING, Problem
+from sewa_cli.solvers import SURVEYING, Choice, Problem
 from sewa_cli.text import finite
 
 T = TypeVar("T")
@@ -109,7 +109,8 @@ class Evaluator:
         self.run = run
         self.ledger = Ledger(run)
         self.fast = session.config.compare.fast
-        self.solver = make_solver(session.config, SURVEYING) if self.fast else run.solver
+        # the surveying solver offers more than others: its cache
+        self.solver: Any = make_solver(session.config, SURVEYING) if self.fast else run.solver
         # a solver that keeps outputs has a second cache beside the first, when it chooses
         room = run.placed.room if self.fast else run.placed.room // 2
         self._problem: Problem = run.problem(room, one_of_many=True)
@@ -138,9 +139,13 @@ class Evaluator:
 
         def work() -> Coefficients:
             with seeded(self.proposing.seed):
-                if self.fast:
-                    return self.solver.choose_by(self._cache(), K).coefficients
-                return self.solver.choose(self._problem, K).coefficients
+                by_cache = self.fast and self._cache()
+                choice: Choice = (
+                    self.solver.choose_by(by_cache, K)
+                    if by_cache
+                    else self.solver.choose(self._problem, K)
+                )
+                return choice.coefficients
 
         return self.ledger.once("learn", [K], work)
 

@@ -96,9 +96,7 @@ def check_budgets(
             )
 
 
-def make_drafts(
-    evaluator: Evaluator, calls: Sequence[Call], budgets: Sequence[int]
-) -> list[Draft]:
+def make_drafts(evaluator: Evaluator, calls: Sequence[Call], budgets: Sequence[int]) -> list[Draft]:
     asked = [(call, K) for call in calls for K in (budgets if call.method.has_budget else [None])]
     drafts, run = [], evaluator.proposing
     for n, (call, K) in enumerate(asked, 1):
@@ -166,7 +164,9 @@ def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Eve
         if len(weights) >= FEWEST:
             spread = compare_rows(losses, weights, seed, samples)
         else:
-            events.warn(f"{len(weights)} held-out {unit} are too few for intervals; it takes {FEWEST}")
+            events.warn(
+                f"{len(weights)} held-out {unit} are too few for intervals; it takes {FEWEST}"
+            )
     at = {row: position for position, row in enumerate(units)}
     best = list(units)[spread.best] if spread is not None else None
     rows = [_row(draft, at.get(i), spread, i == best) for i, draft in enumerate(drafts)]

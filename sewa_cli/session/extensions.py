@@ -64,6 +64,14 @@ class _Sections:
         return [name for name, solver in known.items() if key in solver.Settings.model_fields]
 
 
+def list_solvers(config: Config) -> dict[str, str]:
+    """Name → what it does; the user's own and those of installed packages among them."""
+    if config.solver_from is not None:
+        import_user_module(str(config.solver_from))
+    _register_installed("sewa.solvers", solvers.names(), solvers.register)
+    return {name: solvers.line_of(solvers.find(name)) for name in solvers.names()}
+
+
 def make_solver(config: Config, name: str | None = None) -> Solver:
     """The chosen solver with its settings; or another, by name."""
     name = name or config.solver or solvers.DEFAULT

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,6 +66,12 @@ class Session:
             self.config.seed,
         )
 
+    def floats(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of a row of W, by the layout's names."""
+        for name, source in self.names.items():
+            if checkpoint.tensors[source].is_float:
+                yield self.model.canonical(name), checkpoint.read(source)
+
     def load_integers(self, checkpoint: Checkpoint) -> None:
         named = [(n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float]
         if named:
@@ -83,7 +89,9 @@ class Session:
         for sentence in found:
             self.events.warn(sentence)
 
-    def candidates(self, used: Sequence[Checkpoint], choice: Choice | None = None) -> list[Candidate]:
+    def candidates(
+        self, used: Sequence[Checkpoint], choice: Choice | None = None
+    ) -> list[Candidate]:
         """For the report."""
         probabilities = choice.probabilities if choice else None
         frequencies = choice.frequencies if choice else None
@@ -177,16 +185,13 @@ class CheckpointRows:
 
     def fill(self, i: int, row: Tensor) -> bool:
         session, checkpoint = self._session, self._session.checkpoints[i]
-        floats = (
-            (session.model.canonical(name), checkpoint.read(source))
-            for name, source in session.names.items()
-            if checkpoint.tensors[source].is_float
-        )
-        broken = fill_row(row, floats, self.layout)
+        broken = fill_row(row, session.floats(checkpoint), self.layout)
         checkpoint.close()
         if i in self._broken:
             if broken != self._broken[i]:
-                raise CheckpointError(f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?")
+                raise CheckpointError(
+                    f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?"
+                )
             return broken is None
         self._broken[i] = broken
         session.events.progress("reading", len(self._broken), self.count)
@@ -211,7 +216,7 @@ class Run:
     def __init__(
         self, session: Session, solver: Solver, share: float = 1.0, stream: bool = True
     ) -> None:
-        """`stream`: W need not be held, if the solver does without. `share`: of the memory, for W."""
+        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
         config = session.config
         self.session = session
         self.solver = solver
@@ -226,6 +231,7 @@ class Run:
 
     def read(self) -> Placed:
         """W wherever it fits; for a solver that only passes over it, as a stream not yet read."""
+        self.placed: Placed = None  # type: ignore[assignment] # what memory ran out with goes first
         self.placed = self.placer.stream() if self.streams else self.placer.place()
         self.session.load_integers(self.session.newest if self.streams else self.used[-1])
         self._loaded = None

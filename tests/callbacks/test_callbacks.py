@@ -16,12 +16,19 @@ import lightning
 import pytest
 import torch
 import transformers
-from helpers.hf_runs import build, load, text_rows, write_model, write_rows
+from helpers.hf_runs import (
+    build,
+    load,
+    naive_examples,
+    naive_loss,
+    text_rows,
+    write_model,
+    write_rows,
+)
 from helpers.tiny import TASK, Sewa
 from safetensors import safe_open
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
-from test_huggingface_task import naive_examples, naive_loss
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers.tensors import WORDS, some_tensor
 from hypothesis import given
 from hypothesis import strategies as st
-from test_atomic import WORDS, some_tensor
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
 from sewa_cli.checkpoints.mapped import map_file, views

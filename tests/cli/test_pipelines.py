@@ -9,30 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers.shells import BIN, SLOW_WRITE, environment, shell, wait_for
 from helpers.tiny import TASK
 from safetensors.torch import load
-
-BIN = Path(sys.executable).parent
-
-
-def shell(script: str) -> subprocess.CompletedProcess[str]:
-    """Run under bash with pipefail, the venv's commands first on the PATH, one torch thread."""
-    return subprocess.run(
-        ["bash", "-c", "set -o pipefail\n" + script],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        check=False,
-    )
-
-
-def environment() -> dict[str, str]:
-    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -113,20 +95,6 @@ def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(number: int) -
     assert {path for path in left if "__pycache__" not in path} == {"started"}
 
 
-SLOW_WRITE = """
-import pathlib, sys, time
-from sewa_cli.output import safetensors as write
-original = write._bytes
-def slow(tensor):
-    pathlib.Path("started").touch()
-    time.sleep(0.5)
-    return original(tensor)
-write._bytes = slow
-from sewa_cli.cli import main
-sys.exit(main(["select"]))
-"""
-
-
 @pytest.mark.usefixtures("run_dir")
 def test_an_interrupt_in_the_middle_of_writing_leaves_no_file() -> None:
     process = subprocess.Popen(
@@ -204,13 +172,6 @@ def test_a_signal_that_is_ignored_stays_ignored(name: str) -> None:
     ended = shell(f"trap '' {name}; sewa select -o out.safetensors")
     assert ended.returncode == 0, ended.stderr
     assert Path("out.safetensors").is_file()
-
-
-def wait_for(path: Path) -> None:
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_the_bare_command_shows_the_help_and_no_error() -> None:

@@ -13,11 +13,10 @@ from threading import Lock
 
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa, train_tiny
+from helpers.shells import shell
+from helpers.tiny import TASK, Sewa, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from test_pipelines import shell
-from test_select import user_loss
 
 from sewa_cli.commands.average import run_average
 from sewa_cli.config import Config

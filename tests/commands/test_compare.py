@@ -11,14 +11,12 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK, WEIGHTS, Sewa, user_loss
 from safetensors.torch import load_file, save_file
-from test_select import user_loss
 
 from sewa_cli.methods import REGISTRY, Run, method, parse_one
 
 EVERY = ",".join(REGISTRY)
-WEIGHTS = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # bytes of a checkpoint of the tiny run
 
 
 def compare(sewa: Sewa, *arguments: object) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import pytest
 from helpers.tiny import Sewa
 
 from sewa_cli.demo import run_demo
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_learned_average_beats_the_last_checkpoint_on_held_out_digits(
     tmp_path: Path, seed: int
 ) -> None:
-    report = run_demo(tmp_path / "demo", seed, Listener()).report
+    report = run_demo(tmp_path / "demo", seed, Events()).report
     assert report.k == 100
     assert len(report.selected) == 10
     assert report.average.heldout_loss is not None

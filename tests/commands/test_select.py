@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa, train_tiny
+from helpers.tiny import TASK, Sewa, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
@@ -26,19 +26,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
 def report_of(path: str = "averaged.report.json") -> dict[str, Any]:
     report: dict[str, Any] = json.loads(Path(path).read_text())
     return report
-
-
-def user_loss(weights: Path | str, data: str, task: str = "task.py") -> float:
-    """The loss of a file as its user would compute it, with nothing of ours."""
-    user = runpy.run_path(task)
-    model = user["build_model"]()
-    load_model(model, weights)
-    total, rows = 0.0, 0
-    for batch in user[data]():
-        with torch.no_grad():
-            total += len(batch[0]) * float(user["loss"](model.eval()(batch[0]), batch))
-        rows += len(batch[0])
-    return total / rows
 
 
 def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(

@@ -13,13 +13,12 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa
+from helpers.figures import assert_readable, marks, row, words
+from helpers.tiny import TASK, WEIGHTS, Sewa
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from test_batchnorm import bn_run  # noqa: F401
-from test_compare import WEIGHTS
-from test_plots import assert_readable, marks, row, words
+from sewa_cli.solvers.learning import read_trajectory
 
 import sewa_cli.commands.windows
 from sewa_cli.cli.options import save_figure
@@ -31,7 +30,6 @@ from sewa_cli.present.plots.windows import plot as plot_windows
 from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Placement
 from sewa_cli.report.windows import Window, Windows
-from sewa_cli.solvers.learning import read_trajectory
 from sewa_cli.trajectory import Trajectory
 
 METRIC = """

@@ -17,7 +17,7 @@ import transformers
 from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
-from torch import nn
+from torch import Tensor, nn
 
 from sewa_cli.callbacks import save_weights
 from sewa_cli.task.ready.huggingface import CLASSES
@@ -33,6 +33,12 @@ BERT: dict[str, Any] = {
 }
 BERT |= {"pad_token_id": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 COLOURS = ["blue", "green", "red"]
+NAMES = {
+    "sequence-classification": ["few", "many"],
+    "token-classification": ["short", "long"],  # not in sorted order
+    "image-classification": COLOURS,
+}
+Batch = dict[str, Tensor]
 
 
 def sentences() -> list[str]:
@@ -170,3 +176,56 @@ def train(
 def _forever(batches: Sequence[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
     while True:
         yield from batches
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def naive_examples(folder: Path, kind: str, part: str) -> list[Batch]:
+    """Rows one by one, straight from the file, labelled as transformers' documents say."""
+    rows = read_rows(folder / "data" / f"{part}.jsonl")
+    if kind == "image-classification":
+        processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "model")
+        return [
+            {
+                **processor(Image.open(folder / "data" / row["image"]), return_tensors="pt"),
+                "labels": torch.tensor([COLOURS.index(row["label"])]),
+            }
+            for row in rows
+        ]
+    words = transformers.AutoTokenizer.from_pretrained(folder / "model")
+    limit: dict[str, Any] = {"truncation": True, "max_length": 32, "return_tensors": "pt"}
+    examples = []
+    for row in rows:
+        if kind == "token-classification":
+            encoded = words(row["tokens"], is_split_into_words=True, **limit)
+            labels = []
+            for place, word in enumerate(encoded.word_ids()):
+                first = word is not None and encoded.word_ids().index(word) == place
+                labels.append(NAMES[kind].index(row["tags"][word]) if first else -100)
+            examples.append({**encoded, "labels": torch.tensor([labels])})
+        elif kind == "sequence-classification":
+            label = torch.tensor([NAMES[kind].index(row["label"])])
+            examples.append({**words(row["text"], **limit), "labels": label})
+        else:
+            encoded = words(row["text"], **limit)
+            examples.append({**encoded, "labels": encoded["input_ids"]})
+    return examples
+
+
+def naive_loss(model: Any, examples: list[Batch], kind: str) -> tuple[float, float]:
+    """Mean of model(**batch).loss over all labels that count, and the accuracy over them."""
+    total, count, right = 0.0, 0, 0
+    for example in examples:
+        labels = example["labels"][:, 1:] if kind == "causal-lm" else example["labels"]
+        n = int((labels != -100).sum())
+        if n == 0:
+            continue
+        with torch.no_grad():
+            outputs = model(**example)
+        logits = outputs.logits[:, :-1] if kind == "causal-lm" else outputs.logits
+        total += n * float(outputs.loss)
+        right += int((logits.argmax(-1) == labels).sum())
+        count += n
+    return total / count, right / count

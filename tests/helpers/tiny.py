@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_model, save
 from torch import nn
 from torch.nn import functional as F
 
@@ -34,17 +36,27 @@ def heldout_data():
 def loss(outputs, batch):
     return F.cross_entropy(outputs, batch[1])
 """
+WEIGHTS = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # bytes of a checkpoint
 
 
 def train_tiny(folder: Path, k: int = 12, dtype: torch.dtype = torch.float32) -> list[Path]:
     """A real run of the TASK network at a noisy learning rate: step-10 … step-(10·k)."""
     folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for step, weights in _trained(k, dtype).items():
+        paths.append(folder / f"step-{step}.safetensors")
+        paths[-1].write_bytes(weights)
+    return paths
+
+
+@cache  # trained once a session
+def _trained(k: int, dtype: torch.dtype) -> dict[int, bytes]:
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
-    paths = []
+    files = {}
     for step in range(1, 10 * k + 1):
         x = torch.randn(16, 6, generator=generator)
         optimizer.zero_grad()
@@ -52,9 +64,21 @@ def train_tiny(folder: Path, k: int = 12, dtype: torch.dtype = torch.float32) ->
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % 10 == 0:
-            paths.append(folder / f"step-{step}.safetensors")
-            save_file({n: t.to(dtype) for n, t in model.state_dict().items()}, paths[-1])
-    return paths
+            files[step] = save({n: t.to(dtype) for n, t in model.state_dict().items()})
+    return files
+
+
+def user_loss(weights: Path | str, data: str, task: str = "task.py") -> float:
+    """The loss of a file as its user would compute it, with nothing of ours."""
+    user = runpy.run_path(task)
+    model = user["build_model"]()
+    load_model(model, weights)
+    total, rows = 0.0, 0
+    for batch in user[data]():
+        with torch.no_grad():
+            total += len(batch[0]) * float(user["loss"](model.eval()(batch[0]), batch))
+        rows += len(batch[0])
+    return total / rows
 
 
 @dataclass(frozen=True)

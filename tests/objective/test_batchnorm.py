@@ -7,91 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.batchnorm import make_net, train_batchnorm
 from helpers.tiny import Sewa
-from safetensors.torch import load_file, load_model, save_file
+from safetensors.torch import load_file, load_model
 from torch import nn
 
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.objective import Objective, recompute_batchnorm
-
-TASK = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv1d(1, 8, 3)
-        self.norm = nn.BatchNorm1d(8)
-        self.head = nn.Linear(8 * 4, 3)
-
-    def forward(self, *, signal):   # a signature of its own, reached through predict
-        return self.head(torch.relu(self.norm(self.conv(signal))).flatten(1))
-
-def data(seed, rows):
-    x = torch.randn(rows, 1, 6, generator=torch.Generator().manual_seed(seed))
-    return [{"signal": a, "label": (a.sum((1, 2)) > 0).long()} for a in x.split(100)]
-
-def build_model():
-    return Net()
-
-def predict(model, batch):
-    return model(signal=batch["signal"])
-
-def loss(outputs, batch):
-    return F.cross_entropy(outputs, batch["label"])
-
-def training_data():
-    return data(0, 450)
-
-def selection_data():
-    return data(1, 250)
-
-def heldout_data():
-    return data(2, 250)
-"""
-
-
-@pytest.fixture
-def bn_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a BatchNorm task and eight checkpoints that it was really trained to."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "task.py").write_text(TASK)
-    (tmp_path / "sewa.yaml").write_text(
-        "task: ./task.py\ncheckpoints: ckpts\nK: 3\ndevice: cpu\ngumbel: {iterations: 6}\n"
-    )
-    train(tmp_path / "ckpts")
-    return tmp_path
-
-
-def make_net(folder: Path) -> nn.Module:
-    namespace: dict[str, object] = {}
-    exec((folder / "task.py").read_text(), namespace)
-    build = namespace["build_model"]
-    assert callable(build)
-    model = build()
-    assert isinstance(model, nn.Module)
-    return model
-
-
-def train(folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    folder.mkdir()
-    torch.manual_seed(0)
-    model = make_net(folder.parent)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for step in range(1, 41):
-        x = torch.randn(16, 1, 6)
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(signal=x), (x.sum((1, 2)) > 0).long())
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if step % 5 == 0:
-            state = {
-                n: t.to(dtype) if t.is_floating_point() else t
-                for n, t in model.state_dict().items()
-            }
-            save_file(state, folder / f"step-{step}.safetensors")
+from sewa_cli.objective.objective import Objective
 
 
 def heldout_loss(model: nn.Module) -> float:
@@ -109,7 +31,7 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
         for path in (bn_run / "ckpts").iterdir():
             path.unlink()
         (bn_run / "ckpts").rmdir()
-        train(bn_run / "ckpts", dtype)
+        train_batchnorm(bn_run / "ckpts", dtype)
     ended = sewa("select", "-o", "out.safetensors")
     assert ended.code == 0, ended.err
     report = json.loads(Path("out.report.json").read_text())
@@ -125,7 +47,7 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
     assert not torch.allclose(written["norm.running_var"].float(), averaged, rtol=1e-4)
     # integers come from the newest selected checkpoint
     assert written["norm.num_batches_tracked"] == selected[-1]["norm.num_batches_tracked"]
-    model = make_net(bn_run)
+    model = make_net()
     load_model(model, "out.safetensors")
     assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
 
@@ -180,7 +102,7 @@ def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
     batches = [torch.randn(n, 3) * n for n in (8, 8, 5, 1)]  # the single row has no variance
     objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
-    assert recompute_batchnorm(objective, batches) == 22
+    assert objective.recompute_batchnorm(batches) == 22
     means = sum(len(b) * b.mean(0) for b in batches[:3]) / 21
     variances = sum(len(b) * b.var(0) for b in batches[:3]) / 21
     torch.testing.assert_close(layer.running_mean, means)
@@ -199,7 +121,7 @@ def test_a_layer_used_twice_in_a_pass_weighs_both_uses() -> None:
         return module(x) + module(x + 10)  # type: ignore[no-any-return]
 
     objective = Objective(model, predict, lambda o, _: o.mean(), lambda _: None)
-    recompute_batchnorm(objective, batches)
+    objective.recompute_batchnorm(batches)
     torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0) + 5)
 
 
@@ -208,7 +130,7 @@ def test_single_images_have_a_variance_over_their_pixels() -> None:
     model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
     batches = [torch.randn(1, 1, 4, 4) for _ in range(5)]
     objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
-    assert recompute_batchnorm(objective, batches) == 5
+    assert objective.recompute_batchnorm(batches) == 5
     expected = torch.stack([b.var() for b in batches]).mean()
     assert layer.running_var is not None
     torch.testing.assert_close(layer.running_var[0], expected)
@@ -257,7 +179,7 @@ def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Se
     ended = sewa("compare", *arguments, "--format", "json")
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)
-    model = make_net(Path())
+    model = make_net()
     load_model(model, "best.safetensors")
     best = found["rows"][found["best"]]
     assert heldout_loss(model) == pytest.approx(best["heldout_loss"], rel=1e-5)
@@ -294,7 +216,7 @@ def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
     )
     x, y = 3 + 2 * torch.randn(20, 3), torch.randn(20, 2)
     statistics = {n: b.clone() for n, b in model.module.named_buffers()}
-    loss, gradient = objective.loss_and_gradient(model.flat.clone(), [(x, y)])
+    loss, gradient = objective.gradient(model.flat.clone(), [(x, y)])
     seen = objective.outputs((x, y)).detach()
     # nothing is left behind: no statistics, no mode
     assert all(torch.equal(b, statistics[n]) for n, b in model.module.named_buffers())

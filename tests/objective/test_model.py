@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from sewa_cli.errors import TaskError
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
-from sewa_cli.trajectory import Trajectory
+from sewa_cli.trajectory import fill_row
+from sewa_cli.trajectory.dense import Dense
 
 CPU = torch.device("cpu")
 
@@ -107,21 +109,22 @@ def test_mixing_and_its_gradient_equal_autograd_through_the_stacked_checkpoints(
     expected = [naive_twin(copy.deepcopy(model), states, row, x, target) for row in a]
 
     flat = FlatModel(model, CPU)
-    trajectory = Trajectory(k, flat.layout, CPU)
-    for state in states:
-        assert trajectory.append((n, state[n]) for n in flat.layout.slices) is None
+    W = torch.empty(k, flat.layout.size)
+    for row, state in zip(W, states, strict=True):
+        assert fill_row(row, [(n, state[n]) for n in flat.layout.slices], flat.layout) is None
+    trajectory = Dense(W, flat.layout)
     objective = objective_of(flat, target)
     gradients = []
-    for row, (loss, _) in zip(trajectory.mix(a), expected, strict=True):
-        found, gradient = objective.loss_and_gradient(row, [x])
+    for mixed, (loss, _) in zip(trajectory.mix(a), expected, strict=True):
+        found, gradient = objective.gradient(mixed, [x])
         assert float(found) == pytest.approx(float(loss), rel=2e-6)
         gradients.append(gradient.clone())
     G = torch.stack(gradients)
     pulled = trajectory.pull_back(G)
     # float32 precision of a dot product: relative to the sum of its terms' sizes, not to its value
     terms = G.abs() @ trajectory.W[:, : G.shape[1]].abs().T
-    for row, size, (_, gradient) in zip(pulled, terms, expected, strict=True):
-        assert ((row - gradient).abs() <= 2e-5 * size.max() + 1e-8).all()
+    for own, size, (_, gradient) in zip(pulled, terms, expected, strict=True):
+        assert ((own - gradient).abs() <= 2e-5 * size.max() + 1e-8).all()
 
 
 def test_tied_weights_stand_once_in_the_flat_vector_and_stay_tied() -> None:
@@ -155,7 +158,7 @@ def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
 
     objective = objective_of(flat, target)
     objective.predict = predict
-    loss, gradient = objective.loss_and_gradient(flat.flat.clone(), [x])
+    loss, gradient = objective.gradient(flat.flat.clone(), [x])
     expected = nn.functional.cross_entropy(predict(twin, x), target)
     expected.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss, expected.detach(), check_dtype=False)
@@ -167,14 +170,25 @@ def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
 
 
 def test_a_row_with_nan_is_named_and_its_place_is_taken_by_the_next() -> None:
-    flat = FlatModel(nn.Linear(2, 1), CPU)
-    trajectory = Trajectory(3, flat.layout, CPU)
     good = {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
     bad = {**good, "bias": torch.tensor([float("inf")])}
-    assert trajectory.append(good.items()) is None
-    assert trajectory.append(bad.items()) == "bias"
-    assert trajectory.append((n, 2 * t) for n, t in good.items()) is None
+    states = [good, bad, {name: 2 * tensor for name, tensor in good.items()}]
+    broken: list[str] = []
+
+    class Source:
+        layout = FlatModel(nn.Linear(2, 1), CPU).layout
+        device = CPU
+        count = 3
+
+        def fill(self, i: int, row: Tensor) -> bool:
+            found = fill_row(row, states[i].items(), self.layout)
+            broken.extend([found] if found else [])
+            return found is None
+
+    trajectory = Dense.read(Source())
     assert trajectory.W.tolist() == [[1, 1, 1], [2, 2, 2]]
+    assert trajectory.used == [0, 2]
+    assert broken == ["bias"]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +198,7 @@ def test_a_row_with_nan_is_named_and_its_place_is_taken_by_the_next() -> None:
 def test_weights_that_cannot_be_averaged_are_refused_by_name(tensor: Tensor, word: str) -> None:
     model = nn.Module()
     model.register_parameter("odd", nn.Parameter(tensor))
-    with pytest.raises(ValueError, match=f"odd is .*{word}"):
+    with pytest.raises(TaskError, match=f"odd is .*{word}"):
         FlatModel(model, CPU)
 
 
@@ -195,8 +209,6 @@ def test_mixing_on_cuda_equals_mixing_on_the_cpu() -> None:
     for device in (CPU, torch.device("cuda")):
         torch.manual_seed(0)
         flat = FlatModel(nn.Linear(20, 10), device)
-        trajectory = Trajectory(5, flat.layout, device)
-        for _ in range(5):
-            trajectory.append((n, torch.randn(s)) for n, s in flat.layout.shapes.items())
+        trajectory = Dense(torch.randn(5, flat.layout.size).to(device), flat.layout)
         flats.append(trajectory.mix(torch.full((1, 5), 0.2)).cpu())
     torch.testing.assert_close(flats[0], flats[1])

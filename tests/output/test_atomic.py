@@ -15,28 +15,18 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers.tensors import WORDS, some_tensor
 from helpers.tiny import Sewa
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sewa_cli.dtypes import DTYPES, Array, as_array, torch_dtype
+from sewa_cli.dtypes import DTYPES, Array, as_array
 from sewa_cli.errors import OutputError
 from sewa_cli.output import safetensors as writer
 from sewa_cli.output.atomic import check_free, first_free, publish_together, staged
 from sewa_cli.output.average import Average
 from sewa_cli.output.safetensors import write_safetensors
-
-WORDS = {torch_dtype(dtype): word for word, dtype in DTYPES.items()}
-
-
-def some_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Any bytes are a tensor of any dtype, but a bool must be 0 or 1."""
-    generator = torch.Generator().manual_seed(seed)
-    size = int(torch.Size(shape).numel())
-    high = 2 if dtype == torch.bool else 256
-    raw = torch.randint(0, high, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8)
-    return raw.view(dtype).reshape(shape)
 
 
 def streamed(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:

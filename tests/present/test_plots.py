@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,26 +13,24 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
+from helpers.figures import assert_readable, marks, row, words
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 
 from sewa_cli.cli.options import check_plot, save_figure
 from sewa_cli.demo import run_demo
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.events import Listener
+from sewa_cli.events import Events
 from sewa_cli.present.plots import label
 from sewa_cli.present.plots.compare import K_scale
 from sewa_cli.present.plots.compare import plot as plot_comparison
 from sewa_cli.present.plots.select import plot as plot_selection
 from sewa_cli.present.plots.select import running_mean
-from sewa_cli.report.compare import Comparison, Row, RowCost
+from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate, Interval, Scores
+from sewa_cli.report.shared import Candidate, Scores
 
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
 TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "twa", "wsm"]
@@ -42,7 +39,7 @@ TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "tw
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A real run: 10 of 100 checkpoints."""
-    return run_demo(tmp_path_factory.mktemp("plots") / "demo", 0, Listener()).report
+    return run_demo(tmp_path_factory.mktemp("plots") / "demo", 0, Events()).report
 
 
 def selection(
@@ -71,33 +68,6 @@ def selection(
             "average": average,
             "references": dict(zip(["last", "uniform", "lawa"], others, strict=True)),
         }
-    )
-
-
-def row(
-    method: str,
-    K: int | None,
-    loss: float | None,
-    half: float | None = 0.01,
-    spread: float | None = None,
-) -> Row:
-    interval = None
-    if loss is not None and half is not None:
-        interval = Interval(low=loss - half, high=loss + half)
-    return Row(
-        method=method,
-        K=K,
-        size=K or 1,
-        coefficients=[],
-        selection_loss=loss,
-        heldout_loss=loss,
-        interval=interval,
-        spread=spread,
-        difference=None,
-        difference_interval=None,
-        mark=None,
-        metrics=None,
-        cost=RowCost(forward_passes=1, backward_passes=0, bytes_read=0, seconds=0.1),
     )
 
 
@@ -156,50 +126,6 @@ def rows_for(Ks: Sequence[int], taking: Sequence[str], none: Sequence[str]) -> l
     ]
 
 
-def marks(figure: Figure, *gids: str) -> list[Line2D]:
-    return [line for axes in figure.axes for line in axes.lines if line.get_gid() in gids]
-
-
-def drawn_texts(figure: Figure) -> Iterator[Text]:
-    """Every text that can be seen; ticks outside the view are kept by matplotlib, but not drawn."""
-    hidden = set()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            low, high = sorted(axis.get_view_interval())
-            for tick in axis.get_major_ticks() + axis.get_minor_ticks():
-                if not low <= tick.get_loc() <= high:
-                    hidden |= {tick.label1, tick.label2}
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        if text.get_visible() and text.get_text().strip() and text not in hidden:
-            yield text
-
-
-def assert_readable(figure: Figure) -> None:
-    """No two texts overlap, none leaves the figure, no legend covers a panel."""
-    figure.draw_without_rendering()
-    boxes = [(text.get_text(), text.get_window_extent()) for text in drawn_texts(figure)]
-    assert boxes
-    for text, box in boxes:
-        inside = figure.bbox.padded(0.5)
-        assert inside.x0 <= box.x0, text
-        assert inside.y0 <= box.y0, text
-        assert inside.x1 >= box.x1, text
-        assert inside.y1 >= box.y1, text
-    for (one, a), (other, b) in combinations(boxes, 2):
-        assert not overlap(a, b), f"{one!r} lies on {other!r}"
-    legends = [*figure.legends, *(legend for a in figure.axes if (legend := a.get_legend()))]
-    for legend in legends:
-        for axes in figure.axes:
-            assert not overlap(legend.get_window_extent(), axes.get_window_extent())
-
-
-def overlap(a: Bbox, b: Bbox) -> bool:
-    wide = min(a.x1, b.x1) - max(a.x0, b.x0)
-    high = min(a.y1, b.y1) - max(a.y0, b.y0)
-    return bool(wide > 0.5 and high > 0.5)
-
-
 @pytest.mark.parametrize("place", [(0.52, 0.51), (0.98, 0.2)], ids=["on another", "cut off"])
 def test_the_check_itself_sees_an_unreadable_text(place: tuple[float, float]) -> None:
     figure = Figure()
@@ -208,11 +134,6 @@ def test_the_check_itself_sees_an_unreadable_text(place: tuple[float, float]) ->
     figure.text(*place, "words")
     with pytest.raises(AssertionError):
         assert_readable(figure)
-
-
-def words(figure: Figure) -> str:
-    figure.draw_without_rendering()
-    return "\n".join(text.get_text() for text in drawn_texts(figure))
 
 
 def chosen_places(axes: Axes) -> list[float]:

@@ -6,38 +6,37 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from helpers.problems import Function, dense, problem_of
+from torch import Tensor
 
-from sewa_cli.config import GumbelConfig
-from sewa_cli.objective.model import FlatModel
-from sewa_cli.solvers import Solution, gumbel
+from sewa_cli.errors import TaskError
+from sewa_cli.solvers import Choice
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.trajectory import Trajectory
+from sewa_cli.solvers.gumbel import Gumbel
+from sewa_cli.trajectory.dense import Dense
 
-CPU = torch.device("cpu")
 P = 40
 
 
-def planted(k: int, good: set[int], seed: int) -> tuple[Trajectory, Tensor]:
+def planted(k: int, good: set[int], seed: int) -> tuple[Dense, Tensor]:
     """k points, of which the good ones scatter around a target and the others lie off to a side."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(P, generator=generator)
     side = torch.randn(P, generator=generator)
-    layout = FlatModel(nn.Linear(P, 1, bias=False), CPU).layout
-    trajectory = Trajectory(k, layout, CPU)
+    rows = []
     for i in range(k):
         noise = 0.3 * torch.randn(P, generator=generator)
-        trajectory.append([("weight", target + noise + (0 if i in good else side))])
-    return trajectory, target
+        rows.append(target + noise + (0 if i in good else side))
+    return dense(torch.stack(rows)), target
 
 
-def solve(trajectory: Trajectory, target: Tensor, K: int, **settings: Any) -> Solution:
-    def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+def solve(trajectory: Dense, target: Tensor, K: int, **settings: Any) -> Choice:
+    def gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
         difference = flat - target
         return difference @ difference / P, 2 * difference / P
 
-    seed = settings.pop("seed", 0)
-    return gumbel.solve(trajectory, loss_and_gradient, K, GumbelConfig(**settings), seed)
+    problem = problem_of(Function(gradient), trajectory, settings.pop("seed", 0))
+    return Gumbel(Gumbel.Settings(**settings)).choose(problem, K)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_the_probabilities_are_feasible_and_the_selection_is_their_top() -> None
     trajectory, target = planted(30, set(range(10, 20)), 3)
     for parametrization in ("logits", "projected"):
         solution = solve(trajectory, target, 7, parametrization=parametrization)
-        s = solution.probabilities
+        s = solution.probabilities or []
         assert all(0 <= p <= 1 for p in s)
         assert sum(s) <= 7 + 1e-6
         assert min(s[i] for i in solution.selected) >= max(
@@ -104,14 +103,13 @@ def test_the_samples_of_an_iteration_see_the_same_batches() -> None:
     trajectory, target = planted(6, {1, 2}, 0)
     calls: list[str] = []
 
-    def loss_and_gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
         calls.append("loss")
         return ((flat - target) ** 2).mean(), 2 * (flat - target) / P
 
-    settings = GumbelConfig(iterations=2, samples=3)
-    gumbel.solve(
-        trajectory, loss_and_gradient, 2, settings, next_batches=lambda: calls.append("batches")
-    )
+    objective = Function(gradient, on_batch=lambda: calls.append("batches"))
+    settings = Gumbel.Settings(iterations=2, samples=3)
+    Gumbel(settings).choose(problem_of(objective, trajectory), 2)
     assert calls == ["batches", "loss", "loss", "loss"] * 2
 
 
@@ -129,9 +127,9 @@ def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
         return flat.sum() * float("nan"), flat * float("nan")
 
     for parametrization in ("logits", "projected"):
-        settings = GumbelConfig(iterations=3, parametrization=parametrization)
-        with pytest.raises(ValueError, match="NaN"):
-            gumbel.solve(trajectory, broken, 2, settings)
+        settings = Gumbel.Settings(iterations=3, parametrization=parametrization)
+        with pytest.raises(TaskError, match="NaN"):
+            Gumbel(settings).choose(problem_of(Function(broken), trajectory), 2)
 
 
 def test_one_of_two_checkpoints_can_be_chosen() -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.memory import WIDE_TASK, peaks
 from helpers.tiny import TASK, Sewa, train_tiny
 from safetensors.torch import load_file, save_file
-from test_tiers import WATCH, WIDE_TASK
 from torch import nn
 from torch.nn import functional as F
 
@@ -215,20 +213,11 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints_beyond_the_cache(
     for n in range(60):
         state = {"weight": torch.randn(1000, 1000) / 30, "bias": torch.zeros(1000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
-    peaks = {}
-    for k in (10, 60):
-        command = ["select", "ckpts/", "--task", "task.py", "--K", "3", "--last", str(k)]
-        command += ["--solver", "linear", "--device", "cpu", "--memory", "200MB"]
-        ended = subprocess.run(
-            [sys.executable, "-c", WATCH, *command, "-o", f"{k}.safetensors"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        peaks[k] = int(ended.stderr.splitlines()[-1])
-    assert peaks[60] < 200e6
-    assert peaks[60] - peaks[10] < 20e6  # W of the other 50 would be 200 MB
+    command = "select ckpts/ --task task.py --K 3 --solver linear --device cpu --memory 200MB"
+    command += " --set linear.bootstrap=1 --set linear.swaps=2 --iterations 2"
+    few, many = peaks(f"{command} --last {k} -o {k}.safetensors" for k in (10, 60))
+    assert many < 200e6
+    assert many - few < 20e6  # W of the other 50 would be 200 MB
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -264,22 +253,15 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
     for n in range(12):
         state = {"weight": torch.randn(24000, 8) / 3, "bias": torch.zeros(24000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
-    for K in ("3", "auto"):
-        command = ["select", "ckpts/", "--task", "task.py", "--K", K, "--force"]
-        command += ["--solver", "linear", "--device", "cpu", "--memory", "150MB"]
-        command += ["--set", "linear.bootstrap=2", "--set", "linear.folds=2", "--iterations", "5"]
-        ended = subprocess.run(
-            [sys.executable, "-c", WATCH, *command, "-o", "out.safetensors"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        cache = report_of("out.report.json")["details"]["cache"]
+    command = "select ckpts/ --task task.py --solver linear --device cpu --memory 150MB"
+    command += " --set linear.bootstrap=1 --set linear.folds=2 --set linear.swaps=2 --iterations 2"
+    for peak in peaks(f"{command} --K {K} -o {K}.safetensors" for K in (3, "auto")):
+        # vmap and autograd take some forty MB when they are first used
+        assert peak < 150e6 + 70e6
+    for K in (3, "auto"):
+        cache = report_of(f"{K}.report.json")["details"]["cache"]
         assert cache["bytes"] <= 150e6
         assert cache["rows"] < cache["of_rows"]
-        # vmap and autograd take some forty MB when they are first used
-        assert int(ended.stderr.splitlines()[-1]) < 150e6 + 70e6
 
 
 def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(
@@ -353,7 +335,7 @@ def test_a_loss_that_does_not_split_is_cross_validated_by_batches(sewa: Sewa) ->
     ended = sewa(*LINEAR, "--K", "auto")
     assert ended.code == 4
     assert "K: auto needs 5 or more selection batches" in ended.error
-    Path("task.py").write_text(task.replace("split(128)", "split(20)"))
+    Path("task.py").write_text(task.replace("split(128)", "split(60)"))
     ended = sewa(*LINEAR, "--K", "auto")
     assert ended.code == 0, ended.err
     assert report_of()["stability"] is None
@@ -426,7 +408,7 @@ def test_too_few_rows_are_told_with_how_many_would_do(run_dir: Path, sewa: Sewa)
         }
         save_file(noisy, run_dir / f"ckpts/step-{step}.safetensors")
     (run_dir / "task.py").write_text(TASK.replace("return data(1)", "return data(1, rows=24)"))
-    ended = sewa(*LINEAR, "--K", 2)
+    ended = sewa(*LINEAR, "--K", 2, "--set", "linear.bootstrap=20")
     assert ended.code == 0, ended.err
     found = report_of()["stability"]
     assert found["rows"] == 24
@@ -714,7 +696,7 @@ def test_a_forecast_with_a_fallback_is_no_less_than_the_run(
 
 def test_batches_of_one_row_are_mixed_up_among_each_other(run_dir: Path, sewa: Sewa) -> None:
     (run_dir / "task.py").write_text(TASK.replace("split(128)", "split(1)").replace("300", "40"))
-    ended = sewa(*LINEAR, "--set", "linear.bootstrap=0", "--iterations", 10)
+    ended = sewa(*LINEAR, "--K", 2, "--set", "linear.bootstrap=0", "--iterations", 5)
     assert ended.code == 0, ended.err
     assert report_of()["labels"] == "matter"
     assert "whatever rows" not in ended.err
@@ -734,6 +716,7 @@ def test_select_from_python_takes_auto_and_the_linear_solver(tmp_path: Path) -> 
         K="auto",
         solver="linear",
         device="cpu",
+        linear={"iterations": 10, "swaps": 10, "bootstrap": 2, "folds": 2},
     )
     assert found.report.budget is not None
     assert len(found.selected) == found.report.K

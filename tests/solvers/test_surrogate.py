@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sewa_cli.config import LinearConfig
+from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import mask
-from sewa_cli.solvers.linear import QUARTERS, Surrogate, build, scout
 from sewa_cli.solvers.linear import relax as linear
+from sewa_cli.solvers.linear.build import build
+from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.solvers.linear.survey import QUARTERS, scout
 
 CPU = torch.device("cpu")
 ROOM = 10**9
@@ -43,7 +45,6 @@ class Problem:
         self.model = FlatModel(model or nn.Linear(4, 3), CPU)
         self.loss = loss or (lambda outputs, batch: F.cross_entropy(outputs, batch[1]))
         predict = predict or (lambda model, batch: model(batch[0]))
-        self.objective = Objective(self.model, predict, self.loss, backward)
         self.k = k
         self.W = torch.randn(k, self.model.layout.size, generator=generator)
         self.batches = batches or [
@@ -53,13 +54,14 @@ class Problem:
             )
             for n in (7, 4)
         ]
+        self.objective = Objective(self.model, predict, self.loss, backward, self.batches)
 
     def rows(self) -> Any:
         return ((i, row.clone()) for i, row in enumerate(self.W))
 
     def surrogate(self, h: float = 0.1, room: int = ROOM) -> Surrogate:
         base = self.W.mean(0)
-        return build(self.objective, self.batches, base, self.k, self.rows, h, room)
+        return build(self.objective, base, self.k, self.rows, h, room)
 
     def true_loss(self, c: Tensor) -> float:
         self.model.set(c.float() @ self.W)
@@ -93,7 +95,7 @@ def test_no_subset_of_up_to_twelve_checkpoints_is_better_than_the_chosen_one(
     K = data.draw(st.integers(1, k - 1))
     problem = Problem(k, seed)
     surrogate = problem.surrogate()
-    chosen = linear.solve(surrogate, K, LinearConfig()).selected
+    chosen = linear.solve(surrogate, K).selected
     best = min(problem.true_loss(linear.mean(s, k)) for s in combinations(range(k), K))
     assert len(chosen) == K
     assert problem.true_loss(linear.mean(chosen, k)) == pytest.approx(best, rel=1e-4)
@@ -106,7 +108,7 @@ def test_with_many_subsets_no_single_swap_improves_the_answer_and_the_relaxed_lo
 ) -> None:
     problem = Problem(k, seed)
     surrogate = problem.surrogate()
-    solution = linear.solve(surrogate, K, LinearConfig(iterations=300, swaps=k * k))
+    solution = linear.solve(surrogate, K, iterations=300, tries=k * k)
 
     def loss(chosen: Any) -> float:
         return surrogate.loss(surrogate.mix(linear.mean(chosen, k)))
@@ -235,7 +237,7 @@ def test_a_smaller_room_makes_the_cache_bfloat16_and_a_smaller_one_takes_fewer_r
     assert 50 < few.size.rows <= 100
     assert few.size.bytes <= narrow.size.bytes // 4
     assert few.size.of_rows == 400
-    with pytest.raises(ValueError, match="raise --memory"):
+    with pytest.raises(ConfigError, match="raise --memory"):
         problem.surrogate(room=10)
 
 
@@ -306,7 +308,7 @@ def test_outputs_whose_size_depends_on_the_weights_are_refused() -> None:
         return out[out.sum(1) > 0]
 
     problem = Problem(predict=predict, loss=lambda outputs, _: outputs.sum())
-    with pytest.raises(ValueError, match="depends on the weights"):
+    with pytest.raises(TaskError, match="depends on the weights"):
         problem.surrogate(h=1.0)
 
 

@@ -14,9 +14,13 @@ import pytest
 import torch
 import transformers
 from helpers.hf_runs import (
-    COLOURS,
+    NAMES,
+    Batch,
     build,
     load,
+    naive_examples,
+    naive_loss,
+    read_rows,
     text_rows,
     tokenizer,
     train,
@@ -25,7 +29,6 @@ from helpers.hf_runs import (
     write_rows,
 )
 from helpers.tiny import Sewa
-from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -36,12 +39,6 @@ from sewa_cli.task import load_task
 from sewa_cli.task.ready.huggingface import CLASSES
 
 KINDS = list(CLASSES)
-NAMES = {
-    "sequence-classification": ["few", "many"],
-    "token-classification": ["short", "long"],  # not in sorted order
-    "image-classification": COLOURS,
-}
-Batch = dict[str, Tensor]
 
 
 def as_transformers(batch: dict[str, Any], kind: str) -> Batch:
@@ -105,59 +102,6 @@ def make_run(folder: Path, kind: str, dtype: torch.dtype | None = None) -> Path:
 def args_of(folder: Path, kind: str, **others: Any) -> dict[str, Any]:
     data = {part: folder / "data" / f"{part}.jsonl" for part in ("selection", "heldout")}
     return {"kind": kind, "model": folder / "model", **data, **others}
-
-
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def naive_examples(folder: Path, kind: str, part: str) -> list[Batch]:
-    """Rows one by one, straight from the file, labelled as transformers' documents say."""
-    rows = read_rows(folder / "data" / f"{part}.jsonl")
-    if kind == "image-classification":
-        processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "model")
-        return [
-            {
-                **processor(Image.open(folder / "data" / row["image"]), return_tensors="pt"),
-                "labels": torch.tensor([COLOURS.index(row["label"])]),
-            }
-            for row in rows
-        ]
-    words = transformers.AutoTokenizer.from_pretrained(folder / "model")
-    limit: dict[str, Any] = {"truncation": True, "max_length": 32, "return_tensors": "pt"}
-    examples = []
-    for row in rows:
-        if kind == "token-classification":
-            encoded = words(row["tokens"], is_split_into_words=True, **limit)
-            labels = []
-            for place, word in enumerate(encoded.word_ids()):
-                first = word is not None and encoded.word_ids().index(word) == place
-                labels.append(NAMES[kind].index(row["tags"][word]) if first else -100)
-            examples.append({**encoded, "labels": torch.tensor([labels])})
-        elif kind == "sequence-classification":
-            label = torch.tensor([NAMES[kind].index(row["label"])])
-            examples.append({**words(row["text"], **limit), "labels": label})
-        else:
-            encoded = words(row["text"], **limit)
-            examples.append({**encoded, "labels": encoded["input_ids"]})
-    return examples
-
-
-def naive_loss(model: Any, examples: list[Batch], kind: str) -> tuple[float, float]:
-    """Mean of model(**batch).loss over all labels that count, and the accuracy over them."""
-    total, count, right = 0.0, 0, 0
-    for example in examples:
-        labels = example["labels"][:, 1:] if kind == "causal-lm" else example["labels"]
-        n = int((labels != -100).sum())
-        if n == 0:
-            continue
-        with torch.no_grad():
-            outputs = model(**example)
-        logits = outputs.logits[:, :-1] if kind == "causal-lm" else outputs.logits
-        total += n * float(outputs.loss)
-        right += int((logits.argmax(-1) == labels).sum())
-        count += n
-    return total / count, right / count
 
 
 @pytest.mark.parametrize("kind", KINDS)

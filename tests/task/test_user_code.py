@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers.shells import BIN, SLOW_WRITE, environment, shell, wait_for
 from helpers.tiny import TASK, Sewa
 from safetensors.torch import load, load_file, save_file
-from test_pipelines import SLOW_WRITE, environment, shell, wait_for
-
-BIN = Path(sys.executable).parent
 
 
 def write_task(extra: str, *replaced: tuple[str, str]) -> None:

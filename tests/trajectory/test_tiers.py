@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
-import subprocess
-import sys
 import weakref
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
+from helpers.memory import WIDE_TASK, peaks
 from helpers.tiny import Sewa
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
@@ -23,13 +21,31 @@ from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.text import size
-from sewa_cli.trajectory import Deltas, Remembered, Streamed, Trajectory
+from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory import placement as placing
+from sewa_cli.trajectory.deltas import Deltas
+from sewa_cli.trajectory.dense import Dense
 from sewa_cli.trajectory.memory import free_on_host, ran_out
+from sewa_cli.trajectory.streamed import Streamed
 
 CPU = torch.device("cpu")
 BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run
 WORK = BYTES * (2 * 2 + placing.SPARE)  # the solver's vectors at M = 2
+
+
+class Rows:
+    """A source in memory."""
+
+    device = CPU
+
+    def __init__(self, W: torch.Tensor, layout: Layout) -> None:
+        self.layout = layout
+        self.count = len(W)
+        self._W = W
+
+    def fill(self, i: int, row: torch.Tensor) -> bool:
+        row.copy_(self._W[i])
+        return True
 
 
 def tiers(k: int, width: int, seed: int) -> tuple[torch.Tensor, dict[str, Trajectory]]:
@@ -37,18 +53,9 @@ def tiers(k: int, width: int, seed: int) -> tuple[torch.Tensor, dict[str, Trajec
     torch.manual_seed(seed)
     layout = FlatModel(nn.Linear(width, 3), CPU).layout
     W = torch.randn(layout.size) + 0.1 * torch.randn(k, layout.size)
-    rows = [[(n, w[layout.slices[n]]) for n in layout.slices] for w in W]
-    memory = Trajectory(k, layout, CPU)
-    deltas = Deltas(k, layout, CPU, W.mean(0))
-    for row in rows:
-        assert memory.append(row) is None
-        assert deltas.append(row) is None
-
-    def fill(i: int, row: torch.Tensor) -> None:
-        row.copy_(W[i])
-
-    streamed = Streamed(k, layout, CPU, fill, rows=3)
-    return W, {"memory": memory, "bf16": deltas, "files": streamed}
+    source = Rows(W, layout)
+    read = (Dense.read(source), Deltas.read(source), Streamed.read(source, rows=3))
+    return W, dict(zip(("memory", "bf16", "files"), read, strict=True))
 
 
 @settings(max_examples=25)
@@ -100,8 +107,7 @@ def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
 @pytest.fixture
 def small_bf16_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve checkpoints are too few for bf16 to pay with its usual buffer of ten rows."""
-    monkeypatch.setattr(placing, "ROWS", 5)
-    monkeypatch.setattr("sewa_cli.trajectory.ROWS", 5)
+    monkeypatch.setattr("sewa_cli.trajectory.deltas.ROWS", 5)
 
 
 @pytest.mark.usefixtures("run_dir", "small_bf16_buffer")
@@ -140,45 +146,27 @@ def test_streaming_counts_what_it_reads(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_nan_is_left_out_in_every_tier(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_is_left_out_in_every_tier(sewa: Sewa) -> None:
     path = Path("ckpts/step-50.safetensors")
     state = load_file(path)
     save_file({**state, "0.bias": state["0.bias"] / 0}, path)
     for tier in ("memory", "bf16", "files"):
-        monkeypatch.setattr(placing.Plan, "tier", tier)
-        report = select_in(sewa, tier, monkeypatch)
+        ended = sewa("select", "--set", f"tier={tier}", "--json", "-o", f"{tier}.safetensors")
+        assert ended.code == 0, ended.err
+        report = json.loads(ended.out)
+        assert report["placement"]["tier"] == tier
         assert [out["path"] for out in report["left_out"]] == [str(path)]
         assert report["k"] == 11
-
-
-def select_in(sewa: Sewa, tier: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Whatever the sizes are, this tier."""
-    plain = placing.make_plan
-
-    def forced(bench: Any, share: float = 1.0) -> placing.Plan:
-        plan = plain(bench, share)
-        return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
-
-    monkeypatch.setattr(placing, "make_plan", forced)
-    ended = sewa("select", "-o", f"{tier}.safetensors")
-    monkeypatch.setattr(placing, "make_plan", plain)
-    assert ended.code == 0, ended.err
-    report: dict[str, Any] = json.loads(Path(f"{tier}.report.json").read_text())
-    return report
 
 
 @pytest.mark.usefixtures("run_dir")
 def test_when_memory_runs_out_the_next_tier_takes_over(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Trajectory.__init__
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def full(self: Trajectory, *arguments: Any) -> None:
-        if type(self) is Trajectory:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        plain(self, *arguments)
-
-    monkeypatch.setattr(Trajectory, "__init__", full)
+    monkeypatch.setattr(Dense, "__init__", full)
     ended = sewa("select")
     assert ended.code == 0, ended.err
     assert "memory ran out in the memory tier; trying the next" in ended.err
@@ -225,17 +213,16 @@ def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tie
 def test_the_reason_is_what_failed_even_if_less_is_free_by_then(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, made = placing.make_plan, list[placing.Plan]()
+    plain, asked = placing.Placer.fitting, list[int]()
 
-    def shrinking(bench: Any, share: float = 1.0) -> placing.Plan:
-        plan = plain(bench, share)
-        made.append(replace(plan, fitting=plan.fitting[len(made) :]))
-        return made[-1]
+    def shrinking(self: placing.Placer) -> list[placing.Tier]:
+        asked.append(1)
+        return plain(self)[len(asked) - 1 :]
 
-    monkeypatch.setattr(placing, "make_plan", shrinking)
+    monkeypatch.setattr(placing.Placer, "fitting", shrinking)
     fail_in_forward_passes(1)
     placement = json.loads(sewa("select", "--json").out)["placement"]
-    assert placement["tier"] == made[-1].tier == "bf16"
+    assert placement["tier"] == "bf16"
     assert "memory ran out in the memory tier" in placement["reason"]
 
 
@@ -243,14 +230,10 @@ def test_the_reason_is_what_failed_even_if_less_is_free_by_then(
 def test_memory_that_runs_out_in_the_solver_lowers_the_tier(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Trajectory.pull_back
+    def full(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
 
-    def full(self: Trajectory, G: torch.Tensor) -> torch.Tensor:
-        if type(self) is Trajectory:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried 8 bytes")
-        return plain(self, G)
-
-    monkeypatch.setattr(Trajectory, "pull_back", full)
+    monkeypatch.setattr(Dense, "pull_back", full)
     ended = sewa("select", "--json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["placement"]["tier"] == "bf16"
@@ -283,7 +266,7 @@ def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    for kind in (Trajectory, Deltas, Streamed, Remembered):
+    for kind in (Trajectory, Deltas, Streamed):
         monkeypatch.setattr(kind, name, full)
     ended = sewa("select", *flags)
     assert ended.code == 2
@@ -298,16 +281,16 @@ def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
 def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    plain, held = placing._build, list[Any]()
+    plain, held = placing.Placer.place, list[Any]()
     alive: list[int] = []
 
-    def build(*arguments: Any) -> Any:
+    def place(self: placing.Placer) -> placing.Placed:
         alive.append(sum(ref() is not None for ref in held))
-        built = plain(*arguments)
-        held.append(weakref.ref(built[0]))
-        return built
+        placed = plain(self)
+        held.append(weakref.ref(placed.trajectory))
+        return placed
 
-    monkeypatch.setattr(placing, "_build", build)
+    monkeypatch.setattr(placing.Placer, "place", place)
     fail_in_forward_passes(2)
     assert sewa(*command.split(), "--K", 3).code == 0
     assert len(alive) >= 3
@@ -334,7 +317,7 @@ def test_a_cap_shared_with_a_cache_of_outputs_is_told_as_it_was_given(sewa: Sewa
     least = 2 * (WORK + 2 * BYTES)  # half of it must do
     ended = sewa(*flags, least - 2)
     assert ended.code == 2
-    assert f"the least, streaming from the files, is {size(least)}" in ended.error
+    assert f"streaming from the files, needs {size(least)}" in ended.error
     assert "are too few" not in sewa(*flags, least).err
 
 
@@ -369,50 +352,13 @@ def test_sizes_are_read_as_people_write_them(text: object) -> None:
         ("lots", "--memory: must be a size such as 8GiB"),
         ("8GX", "must be a size"),
         ("0", "greater than or equal to 1"),
-        ("1KB", "memory: 1000 B are too few"),
+        ("1KB", "memory: 1000 B is too little"),
     ],
 )
 def test_a_cap_that_makes_no_sense_is_told(sewa: Sewa, text: str, words: str) -> None:
     ended = sewa("select", "--memory", text)
     assert ended.code == 2
     assert words in ended.error
-
-
-WIDE_TASK = """
-import torch
-from torch import nn
-
-def build_model():
-    return nn.Linear(1000, 1000)
-
-def selection_data():
-    x = torch.randn(8, 1000, generator=torch.Generator().manual_seed(0))
-    return [(x, x)]
-
-def loss(outputs, batch):
-    return ((outputs - batch[1]) ** 2).mean()
-"""
-WATCH = """
-import re, sys, threading, time, torch
-torch.set_num_threads(1)
-from sewa_cli.cli import main
-import sewa_cli.commands, sewa_cli.cli.console
-def anonymous():
-    with open('/proc/self/status') as file:
-        return int(re.search(r'RssAnon:\\s+(\\d+)', file.read())[1]) * 1024
-base, peak, on = anonymous(), [0], [True]
-def watch():
-    while on[0]:
-        peak[0] = max(peak[0], anonymous())
-        time.sleep(0.001)
-thread = threading.Thread(target=watch)
-thread.start()
-code = main(sys.argv[1:])
-on[0] = False
-thread.join()
-print(peak[0] - base, file=sys.stderr)
-sys.exit(code)
-"""
 
 
 def test_a_trajectory_four_times_the_cap_stays_within_it(
@@ -425,48 +371,29 @@ def test_a_trajectory_four_times_the_cap_stays_within_it(
     Path("task.py").write_text(WIDE_TASK)
     Path("ckpts").mkdir()
     torch.manual_seed(0)
-    state = {"weight": 0.03 * torch.randn(1000, 1000), "bias": torch.zeros(1000)}
+    weight, noise = 0.03 * torch.randn(1000, 1000), 0.01 * torch.randn(1000, 1000)
     for step in range(200):
-        moved = {n: t + 0.01 * torch.randn_like(t) for n, t in state.items()}
-        save_file(moved, f"ckpts/step-{step}.safetensors")
-    losses = []
-    for memory in ("200MB", "2GB"):
-        output = f"{memory}.safetensors"
-        arguments = ["select", "ckpts", "--task", "task.py", "--K", "8", "--iterations", "3"]
-        arguments += ["--device", "cpu", "--memory", memory, "-o", output]
-        ended = subprocess.run(
-            [sys.executable, "-c", WATCH, *arguments], capture_output=True, text=True, check=True
-        )
-        report = json.loads(Path(f"{memory}.report.json").read_text())
-        losses.append(report["average"]["selection_loss"])
-        if memory == "200MB":
-            assert report["placement"]["tier"] == "files"
-            assert int(ended.stderr.split()[-1]) < 200e6
-        else:
-            assert report["placement"]["tier"] == "memory"
-            assert int(ended.stderr.split()[-1]) > 800e6
+        state = {"weight": weight + noise.roll(step, 1), "bias": noise[step].clone()}
+        save_file(state, f"ckpts/step-{step}.safetensors")
+    command = "select ckpts --task task.py --K 8 --device cpu --iterations 2 --set gumbel.samples=1"
+    capped, free = peaks(f"{command} --memory {m} -o {m}.safetensors" for m in ("200MB", "2GB"))
+    assert capped < 200e6
+    assert free > 800e6
+    one, other = (json.loads(Path(f"{m}.report.json").read_text()) for m in ("200MB", "2GB"))
+    assert (one["placement"]["tier"], other["placement"]["tier"]) == ("files", "memory")
+    losses = [report["average"]["selection_loss"] for report in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
-def test_a_forecast_is_true_of_the_run(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tier: str
-) -> None:
-    plain = placing.make_plan
-
-    def forced(bench: Any, share: float = 1.0) -> placing.Plan:
-        plan = plain(bench, share)
-        return placing.Plan(plan.cap, plan.named, plan.needs, [tier], plan.rows)  # type: ignore[list-item]
-
-    for module in ("sewa_cli.trajectory.placement", "sewa_cli.commands.forecast"):
-        monkeypatch.setattr(f"{module}.make_plan", forced)
+def test_a_forecast_is_true_of_the_run(sewa: Sewa, tier: str) -> None:
     before = sorted(Path().rglob("*.safetensors"))
-    ended = sewa("select", "--dry-run", "--json", "--K", 3)
+    ended = sewa("select", "--dry-run", "--json", "--K", 3, "--set", f"tier={tier}")
     assert ended.code == 0, ended.err
     assert sorted(Path().rglob("*.safetensors")) == before
     forecast = json.loads(ended.out)
-    assert sewa("select", "--K", 3).code == 0
+    assert sewa("select", "--K", 3, "--set", f"tier={tier}").code == 0
     report = json.loads(Path("averaged.report.json").read_text())
     for key in ("bytes_read", "forward_passes", "backward_passes"):
         assert forecast[key] == report["cost"][key], key

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from sewa_cli.config import Count, Seed, explain
+from sewa_cli.config import explain
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.settings import Count, Seed
 
 Part = Literal["selection", "heldout", "training"]
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
-from sewa_cli.config import Count, Positive
 from sewa_cli.errors import TaskError
+from sewa_cli.settings import Count, Positive
 from sewa_cli.task.fence import import_user_module
 from sewa_cli.task.ready import Ready
 from sewa_cli.task.ready.args import DataArgs, Part, parse

@@ -17,8 +17,8 @@ import torch
 from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor, nn
 
-from sewa_cli.config import Count
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.settings import Count
 from sewa_cli.task.ready import Ready
 from sewa_cli.task.ready.args import DataArgs, Part, parse
 from sewa_cli.task.ready.images import LazyBatches, open_image
