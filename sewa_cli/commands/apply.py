@@ -21,7 +21,8 @@ def run_apply(
     if not isinstance(output, Path):
         if recipe.shard_size is not None:
             raise ConfigError(
-                f"{read_from}: is of a sharded set, which cannot go to standard output; name a file"
+                f"{read_from}: describes a set of files, which cannot go to standard output; name "
+                "a file"
             )
         average = Average.from_recipe(recipe, read_from.parent)
         write_average(average, Outputs(None, None, output, force))

@@ -194,7 +194,7 @@ def _check_file(path: Path) -> None:
             f"{path}: is not a regular file; name one, or use -o - for standard output"
         )
     if path.is_symlink() and not path.exists():
-        raise OutputError(f"{path}: is a link to nowhere; choose another name")
+        raise OutputError(f"{path}: is a broken link; choose another name")
 
 
 def _check_folder(path: Path) -> None:

@@ -178,14 +178,11 @@ class Average:
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         """What a tensor is written as."""
-        return DTYPES[self._word(name)]
+        info = self.sources[0].tensors[self.names[name]]
+        return DTYPES[WORDS[self.dtype] if info.is_float and self.dtype else info.dtype]
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.sources[0].tensors[self.names[name]].shape
-
-    def _word(self, name: str) -> str:
-        info = self.sources[0].tensors[self.names[name]]
-        return WORDS[self.dtype] if info.is_float and self.dtype else info.dtype
 
     def sizes(self) -> dict[str, int]:
         """Bytes of each tensor of the output."""
@@ -199,7 +196,7 @@ class Average:
         """A safetensors file of all tensors, or of one shard's."""
         sizes = self.sizes()
         entries = {
-            name: (self._word(name), self._shape(name), sizes[name])
+            name: (WORDS[self.dtype_of(name).name], self._shape(name), sizes[name])
             for name in (self.names if names is None else names)
         }
         write_safetensors(file, entries, self.pieces, self.metadata)
@@ -215,11 +212,10 @@ class Average:
     def recipe(self) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
-            hashes = list(pool.map(_digest, self.sources))
+            hashes = list(pool.map(lambda c: sha256_of(c.files, c.path), self.sources))
         kept = self.replaced
-        if (
-            self.lora and self.lora.mode == "merged"
-        ):  # what was re-factored will be again, and need not be kept
+        if self.lora and self.lora.mode == "merged":
+            # what was re-factored will be again, and need not be kept
             factors = {name for pair in pairs(self.sources[0].tensors) for name in pair}
             kept = {n: array for n, array in kept.items() if self.names[n] not in factors}
         return Recipe(
@@ -235,10 +231,6 @@ class Average:
             state_key=self.state_key,
             lora=self.lora.mode if self.lora else None,
         )
-
-
-def _digest(checkpoint: Checkpoint) -> str:
-    return sha256_of(checkpoint.files, checkpoint.path)
 
 
 def _as_it_is(name: str, piece: Array, _: Room) -> Piece:

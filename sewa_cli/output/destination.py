@@ -49,8 +49,10 @@ class Outputs:
 
     def written_as(self, average: Average) -> str:
         """What to open: the file, the folder, or of a sharded set its index."""
-        is_set = self.form == "file" and self.is_sharded(average)
-        return str(index_path(Path(self.named))) if is_set else self.named
+        return str(index_path(Path(self.named))) if self.is_set(average) else self.named
+
+    def is_set(self, average: Average) -> bool:
+        return self.form == "file" and self.is_sharded(average)
 
     def is_sharded(self, average: Average) -> bool:
         return self.average is not None and len(average.shards(self.shard_size)) > 1
@@ -80,28 +82,24 @@ def decide_outputs(
             raise ConfigError(
                 "--shard-size: a set of files cannot go to standard output; name one with --output"
             )
-        average = None
-        report = config.report
+        outputs = Outputs(None, config.report, stdout, force)
     else:
-        if config.output is not None:
-            average = Path(config.output)
-            check_form_free(average, force, form)
-        else:  # nobody named a file, so a name that is taken is no reason to stop
-            average = Path(DEFAULT_OUTPUT)
-            average = average.with_suffix("") if form == "folder" else average
-            if not force:
-                sharded = config.shard_size is not None
-                average = first_free(
-                    average,
-                    lambda path: [report_path(path), *(_set_at(path) if sharded else [])],
-                )
+        average = Path(config.output) if config.output else _unnamed(config, force, form)
         report = config.report or (report_path(average) if always_report else None)
         if report is not None and report.resolve() == average.resolve():
             raise ConfigError(f"{report}: --report and --output name the same file")
-    to_stdout = stdout if config.output == STDOUT else None
-    shard_size = _shard_size(config, form, like)
-    outputs = Outputs(average, report, to_stdout, force, shard_size, form, command)
+        shard_size = _shard_size(config, form, like)
+        outputs = Outputs(average, report, None, force, shard_size, form, command)
     return check_outputs(outputs, inputs)
+
+
+def _unnamed(config: Config, force: bool, form: Form) -> Path:
+    """Nobody named a file, so a name that is taken is no reason to stop."""
+    path = Path(DEFAULT_OUTPUT)
+    path = path.with_suffix("") if form == "folder" else path
+    sharded = config.shard_size is not None
+    others = lambda path: [report_path(path), *(_set_at(path) if sharded else [])]  # noqa: E731
+    return path if force else first_free(path, others)
 
 
 def outputs_at(
@@ -123,8 +121,9 @@ def _shard_size(config: Config, form: Form, like: Checkpoint | None) -> int | No
     if config.shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
         what = "an adapter" if is_adapter else "a PyTorch file"
         raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
-    inherits = config.shard_size is None and form == "folder" and like is not None
-    return inherited_shard_size(like) if inherits and like is not None else config.shard_size
+    if config.shard_size is None and form == "folder" and like is not None:
+        return inherited_shard_size(like)
+    return config.shard_size
 
 
 def check_form_free(path: Path, force: bool, form: Form) -> None:
@@ -197,7 +196,10 @@ def write_results(average: Average | None, outputs: Outputs, make_report: Callab
             # after the report too, as its hashes are of the sources; of what went to standard
             # output already, at least the exit code tells
             average.check_sources()
-        _publish(stages, outputs)
+        publish_together(stages)
+        if average is not None and outputs.is_set(average):
+            # with --force there may be a file of that name, which loaders would prefer to the set
+            Path(outputs.named).unlink(missing_ok=True)
     return report
 
 
@@ -232,11 +234,3 @@ def _add_card(
             )
             with folder.file("README.md") as file:
                 file.write(card.encode())
-
-
-def _publish(stages: Sequence[Stage], outputs: Outputs) -> None:
-    publish_together(stages)
-    output = outputs.average
-    if output is not None and stages and all(stage.path != output for stage in stages):
-        # only with --force is there one: loaders would take it for the set's newer self
-        output.unlink(missing_ok=True)

@@ -25,6 +25,7 @@ from sewa_cli.dtypes import DTYPES, Array
 from sewa_cli.errors import CheckpointError
 
 _ALIGNMENT = 8
+_STRIDE = 2**24  # bytes that go to the disk at a time
 Entry = tuple[str, tuple[int, ...], int]  # dtype word, shape, bytes
 
 
@@ -44,50 +45,38 @@ def write_safetensors(
     offset = 0
     for name in order:
         dtype, shape, size = entries[name]
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(shape),
-            "data_offsets": [offset, offset + size],
-        }
+        offsets = [offset, offset + size]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         offset += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     file.write(struct.pack("<Q", len(text)) + text)
     written = dict.fromkeys(order, 0)
-    ahead = _Writeback(file)
+    begun = end = 0
     with closing(pieces(order)) as stream:
         for name, piece in stream:
             data = _bytes(piece)
             written[name] += len(data)
             file.write(data)
-            ahead.wrote(len(data))
+            end += len(data)
+            if end - begun >= _STRIDE:
+                _begin_writing_back(file, begun, end)
+                begun = end
     for name in order:
         if written[name] != entries[name][2]:
             raise ValueError(f"{name}: {written[name]} bytes instead of {entries[name][2]}")
 
 
-class _Writeback:
-    """Asks the system to begin writing to the disk while the rest is computed.
+def _begin_writing_back(file: IO[bytes], start: int, end: int) -> None:
+    """Ask the system to begin writing to the disk while the rest is computed.
 
     `seal` waits for the disk in the end, and would have to wait for all of it. On Linux, advice
     that pages are not needed begins to write those that are dirty, and keeps them; elsewhere
     nothing happens.
     """
-
-    STRIDE = 2**24
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._begun = self._end = 0
-
-    def wrote(self, size: int) -> None:
-        self._end += size
-        if self._end - self._begun >= self.STRIDE:
-            with suppress(OSError, AttributeError, ValueError):  # a pipe, another system
-                self._file.flush()
-                start, length = self._begun, self._end - self._begun
-                os.posix_fadvise(self._file.fileno(), start, length, os.POSIX_FADV_DONTNEED)
-            self._begun = self._end
+    with suppress(OSError, AttributeError, ValueError):  # a pipe, another system
+        file.flush()
+        os.posix_fadvise(file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 def _bytes(array: Array) -> memoryview:
@@ -148,22 +137,22 @@ def _stem(output: Path) -> str:
     return output.name.removesuffix(SUFFIX)
 
 
-def sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-
-
 def sha256_of(files: Sequence[Path], owner: Path) -> str:
     """Of one file, its own; of several, that of what `sha256sum` lists for them, sorted by name.
 
     Names are relative to `owner`, a folder or an index: a run that was moved keeps its hashes.
     """
     if len(files) == 1:
-        return sha256(files[0])
+        return _sha256(files[0])
     folder = owner if owner.is_dir() else owner.parent
-    listed = {file.relative_to(folder).as_posix(): sha256(file) for file in files}
+    listed = {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(listed.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error

@@ -47,13 +47,24 @@ def model_card(
     Plain values, since a card is also written where no report was asked for.
     """
     library = "peft" if is_adapter else "transformers"
-    count = len(sources)
     head = ["---", f"library_name: {library}", "tags:", "- sewa", "- weight-averaging", "---"]
-    title = f"# Average of {count} checkpoints" if count > 1 else "# One checkpoint, chosen"
-    made = f"Made by sewa {metadata[WRITTEN_BY]} from the checkpoints of one training run."
-    facts = _facts(metadata, sources, dtype, lora)
-    rows = ["| | |", "|---|---|", *(_row(*fact) for fact in facts)]
-    parts = ["\n".join(head), title, made, "\n".join(rows)]
+    count = len(sources)
+    K = f", K = {metadata['sewa_K']}" if "sewa_K" in metadata else ""
+    facts = {
+        "method": f"`{metadata['sewa_method']}`{K}",
+        "steps": metadata["sewa_steps"].replace(",", ", "),
+        "weights": metadata.get("sewa_coefficients", "equal").replace(",", ", "),
+        "dtype": dtype or "as in the checkpoints",
+        "sources": ", ".join(f"`{PurePath(path).name}`" for path in sources),
+    }
+    if lora is not None:
+        facts["LoRA"] = describe_lora(lora)
+    parts = [
+        "\n".join(head),
+        f"# Average of {count} checkpoints" if count > 1 else "# One checkpoint, chosen",
+        f"Made by sewa {metadata[WRITTEN_BY]} from the checkpoints of one training run.",
+        "\n".join(["| | |", "|---|---|", *(_row(*fact) for fact in facts.items())]),
+    ]
     if scores:
         parts.append("\n".join(_losses(scores)))
     if command is not None:
@@ -81,20 +92,6 @@ def describe_lora(lora: Lora) -> str:
     if lora.mode == "merged":
         return f"products B·A averaged and re-factored to the same rank; error {apart}"
     return f"A and B averaged apart; the product is off the mean of products by {apart}"
-
-
-def _facts(
-    metadata: Mapping[str, str], sources: Sequence[str], dtype: str | None, lora: Lora | None
-) -> Iterator[tuple[str, str]]:
-    K = f", K = {metadata['sewa_K']}" if "sewa_K" in metadata else ""
-    yield "method", f"`{metadata['sewa_method']}`{K}"
-    yield "steps", metadata["sewa_steps"].replace(",", ", ")
-    weights = metadata.get("sewa_coefficients")
-    yield "weights", "equal" if weights is None else weights.replace(",", ", ")
-    yield "dtype", dtype or "as in the checkpoints"
-    yield "sources", ", ".join(f"`{PurePath(path).name}`" for path in sources)
-    if lora is not None:
-        yield "LoRA", describe_lora(lora)
 
 
 def _losses(averages: Mapping[str, Scores]) -> Iterator[str]:

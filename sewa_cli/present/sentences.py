@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sewa_cli.present.card import describe_lora
 from sewa_cli.present.tables import level, percent
 from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison
     from sewa_cli.report.select import BudgetOption, Report
-    from sewa_cli.report.shared import Interval, Lora
+    from sewa_cli.report.shared import Interval
     from sewa_cli.report.validate import Validation
     from sewa_cli.report.windows import Reach, Windows
 
@@ -36,7 +37,7 @@ def select(report: Report) -> list[str]:
             f"{report.batchnorm.data} ({report.batchnorm.rows} rows)"
         )
     if report.lora and report.lora.mode == "merged":
-        said.append(lora(report.lora))
+        said.append(describe_lora(report.lora))
     took = report.cost.seconds
     said += [
         f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, learning "
@@ -110,13 +111,6 @@ def stability(report: Report) -> str:
         f"chosen again by half of {found.resamples} resamples: {often} of {report.K}; on rows not "
         f"drawn, gain over uniform {gain.mean:.4g} ({gain.low:.4g} .. {gain.high:.4g})"
     )
-
-
-def lora(found: Lora) -> str:
-    apart = f"{found.largest:.2%} at most, {found.mean:.2%} on average, over {found.pairs} pairs"
-    if found.mode == "merged":
-        return f"products B·A averaged and re-factored to the same rank; error {apart}"
-    return f"A and B averaged apart; the product is off the mean of products by {apart}"
 
 
 def compare(report: Comparison) -> list[str]:

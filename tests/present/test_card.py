@@ -1,0 +1,61 @@
+"""The model card: what a folder's README.md says can be said from its report alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.tiny import Sewa
+from safetensors.torch import load_file, save_file
+
+from sewa_cli.present.card import card_of
+from sewa_cli.report.average import AverageReport
+from sewa_cli.report.compare import Comparison
+from sewa_cli.report.part import Part
+from sewa_cli.report.select import Report
+
+
+@pytest.fixture
+def folders(run_dir: Path) -> None:
+    """The run's checkpoints as Hugging Face folders."""
+    for path in (run_dir / "ckpts").iterdir():
+        folder = run_dir / "run" / path.stem.replace("step", "checkpoint")
+        folder.mkdir(parents=True)
+        save_file(load_file(path), folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.usefixtures("folders")
+@pytest.mark.parametrize(
+    ("command", "model"),
+    [
+        (["average", "run", "--method", "ema", "-o", "out"], AverageReport),
+        (["select", "run", "-o", "out"], Report),
+        (["compare", "run", "--methods", "last,lawa", "--output-best", "out"], Comparison),
+    ],
+    ids=lambda part: part[0] if isinstance(part, list) else "",
+)
+def test_the_card_in_a_folder_is_the_one_that_its_report_gives(
+    sewa: Sewa, command: list[str], model: type[Part]
+) -> None:
+    ended = sewa(*command, "--report", "out.json")
+    assert ended.code == 0, ended.err
+    written = Path("out/README.md").read_text()
+    report = model.model_validate_json(Path("out.json").read_text())
+    without_command = written[: written.rindex("\n```console")]
+    assert isinstance(report, AverageReport | Report | Comparison)
+    assert card_of(report) == without_command
+    assert ("| average | selection loss |" in written) == (command[0] != "average")
+
+
+@pytest.mark.usefixtures("folders")
+def test_the_report_of_an_average_says_what_was_run(sewa: Sewa) -> None:
+    assert sewa("average", "run", "--method", "lawa", "--K", 3, "--report", "out.json").code == 0
+    report = json.loads(Path("out.json").read_text())
+    assert report["kind"] == "average"
+    assert report["output"] == "averaged"
+    assert report["versions"].keys() == {"sewa", "python", "torch", "safetensors"}
+    assert [Path(s["path"]).name for s in report["recipe"]["sources"]] == [
+        "checkpoint-40", "checkpoint-80", "checkpoint-120",
+    ]  # fmt: skip
+    assert report["warnings"] == []
