@@ -1,4 +1,4 @@
-"""One model's bare weights into one safetensors file; and the steps at which that is due."""
+"""Writes a model's bare weights to one safetensors file, and knows the steps when that is due."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def save_weights(
 ) -> Path:
     """Write the weights as `folder`/step-<step>.safetensors, and return that path.
 
-    metrics  numbers to keep in the file's metadata, as JSON under `metrics`; `step` is there too
+    metrics  numbers to keep in the file's metadata, as JSON under `metrics`, beside `step`
     dtype    of floating-point tensors in the file (torch.bfloat16: half the size); None: as is
 
     DistributedDataParallel, DataParallel and torch.compile are unwrapped, tied tensors saved once.
-    A file of the same step is replaced. The file appears whole or not at all. In a distributed run,
-    call it on rank 0 alone.
+    A file of the same step is replaced. The file appears whole or not at all. In a distributed
+    run, call it on rank 0 only.
     """
     model = unwrap(model)
     check_whole(model)
@@ -45,7 +45,7 @@ def save_weights(
     path = folder / f"step-{step}.safetensors"
     # "format": transformers asks for it when such a file is loaded as model.safetensors
     metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics or {})}
-    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"  # no one takes it for a file
+    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"  # hidden from every loader
     try:
         save_file(_bare_weights(model, dtype), temporary, metadata)
         with open(temporary, "rb+") as file:
@@ -69,7 +69,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse a model of which a single process holds only a shard."""
+    """Refuse a model of which this process holds only a shard."""
     sharded = any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules())
     sharded = sharded or any(
         type(tensor.data).__name__ == "DTensor" or hasattr(tensor, "ds_id") or tensor.is_meta
@@ -78,7 +78,7 @@ def check_whole(model: nn.Module) -> None:
     if sharded:
         raise ValueError(
             "the model is sharded over processes (FSDP, DeepSpeed, tensor parallel), so no process "
-            "has all weights; let the trainer save whole checkpoints instead"
+            "has all the weights; let the trainer save full checkpoints instead"
         )
 
 
@@ -110,9 +110,46 @@ def _as_json(metrics: Mapping[str, Any]) -> str:
     return json.dumps(numbers)
 
 
+class Saver:
+    """Saves bare weights every `every` optimizer steps in the last part of the training.
+
+    folder     of the files step-<n>.safetensors; made if it is not there
+    every      optimizer steps between two files; the last step is saved as well
+    start      the fraction of all steps before the first file
+    dtype      of the files; None: as in the model
+    overwrite  let a new run write into a folder that has such files already
+
+    On rank 0 only. The newest logged numbers (loss, eval_loss …) are kept in the metadata.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        every: int = 50,
+        start: float = 0.75,
+        dtype: torch.dtype | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        super().__init__()  # the trainer's own Callback
+        self.folder = Path(folder)
+        self._moments = Moments(every, start)
+        self._dtype = dtype
+        self._overwrite = overwrite
+
+    def _begin(self, step: int, total: float, is_writer: bool) -> None:
+        self._moments.check_total(total)
+        if is_writer:
+            refuse_another_run(self.folder, step, self._overwrite)
+
+    def _save(self, model: nn.Module, step: int, metrics: Mapping[str, Any], writes: bool) -> None:
+        check_whole(unwrap(model))  # on every rank, so that all of them stop
+        if writes:
+            save_weights(model, self.folder, step, metrics, self._dtype)
+
+
 @dataclass(frozen=True)
 class Moments:
-    """Every `every` steps from the fraction `start` of the run on, and its last step."""
+    """Every `every` steps after the fraction `start` of the run, and its last step."""
 
     every: int
     start: float
@@ -126,21 +163,21 @@ class Moments:
     def check_total(self, total: float) -> None:
         if self.start > 0 and not 0 < total < math.inf:
             raise ValueError(
-                "how many steps the run will have is not known, so its last part is not; "
-                "give the trainer max_steps, or start=0"
+                "the number of steps is not known in advance, so neither is the last part of the "
+                "run; give the trainer max_steps, or use start=0"
             )
 
     def is_due(self, before: int, step: int, total: float) -> bool:
-        """Whether the run, `before` a moment ago and now at `step` of `total`, is to be saved."""
+        """Whether a run that was at step `before` and is now at `step` of `total` is saved."""
         if step <= before or (self.start > 0 and step < self.start * total):
             return False
         return step // self.every > before // self.every or step >= total
 
 
 def refuse_another_run(folder: Path, step: int, overwrite: bool) -> None:
-    """A new run (at step 0) must not mix its files with those of an older one in `folder`.
+    """A new run (at step 0) must not mix its files with those of an earlier one in `folder`.
 
-    A resumed run replaces later steps as it reaches them: they were its own.
+    A resumed run replaces later steps as it reaches them: they are its own.
     """
     later = [path for path in folder.glob("step-*.safetensors") if _step(path) > step]
     if not later:
@@ -148,10 +185,10 @@ def refuse_another_run(folder: Path, step: int, overwrite: bool) -> None:
     if step == 0 and not overwrite:
         raise FileExistsError(
             f"{folder}: holds {len(later)} checkpoints of an earlier run; "
-            "choose another folder, empty it, or say overwrite=True"
+            "choose another folder, empty it, or pass overwrite=True"
         )
     log.warning(
-        "%s: %d checkpoints of later steps than %d are replaced as they are reached, others stay",
+        "%s: %d checkpoints of steps after %d are replaced as the run reaches them; others stay",
         folder,
         len(later),
         step,

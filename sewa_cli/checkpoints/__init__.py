@@ -1,14 +1,14 @@
-"""The library: finds checkpoints, orders them, checks their headers, reads tensors one by one.
+"""Finds checkpoints, orders them, checks their headers, reads tensors one by one.
 
 Opening a checkpoint reads its header only. Tensor data stays on disk, memory-mapped where the
 format allows it, until a tensor is asked for.
 
 layout       which files and folders of a directory are checkpoints
-opening      one of them, by its format:
+opening      opens one of them, by its format:
   safetensors, pytorch, distributed, adapters
 checkpoint   what they all become
-order        by step, narrowed down, all of one model
-matching     their names onto the model's
+order        sorted by step, narrowed down, all of one model
+matching     maps their names to the model's
 """
 
 from sewa_cli.checkpoints import pytorch

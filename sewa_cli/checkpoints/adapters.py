@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sewa_cli.checkpoints.checkpoint import Checkpoint, TensorInfo
+from sewa_cli.checkpoints.checkpoint import Checkpoint, TensorInfo, read_json
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
-# what the product B·A is scaled by and applied to; averages of other products make no sense
+# what scales the product B·A and what it is added to; these must be the same in all
 _PRODUCT = (
     "peft_type",
     "r",
@@ -25,24 +24,16 @@ _PRODUCT = (
     "base_model_name_or_path",
 )
 _FACTORS = {"lora_A": "lora_B", "lora_embedding_A": "lora_embedding_B"}
-# words that a PeftModel has inside its names and the adapter's file has not
+# words in the names of a PeftModel that the adapter's file leaves out
 _INSIDE = {"default", "modules_to_save"}
 _OUTSIDE = "base_model.model."
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise Unfinished(f"{path}: is missing; an adapter cannot be loaded without it") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise Unfinished(f"{path}: is not whole JSON; save the adapter again") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: is not the settings of an adapter")
-    return content
+    if not path.exists():
+        raise Unfinished(f"{path}: is missing; an adapter cannot be loaded without it")
+    return read_json(path)
 
 
 def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
@@ -62,7 +53,7 @@ def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def pairs(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
-    """The names of A and B of every pair."""
+    """The names of A and B, for every pair."""
     found = []
     for name in tensors:
         parts = name.split(".")
@@ -81,7 +72,7 @@ def check_mergeable(checkpoint: Checkpoint) -> None:
     config = read_config(checkpoint.path)
     if config.get("use_dora"):
         raise ConfigError(
-            "--lora merged: the magnitudes of DoRA are not in the product; use --lora factors"
+            "--lora merged: DoRA's magnitudes are not part of the product; use --lora factors"
         )
     if not pairs(checkpoint.tensors):
         raise ConfigError(
@@ -90,7 +81,7 @@ def check_mergeable(checkpoint: Checkpoint) -> None:
 
 
 def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Those of a model's names that are the adapter's."""
+    """Those of the model's names that belong to the adapter."""
     found = set(names_in_model(checkpoint, names))
     if not found:
         raise CheckpointError(
@@ -102,9 +93,9 @@ def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 
 
 def names_in_model(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
-    """Name in a PeftModel → name in the adapter's file, for those that are the adapter's.
+    """Name in a PeftModel → name in the adapter's file, for the adapter's own tensors.
 
-    PEFT puts the adapter's own name inside: lora_A.default.weight is lora_A.weight in the file.
+    PEFT inserts the adapter's name: lora_A.default.weight is lora_A.weight in the file.
     """
     plain = {name.removeprefix(_OUTSIDE): name for name in checkpoint.tensors}
     found = {}

@@ -1,13 +1,16 @@
-"""One checkpoint, whatever wrote it: a header read at once, tensors read when they are asked for.
+"""One checkpoint, whatever wrote it: the header is read at once, tensors when they are asked for.
 
-Each format has a module that makes a `Header` of its files; all the rest of the program knows only
+Each format has a module that turns its files into a `Header`; the rest of the program knows only
 `Checkpoint`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -15,14 +18,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from sewa_cli.dtypes import WORDS, Array
-from sewa_cli.errors import CheckpointError
+from sewa_cli.errors import CheckpointError, Unfinished
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WRITTEN_BY: Final = "sewa_version"  # metadata key of our own outputs
-FLOAT_WORDS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
-INTEGER_WORDS: Final = {"I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"}
+FLOATS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
 
 # what a checkpoint is to its trainer, and so what an average of such checkpoints should be
 Kind = Literal["file", "set", "folder", "adapter", "torch", "distributed"]
@@ -35,16 +37,16 @@ class TensorInfo:
 
     @property
     def is_float(self) -> bool:
-        return self.dtype in FLOAT_WORDS
+        return self.dtype in FLOATS
 
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
 
 
 class Stamp(NamedTuple):
-    """What differs once somebody has written to a file, or put another in its place.
+    """What changes when somebody writes to a file or replaces it.
 
-    Not the inode: some mounts give the same file another one, and hours of work would be refused.
+    Not the inode: some mounts give the same file a new one, and hours of work would be refused.
     """
 
     size: int
@@ -52,15 +54,13 @@ class Stamp(NamedTuple):
 
 
 def stamp_of(file: Path) -> Stamp:
-    try:
+    with reading(file):
         about = file.stat()
-    except OSError as error:
-        raise CheckpointError(f"{file}: {error.strerror or error}") from error
     return Stamp(about.st_size, about.st_mtime_ns)
 
 
 class Reader(Protocol):
-    """Files that are open; they are closed when it is let go."""
+    """Open files; they are closed when the reader is garbage-collected."""
 
     def read(self, name: str) -> Tensor:
         """One tensor on the CPU, as a view of the mapped file where the format allows it."""
@@ -71,13 +71,13 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Header:
-    """What a format's module tells of its files, no tensor read."""
+    """What a format's module knows about its files before any tensor is read."""
 
     tensors: dict[str, TensorInfo]
     files: tuple[Path, ...]  # that hold or index the weights
-    open: Callable[[Path], Reader]  # given the folder that relative paths start from
+    open: Callable[[Path], Reader]  # takes the folder that relative paths start from
     metadata: dict[str, str] = field(default_factory=dict)
-    step: int | None = None  # what the file itself says
+    step: int | None = None  # as recorded in the file itself
     metrics: dict[str, float] = field(default_factory=dict)
 
 
@@ -89,7 +89,7 @@ class Reads:
     _lock: Lock = field(default_factory=Lock, repr=False, compare=False)
 
     def add(self, count: int) -> None:
-        with self._lock:  # averages are read by several threads, and += is not one step
+        with self._lock:  # several threads read, and += is not atomic
             self.bytes += count
 
 
@@ -103,10 +103,10 @@ class Checkpoint:
     reads: Reads = field(repr=False)
     kind: Kind = "file"
     files: tuple[Path, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)  # that the trainer logged at this step
-    stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of files, when opened
+    metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
+    stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
     _open: Callable[[Path], Reader] | None = field(default=None, repr=False)
-    # where we were: a thread may open files while the user's code is in another folder
+    # the working directory then: a thread may open files while the user's code is in another one
     _base: Path = field(default=Path(), repr=False)
     _reader: Reader | None = field(default=None, repr=False)
 
@@ -131,13 +131,13 @@ class Checkpoint:
         return self._reader
 
     def check_unchanged(self) -> None:
-        """Refuse it if a file is not what it was at first: what was read may be old and new."""
+        """Refuse it if a file has changed since: what was read may be a mixture of old and new."""
         for file, stamp in self.stamps.items():
-            # one that a trainer has removed was read as it was: what is open stays
+            # a file that the trainer has removed stays readable as it was while it is open
             now = self._base / file
             if now.exists() and stamp_of(now) != stamp:
                 raise CheckpointError(
-                    f"{file}: has changed while it was read; run it again when nobody writes to it"
+                    f"{file}: changed while it was being read; try again when nothing writes to it"
                 )
 
     def close(self) -> None:
@@ -146,15 +146,55 @@ class Checkpoint:
 
 def number_in(path: Path) -> int | None:
     """The last number in a file's or folder's name."""
-    # a folder called v1.5-step-900 has no suffix to take off
+    # a folder called v1.5-step-900 has no suffix to remove
     numbers = re.findall(r"\d+", path.name if path.is_dir() else path.stem)
     return int(numbers[-1]) if numbers else None
 
 
 def plain_numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """The entries that are finite numbers, which is what a metric is."""
+    """The entries that are finite numbers: only those can be metrics."""
     return {
         str(name): float(value)
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
     }
+
+
+# ---- faults that all formats share -----------------------------------------------------------
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        with reading(path):
+            content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise Unfinished(f"{path}: not a complete JSON object; save the checkpoint again")
+    return content
+
+
+def neighbours(index: Path, names: Collection[Any]) -> list[Path]:
+    """The files that an index names, sorted. A name that leads out of its folder is refused."""
+    for name in names:
+        is_plain = isinstance(name, str) and name == Path(name).name and "\\" not in name
+        if not is_plain or not name.strip(".") or not name.isprintable() or len(name) > 255:
+            raise CheckpointError(
+                f"{index}: names {name!r:.100}, which is not a file in its own folder; refused"
+            )
+    files = sorted({index.with_name(name) for name in names})
+    for file in files:
+        if file.is_symlink() and Path(os.path.realpath(file)).parent != index.parent.resolve():
+            raise CheckpointError(f"{file}: is a link out of its folder; put the file itself there")
+    if missing := [file for file in files if not file.is_file()]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise Unfinished(f"{missing[0]}: is missing{more}, but {index.name} names it")
+    return files

@@ -1,27 +1,39 @@
 """torch.distributed.checkpoint: a folder of *.distcp files and `.metadata`, as FSDP runs save it.
 
-`.metadata` is a pickle, which torch would load without question. Here it makes no object of any
-class but one of our own, which does nothing; what is needed is copied out of those once. Tensors
-are read by the byte ranges that it names, with `torch.load(weights_only=True)`.
+`.metadata` is a pickle, which torch would load without question. Here every object in it becomes a
+`_Record`, which does nothing, and what is needed is copied from those once. Tensors are read from
+the byte ranges it names, with `torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sewa_cli.checkpoints.checkpoint import Header, TensorInfo
-from sewa_cli.checkpoints.pytorch import STATE_KEYS, STEP_KEYS, load_plain, word_of
+from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, neighbours, reading
+from sewa_cli.checkpoints.pytorch import (
+    REFUSED,
+    STATE_KEYS,
+    STEP_KEYS,
+    check_dense,
+    is_tensor,
+    load_plain,
+    no_such_key,
+    usual_key,
+    word_of,
+)
 from sewa_cli.dtypes import DTYPES, Array, as_array
-from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+from sewa_cli.errors import CheckpointError, Unfinished
+from sewa_cli.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,9 +58,8 @@ _ALLOWED = {("torch.distributed.checkpoint.metadata", name) for name in _METADAT
 }
 _DTYPE = re.compile(r"(b?float|complex|bool|bits|q?u?int)\w*")
 _MOST = 64  # dimensions of a tensor, levels of a state dict
-_FAULTS = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # of another making
 
-# numbers, text, lists, dicts; what makes or changes an object is below
+# opcodes of numbers, text, lists and dicts; those that make or change an object are below
 _PLAIN = """
     PROTO FRAME STOP MARK POP MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE
     BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE SHORT_BINBYTES BINBYTES
@@ -59,7 +70,7 @@ _CODES = [getattr(pickle, name)[0] for name in _PLAIN.split()]
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """Stands for any class of the metadata, and with `args` for an object of it. Does nothing."""
+    """Stands for a class of the metadata or, with `args`, for an object of it. Does nothing."""
 
     name: str
     args: tuple[Any, ...] | None = None
@@ -70,7 +81,7 @@ class _Refused(pickle.UnpicklingError): ...
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own one, not that in C: no opcode of it can do more than is listed here."""
+    """Python's own unpickler, not the one in C: it has no opcodes but those listed here."""
 
     stack: list[Any]
 
@@ -103,7 +114,7 @@ class _Unpickler(pickle._Unpickler):
 
     def _check_keys(self, keys: Iterable[object]) -> None:
         if not all(type(key) in (str, int, _Record) for key in keys):
-            raise TypeError("keys are text")  # to hash a tuple as deep as can be ends the process
+            raise TypeError("keys are text")  # hashing a deeply nested tuple crashes the process
 
     dispatch = {code: pickle._Unpickler.dispatch[code] for code in _CODES} | {  # type: ignore[assignment]
         pickle.REDUCE[0]: make,
@@ -161,7 +172,7 @@ class _Metadata:
         return isinstance(entry := self.entries.get(key), _Record) and entry.name == kind
 
     def tensor(self, key: str) -> _Entry:
-        """Its chunks lie in it, fill it by their volume, and have that many bytes in the files."""
+        """Checked: its chunks lie inside it, add up to its volume, and have enough bytes each."""
         fields = _fields(self.entries[key], "TensorStorageMetadata")
         properties = fields["properties"]
         dtype = properties.state[0]
@@ -174,7 +185,7 @@ class _Metadata:
             about = _fields(each, "ChunkStorageMetadata")
             chunk = _Chunk(_sizes(about["offsets"]), _sizes(about["sizes"]))
             boxes = zip(*chunk, info.shape, strict=True)
-            place = self.places[key, chunk.offsets]  # the first that is not there ends it
+            place = self.places[key, chunk.offsets]  # fails at the first that is missing
             if any(at + size > whole for at, size, whole in boxes) or chunk in chunks:
                 raise ValueError(key)
             if prod(chunk.sizes) * width > place.length:
@@ -186,14 +197,14 @@ class _Metadata:
 
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
-    """What an object of this class was saved with."""
+    """The attributes that an object of this class was saved with."""
     if type(value) is not _Record or value.name != kind or type(value.state) is not dict:
         raise TypeError(kind)
     return value.state
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    """torch.Size, or numbers alike."""
+    """Of a torch.Size, or a tuple of numbers."""
     numbers = value.args[0] if isinstance(value, _Record) and value.args else value
     if type(numbers) is not tuple or len(numbers) > _MOST:
         raise TypeError("sizes")
@@ -211,8 +222,8 @@ class _Stored:
     def read(self, name: str) -> Tensor:
         try:
             return self._read(*self._entries[name])
-        except Exception as error:  # spoilt bytes fail in many ways
-            reason = " ".join(str(error).split())[:160]
+        except Exception as error:  # damaged bytes fail in many ways
+            reason = one_line(error, 160)
             raise CheckpointError(f"{self._folder}: {name}: cannot be read: {reason}") from error
 
     def _read(self, info: TensorInfo, chunks: Mapping[_Chunk, _Place]) -> Tensor:
@@ -221,11 +232,10 @@ class _Stored:
         target, filled = None, None
         for chunk, place in chunks.items():
             part = _load(self._base / self._folder, place)
-            if type(part) not in (torch.Tensor, torch.nn.Parameter):
+            if not is_tensor(part):
                 raise ValueError("is not a tensor")
             part = torch.Tensor.detach(part)
-            if part.layout != torch.strided or part.is_quantized or part.is_meta:
-                raise ValueError("is sparse, quantised or without data")
+            check_dense(part)
             if (word_of(part.dtype), tuple(part.shape)) != (info.dtype, chunk.sizes):
                 raise ValueError(f"is not what {METADATA} says")
             if len(chunks) == 1:
@@ -236,7 +246,7 @@ class _Stored:
             box = tuple(slice(at, at + size) for at, size in zip(*chunk, strict=True))
             target[box] = part
             filled[box] = True
-        if target is None or filled is None or not filled.all():  # volumes alone do not tell
+        if target is None or filled is None or not filled.all():  # the volumes do not show it
             raise ValueError("has chunks that overlap")
         return target
 
@@ -250,16 +260,23 @@ def _load(folder: Path, place: _Place) -> Any:
         return load_plain(io.BytesIO(file.read(place.length)))
 
 
-def open_folder(folder: Path, state_key: str | None = None) -> Header:
+@contextmanager
+def _understood(folder: Path) -> Iterator[None]:
     try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        path = folder / METADATA
+        raise CheckpointError(f"{path}: is not the metadata of a distributed checkpoint") from error
+
+
+def files_in(folder: Path) -> tuple[Path, ...]:
+    with _understood(folder):
+        return _check_files(folder, _read_metadata(folder))
+
+
+def open_folder(folder: Path, state_key: str | None = None) -> Header:
+    with _understood(folder):
         return _open(folder, state_key)
-    except _FAULTS as error:
-        raise _not_metadata(folder) from error
-
-
-def _not_metadata(folder: Path) -> CheckpointError:
-    path = folder / METADATA
-    return CheckpointError(f"{path}: is not the metadata of a distributed checkpoint")
 
 
 def _open(folder: Path, state_key: str | None) -> Header:
@@ -281,90 +298,60 @@ def _open(folder: Path, state_key: str | None) -> Header:
     return Header(infos, files, partial(_Stored, folder, tensors), step=step)
 
 
-def files_in(folder: Path) -> tuple[Path, ...]:
-    try:
-        return _check_files(folder, _read_metadata(folder))
-    except _FAULTS as error:
-        raise _not_metadata(folder) from error
-
-
 def _read_metadata(folder: Path) -> _Metadata:
     path = folder / METADATA
+    with reading(path):
+        data = path.read_bytes()
     try:
-        content = _Unpickler(io.BytesIO(path.read_bytes())).load()
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+        content = _Unpickler(io.BytesIO(data)).load()
     except _Refused as error:
         raise CheckpointError(
-            f"{path}: needs {error} to be loaded, which could run code; refused, nothing of it was "
-            "run; save its weights as safetensors where you trust it"
+            f"{path}: needs {error} to be loaded, which could run code; {REFUSED}"
         ) from None
     except Exception as error:  # a torn pickle fails in many ways
-        raise Unfinished(f"{path}: not a whole file ({error!r}); save it again") from error
+        raise Unfinished(f"{path}: not a complete file ({error!r}); save it again") from error
     return _Metadata(content)
 
 
 def _check_files(folder: Path, metadata: _Metadata) -> tuple[Path, ...]:
     """Every file that the metadata name is in the folder, and long enough for all its ranges."""
-    ends: dict[str, int] = {}
-    sums: dict[str, int] = {}
+    index = folder / METADATA
+    files = neighbours(index, [place.file for place in metadata.places.values()])
+    ends, sums = Counter[str](), Counter[str]()
     for name, offset, length in metadata.places.values():
-        is_plain = name == Path(name).name and name.strip(".") and "\\" not in name
-        if not is_plain or not name.isprintable() or len(name) > 100:
-            raise CheckpointError(
-                f"{folder / METADATA}: names {name!r}, which is not a file in its folder; refused"
-            )
-        ends[name] = max(ends.get(name, 0), offset + length)
-        sums[name] = sums.get(name, 0) + length
-    for name, end in sorted(ends.items()):
-        file = folder / name
-        if file.is_symlink() and Path(os.path.realpath(file)).parent != folder.resolve():
-            raise CheckpointError(f"{file}: is a link out of its folder; put the file itself there")
-        if not file.is_file():
-            raise Unfinished(f"{file}: is missing, but {METADATA} names it")
-        if (size := file.stat().st_size) < end:
+        ends[name] = max(ends[name], offset + length)
+        sums[name] += length
+    for file in files:
+        size, end, total = file.stat().st_size, ends[file.name], sums[file.name]
+        if size < end:
             raise Unfinished(f"{file}: is cut short: {size} bytes of {end}; save it again")
-        if size < sums[name]:  # each tensor has bytes of its own
-            raise CheckpointError(
-                f"{file}: has {size} bytes for {sums[name]} that {METADATA} names"
-            )
-    return (folder / METADATA, *(folder / name for name in sorted(ends)))
+        if size < total:  # no two tensors share bytes
+            raise CheckpointError(f"{file}: has {size} bytes where {METADATA} needs {total}")
+    return (index, *files)
 
 
 def _prefix(
     folder: Path, ways: Mapping[str, tuple[str, ...]], state_key: str | None
 ) -> tuple[str, ...]:
-    """Where the model's weights are: under a known key, the one that was named, or at the top."""
+    """Where the model's weights are: under the given key, a usual one, or at the top."""
     tops = dict.fromkeys(way[0] for way in ways.values() if len(way) > 1)
     if state_key is not None:
         wanted = tuple(state_key.split("."))
         if not any(way[: len(wanted)] == wanted for way in ways.values()):
-            there = ", ".join(tops) or "only the weights themselves"
-            raise ConfigError(f"{folder}: --state-key: no {state_key} in it; it holds {there}")
+            raise no_such_key(folder, state_key, tops or ["only the weights themselves"])
         return wanted
-    known = [key for key in STATE_KEYS if key in tops]
-    if len(known) > 1:
-        raise ConfigError(
-            f"{folder}: has a state dict under each of {', '.join(known)}; name one with "
-            "--state-key"
-        )
-    if known:
-        return (known[0],)
-    if any(len(way) == 1 for way in ways.values()):
-        return ()
-    raise CheckpointError(
-        f"{folder}: no state dict under {', '.join(STATE_KEYS)}; it holds {', '.join(tops)}; name "
-        "the key with --state-key"
-    )
+    found = [key for key in STATE_KEYS if key in tops]
+    key = usual_key(folder, found, any(len(way) == 1 for way in ways.values()), tops)
+    return () if key is None else (key,)
 
 
 def _number(folder: Path, metadata: _Metadata, key: str) -> int | None:
-    """A plain whole number that was saved along, such as the step."""
+    """A whole number that was saved with the weights, such as the step."""
     place = metadata.places.get((key, None))
     if place is None or not metadata.is_a("BytesStorageMetadata", key):
         return None
     try:
         value = _load(folder, place)
     except Exception:
-        return None  # the folder's name will have it
+        return None  # there is still the number in the folder's name
     return value if type(value) is int else None

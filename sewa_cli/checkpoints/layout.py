@@ -1,11 +1,11 @@
 """What is in this directory? Finds the checkpoints of a run as its trainer left it.
 
-In a folder, the first of these that there is:
-  1. folders that are checkpoints (checkpoint-500/, step-20/ …); a final model beside them is none
-  2. the folder itself, if it is one checkpoint and has no other weights in it
+In a folder, the first of these that exists:
+  1. folders that are checkpoints (checkpoint-500/, step-20/ …), without a final model beside them
+  2. the folder itself, if it is one checkpoint and holds no other weights
   3. files: *.safetensors and sets of them, or *.pt, *.pth, *.bin, *.ckpt
-  4. the same in the one place where a trainer puts them: checkpoints/, lightning_logs/version_0/…
-Files that trainers save beside the weights (optimizer, scheduler, random numbers) do not count.
+  4. the same where trainers put them: in checkpoints/, lightning_logs/version_0/…
+Other files that trainers save (optimizer, scheduler, random state) do not count.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sewa_cli.checkpoints.checkpoint import (
     Kind,
     Reads,
     number_in,
+    reading,
 )
 from sewa_cli.checkpoints.opening import (
     FSDP,
@@ -61,14 +62,14 @@ def _ignore(_: str) -> None: ...
 @dataclass
 class _Found:
     paths: list[Path] = field(default_factory=list)
-    searched: set[Path] = field(default_factory=set)  # of these, those that nobody named
+    searched: set[Path] = field(default_factory=set)  # those of them that nobody named
     notes: list[str] = field(default_factory=list)
 
 
 def find(given: Sequence[Path], keep_ours: bool = False) -> list[Path]:
-    """Checkpoints from what the user named: folders, files, or `-` for paths on standard input.
+    """The checkpoints that the user named: folders, files, or `-` for paths on standard input.
 
-    Averages that we wrote into a folder are not among its checkpoints, unless `keep_ours`.
+    Averages that sewa wrote into a folder are left out, unless `keep_ours`.
     """
     return _find(given, keep_ours).paths
 
@@ -84,7 +85,7 @@ def open_all(
 ) -> list[Checkpoint]:
     """Find the checkpoints and read their headers.
 
-    The newest of a folder may be half-written, as its run may go on: it is left out with a warning.
+    The newest in a folder may be half-written by a run that goes on: left out, with a warning.
     """
     found = _find(given, keep_ours)
     opened: list[Checkpoint] = []
@@ -103,7 +104,7 @@ def open_all(
             raise fault
         warn(f"{path}: left out as half-written: {fault}")
     if state_key is not None and opened and not any(_has_keys(c) for c in opened):
-        raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has none")
+        raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has no keys")
     opened = _without_last(opened, found, note)
     for text in found.notes:
         note(text)
@@ -127,7 +128,7 @@ def _find(given: Sequence[Path], keep_ours: bool) -> _Found:
                 raise CheckpointError("-: no paths arrived on standard input")
         elif path.is_dir():
             inside = _look_into(path, found.notes)
-            if inside != [path]:  # else it is itself what the user wants
+            if inside != [path]:  # otherwise the user named the checkpoint itself
                 inside = [p for p in inside if keep_ours or not _is_ours(p)]
                 found.searched |= set(inside)
             found.paths += inside
@@ -135,7 +136,7 @@ def _find(given: Sequence[Path], keep_ours: bool) -> _Found:
             found.paths.append(path)
     named = Counter(path.resolve() for path in found.paths)
     if repeated := [path for path, n in named.items() if n > 1]:
-        raise CheckpointError(f"{repeated[0]}: is named twice; name each checkpoint once")
+        raise CheckpointError(f"{repeated[0]}: is given twice; give each checkpoint once")
     return found
 
 
@@ -147,23 +148,21 @@ def _look_into(folder: Path, notes: list[str]) -> list[Path]:
     deeper = {place: found for place in places if (found := _checkpoints_in(place, notes))}
     if len(deeper) > 1:
         one, two, *_ = deeper
-        raise CheckpointError(f"{one}: holds checkpoints, and so does {two}; name one of them")
+        raise CheckpointError(f"{one}: holds checkpoints, as does {two}; name one of them")
     for place, found in deeper.items():
         notes.append(f"looking in {place}")
         return found
     if runs := [p for p in _entries(folder) if p.is_dir() and _is_run(p)]:
-        raise CheckpointError(f"{folder}: holds no checkpoints itself; {runs[0]} does, name that")
+        raise CheckpointError(f"{folder}: holds no checkpoints itself; name {runs[0]}, which does")
     raise CheckpointError(
-        f"{folder}: holds no *{SUFFIX} files, nor PyTorch files or folders that are checkpoints"
+        f"{folder}: holds no *{SUFFIX} files, PyTorch files or checkpoint folders"
     )
 
 
 def _entries(folder: Path) -> list[Path]:
-    """But for hidden ones, those in the making, and folders that we may not look into."""
-    try:
+    """All but hidden and temporary ones, and folders that cannot be read."""
+    with reading(folder):
         found = sorted(p for p in folder.iterdir() if not p.name.startswith((".", "tmp-")))
-    except OSError as error:
-        raise CheckpointError(f"{folder}: {error.strerror or error}") from error
     return [p for p in found if not p.is_dir() or os.access(p, os.R_OK | os.X_OK)]
 
 
@@ -174,12 +173,9 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
     if any(not _is_ours(p) for p in folders) or (folders and not files):
         apart = [p for p in files if p.name not in _FINAL and not _is_ours(p)]
         if apart:
-            raise CheckpointError(
-                f"{folder}: mixes {_WORDS[kind_of(folders[0])]}s ({folders[0].name}) with "
-                f"{_WORDS[kind_of(apart[0])]}s ({apart[0].name}); name the ones you mean"
-            )
+            raise _mixture(folder, folders[0], apart[0])
         if files:
-            notes.append(f"{files[0]}: is not one of the checkpoints, which are the folders there")
+            notes.append(f"{files[0]}: left out; the checkpoints are the folders beside it")
         _check_alike(folder, folders)
         return folders
     if weights_in(folder) is not None and all(p.name in _FINAL for p in files):
@@ -189,14 +185,14 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
 
 
 def _folders(entries: Sequence[Path]) -> list[Path]:
-    """Folders with weights; and those named like them, which should have some."""
+    """Folders with weights; and those named like them, which should have weights."""
     real = {p for p in entries if weights_in(p) is not None and not _is_run(p)}
     patterns = {_pattern(p) for p in real if number_in(p) is not None}
     return [p for p in entries if p in real or _pattern(p) in patterns]
 
 
 def _is_run(folder: Path) -> bool:
-    """A folder with numbered checkpoints in it is another run, not a checkpoint of this one."""
+    """A folder of numbered checkpoints is another run, not a checkpoint of this one."""
     inside = [p for p in _entries(folder) if p.is_dir() and p.name != FSDP]
     return any(number_in(p) is not None and weights_in(p) is not None for p in inside)
 
@@ -206,13 +202,13 @@ def _pattern(path: Path) -> str:
 
 
 def _files(entries: Sequence[Path]) -> list[Path]:
-    """Weights, each once: a set by its index and not by its shards, no link to a neighbour."""
+    """Each checkpoint once: sets by their index, not their shards; no links to a neighbour."""
     indices = [p for p in entries if p.name.endswith((SUFFIX + INDEX, ".bin" + INDEX))]
     in_sets: set[Path] = set()
     for index in indices:
         try:
             in_sets |= set(read_index(index).values())
-        except SewaError:  # told when it is opened; its shards are no checkpoints in any case
+        except SewaError:  # reported when it is opened; its shards are not checkpoints anyway
             in_sets |= {p for p in entries if _SHARD.fullmatch(p.name)}
     single = [
         p
@@ -229,41 +225,43 @@ def _files(entries: Sequence[Path]) -> list[Path]:
 
 
 def _check_alike(folder: Path, paths: Sequence[Path]) -> None:
-    """One run leaves one sort of checkpoint; two sorts are two runs, or a mistake."""
-    first: dict[str, Path] = {}
+    """One run leaves one kind of checkpoint; two kinds are two runs, or a mistake."""
+    first: dict[Kind, Path] = {}
     for path in paths:
         if path.is_dir() and weights_in(path) is None:
             continue  # half-written, whatever it will be
-        word = _WORDS[kind_of(path)]
-        first.setdefault({"sharded safetensors set": "safetensors file"}.get(word, word), path)
+        kind = kind_of(path)
+        first.setdefault("file" if kind == "set" else kind, path)
     if len(first) > 1:
-        (one, at), (two, other), *_ = first.items()
-        raise CheckpointError(
-            f"{folder}: mixes {one}s ({at.name}) with {two}s ({other.name}); name the ones you mean"
-        )
+        raise _mixture(folder, *list(first.values())[:2])
+
+
+def _mixture(folder: Path, one: Path, two: Path) -> CheckpointError:
+    kinds = (f"{_WORDS[kind_of(path)]}s ({path.name})" for path in (one, two))
+    return CheckpointError(f"{folder}: mixes {' with '.join(kinds)}; name the ones you mean")
 
 
 def _is_ours(path: Path) -> bool:
-    """An average that an earlier run left among the checkpoints is not one of them."""
+    """Whether it is an average that an earlier run left among the checkpoints."""
     if kind_of(path) in ("torch", "distributed"):
-        return False  # they have no place to say so
+        return False  # these formats cannot say
     try:
         weights = [p for p in files_of(path) if p.suffix == SUFFIX]
     except SewaError:
-        return False  # told when it is opened
+        return False  # reported when it is opened
     return bool(weights) and is_ours(weights[0], WRITTEN_BY)
 
 
 def _without_last(
     opened: list[Checkpoint], found: _Found, note: Callable[[str], None]
 ) -> list[Checkpoint]:
-    """Lightning's last.ckpt is a second copy of the newest; the numbered one is kept."""
+    """Lightning's last.ckpt is a copy of the newest; the numbered one is kept."""
     kept = []
     for checkpoint in opened:
         twin = next((c for c in opened if c is not checkpoint and c.step == checkpoint.step), None)
         may_be_copy = checkpoint.step is not None and checkpoint.path in found.searched
         if may_be_copy and twin and re.fullmatch(r"last(-v\d+)?", checkpoint.path.stem):
-            note(f"{checkpoint.path}: has the step of {twin.path.name}, which is taken instead")
+            note(f"{checkpoint.path}: left out; {twin.path.name} has the same step")
         else:
             kept.append(checkpoint)
     return kept

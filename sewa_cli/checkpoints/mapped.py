@@ -1,8 +1,8 @@
 """A safetensors file as NumPy views of its bytes: nothing is read or copied until it is used.
 
-The library gives views to torch only; to NumPy it gives copies, and of bfloat16 not in every
-version. It has judged the header before a file comes here, so what is left is to find the tensors:
-an 8-byte length, a JSON header with offsets, the tensors' bytes.
+The safetensors library gives views to torch only; NumPy gets copies, and bfloat16 not in every
+version. The library has checked the header before a file gets here, so what is left is to find
+the tensors: an 8-byte length, a JSON header with offsets, the tensors' bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from sewa_cli.errors import CheckpointError
 
 
 def views(data: bytes | mmap.mmap) -> dict[str, Array]:
-    """Every tensor of a file, read-only, in place; raises ValueError where there is no such file.
+    """Every tensor of a file, read-only, in place; ValueError if the bytes are not such a file.
 
-    The file stays mapped as long as any of them is used.
+    The file stays mapped as long as any of them is in use.
     """
     try:
         (length,) = struct.unpack_from("<Q", data)
@@ -46,24 +46,24 @@ def views(data: bytes | mmap.mmap) -> dict[str, Array]:
 def _view(body: Array, word: str, shape: tuple[int, ...], begin: int, end: int) -> Array:
     dtype = DTYPES[word]
     if not 0 <= begin <= end <= len(body) or end - begin != prod(shape) * dtype.itemsize:
-        raise ValueError(f"{word} {list(shape)} cannot stand at {begin}..{end}")
+        raise ValueError(f"{word} {list(shape)} does not fit into bytes {begin}..{end}")
     return body[begin:end].view(dtype).reshape(shape)
 
 
 def map_file(path: Path, base: Path = Path()) -> dict[str, Array]:
-    """The views of a file that the library has judged before."""
+    """The views of a file whose header the library has checked."""
     try:
         return views(_mapped(base / path))
     except OSError as error:
         reason = error.strerror or str(error)
-        hint = "; raise their limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
+        hint = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
         raise CheckpointError(f"{path}: cannot be read: {reason}{hint}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: has changed since it was opened: {error}") from error
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    # before Python 3.13 every mapping holds a descriptor, and 1000 checkpoints are no rarity
+    # before Python 3.13 every mapping holds a descriptor, and 1000 checkpoints are not rare
     options: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     try:
         with path.open("rb") as file:
@@ -75,7 +75,7 @@ def _mapped(path: Path) -> mmap.mmap:
 
 
 def _allow_more_files() -> bool:
-    """Raise the limit on open files to what the system lets us have, if we have less."""
+    """Raise the limit on open files to what the system allows, if it is lower."""
     with suppress(ImportError, OSError, ValueError):  # Windows has no such module
         import resource
 

@@ -1,19 +1,19 @@
-"""Names of a checkpoint onto those of the model: wrapper prefixes, tied weights, adapters."""
+"""Maps the names in a checkpoint to the model's: wrapper prefixes, tied weights, adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.checkpoints.adapters import names_in_model
 from sewa_cli.checkpoints.checkpoint import Checkpoint
 from sewa_cli.errors import CheckpointError
+from sewa_cli.text import few
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# wrappers that put a word before every name: DistributedDataParallel, torch.compile, many trainers
+# of DistributedDataParallel, torch.compile and many trainers, before every name
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
 
@@ -25,16 +25,16 @@ def match_names(
 ) -> dict[str, str]:
     """Model name → checkpoint name, for every tensor of the model, tied ones once.
 
-    `tied`: the model's names, those of one tensor together; `shapes`: of the model's tensors.
-    Of tied names, the one that the checkpoint has is kept, so the averaged file looks like it.
+    `tied`: the model's names, those of one tensor grouped; `shapes`: of the model's tensors.
+    Of tied names, the one that the checkpoint uses is kept, so that the averaged file does too.
     """
     sources, extra = _sources(checkpoint, tied)
     missing = [names[0] for names in tied if not any(name in sources for name in names)]
     if missing or extra:
         raise CheckpointError(
             f"{checkpoint.path}: does not fit the model that build_model() returns: "
-            f"{_first_few('missing from the checkpoint', missing)}; "
-            f"{_first_few('not in the model', extra)}"
+            f"missing from the checkpoint: {few(missing) or 'nothing'}; "
+            f"not in the model: {few(extra) or 'nothing'}"
         )
     kept = {next(name for name in names if name in sources): names[0] for names in tied}
     float_names = set(floats)
@@ -52,14 +52,14 @@ def match_names(
 def _sources(
     checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]
 ) -> tuple[dict[str, str], list[str]]:
-    """Model name → the checkpoint's name for it; and what of the checkpoint is left over."""
+    """Model name → the checkpoint's name for it; and names in the checkpoint that are left over."""
     if checkpoint.kind == "adapter":
         fitting = names_in_model(checkpoint, [name for names in tied for name in names])
         return fitting, [name for name in checkpoint.tensors if name not in fitting.values()]
     by_variant: dict[str, str] = {}
     stripped = [(name, list(_variants(name))) for names in tied for name in names]
     for depth in range(max(len(variants) for _, variants in stripped)):
-        for name, variants in stripped:  # a name as it is beats one without a prefix, and so on
+        for name, variants in stripped:  # the full name first, then without one prefix, and so on
             if depth < len(variants):
                 by_variant.setdefault(variants[depth], name)
     sources: dict[str, str] = {}
@@ -74,7 +74,7 @@ def _sources(
 
 
 def check_tied(checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]) -> None:
-    """Several names of one tensor of the model must hold the same bytes: only one is averaged."""
+    """All names of one tensor of the model must hold the same bytes: only one is averaged."""
     sources, _ = _sources(checkpoint, tied)
     for names in tied:
         present = [sources[name] for name in names if name in sources]
@@ -89,7 +89,7 @@ def check_tied(checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]) -> None:
 
 
 def _raw(tensor: Tensor) -> Any:
-    """Its bytes, so that a NaN equals itself: NaN is told of later."""
+    """Its bytes, so that a NaN equals itself: NaNs are reported later."""
     import torch
 
     return tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -101,10 +101,5 @@ def _variants(name: str) -> Iterator[str]:
     while prefix := next((p for p in PREFIXES if name.startswith(p)), None):
         name = name.removeprefix(prefix)
         yield name
-    if "._orig_mod." in name:  # a compiled part of a model
+    if "._orig_mod." in name:  # of a compiled submodule
         yield name.replace("._orig_mod.", ".")
-
-
-def _first_few(title: str, names: Sequence[str], few: int = 3) -> str:
-    shown = ", ".join(islice(names, few)) or "nothing"
-    return f"{title}: {shown}" + (f" and {len(names) - few} more" if len(names) > few else "")

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from sewa_cli.checkpoints import adapters, distributed, pytorch
 from sewa_cli.checkpoints import safetensors as tensor_files
 from sewa_cli.checkpoints.checkpoint import (
-    FLOAT_WORDS,
-    INTEGER_WORDS,
     Checkpoint,
     Header,
     Kind,
     Reads,
     number_in,
     plain_numbers,
+    read_json,
+    reading,
     stamp_of,
 )
+from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import CheckpointError, Unfinished
 
 MODEL = "model.safetensors"
 MODEL_BIN = "pytorch_model.bin"
 TRAINER_STATE = "trainer_state.json"
 FSDP = "pytorch_model_fsdp_0"  # where accelerate puts a sharded model inside a checkpoint
-# of several in one folder the first counts
+# of several in one folder, the first counts
 FOLDER_WEIGHTS: dict[str, Kind] = {
     distributed.METADATA: "distributed",
     f"{FSDP}/{distributed.METADATA}": "distributed",
@@ -37,7 +37,7 @@ FOLDER_WEIGHTS: dict[str, Kind] = {
 
 
 def weights_in(folder: Path) -> Path | None:
-    """What makes a folder a checkpoint; None: nothing does."""
+    """The file that makes a folder a checkpoint; None: it is not one."""
     return next((p for name in FOLDER_WEIGHTS if (p := folder / name).is_file()), None)
 
 
@@ -57,20 +57,23 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     """Read the header of one file, or of a folder that is one checkpoint."""
     try:
         str(path).encode()  # a report could not name it
-        path.stat()
     except UnicodeEncodeError:
         raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it") from None
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or 'no such file'}") from error
-    weights = _weights_of(path)
-    first = stamp_of(weights)  # before it is read; the others are known only by then
+    with reading(path):
+        path.stat()
+    weights = weights_in(path) if path.is_dir() else path
+    if weights is None:
+        raise Unfinished(
+            f"{path}: is a folder without {MODEL}, {adapters.WEIGHTS} or {MODEL_BIN}; name the "
+            "files in it, or it alone"
+        )
+    first = stamp_of(weights)  # before it is read; the other files are known only afterwards
     header = _read_header(path, weights, state_key)
     stamps = {file: stamp_of(file) for file in header.files} | {weights: first}
     if not header.tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     for name, info in header.tensors.items():
-        if info.dtype not in FLOAT_WORDS | INTEGER_WORDS:
-            # complex, or several values packed in a byte
+        if info.dtype not in DTYPES:  # complex, or several values packed in a byte
             raise CheckpointError(f"{path}: {name}: {info.dtype} tensors cannot be averaged")
     step, metrics = header.step, header.metrics
     if path.is_dir():
@@ -93,17 +96,6 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     )
 
 
-def _weights_of(path: Path) -> Path:
-    """The file to begin with: itself, or what makes a folder a checkpoint."""
-    weights = weights_in(path) if path.is_dir() else path
-    if weights is None:
-        raise Unfinished(
-            f"{path}: is a folder without {MODEL}, {adapters.WEIGHTS} or {MODEL_BIN}; name the "
-            "files in it, or it alone"
-        )
-    return weights
-
-
 def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
     if weights.name == distributed.METADATA:
         return distributed.open_folder(weights.parent, state_key)
@@ -124,21 +116,21 @@ def files_of(path: Path) -> tuple[Path, ...]:
     if weights.name == distributed.METADATA:
         return distributed.files_in(weights.parent)
     if weights.name.endswith(tensor_files.INDEX):
-        return (weights, *sorted(set(tensor_files.read_index(weights).values())))
+        return (weights, *tensor_files.shards_of(tensor_files.read_index(weights)))
     return (weights,)
 
 
 def _trainer_state(folder: Path) -> tuple[int | None, dict[str, float]]:
-    """Step and metrics that the Hugging Face Trainer logged at it; of several entries, all."""
+    """The step, and all metrics that the Hugging Face Trainer logged at it."""
     path = folder / TRAINER_STATE
     if not path.is_file():
         return None, {}
+    state = read_json(path)
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
         step = int(state["global_step"])
         entries = [e for e in state.get("log_history", ()) if e.get("step") == step]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unfinished(f"{path}: is not a whole trainer state; save it again") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Unfinished(f"{path}: is not a complete trainer state; save it again") from error
     metrics = {name: value for entry in entries for name, value in plain_numbers(entry).items()}
     metrics.pop("step", None)
     return step, metrics

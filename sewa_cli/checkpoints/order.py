@@ -11,20 +11,20 @@ from sewa_cli.errors import CheckpointError, ConfigError
 
 
 def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """By step. Files without any step keep the order they came in, if none of them has one."""
+    """By step. If none of them has a step, they stay in the order given."""
     stepless = [c for c in checkpoints if c.step is None]
     if len(stepless) == len(checkpoints):
         return list(checkpoints)
     if stepless:
         raise CheckpointError(
-            f"{stepless[0].path}: no step in its metadata or its name, so it cannot be ordered "
-            "among the others; rename it or leave it out"
+            f"{stepless[0].path}: no step in its metadata or its name, so it has no place in the "
+            "order; rename it or leave it out"
         )
     ordered = sorted(checkpoints, key=lambda c: (c.step or 0, str(c.path)))
     for before, after in pairwise(ordered):
         if before.step == after.step:
             raise CheckpointError(
-                f"{after.path}: has step {after.step}, and so has {before.path}; leave one out"
+                f"{after.path}: has step {after.step}, as has {before.path}; leave one out"
             )
     return ordered
 
@@ -36,7 +36,7 @@ def narrow(
     from_step: int | None = None,
     to_step: int | None = None,
 ) -> list[Checkpoint]:
-    """The step range first, then every n-th counted back from the newest, then the last so many."""
+    """First the range of steps, then every n-th counted back from the newest, then the last n."""
     if (from_step is not None or to_step is not None) and checkpoints[0].step is None:
         raise ConfigError("--from-step and --to-step: these checkpoints have no steps")
     kept = [
@@ -56,7 +56,7 @@ def narrow(
 
 
 def check_agreement(checkpoints: Sequence[Checkpoint]) -> None:
-    """Names, shapes and dtypes must be those that most of the checkpoints have."""
+    """Names, shapes and dtypes must be those of most checkpoints."""
     usual, _ = Counter(frozenset(c.tensors.items()) for c in checkpoints).most_common(1)[0]
     expected = dict(usual)
     for checkpoint in checkpoints:

@@ -6,21 +6,23 @@ them: whatever asks for more than tensors and plain Python values is refused, ne
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers
-from sewa_cli.checkpoints.safetensors import read_index
-from sewa_cli.dtypes import Array, as_array
+from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers, reading
+from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
+from sewa_cli.dtypes import WORDS, Array, as_array
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+from sewa_cli.text import few, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,27 +31,16 @@ SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 STATE_KEYS = ("state_dict", "model", "model_state_dict", "ema")
 STEP_KEYS = ("global_step", "step")
 LIGHTNING = "pytorch-lightning_version"
-WORDS = {
-    "float64": "F64",
-    "float32": "F32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int64": "I64",
-    "int32": "I32",
-    "int16": "I16",
-    "int8": "I8",
-    "uint64": "U64",
-    "uint32": "U32",
-    "uint16": "U16",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
+REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
+_ZIP = b"PK\x03\x04"
+_MOST_TUPLES = 256  # in a tuple, at any depth
+
+
+class _Nested(pickle.UnpicklingError): ...
 
 
 class _Loaded:
-    """Loads each file, memory-mapped, at its first tensor."""
+    """Loads each file, memory-mapped, when its first tensor is read."""
 
     def __init__(self, places: Mapping[str, Path], state_key: str | None, base: Path) -> None:
         self._places = places
@@ -59,12 +50,11 @@ class _Loaded:
 
     def read(self, name: str) -> Tensor:
         path = self._places[name]
-        try:
-            if path not in self._states:
-                self._states[path] = find_state(path, load(path, self._base), self._state_key)[1]
-            return self._states[path][name].detach()
-        except KeyError:
-            raise CheckpointError(f"{path}: {name}: is gone since the file was opened") from None
+        if path not in self._states:
+            self._states[path] = find_state(path, load(path, self._base), self._state_key)[1]
+        if name not in self._states[path]:
+            raise CheckpointError(f"{path}: {name}: has changed since it was opened")
+        return self._states[path][name].detach()
 
     def read_array(self, name: str) -> Array:
         return as_array(self.read(name))
@@ -74,8 +64,8 @@ def open_file(path: Path, state_key: str | None = None) -> Header:
     content = load(path)
     key, state = find_state(path, content, state_key)
     about = content if key is not None else {}
-    step = next((n for word in STEP_KEYS if (n := _whole(about.get(word))) is not None), None)
-    tensors = {name: info_of(path, name, tensor) for name, tensor in state.items()}
+    step = next((n for word in STEP_KEYS if type(n := about.get(word)) is int), None)
+    tensors = {name: _info(path, name, tensor) for name, tensor in state.items()}
     reader = partial(_Loaded, dict.fromkeys(tensors, path), state_key)
     return Header(tensors, (path,), reader, step=step, metrics=_metrics(about))
 
@@ -84,39 +74,30 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
     """pytorch_model.bin.index.json and its shards."""
     places = read_index(index)
     tensors: dict[str, TensorInfo] = {}
-    for shard in sorted(set(places.values())):
+    for shard, names in shards_of(places).items():
         _, state = find_state(shard, load(shard), state_key)
-        expected = {name for name, place in places.items() if place == shard}
-        for name in sorted(expected - state.keys()):
-            raise CheckpointError(
-                f"{shard}: holds no {name}; index and file do not belong together"
-            )
-        tensors |= {name: info_of(shard, name, state[name]) for name in sorted(expected)}
-    files = (index, *sorted(set(places.values())))
-    return Header(tensors, files, partial(_Loaded, places, state_key))
+        check_holds(shard, names, state)
+        tensors |= {name: _info(shard, name, state[name]) for name in sorted(names)}
+    return Header(tensors, (index, *shards_of(places)), partial(_Loaded, places, state_key))
 
 
 def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
+    with reading(path), (base / path).open("rb") as file:
+        start = file.read(4)
+    if not start or (start == _ZIP and not zipfile.is_zipfile(base / path)):
+        raise Unfinished(f"{path}: not a complete PyTorch file; remove it or save it again")
     try:
-        with (base / path).open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    is_zip = start == b"PK\x03\x04"
-    if not start or (is_zip and not zipfile.is_zipfile(base / path)):
-        raise Unfinished(f"{path}: not a whole PyTorch file; remove it or save it again")
-    try:
-        # files from before PyTorch 1.6 are no zip archives and cannot be mapped: read whole
-        return load_plain(base / path, mmap=is_zip)
+        # files from before PyTorch 1.6 are not zip archives and cannot be mapped: read whole
+        return load_plain(base / path, mmap=start == _ZIP)
     except pickle.UnpicklingError as error:
-        raise CheckpointError(
-            f"{path}: {_reason(error)}; refused, nothing of it was run; save its weights as "
-            "safetensors where you trust it"
-        ) from None
+        raise CheckpointError(f"{path}: {_reason(error)}; {REFUSED}") from None
     except Exception as error:  # a torn file fails in many ways
-        reason = " ".join(str(error).split())[:160]
+        reason = one_line(error, 160)
         raise Unfinished(f"{path}: cannot be read by PyTorch ({reason}); save it again") from error
+
+
+# ---- unpickling ------------------------------------------------------------------------------
 
 
 def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
@@ -126,15 +107,64 @@ def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
     with suppress(zipfile.BadZipFile), zipfile.ZipFile(source) as archive:
         if any("/data" in m.filename and m.compress_type for m in archive.infolist()):
             raise ValueError("it is compressed, which PyTorch never does")  # a bomb, perhaps
-    if not isinstance(source, Path):
+    if isinstance(source, Path):
+        with source.open("rb") as file:
+            _check_pickles(file)
+    else:
+        _check_pickles(source)
         source.seek(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the pickle's version
+        warnings.simplefilter("ignore")  # about the pickle's version
         return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=mmap))
 
 
+def _check_pickles(file: IO[bytes]) -> None:
+    """All pickles in a file, as torch finds them; what is not a pickle is left for it to name."""
+    import torch
+
+    file.seek(0)
+    is_zip = file.read(4) == _ZIP
+    file.seek(0)
+    with suppress(ValueError):
+        if is_zip:
+            _check_tuples(io.BytesIO(torch._C.PyTorchFileReader(file).get_record("data.pkl")))
+            return
+        for _ in range(5):  # magic number, protocol, system, content, keys of the storages
+            _check_tuples(file)
+
+
+def _check_tuples(file: IO[bytes]) -> None:
+    """Refuse tuples nested without end: hashing one, as a dict's key, crashes or hangs the process.
+
+    Follows the pickle's stack without building anything: of each value, only how many tuples it
+    holds. A tuple cannot change later, so that number is final.
+    """
+    import pickletools  # slow to import
+
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
+    for op, arg, _ in pickletools.genops(file):
+        if op.name == "MEMOIZE" or op.name.endswith("PUT"):
+            memo[len(memo) if arg is None else arg] = stack[-1] if stack else 0
+        elif op.name == "MARK":
+            marks.append(len(stack))
+        elif op.stack_before:
+            to_mark = pickletools.markobject in op.stack_before
+            start = marks.pop() if to_mark and marks else len(stack)
+            start = max(0, start - len(op.stack_before) + 2 * to_mark)
+            taken = stack[start:]
+            is_tuple = op.name.startswith("TUPLE")
+            holds = 1 + sum(taken) if is_tuple else max(taken, default=0)
+            if holds > _MOST_TUPLES:
+                raise _Nested("holds tuples nested without end")
+            stack[start:] = [holds] * len(op.stack_after)
+        elif op.stack_after:
+            stack.append(memo.get(arg, 0) if op.name.endswith("GET") else 0)
+
+
 def _bare(content: Any) -> Any:
-    """Attributes off: an OrderedDict's `items` or a tensor's `detach` may be the pickle's own."""
+    """Without attributes: the pickle may hide an OrderedDict's `items` or a tensor's `detach`."""
     import torch
 
     todo, seen = [content], set()
@@ -153,50 +183,58 @@ def _bare(content: Any) -> Any:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    text = " ".join(str(error).split())
-    wanted = re.search(r"(?:GLOBAL|global) ([\w.]+\.[\w.]+)", text)
+    if isinstance(error, _Nested):
+        return str(error)
+    wanted = re.search(r"(?:GLOBAL|global) ([\w.]+\.[\w.]+)", one_line(error))
     if wanted is not None:
         return f"needs {wanted[1]} to be loaded, which could run code"
     return "is not a PyTorch file of tensors and plain values, and could run code"
 
 
+# ---- the state dict --------------------------------------------------------------------------
+
+
 def find_state(
     path: Path, content: Any, state_key: str | None = None
 ) -> tuple[str | None, dict[str, Tensor]]:
-    """The dict of tensors, and the key it stands under; None: it is the file itself."""
+    """The dict of tensors and the key it is under; None: the file itself is that dict."""
     if not isinstance(content, Mapping):
         raise CheckpointError(f"{path}: holds {_kind(content)}, not a dict of tensors")
-    if state_key is not None:
-        return state_key, _checked(path, _under(path, content, state_key), state_key)
-    if LIGHTNING in content:
-        return "state_dict", _checked(path, content.get("state_dict"), "state_dict")
-    known = [key for key in STATE_KEYS if isinstance(content.get(key), Mapping)]
-    if len(known) > 1:
+    key, here = state_key, content
+    if state_key is not None and state_key not in content:  # a dotted path: `checkpoint.ema`
+        for part in state_key.split("."):
+            if not isinstance(here, Mapping) or part not in here:
+                raise no_such_key(path, state_key, content)
+            here = here[part]
+        return state_key, _checked(path, here, state_key)
+    if key is None and LIGHTNING in content:
+        key = "state_dict"
+    elif key is None:
+        dicts = [key for key in STATE_KEYS if isinstance(content.get(key), Mapping)]
+        key = usual_key(path, dicts, any(map(is_tensor, content.values())), content)
+    return key, _checked(path, content if key is None else content.get(key), key)
+
+
+def usual_key(path: Path, found: Sequence[str], bare: bool, there: Iterable[Any]) -> str | None:
+    """The key that trainers put the weights under; None: there is none, but they are `bare`."""
+    if len(found) > 1:
         raise ConfigError(
-            f"{path}: has a state dict under each of {', '.join(known)}; name one with --state-key"
+            f"{path}: has a state dict under each of {', '.join(found)}; name one with --state-key"
         )
-    if known:
-        return known[0], _checked(path, content[known[0]], known[0])
-    if not any(_is_tensor(value) for value in content.values()):
-        there = ", ".join(map(str, content)) or "nothing"
+    if not found and not bare:
         raise CheckpointError(
-            f"{path}: no state dict under {', '.join(STATE_KEYS)}; it holds {there}; name the key "
-            "with --state-key"
+            f"{path}: no state dict under {', '.join(STATE_KEYS)}; it holds {_few(there)}; name "
+            "the key with --state-key"
         )
-    return None, _checked(path, content, None)
+    return found[0] if found else None
 
 
-def _under(path: Path, content: Mapping[str, Any], state_key: str) -> Any:
-    """The key as it is, or as a dotted way down: `checkpoint.ema`."""
-    if state_key in content:
-        return content[state_key]
-    here: Any = content
-    for part in state_key.split("."):
-        if not isinstance(here, Mapping) or part not in here:
-            there = ", ".join(map(str, content))
-            raise ConfigError(f"{path}: --state-key: no {state_key} in it; it holds {there}")
-        here = here[part]
-    return here
+def no_such_key(path: Path, state_key: str, there: Iterable[Any]) -> ConfigError:
+    return ConfigError(f"{path}: --state-key: no {state_key} in it; it holds {_few(there)}")
+
+
+def _few(keys: Iterable[Any]) -> str:
+    return few(list(map(str, keys)), 8) or "nothing"
 
 
 def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
@@ -204,7 +242,7 @@ def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{where}: is {_kind(state)}, not a dict of tensors")
     for name, value in state.items():
-        if not isinstance(name, str) or not _is_tensor(value):
+        if not isinstance(name, str) or not is_tensor(value):
             raise CheckpointError(
                 f"{where}: {name} is {_kind(value)}, not a tensor; save the tensors alone, or name "
                 "their key with --state-key"
@@ -212,30 +250,30 @@ def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
     return dict(state)
 
 
-def _is_tensor(value: object) -> bool:
+def is_tensor(value: object) -> bool:
     import torch
 
     return type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
-def info_of(path: Path, name: str, tensor: Tensor) -> TensorInfo:
-    import torch
-
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise CheckpointError(f"{path}: {name}: is sparse, quantised or without data")
-    if tensor.nbytes > path.stat().st_size:  # one value, said to be repeated
-        raise CheckpointError(f"{path}: {name}: is larger than the whole file; save it as it is")
+def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
+    check_dense(tensor, f"{path}: {name}: ")
+    if tensor.nbytes > path.stat().st_size:  # an expanded tensor: one value, repeated
+        raise CheckpointError(f"{path}: {name}: is larger than the whole file; save a copy of it")
     return TensorInfo(word_of(tensor.dtype), tuple(tensor.shape))
 
 
+def check_dense(tensor: Tensor, where: str = "") -> None:
+    import torch
+
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise CheckpointError(f"{where}is sparse, quantised or without data")
+
+
 def word_of(dtype: object) -> str:
-    """safetensors' word; of a dtype it has none for, torch's own."""
+    """safetensors' word for a dtype; torch's own where safetensors has none."""
     name = str(dtype).removeprefix("torch.")
     return WORDS.get(name, name)
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
@@ -244,7 +282,7 @@ def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
     callbacks = content.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, Mapping) else ():
         score: Any = state.get("current_score") if isinstance(state, Mapping) else None
-        if _is_tensor(score) and score.numel() == 1 and isinstance(state.get("monitor"), str):
+        if is_tensor(score) and score.numel() == 1 and isinstance(state.get("monitor"), str):
             found[state["monitor"]] = float(score)
     return plain_numbers(found)
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers
+from sewa_cli.checkpoints.checkpoint import (
+    Header,
+    TensorInfo,
+    neighbours,
+    plain_numbers,
+    read_json,
+    reading,
+)
 from sewa_cli.checkpoints.mapped import map_file
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import CheckpointError, Unfinished
@@ -23,7 +30,7 @@ INDEX = ".index.json"
 
 
 class _Mapped:
-    """Maps each file at its first tensor."""
+    """Maps each file when its first tensor is read."""
 
     def __init__(self, places: Mapping[str, Path], base: Path) -> None:
         self._places = places  # tensor → file
@@ -45,107 +52,90 @@ class _Mapped:
         path = self._places[name]
         if path not in self._arrays:
             self._arrays[path] = map_file(path, self._base)
-        try:
-            return self._arrays[path][name]
-        except KeyError:
-            raise CheckpointError(f"{path}: {name}: has changed since it was opened") from None
+        if name not in self._arrays[path]:
+            raise CheckpointError(f"{path}: {name}: has changed since it was opened")
+        return self._arrays[path][name]
 
 
 def open_file(path: Path) -> Header:
     tensors, metadata = _read_header(path)
-    places = dict.fromkeys(tensors, path)
-    return Header(
-        tensors,
-        (path,),
-        partial(_Mapped, places),
-        metadata,
-        _step(path, metadata),
-        _metrics(metadata),
-    )
+    return _header(path, (path,), tensors, metadata, dict.fromkeys(tensors, path))
 
 
 def open_set(index: Path) -> Header:
-    """All shards that the index names; every header must hold what the index says."""
+    """All shards that the index names; their headers must hold exactly what the index says."""
     places = read_index(index)
-    shards = sorted(set(places.values()))
     tensors: dict[str, TensorInfo] = {}
     metadata: dict[str, str] = {}
-    for shard in shards:
+    for shard, names in shards_of(places).items():
         found, about = _read_header(shard)
-        metadata |= about
-        expected = {name for name, place in places.items() if place == shard}
-        for name in sorted(expected ^ found.keys()):
-            who = "holds no" if name in expected else f"{index.name} does not name its"
-            raise CheckpointError(f"{shard}: {who} {name}; index and file do not belong together")
+        check_holds(shard, names, found)
+        if extra := sorted(found.keys() - names):
+            raise _mismatch(shard, f"{index.name} does not list its {extra[0]}")
         tensors |= found
-    files = (index, *shards)
-    step = _step(index, metadata)
-    return Header(tensors, files, partial(_Mapped, places), metadata, step, _metrics(metadata))
+        metadata |= about
+    return _header(index, (index, *shards_of(places)), tensors, metadata, places)
+
+
+def _header(
+    path: Path,
+    files: tuple[Path, ...],
+    tensors: dict[str, TensorInfo],
+    metadata: dict[str, str],
+    places: Mapping[str, Path],
+) -> Header:
+    step, metrics = _step(path, metadata), _metrics(metadata)
+    return Header(tensors, files, partial(_Mapped, places), metadata, step, metrics)
 
 
 def read_index(index: Path) -> dict[str, Path]:
-    """Tensor → file. A name that leads out of the index's folder is refused, not followed."""
-    try:
-        content = json.loads(index.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{index}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise Unfinished(f"{index}: is not whole JSON; save the checkpoint again") from error
-    names = content.get("weight_map") if isinstance(content, dict) else None
+    """Tensor → file."""
+    names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise CheckpointError(f"{index}: has no weight_map, so it is not an index of shards")
-    places = {}
-    for tensor, name in names.items():
-        _check_inside(index, name)
-        places[tensor] = index.with_name(name)
-    check_there(index, places.values())
-    return places
+    neighbours(index, names.values())
+    return {tensor: index.with_name(name) for tensor, name in names.items()}
 
 
-def _check_inside(index: Path, name: object) -> None:
-    folder = index.parent.resolve()
-    is_plain = isinstance(name, str) and name == Path(name).name and "\\" not in name
-    if not is_plain or not str(name).strip("."):
-        raise CheckpointError(
-            f"{index}: names {name!r}, which is not a file in its own folder; refused"
-        )
-    if (folder / str(name)).resolve().parent != folder:
-        raise CheckpointError(
-            f"{index.with_name(str(name))}: is a link out of its folder; put the file itself there"
-        )
+def shards_of(places: Mapping[str, Path]) -> dict[Path, set[str]]:
+    """File → the names of its tensors, sorted by file."""
+    shards: dict[Path, set[str]] = {path: set() for path in sorted(set(places.values()))}
+    for name, path in places.items():
+        shards[path].add(name)
+    return shards
 
 
-def check_there(index: Path, files: Iterable[Path]) -> None:
-    missing = sorted({file for file in files if not file.is_file()})
-    if missing:
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise Unfinished(f"{missing[0]}: is missing{more}, but {index.name} names it")
+def check_holds(shard: Path, names: set[str], found: Mapping[str, Any]) -> None:
+    if missing := sorted(names - found.keys()):
+        raise _mismatch(shard, f"has no {missing[0]}")
+
+
+def _mismatch(shard: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{shard}: {what}; index and file do not belong together")
 
 
 def is_ours(path: Path, key: str) -> bool:
-    """Whether the metadata of a file has this key; a broken file has none."""
+    """Whether a file's metadata has this key; a broken file has none."""
     try:
         with safe_open(path, framework="numpy") as file:
             return key in (file.metadata() or {})
     except (SafetensorError, OSError):
-        return False  # opening it will tell what is wrong with it
+        return False  # opening it will say what is wrong
 
 
 def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
-        with safe_open(path, framework="numpy") as file:
+        with reading(path), safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             tensors = {
                 name: TensorInfo(part.get_dtype(), tuple(part.get_shape()))
                 for name, part in slices.items()
             }
             return tensors, dict(file.metadata() or {})
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or 'no such file'}") from error
     except SafetensorError as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
         raise Unfinished(
-            f"{path}: not a whole safetensors file ({reason}); remove it or save it again"
+            f"{path}: not a complete safetensors file ({reason}); remove it or save it again"
         ) from error
 
 
@@ -161,7 +151,7 @@ def _step(path: Path, metadata: Mapping[str, str]) -> int | None:
 
 
 def _metrics(metadata: Mapping[str, str]) -> dict[str, float]:
-    """JSON under `metrics`, where a trainer has put some there."""
+    """JSON under `metrics`, if the trainer wrote any."""
     try:
         found = json.loads(metadata.get("metrics", "{}"))
     except ValueError:

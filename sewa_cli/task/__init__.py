@@ -1,4 +1,4 @@
-"""Reception: checks the functions of the user's module, and guards every call into it.
+"""Checks the functions of the user's module and guards every call into it.
 
 `task: huggingface` and `task: classification` are modules of our own, in `ready/`.
 """
@@ -29,15 +29,15 @@ __all__ = [
     "user_code",
 ]
 
-# name → (signature to show, what it gives)
+# name → (its signature, what it returns)
 REQUIRED = {
     "build_model": ("build_model(**args)", "an nn.Module"),
-    "selection_data": ("selection_data(**args)", "re-iterable batches that choose the mask"),
+    "selection_data": ("selection_data(**args)", "re-iterable batches to choose with"),
     "loss": ("loss(outputs, batch)", "the mean over the batch, differentiable in outputs"),
 }
 OPTIONAL = {
     "predict": ("predict(model, batch)", "the outputs that loss takes"),
-    "heldout_data": ("heldout_data(**args)", "batches that are only ever reported"),
+    "heldout_data": ("heldout_data(**args)", "batches that are only reported"),
     "training_data": ("training_data(**args)", "batches for BatchNorm statistics"),
     "metrics": ("metrics(model)", 'numbers to report, {"accuracy": 0.93}'),
 }
@@ -46,7 +46,7 @@ TAKES_ARGS = ("build_model", "selection_data", "heldout_data", "training_data")
 
 @dataclass(frozen=True)
 class Batches:
-    """Re-iterable batches from a user's function. A generator function is simply called again."""
+    """Re-iterable batches from a user's function; a generator function is called again."""
 
     make: Callable[[], Iterable[Any]]
     name: str
@@ -71,9 +71,9 @@ class Batches:
 
 @dataclass(frozen=True)
 class Task:
-    """The user's functions, each guarded. `source` is what is shown and put into the report.
+    """The user's functions, each guarded. `source` names the task, also in the report.
 
-    files: data that it reads, never to be overwritten; notes: what its user should know.
+    files: the data it reads, never to be overwritten; notes: what the user should know about it.
     """
 
     source: str
@@ -90,7 +90,7 @@ class Task:
 
 
 def load_task(spec: str, args: Mapping[str, Any]) -> Task:
-    """Make a Task of `spec`: a .py file, the name of a ready-made task, or of a module."""
+    """Make a Task from `spec`: a .py file, the name of a ready-made task, or of a module."""
     forget_folder()
     if spec in READY_MADE:
         with user_code(spec):
@@ -107,7 +107,7 @@ def load_task(spec: str, args: Mapping[str, Any]) -> Task:
 
 
 def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]) -> Task:
-    """Check and guard plain functions; each gets those of `args` that it can take."""
+    """Check and guard plain functions; each gets those of `args` that it takes."""
     short = Path(source).name
     faults = [
         f"{short} lacks {signature}: {gives}"
@@ -127,7 +127,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         return lambda: function(**taken)
 
     def batches(name: str) -> Batches | None:
-        # made once, as a DataLoader is costly to make, unless it can be iterated over only once
+        # made once, as a DataLoader is costly, unless it can be iterated over only once
         return Batches(_remember(with_args(name)), name) if name in functions else None
 
     selection = batches("selection_data")
@@ -159,7 +159,7 @@ def default_predict(model: nn.Module, batch: Any) -> Any:
 def _takes(function: Callable[..., Any], key: str) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # a builtin without a signature: let it judge for itself
+    except (TypeError, ValueError):  # a builtin without a signature: let it decide itself
         return True
     return any(
         p.kind is p.VAR_KEYWORD
@@ -169,7 +169,7 @@ def _takes(function: Callable[..., Any], key: str) -> bool:
 
 
 def _check_args(functions: Mapping[str, Any], args: Mapping[str, Any], short: str) -> None:
-    """A key that no function takes is a typing error in the YAML."""
+    """A key that no function takes is a typo in the YAML."""
     takers = [functions[name] for name in TAKES_ARGS if name in functions]
     faults = [
         f"args.{key}: no function in {short} takes it"
@@ -181,7 +181,7 @@ def _check_args(functions: Mapping[str, Any], args: Mapping[str, Any], short: st
 
 
 def _remember(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Call once and keep the result, if it can be iterated over again."""
+    """Call once and keep the result if it can be iterated over again."""
     kept: list[Any] = []
 
     def remembered() -> Any:
@@ -231,7 +231,7 @@ def _guarded_loss(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], T
             )
         if torch.is_grad_enabled() and not value.requires_grad:
             raise TaskError(
-                "loss() has no gradient: predict or loss leaves autograd "
+                "loss() has no gradient: predict or loss breaks it off "
                 "(.detach(), .item(), no_grad, argmax)"
             )
         return value

@@ -1,4 +1,4 @@
-"""The fence around the user's code: its imports, its exceptions, its working directory.
+"""A fence around the user's code: its imports, its exceptions, its working directory.
 
 An exception inside the user's code becomes a `UserCodeError` that shows the user's own frames.
 """
@@ -18,11 +18,12 @@ from types import ModuleType, TracebackType
 
 from sewa_cli.config import names_a_file
 from sewa_cli.errors import SewaError, TaskError, UserCodeError
+from sewa_cli.text import one_line
 
 
 @contextmanager
 def user_code(name: str) -> Iterator[None]:
-    """Everything raised in here is the user's, and is told as such."""
+    """Whatever is raised in here is the user's, and is reported as such."""
     ours = Path.cwd()
     if _folder.theirs is not None:
         os.chdir(_folder.theirs)
@@ -31,7 +32,7 @@ def user_code(name: str) -> Iterator[None]:
     except SewaError:
         raise
     except (Exception, SystemExit) as error:
-        message = f"{name}() raised {type(error).__name__}: {_one_line(error)}"
+        message = f"{name}() raised {_named(error)}"
         raise UserCodeError(message, _frames(error)) from error
     finally:
         if (now := Path.cwd()) != ours:
@@ -40,7 +41,7 @@ def user_code(name: str) -> Iterator[None]:
 
 
 class _Folder:
-    """Where the user's code has gone with os.chdir: it finds itself there again, and we stay."""
+    """Where the user's code went with os.chdir: it is put back there each time, and we stay."""
 
     theirs: Path | None = None
 
@@ -49,16 +50,16 @@ _folder = _Folder()
 
 
 def forget_folder() -> None:
-    """A new task starts where we are."""
+    """A new task starts in our working directory."""
     _folder.theirs = None
 
 
-def _one_line(error: BaseException | None) -> str:
-    return " ".join(str(error).split()) or "no message"
+def _named(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {one_line(error) or 'no message'}"
 
 
 def _frames(error: BaseException) -> str:
-    """The traceback, only the user's own files; if there are none, all but ours."""
+    """The traceback through the user's own files; if there are none, through all but ours."""
     ours = str(Path(__file__).parents[1]) + os.sep
     libraries = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platlib", "purelib"))
     stack = traceback.extract_tb(_after_us(error.__traceback__, ours))
@@ -74,7 +75,7 @@ def _after_us(start: TracebackType | None, ours: str) -> TracebackType | None:
 
 
 def import_user_module(spec: str) -> ModuleType:
-    """A .py file or a module by name, its exceptions told as the user's."""
+    """A .py file, or a module by name; its exceptions are reported as the user's."""
     return _import_file(Path(spec)) if names_a_file(spec) else _import_module(spec)
 
 
@@ -84,8 +85,8 @@ def _import_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)  # so that the task can import its neighbours
-    # under its own name, as DataLoader workers pickle functions by module; but never in the
-    # place of a standard module
+    # under its own name, as DataLoader workers pickle functions by module; but never in place
+    # of a standard module
     name = path.stem if path.stem not in sys.stdlib_module_names else f"{path.stem}_task"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
@@ -112,7 +113,7 @@ def _import_module(name: str) -> ModuleType:
         missing = isinstance(cause, ModuleNotFoundError) and cause.name is not None
         if missing and (name == cause.name or name.startswith(f"{cause.name}.")):  # type: ignore[union-attr]
             raise TaskError(
-                f"{name}: no such module; for a file, write its path: ./{name}.py"
+                f"{name}: no such module; for a file, give its path: ./{name}.py"
             ) from error
         raise
 
@@ -124,6 +125,4 @@ def _importing(what: object) -> Iterator[None]:
             yield
     except UserCodeError as error:
         cause = error.__cause__
-        raise UserCodeError(
-            f"{what}: cannot be imported: {type(cause).__name__}: {_one_line(cause)}", error.frames
-        ) from cause
+        raise UserCodeError(f"{what}: cannot be imported: {_named(cause)}", error.frames) from cause

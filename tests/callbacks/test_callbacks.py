@@ -426,7 +426,7 @@ def test_a_new_lightning_run_is_refused_and_a_resumed_one_goes_on(tmp_path: Path
 
 
 def test_a_lightning_run_without_an_end_needs_start_0(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="how many steps the run will have is not known"):
+    with pytest.raises(ValueError, match="the number of steps is not known in advance"):
         fit(
             SaveFromLightning(tmp_path / "a"),
             tmp_path,

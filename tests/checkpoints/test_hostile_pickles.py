@@ -406,6 +406,14 @@ FILES: dict[str, Callable[[Path], bytes]] = {
         ("a/version", b"3\n"),
     ),
     "packed": lambda _: packed(saved({"w": torch.ones(1000)})),
+    "a deep key": lambda _: build(b"}", b"}]" + b"\x85" * 500_000 + b"Ns"),
+    "a deep key in a set": lambda _: build(
+        named("builtins", "set"), b"]]" + b"\x85" * 500_000 + b"a\x85R}"
+    ),
+    "a deep key of the old format": lambda _: b"\x80\x02}" + b")" + b"\x85" * 500_000 + b"Ns.",
+    "a key that doubles": lambda _: build(  # 2 ** 60 tuples, in few bytes
+        b"}", b"}" + b")" + b"q\x00h\x00\x86" * 60 + b"Ns"
+    ),
     "repeated": lambda _: repeated(),
     "load_from_bytes": lambda mark: archive(
         (

@@ -252,7 +252,7 @@ def everything() -> set[Path]:
     return {path for path in found if path.parent != Path("ckpts")}
 
 
-CHANGED = "has changed while it was read; run it again when nobody writes to it"
+CHANGED = "changed while it was being read; try again when nothing writes to it"
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=["in place", "replaced"])

@@ -699,4 +699,4 @@ def test_a_truncated_file_is_named(ckpts: Path, sewa: Sewa) -> None:
     path.write_bytes(path.read_bytes()[:-9])
     ended = sewa("inspect", ckpts)
     assert (ended.code, ended.out) == (FILES, "")
-    assert "step-50.safetensors: not a whole safetensors file" in ended.error
+    assert "step-50.safetensors: not a complete safetensors file" in ended.error

@@ -204,7 +204,7 @@ def test_a_shard_or_index_that_changes_while_it_is_read_is_named(
     arguments = ["average", *sources, "--weights", "0.5,0.5", "-o", "out.safetensors"]
     ended = sewa(*arguments, "--shard-size", SIZE)
     assert ended.code == 3, ended.err
-    assert f"one{part}: has changed while it was read; run it again" in ended.error
+    assert f"one{part}: changed while it was being read; try again" in ended.error
     assert files("*", ".*") == before
 
 
