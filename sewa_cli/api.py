@@ -44,7 +44,7 @@ def select(
     output       where to write the averaged file (and its report); None: nothing is written
     settings     any other key of sewa.yaml: last=100, device="cpu", guard=0.2
 
-    The result has the chosen checkpoints, the report, and its words: `summary()`, `table()`, `plot()`.
+    The result has what was chosen, the report, and its words: `summary()`, `table()`, `plot()`.
     Raises the `sewa_cli.errors` that the command line turns into exit codes.
     """
     given = {

@@ -575,7 +575,9 @@ def test_the_picture_names_its_axes_and_marks_what_was_left_out(ckpts: Path, sew
 def test_no_words_of_the_picture_overlap(ckpts: Path) -> None:
     spoil(ckpts / "step-30.safetensors")
     report = look(ckpts)
-    rows = [row.model_copy(update={"step": 1_000_000 * (row.step or 0)}) for row in report.checkpoints]
+    rows = [
+        row.model_copy(update={"step": 1_000_000 * (row.step or 0)}) for row in report.checkpoints
+    ]
     title = "drifting, much like a random walk: or so"
     figure = plot(report.model_copy(update={"checkpoints": rows, "explanation": title}))
     figure.draw_without_rendering()
