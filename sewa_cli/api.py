@@ -42,8 +42,9 @@ def select(
     loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
     *_data       re-iterable batches, or a function that returns them
     output       where to write the averaged file (and its report); None: nothing is written
-    settings     any other key of sewa.yaml: last=100, device="cpu", gumbel={"iterations": 50}
+    settings     any other key of sewa.yaml: last=100, device="cpu", guard=0.2
 
+    The result has what was chosen, the report, and its words: `summary()`, `table()`, `plot()`.
     Raises the `sewa_cli.errors` that the command line turns into exit codes.
     """
     given = {

@@ -204,9 +204,8 @@ class Request:
 
     def check_stdout(self, output: str | None) -> None:
         if output == "-" and self.form != PATHS:
-            raise ConfigError(
-                f"--format {self.form} and --output - both want standard output; use --report"
-            )
+            flag = "--json" if self.form == "json" else f"--format {self.form}"
+            raise ConfigError(f"{flag} and --output - both want standard output; use --report")
 
     def write(self, text: str) -> None:
         """Data."""

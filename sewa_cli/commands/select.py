@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from torch import Tensor
 
@@ -21,6 +21,7 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.output.lora import warning as lora_warning
+from sewa_cli.present import draw, show, summary
 from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
@@ -30,6 +31,9 @@ from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, 
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 REFERENCES = "last,uniform,lawa"  # what the learned average has to beat
 
@@ -63,6 +67,18 @@ class Selection:
         """The file that was written, if one was."""
         named = self.report.output
         return Path(named) if named not in (None, STDOUT) else None
+
+    def summary(self) -> str:
+        """What the command line says: its scores beside simple averages', and what was gained."""
+        return summary(self.report)
+
+    def table(self, form: str = "table") -> str:
+        """The scores alone; also as markdown, csv, jsonl, or the report as json."""
+        return show(self.report, form)
+
+    def plot(self) -> Figure:
+        """The mask and the losses; needs matplotlib."""
+        return draw(self.report)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights by the model's names; a tied tensor has one of its names."""

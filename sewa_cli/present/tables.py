@@ -17,11 +17,9 @@ from sewa_cli.text import few, number, size, with_K
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison, Row
     from sewa_cli.report.evaluate import Evaluation
-    from sewa_cli.report.forecast import Forecast
     from sewa_cli.report.inspect import Found, Inspection, Motion
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Interval, TaskHead
-    from sewa_cli.report.validate import Validation
     from sewa_cli.report.windows import Windows
 
 LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
@@ -176,10 +174,6 @@ def compare(report: Comparison) -> Sheet:
 
 
 def _compared(row: Row) -> dict[str, Cell]:
-    def ends(name: str, interval: Interval | None) -> dict[str, Cell]:
-        low, high = (interval.low, interval.high) if interval else (None, None)
-        return {f"{name}low": low, f"{name}high": high}
-
     found: dict[str, Cell] = {
         "method": row.method,
         "K": row.K,
@@ -188,10 +182,10 @@ def _compared(row: Row) -> dict[str, Cell]:
         "predicted_loss": row.predicted_loss,
         "surrogate_error": row.surrogate_error,
         "heldout_loss": row.heldout_loss,
-        **ends("", row.interval),
+        **_ends("", row.interval),
         "spread": row.spread,
         "minus_best": row.difference,
-        **ends("minus_best_", row.difference_interval),
+        **_ends("minus_best_", row.difference_interval),
         "mark": row.mark,
     }
     cost: dict[str, Cell] = {
@@ -203,22 +197,21 @@ def _compared(row: Row) -> dict[str, Cell]:
     return {**found, **_metrics(row.metrics, {*found, *cost}), **cost}
 
 
+def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}low": low, f"{name}high": high}
+
+
 def windows(report: Windows) -> Sheet:
     """For programs a row for each method in each window; for people methods side by side."""
+    shared = {"method", "K", "size", "selection_loss", "heldout_loss", "spread"}
     rows: Rows = []
     for i, window in enumerate(report.windows):
         for row in window.rows:
             cells: dict[str, Cell] = {
                 "window": i,
-                "at": window.at,
-                "first_step": window.first_step,
-                "last_step": window.last_step,
-                "method": row.method,
-                "K": row.K,
-                "size": row.size,
-                "selection_loss": row.selection_loss,
-                "heldout_loss": row.heldout_loss,
-                "spread": row.spread,
+                **window.model_dump(include={"at", "first_step", "last_step"}),
+                **row.model_dump(include=shared),
                 "best": row.mark == "best",
             }
             rows.append({**cells, **_metrics(row.metrics, cells)})
@@ -276,26 +269,32 @@ def _side_by_side(report: Windows) -> Iterator[tuple[str, Rows]]:
 def inspect(report: Inspection) -> Sheet:
     """The facts, a row for each checkpoint, the run beside three simple ways of moving."""
     found = report.checkpoints
-    rows: Rows = [
-        {
-            "step": one.step,
-            "path": one.path,
-            "size": one.size,
-            "from_last": one.to_last,
-            "from_mean": one.to_mean,
-            "moved": one.length,
-            "cosine": one.cosine,
-            "nonfinite": len(one.nonfinite),
-            "same_as": None if one.same_as is None else found[one.same_as].path,
-            **_metrics(one.logged, {"step", "path", "size", "moved", "cosine"}),
-        }
-        for one in found
-    ]
-    sheet = Sheet(rows, [("", _facts_of_run(report)), ("", _checkpoints(found))])
-    if report.motion is not None:
-        sheet.parts.append(("", _ways(report.motion)))
-    sheet.parts.append(("", report.explanation))
-    return sheet
+    losses = dict.fromkeys(name for one in found for name in one.logged if "loss" in name)
+    rows: Rows = []
+    shown: Rows = []
+    for one in found:
+        twin = None if one.same_as is None else found[one.same_as]
+        cells = one.model_dump(exclude={"logged", "nonfinite", "same_as"})
+        cells |= {"nonfinite": len(one.nonfinite), "same_as": twin and twin.path}
+        rows.append({**cells, **_metrics(one.logged, cells)})
+        notes = [f"NaN or Inf in {few(one.nonfinite, 2)}"] if one.nonfinite else []
+        notes += [f"same as {_name(twin)}"] if twin else []
+        shown.append(
+            {
+                "step": one.step,
+                **{name: one.logged.get(name) for name in losses},
+                "from last": one.to_last,
+                "from mean": one.to_mean,
+                "moved": one.length,
+                "cosine": None if one.cosine is None else round(one.cosine, 3),
+                "size": size(one.size),
+                "file": one.path,
+                "note": "; ".join(notes),
+            }
+        )
+    ways = [] if report.motion is None else [("", _ways(report.motion))]
+    facts = ("", _facts_of_run(report))
+    return Sheet(rows, [facts, ("", shown), *ways, ("", report.explanation)])
 
 
 def _facts_of_run(report: Inspection) -> dict[str, str]:
@@ -326,31 +325,6 @@ def _facts_of_run(report: Inspection) -> dict[str, str]:
     }
 
 
-def _checkpoints(found: Sequence[Found]) -> Rows:
-    rows: Rows = []
-    losses = dict.fromkeys(name for one in found for name in one.logged if "loss" in name)
-    for one in found:
-        notes = []
-        if one.nonfinite:
-            notes.append(f"NaN or Inf in {few(one.nonfinite, 2)}")
-        if one.same_as is not None:
-            notes.append(f"same as {_name(found[one.same_as])}")
-        rows.append(
-            {
-                "step": one.step,
-                **{name: one.logged.get(name) for name in losses},
-                "from last": one.to_last,
-                "from mean": one.to_mean,
-                "moved": one.length,
-                "cosine": None if one.cosine is None else round(one.cosine, 3),
-                "size": size(one.size),
-                "file": one.path,
-                "note": "; ".join(notes),
-            }
-        )
-    return rows
-
-
 def _ways(motion: Motion) -> Rows:
     titles = {"line": "straight line", "walk": "random walk", "noise": "noise around a point"}
     ways = {"this run": motion.run}
@@ -366,15 +340,7 @@ def _name(one: Found) -> str:
     return one.path if one.step is None else f"step {one.step}"
 
 
-def validate(report: Validation) -> Sheet:
-    return _facts(report)
-
-
-def forecast(report: Forecast) -> Sheet:
-    return _facts(report)
-
-
-def _facts(report: TaskHead) -> Sheet:
+def facts(report: TaskHead) -> Sheet:
     """Everything but the head, by name: one row for programs, a line each for people."""
     head = {"schema_version", "kind", "versions", "created", "config", "warnings", "seed"}
     found = report.model_dump(exclude=head)
@@ -387,6 +353,9 @@ def _facts(report: TaskHead) -> Sheet:
         is_size = name.endswith(("_bytes", "bytes_read"))
         shown[name.replace("_", " ")] = size(value) if is_size else _word(value)
     return Sheet([row], [("", shown)])
+
+
+validate = forecast = facts
 
 
 def _word(value: object) -> str:

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 # colours of Okabe and Ito that differ for everyone; in grey, markers and dashes tell them apart
 _COLOURS: Final = ("black", "#0072B2", "#D55E00", "0.55")
-_DASHES: Final[tuple[Literal["-", "--", ":", "-."], ...]] = ("-", "--", ":", "-.")
+_DASHES: Final = ("-", "--", ":", "-.")
 _MARKERS: Final = "os^DvPX<>phd8H"
 _LOG_K_ABOVE: Final = 8.0
 _LOG_LOSS_ABOVE: Final = 3.0
 _OFF_SCALE: Final = 10.0  # times the median loss: such a row would flatten all others
-_SPREAD: Final[dict[str, Any]] = {"color": "0.8", "lw": 5.0, "solid_capstyle": "butt"}
-_INTERVAL: Final[dict[str, Any]] = {"lw": 1.0, "marker": "_", "markersize": 5.0}
 _NAMES: Final = 18  # letters in a line of a column's name
+_Style = dict[str, Any]
+_PLAIN: Final[_Style] = {"color": "black", "linestyle": "none", "marker": "o"}
+_SPREAD: Final[_Style] = {"color": "0.8", "lw": 5.0, "solid_capstyle": "butt"}
+_INTERVAL: Final[_Style] = {"lw": 1.0, "marker": "_", "markersize": 5.0, "gid": "interval"}
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,6 @@ class _Point:
         return () if found is None else (self.loss - found, self.loss + found)
 
 
-@dataclass(frozen=True)
-class _Look:
-    colour: str = "black"
-    dashes: Literal["-", "--", ":", "-.", "none"] = "none"
-    marker: str = "o"
-
-
 def plot(comparison: Comparison) -> Figure:
     """Held-out loss by K and method; selection loss, and it says so, where nothing was held out."""
     from matplotlib.figure import Figure
@@ -76,9 +71,11 @@ def plot(comparison: Comparison) -> Figure:
         _column_inches(part) if part in columns else _line_inches(len(looks), len(Ks))
         for part in parts
     ]
-    height = 4.4 + max((_name_inches(part) for part in columns), default=0.0)
+    # upright names take from the panel's height
+    letters = max((len(point.row.method) for part in columns for point in part), default=0)
+    height = 4.4 + 0.08 * min(letters, _NAMES)
     keys = [
-        *(_key(label(method), look) for method, look in looks.items()),
+        *(_key(label(method), **look) for method, look in looks.items()),
         *([_key("")] if looks else []),
         *_explain(points),
         *(_key(label(note, 34)) for note in notes),
@@ -144,21 +141,20 @@ def _points(rows: Sequence[Row], heldout: bool) -> tuple[list[_Point], list[str]
     return points, notes
 
 
-def _looks(points: Sequence[_Point]) -> dict[str, _Look]:
+def _looks(points: Sequence[_Point]) -> dict[str, _Style]:
     """A colour, dashes and a marker for each method: no two alike among the first sixteen."""
-    methods = dict.fromkeys(point.row.method for point in points)
     return {
-        method: _Look(
-            _COLOURS[i % len(_COLOURS)],
-            _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)],
-            _MARKERS[i % len(_MARKERS)],
-        )
-        for i, method in enumerate(methods)
+        method: {
+            "color": _COLOURS[i % len(_COLOURS)],
+            "linestyle": _DASHES[(i + i // len(_COLOURS)) % len(_DASHES)],
+            "marker": _MARKERS[i % len(_MARKERS)],
+        }
+        for i, method in enumerate(dict.fromkeys(point.row.method for point in points))
     }
 
 
 def _draw_lines(
-    axes: Axes, points: Sequence[_Point], Ks: Sequence[int], looks: dict[str, _Look]
+    axes: Axes, points: Sequence[_Point], Ks: Sequence[int], looks: dict[str, _Style]
 ) -> None:
     """A line for each method; at each K they stand a little beside each other."""
     from matplotlib.ticker import NullLocator
@@ -185,15 +181,9 @@ def _draw_lines(
             for n, point in enumerate(points)
             if point.row.method == method and point.row.K is not None
         )
-        axes.plot(
-            [at for _, _, at, _ in mine],
-            [point.loss for *_, point in mine],
-            linestyle=look.dashes,
-            color=look.colour,
-            lw=1.2,
-            gid="method",
-            zorder=2,
-        )
+        losses = [point.loss for *_, point in mine]
+        line = {**look, "marker": "none", "lw": 1.2, "gid": "method", "zorder": 2}
+        axes.plot([at for _, _, at, _ in mine], losses, **line)
         for _, _, at, point in mine:
             _draw_point(axes, at, point, look)
     if scale == "log":
@@ -214,7 +204,7 @@ def _line_inches(methods: int, Ks: int) -> float:
 
 def _draw_columns(axes: Axes, points: Sequence[_Point]) -> None:
     for at, point in enumerate(points):
-        _draw_point(axes, at, point, _Look())
+        _draw_point(axes, at, point, _PLAIN)
     names = [label(point.row.method, _NAMES) for point in points]
     axes.set_xticks(range(len(points)), names, rotation=90)
     axes.set_xlim(-0.6, len(points) - 0.4)
@@ -225,69 +215,39 @@ def _column_inches(points: Sequence[_Point]) -> float:
     return max(1.4, len(points) * max(0.3, 0.2 * deepest))
 
 
-def _name_inches(points: Sequence[_Point]) -> float:
-    """What upright names take from the panel's height."""
-    return 0.08 * max(min(len(point.row.method), _NAMES) for point in points)
-
-
-def _draw_point(axes: Axes, at: float, point: _Point, look: _Look) -> None:
+def _draw_point(axes: Axes, at: float, point: _Point, look: _Style) -> None:
+    colour = look["color"]
     if point.spread:
         axes.plot([at, at], point.spread, **_SPREAD, gid="spread", zorder=1)
     if point.interval:
-        axes.plot([at, at], point.interval, **_INTERVAL, color=look.colour, gid="interval")
-    best, tie = point.row.mark == "best", point.row.mark == "tie"
-    axes.plot(
-        [at],
-        [point.loss],
-        marker="*" if best else look.marker,
-        markersize=13 if best else 5.5,
-        markerfacecolor="white" if tie else look.colour,
-        markeredgecolor=look.colour,
-        linestyle="none",
-        gid=point.row.mark or "unmarked",
-        zorder=5 if best else 4,
-    )
+        axes.plot([at, at], point.interval, **_INTERVAL, color=colour)
+    mark = {"marker": look["marker"], "ms": 5.5, "mfc": colour, "zorder": 4}
+    if point.row.mark == "best":
+        mark |= {"marker": "*", "ms": 13, "zorder": 5}
+    elif point.row.mark == "tie":
+        mark |= {"mfc": "white"}
+    gid = point.row.mark or "unmarked"
+    axes.plot([at], [point.loss], linestyle="none", mec=colour, gid=gid, **mark)
 
 
-def _key(text: str, look: _Look | None = None) -> Line2D:
+def _key(text: str, **style: Any) -> Line2D:
     from matplotlib.lines import Line2D
 
-    if look is None:
-        return Line2D([], [], linestyle="none", label=text)
-    return Line2D(
-        [],
-        [],
-        color=look.colour,
-        linestyle=look.dashes,
-        marker=look.marker,
-        markersize=5.5,
-        lw=1.2,
-        label=text,
-    )
+    return Line2D([], [], label=text, **{"linestyle": "none", "ms": 5.5, "lw": 1.2, **style})
 
 
 def _explain(points: Sequence[_Point]) -> list[Line2D]:
     """The marks that occur, and what they mean."""
-    from matplotlib.lines import Line2D
-
     marks = {point.row.mark for point in points}
     keys = []
     if "best" in marks:
-        key = _key("lowest held-out loss", _Look(marker="*"))
-        key.set_markersize(11)
-        keys.append(key)
+        keys.append(_key("lowest held-out loss", color="black", marker="*", ms=11))
     if "tie" in marks:
-        key = _key("hollow: a tie with it", _Look())
-        key.set_markerfacecolor("white")
-        keys.append(key)
+        keys.append(_key("hollow: a tie with it", **_PLAIN, mfc="white"))
     if "worse" in marks:
-        keys.append(_key("filled: worse (paired comparison)", _Look()))
+        keys.append(_key("filled: worse (paired comparison)", **_PLAIN))
     if any(point.interval for point in points):
-        keys.append(
-            Line2D(
-                [], [], linestyle="none", marker="|", ms=11, color="black", label="95 % interval"
-            )
-        )
+        keys.append(_key("95 % interval", color="black", marker="|", ms=11))
     if any(point.spread for point in points):
-        keys.append(Line2D([], [], **_SPREAD, label="± standard deviation over draws"))
+        keys.append(_key("± standard deviation over draws", **{**_SPREAD, "linestyle": "-"}))
     return keys

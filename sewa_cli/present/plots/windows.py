@@ -34,6 +34,7 @@ _COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F
 _MARKERS: Final = "s^DvPX<>phd8H*"
 _DASHES: Final = ("-", (0, (4, 1.5)), (0, (1, 1.2)), (0, (6, 1.5, 1, 1.5)), (0, (9, 3)))
 _LAST: Final = "last"
+_LEVEL: Final[dict[str, Any]] = {"color": "black", "linestyle": (0, (5, 4)), "lw": 0.9}
 _RING: Final[dict[str, Any]] = {"marker": "o", "mfc": "none", "mew": 1.3}
 
 
@@ -103,22 +104,16 @@ def _looks(found: Windows) -> list[dict[str, Any]]:
     rows = found.windows[-1].rows
     averages = [name for name in dict.fromkeys(row.method for row in rows) if name != _LAST]
     Ks = sorted({row.K for row in rows if row.K is not None})
-    looks = []
+    looks: list[dict[str, Any]] = []
     for row in rows:
         if row.method == _LAST:
             looks.append({"color": "black", "marker": "o", "lw": 1.8, "zorder": 4})
             continue
         i = averages.index(row.method)
         dashes = _DASHES[Ks.index(row.K) % len(_DASHES)] if row.K is not None else _DASHES[0]
-        looks.append(
-            {
-                "color": _COLOURS[i % len(_COLOURS)],
-                "marker": _MARKERS[i % len(_MARKERS)],
-                "linestyle": dashes,
-                "lw": 1.3,
-                "zorder": 3,
-            }
-        )
+        colour, marker = _COLOURS[i % len(_COLOURS)], _MARKERS[i % len(_MARKERS)]
+        style = {"color": colour, "marker": marker, "linestyle": dashes}
+        looks.append({**style, "lw": 1.3, "zorder": 3})
     return looks
 
 
@@ -137,21 +132,13 @@ def _draw(
         axes.plot(places, values, ms=size, label=_name(row), gid="method", **look)
         reached = found.reaches[i].window
         if reached is not None and panel.is_loss and len(places) > 1:
-            axes.plot(
-                [places[reached]],
-                [values[reached]],
-                linestyle="none",
-                ms=size + 6,
-                color=look["color"],
-                gid="reached",
-                label="_ring",
-                zorder=5,
-                **_RING,
-            )
+            ring = {**_RING, "color": look["color"], "ms": size + 6, "zorder": 5}
+            at, value = places[reached], values[reached]
+            axes.plot(at, value, linestyle="none", gid="reached", label="_ring", **ring)
     level = drawable(panel.level)
     if isfinite(level):
         drawn.append(level)
-        axes.axhline(level, color="black", linestyle=(0, (5, 4)), lw=0.9, gid="level", zorder=2)
+        axes.axhline(level, **_LEVEL, gid="level", zorder=2)
     fit_losses(axes, drawn, LOG_ABOVE if panel.is_loss else inf)
     axes.set_ylabel(panel.title if drawn else f"{panel.title}\n(nothing finite to draw)")
 
@@ -168,18 +155,10 @@ def _ordered(axes: Axes, found: Windows, panel: _Panel) -> tuple[list[Any], list
     names = [str(line.get_label()) for line in handles]
     if panel.level is not None:
         unit = "step" if found.by == "step" else "checkpoint"
-        handles += [Line2D([], [], linestyle="none")]
-        handles += [Line2D([], [], color="black", linestyle=(0, (5, 4)), lw=0.9)]
+        handles += [Line2D([], [], linestyle="none"), Line2D([], [], **_LEVEL)]
         where = f", {unit} {found.level.at:,}" if found.level.at < EXACT else ""
         names += ["", f"the last checkpoint{where}"]
     if any(line.get_gid() == "reached" for line in axes.lines):
-        ring: dict[str, Any] = {
-            "marker": "o",
-            "ms": 10.5,
-            "mfc": "none",
-            "mec": "black",
-            "mew": 1.3,
-        }
-        handles += [Line2D([], [], linestyle="none", **ring)]
+        handles += [Line2D([], [], linestyle="none", ms=10.5, color="black", **_RING)]
         names += ["at its level from here on"]
     return handles, names

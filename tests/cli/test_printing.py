@@ -1,0 +1,202 @@
+"""One way to ask and to print: every command that prints data takes the same formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from helpers.tiny import TASK, Sewa
+
+from sewa_cli.cli.console import SECONDS, Talk
+from sewa_cli.cli.options import FLAGS, FORMATS
+from sewa_cli.commands.select import run_select
+from sewa_cli.config import load_config
+from sewa_cli.present import draw, say, show, summary
+from sewa_cli.report import KINDS, model_of
+from sewa_cli.task import load_task
+
+METRIC = "\ndef metrics(model):\n    return {'size': 7, 'a|b': 0.5}\n"
+REPORTS = {
+    "select": ["select"],
+    "forecast": ["select", "--dry-run"],
+    "compare": ["compare", "--methods", "last,lawa", "--K", "3"],
+    "windows": ["compare", "--methods", "last,lawa", "--K", "3", "--windows", "4"],
+    "evaluate": ["evaluate", "ckpts/step-10.safetensors", "ckpts/step-20.safetensors"],
+    "inspect": ["inspect"],
+    "validate": ["validate"],
+    "average": ["average", "ckpts"],
+}
+LISTS = {"methods": ["methods"], "solvers": ["solvers"]}
+COMMANDS = {**REPORTS, **LISTS}
+ROWS = {"select": 4, "forecast": 1, "compare": 2, "windows": 6, "evaluate": 2}
+ROWS |= {"inspect": 12, "validate": 1, "average": 12}
+
+
+@pytest.fixture
+def measured(run_dir: Path) -> Path:
+    (run_dir / "task.py").write_text(TASK + METRIC)
+    return run_dir
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_prints_data_prints_it_in_every_format(sewa: Sewa, name: str) -> None:
+    printed = {}
+    for form in FORMATS:
+        ended = sewa(*COMMANDS[name], "--format", form, *quietly(name))
+        assert ended.code == 0, ended.err
+        printed[form] = ended.out
+    assert json.loads(printed["json"]) is not None
+    lines = [json.loads(line) for line in printed["jsonl"].splitlines()]
+    rows = list(csv.DictReader(io.StringIO(printed["csv"])))
+    assert len(lines) == len(rows) == ROWS.get(name, len(lines))
+    for line, row in zip(lines, rows, strict=True):
+        assert list(line) == list(row)
+        for column in line.keys() - {"seconds", "cap_bytes"}:  # not the same in the next run
+            assert row[column] == ("" if line[column] is None else str(line[column]))
+    tables = [line for line in printed["markdown"].splitlines() if line.startswith("|")]
+    assert all(line.endswith("|") for line in tables)
+    assert tables or not lines
+    assert printed["table"].strip() or not lines
+
+
+def quietly(name: str) -> list[str]:
+    return [] if name in LISTS else ["--quiet"]
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_json_is_short_for_format_json(sewa: Sewa, name: str) -> None:
+    def printed(*flags: str) -> Any:
+        ended = sewa(*COMMANDS[name], *flags, *(["--force"] if name == "inspect" else []))
+        assert ended.code == 0, ended.err
+        return without_clocks(json.loads(ended.out))
+
+    assert printed("--json") == printed("--format", "json") == printed("--json", "--format", "json")
+    refused = sewa(*COMMANDS[name], "--json", "--format", "csv")
+    assert (refused.code, refused.out) == (2, "")
+    assert "--json is short for --format json" in refused.error
+
+
+def without_clocks(found: Any) -> Any:
+    """Without what differs from run to run: seconds, memory, and the next free name."""
+    volatile = {"created", "cost", "seconds", "output", "placement", "peak_memory_bytes"}
+    if isinstance(found, dict):
+        return {k: without_clocks(value) for k, value in found.items() if k not in volatile}
+    return [without_clocks(value) for value in found] if isinstance(found, list) else found
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_unknown_format_is_refused_before_any_work(sewa: Sewa, name: str) -> None:
+    Path("task.py").write_text("raise RuntimeError('work was done')")
+    ended = sewa(*COMMANDS[name], "--format", "xml")
+    assert (ended.code, ended.out) == (2, "")
+    assert re.match(r"--format: must be one of (paths, )?table, json, jsonl, csv, ", ended.error)
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) -> None:
+    found = json.loads(sewa(*REPORTS[kind], "--json").out)
+    schema = json.loads(sewa("schema", kind).out)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(found, schema)
+    assert found.keys() == schema["properties"].keys()
+    assert (found["schema_version"], found["kind"]) == (2, kind)
+    assert {"versions", "created", "config", "warnings"} <= found.keys()
+    assert ("task" in found) == ({"device", "seed"} <= found.keys())
+    # what was printed can be read again, and says the same
+    again = model_of(kind).model_validate(found)
+    assert json.loads(show(again, "json")) == found
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_library_gets_the_very_words_table_and_picture_of_the_terminal(sewa: Sewa) -> None:
+    config = load_config(Path("sewa.yaml"), {"output": "mine.safetensors"})
+    selection = run_select(config, load_task(str(config.task), {}))
+    ended = sewa("select", "-o", "mine.safetensors", "--force", "--plot", "p.svg")
+
+    def steady(text: str) -> str:
+        return re.sub(
+            r"[\d.]+ (s on|GiB|MiB)|(reading|learning|evaluating|writing) [\d.]+", "", text
+        )
+
+    assert steady(selection.summary()) in steady(ended.err)
+    assert selection.summary() == summary(selection.report)
+    table = sewa("select", "-o", "mine.safetensors", "--force", "--format", "table")
+    assert table.out == selection.table()
+    assert selection.table().splitlines()[0].startswith("average")
+    assert selection.table() not in table.err  # once is enough
+    assert len(selection.plot().axes) == len(draw(selection.report).axes) == 2
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_words_of_a_comparison_come_from_its_report_alone(sewa: Sewa) -> None:
+    for name in ("compare", "windows", "validate"):
+        ended = sewa(*REPORTS[name], "--json")
+        report = model_of(name).model_validate_json(ended.out)
+        assert say(report)
+        assert ended.err.endswith("".join(f"{sentence}\n" for sentence in say(report)))
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_standard_output_has_room_for_one(sewa: Sewa) -> None:
+    for form in ("table", "csv"):
+        ended = sewa("select", "-o", "-", "--format", form)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"--format {form} and --output - both want standard output" in ended.error
+        assert sewa("average", "ckpts", "-o", "-", "--format", form).code == 2
+
+
+@pytest.mark.parametrize("name", ["select", "compare", "average"])
+def test_help_comes_in_panels(sewa: Sewa, name: str) -> None:
+    out = sewa(name, "--help").out
+    titles = ["Which checkpoints", "How to choose", "What to write", "How to run"]
+    places = [out.index(f"─ {title} ─") for title in titles]
+    assert places == sorted(places)
+    assert "--last" in out[places[0] : places[1]]
+    assert "--K" in out[places[1] : places[2]]
+    assert "--format" in out[places[2] : places[3]]
+    assert "--quiet" in out[places[3] :]
+
+
+def test_a_flag_has_one_name_and_its_setting_exists() -> None:
+    config = load_config(None)
+    for name, flag in FLAGS.items():
+        assert flag.help, name
+        if flag.key is not None and not flag.key.startswith("solver."):
+            section, _, leaf = (flag.key or name).rpartition(".")
+            assert leaf in type(getattr(config, section) if section else config).model_fields
+
+
+def test_shells_complete_commands_and_values(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_SEWA_COMPLETE", "complete_bash")
+    for words, expected in {
+        "sewa sel": ["select"],
+        "sewa inspect --format j": ["json", "jsonl"],
+        "sewa schema w": ["windows"],
+    }.items():
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert sewa().out.split() == expected
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    talk = Talk(quiet=False, verbose=False)
+    for done in range(1, 4):
+        talk.progress("learning", done, 100, 0.5)
+    assert capsys.readouterr().err == ""
+    talk._last_line -= SECONDS
+    for done in range(4, 8):
+        talk.progress("learning", done, 100, 0.5)
+    assert capsys.readouterr().err == "learning 4/100 loss 0.5000\n"
