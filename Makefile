@@ -1,33 +1,51 @@
 # make demo   set up and run the main job on an embedded default
 # make test   set up and pass linters, types and tests
-# Both make .venv themselves; a second run only checks that it is there.
+# Both make .venv themselves, with what they need; a second run only checks that it is there.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test lint data quality picture bench clean
+.PHONY: demo test ruff types tests lint data quality picture bench clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# with the extras that are asked for, each in its pinned version
+define install
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[demo,dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[$(1)]"
+endef
+comma := ,
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	$(call install,demo)
 	touch $@
 
-demo: $(VENV)/.installed
+$(VENV)/.tests: pyproject.toml constraints.txt
+	$(call install,demo$(comma)dev)
+	touch $(VENV)/.demo $@
+
+demo: $(VENV)/.demo
 	$(BIN)/sewa demo $(DEMO) --force
 
-test: lint
-	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# types are checked beside the tests; what fails first does not keep the other from its end
+test: ruff
+	$(MAKE) --no-print-directory --jobs=2 types tests
 
-lint: $(VENV)/.installed
+ruff: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.tests
 	$(BIN)/mypy
+
+tests: $(VENV)/.tests
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+
+lint: ruff types
 
 # real data for the paper's three settings, into sample_configs/data/: fetched with checksums, and
 # for cloning recorded from experts that are trained here (some ten minutes)
-data: $(VENV)/.installed
+data: $(VENV)/.tests
 	$(BIN)/python sample_configs/fetch.py
 	$(BIN)/python sample_configs/behavior_cloning/experts.py
 
@@ -38,11 +56,11 @@ quality: data
 	cp quality-dir/windows.png docs/quality-windows.png
 
 # the picture in the README, from a fresh demo
-picture: $(VENV)/.installed
+picture: $(VENV)/.tests
 	$(BIN)/python benchmarks/picture.py docs/demo.png
 
 # every table of docs/performance.md, docs/averaging.md, docs/saving.md and docs/solvers.md
-bench: $(VENV)/.installed
+bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/select_command.py

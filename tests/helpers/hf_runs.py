@@ -64,7 +64,7 @@ def tokenizer(*, brackets: bool) -> transformers.PreTrainedTokenizerFast:
             special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
         )
     named = dict(zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL, strict=True))
-    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"][
             :: 1 if brackets else 2

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from helpers.shells import BIN, SLOW_WRITE, environment, shell, wait_for
+from helpers.shells import SLOW_WRITE, environment, shell, wait_for
 from helpers.tiny import TASK, Sewa
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load_file, save_file
 
 
 def write_task(extra: str, *replaced: tuple[str, str]) -> None:
@@ -211,16 +211,6 @@ def test_a_very_cold_mask_of_one_is_no_fault_of_the_loss(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_what_prints_at_exit_does_not_follow_the_checkpoint() -> None:
-    write_task("import atexit\natexit.register(lambda: print('good bye'))")
-    ended = subprocess.run(
-        [BIN / "sewa", "select", "-o", "-"], capture_output=True, env=environment(), check=True
-    )
-    assert len(load(ended.stdout)) == 4
-    assert b"good bye" in ended.stderr
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_when_nobody_reads_stderr_the_work_is_still_done() -> None:
     write_task("def metrics(m):\n    print('x' * 100, flush=True)\n    return {'a': 1}")
     ended = shell("sewa select -v -o out.safetensors 2> >(head -1 > /dev/null) | wc -l")
@@ -286,13 +276,13 @@ def test_a_path_in_a_warning_is_shown_as_it_is(sewa: Sewa, name: str) -> None:
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
-def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(closed: str) -> None:
+def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(sewa: Sewa, closed: str) -> None:
     """Prints to a number that the averaged file had got would stand in its middle."""
     write_task("import os\ndef metrics(m):\n    os.system('echo noise >&2')\n    return {'a': 1}")
-    whole = shell("sewa select -o whole.safetensors")
+    whole = sewa("select", "-o", "whole.safetensors")
     ended = shell(f"sewa select -o out.safetensors {closed}")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout == whole.stdout
+    assert ended.stdout == whole.out
     assert Path("out.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
 
