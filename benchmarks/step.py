@@ -11,28 +11,29 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
+from typing import cast
 
 import torch
 from common import finish, race, timed
 from torch import Tensor, nn
 
-from sewa_cli.config import GumbelConfig
+from sewa_cli.events import Events
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.solvers import gumbel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.solvers import Problem
+from sewa_cli.solvers.gumbel import Gumbel
 from sewa_cli.trajectory import Trajectory
+from sewa_cli.trajectory.dense import Dense
 
 SIZES = [(10, 10**4), (100, 10**4), (1000, 10**4), (10, 10**5), (100, 10**5), (1000, 10**5)]
 SIZES += [(10, 10**6), (100, 10**6), (10, 10**7), (100, 2 * 10**6)]
 CPU = torch.device("cpu")
 
 
-def trajectory_of(k: int, P: int) -> Trajectory:
-    layout = FlatModel(nn.Linear(P, 1, bias=False), CPU).layout
-    trajectory = Trajectory(k, layout, CPU)
-    for _ in range(k):
-        trajectory.append([("weight", torch.randn(P))])
-    return trajectory
+def trajectory_of(k: int, P: int) -> Dense:
+    return Dense(torch.randn(k, P), FlatModel(nn.Linear(P, 1, bias=False), CPU).layout)
 
 
 def ours(trajectory: Trajectory, M: int) -> Callable[[], object]:
@@ -72,11 +73,24 @@ def naive(W: Tensor, parts: int = 10) -> Callable[[], object]:
     return step
 
 
+class Free:
+    """An objective that costs nothing."""
+
+    def __init__(self, gradient: Tensor) -> None:
+        self._answer = torch.zeros(()), gradient
+
+    def batches(self) -> Iterator[int]:
+        return repeat(0)
+
+    def gradient(self, *_: object) -> tuple[Tensor, Tensor]:
+        return self._answer
+
+
 def rest_share(trajectory: Trajectory, M: int = 2, iterations: int = 10) -> float:
     """Of a step without the model: all but mixing and pulling back, timed in the same run."""
-    gradient = torch.randn(trajectory.layout.parameters)
-    loss = torch.zeros(())
-    settings = GumbelConfig(iterations=iterations, samples=M)
+    objective = Free(torch.randn(trajectory.layout.parameters))
+    problem = Problem(cast(Objective, objective), trajectory, 0, 0, Events())
+    solver = Gumbel(Gumbel.Settings(iterations=iterations, samples=M))
     shares = []
     for _ in range(5):
         spent = {"products": 0.0}
@@ -85,7 +99,7 @@ def rest_share(trajectory: Trajectory, M: int = 2, iterations: int = 10) -> floa
             timed(Trajectory, "pull_back", spent, "products"),
         ):
             start = time.perf_counter()
-            gumbel.solve(trajectory, lambda _: (loss, gradient), trajectory.k // 10 or 1, settings)
+            solver.choose(problem, trajectory.k // 10 or 1)
             whole = time.perf_counter() - start
         shares.append(1 - spent["products"] / whole)
     return min(shares)
