@@ -26,6 +26,7 @@ from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.cost import Clock
+from sewa_cli.session.extensions import ask
 from sewa_cli.session.heading import heading
 from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, open_session
 from sewa_cli.solvers import LEARNED, Choice
@@ -230,7 +231,7 @@ def _learn(run: Run, K: int, clock: Clock) -> tuple[dict[str, _Simple], Choice]:
         with clock("evaluate"):
             references = _score_references(run, K)
     with clock("learn"):
-        choice = run.solver.choose(run.problem(), K)
+        choice = ask(run.solver, run.problem(), K)
     if not references:
         with clock("evaluate"):
             references = _score_references(run, len(choice.selected) if K == AUTO else K)

@@ -19,7 +19,7 @@ from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.report.compare import RowCost
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.extensions import ask, make_solver
 from sewa_cli.session.session import Run
 from sewa_cli.solvers import SURVEYING, Choice, Problem
 from sewa_cli.text import finite
@@ -143,7 +143,7 @@ class Evaluator:
                 choice: Choice = (
                     self.solver.choose_by(by_cache, K)
                     if by_cache
-                    else self.solver.choose(self._problem, K)
+                    else ask(self.solver, self._problem, K)
                 )
                 return choice.coefficients
 

@@ -12,8 +12,8 @@ from sewa_cli import solvers
 from sewa_cli.config import Config, load_config
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
-from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, method
-from sewa_cli.solvers import Solver
+from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
+from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import import_user_module, user_code
 
 
@@ -79,6 +79,16 @@ def make_solver(config: Config, name: str | None = None) -> Solver:
     name = name or config.solver or solvers.DEFAULT
     found = solvers.find(name)
     return found(found.Settings.model_validate(config.solvers.get(name, {})))
+
+
+def ask(solver: Solver, problem: Problem, K: int) -> Choice:
+    """Its choice; a fault in a user's own solver is reported like any in the user's code."""
+    if type(solver).__module__.startswith("sewa_cli."):
+        return solver.choose(problem, K)
+    with user_code(f"{type(solver).__name__}.choose"):
+        choice = solver.choose(problem, K)
+        checked(choice.coefficients, problem.trajectory.k, type(solver).__name__)
+        return choice
 
 
 def register_methods(

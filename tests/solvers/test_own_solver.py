@@ -1,0 +1,109 @@
+"""A solver of the user's own: from a file or a package, with its settings, in every command."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.tiny import Sewa
+
+from sewa_cli import solvers
+
+PAGE = Path(__file__).parents[2] / "docs" / "solvers.md"
+OWN = ["--solver", "climb", "--solver-from", "climb.py"]
+
+
+@pytest.fixture
+def climb(run_dir: Path) -> Iterator[str]:
+    """The example of the documentation, in the user's folder."""
+    [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (run_dir / "climb.py").write_text(example)
+    yield example
+    for name in {*solvers.REGISTRY} - {*solvers.BUILTIN}:
+        del solvers.REGISTRY[name]
+
+
+@pytest.mark.usefixtures("climb")
+def test_the_example_chooses_better_than_where_it_began(sewa: Sewa) -> None:
+    ended = sewa("select", "--K", 4, *OWN, "--set", "climb.tries=60", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert len(report["selected"]) == 4
+    assert report["config"]["solver"] == "climb"
+    assert report["config"]["solvers"]["climb"] == {"tries": 60}
+    assert report["recipe"]["metadata"]["sewa_method"] == "climb"
+    table = sewa("compare", "--methods", "sewa,latest", "--K", 4, *OWN, "--format", "json")
+    losses = {row["method"]: row["selection_loss"] for row in json.loads(table.out)["rows"]}
+    assert losses["sewa"] < losses["latest"]
+
+
+@pytest.mark.usefixtures("climb")
+def test_the_same_seed_gives_the_same_bytes_in_every_tier(sewa: Sewa) -> None:
+    for tier in ("memory", "files"):
+        ended = sewa("select", *OWN, "--set", f"tier={tier}", "-o", f"{tier}.safetensors")
+        assert ended.code == 0, ended.err
+    assert Path("memory.safetensors").read_bytes() == Path("files.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("climb")
+def test_its_settings_are_checked_under_its_name(sewa: Sewa, run_dir: Path) -> None:
+    yaml = run_dir / "sewa.yaml"
+    text = yaml.read_text() + "solver: climb\nsolver_from: climb.py\n"
+    yaml.write_text(text + "climb: {tries: 3}\n")
+    report = json.loads(sewa("select", "--json").out)
+    assert report["config"]["solvers"]["climb"] == {"tries": 3}
+    yaml.write_text(text + "climb: {trys: 3}\n")
+    ended = sewa("select")
+    assert ended.code == 2
+    assert ended.error == "sewa.yaml: climb.trys: unknown key; did you mean tries?"
+    assert sewa("average").code == 0  # which chooses nothing, and looks at no solver
+
+
+@pytest.mark.usefixtures("climb")
+def test_it_is_listed_planned_and_refused_as_ours_are(sewa: Sewa) -> None:
+    listed = sewa("solvers", "--solver-from", "climb.py").out
+    assert re.search(r"^climb +From the K newest, one random swap", listed, re.MULTILINE)
+    forecast = json.loads(sewa("select", *OWN, "--dry-run", "--json").out)
+    assert forecast["at_most"]  # it has not said what it costs
+    ended = sewa("select", *OWN, "--K", "auto")
+    assert ended.code == 2
+    assert "K: auto needs a solver that finds K" in ended.error
+
+
+def test_a_package_brings_one_by_an_entry_point(
+    climb: str, sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site"
+    info = package / "guest-1.0.dist-info"
+    info.mkdir(parents=True)
+    (package / "guest.py").write_text(climb.replace('register("climb", Climb)\n', ""))
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: guest\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sewa.solvers]\nguest = guest:Climb\n")
+    monkeypatch.syspath_prepend(str(package))
+    monkeypatch.delitem(sys.modules, "guest", raising=False)
+    ended = sewa("select", "--solver", "guest", "--set", "guest.tries=2", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["config"]["solver"] == "guest"
+
+
+@pytest.mark.usefixtures("climb")
+def test_a_fault_in_it_is_shown_with_the_users_frames(sewa: Sewa) -> None:
+    path = Path("climb.py")
+    path.write_text(
+        path.read_text().replace("        k, draw =", "        1 / 0\n        k, draw =")
+    )
+    ended = sewa("select", *OWN)
+    assert ended.code == 4
+    assert "ZeroDivisionError" in ended.error
+    assert "climb.py" in ended.err
+
+
+def test_a_class_that_is_no_solver_is_refused() -> None:
+    with pytest.raises(ValueError, match="a solver is a subclass"):
+        solvers.register("dict", dict)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="there is a solver named gumbel already"):
+        solvers.register("gumbel", type("Mine", (solvers.Solver,), {}))
