@@ -499,7 +499,7 @@ def test_a_missing_or_broken_image_is_named(runs: Callable[[str], Path], tmp_pat
 def test_a_model_that_is_not_of_this_kind_is_told(runs: Callable[[str], Path]) -> None:
     folder = runs("causal-lm")
     task = load_task("huggingface", args_of(folder, "causal-lm") | {"kind": "masked-lm"})
-    with pytest.raises(TaskError, match="a model for masked-lm cannot be made of it") as caught:
+    with pytest.raises(TaskError, match="a model for masked-lm cannot be made from it") as caught:
         task.build_model()
     assert "\n" not in str(caught.value)
 

@@ -1,18 +1,19 @@
 """Rows of a data file: jsonl, csv, parquet, a saved `datasets` folder, or a folder of images.
 
-Nothing is written, nothing downloaded, and only the rows that are asked for are kept.
+Nothing is written or downloaded, and only the rows that are asked for are kept.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from sewa_cli.errors import TaskError
+from sewa_cli.text import few, one_line
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _LONGEST_FIELD = 2**31 - 1
@@ -38,17 +39,19 @@ class Table(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """These rows, in this order; `columns` are those that will be asked for."""
+        """These rows, in this order; `columns`: those that will be used."""
         ...
 
 
 def open_table(path: Path) -> Table:
-    """By its name or its content; TaskError for what cannot be read, or holds no rows."""
+    """By its name or its content; TaskError if it cannot be read or holds no rows."""
     try:
         table = _open(path)
         rows = len(table)
     except (OSError, ValueError, csv.Error) as error:  # ValueError: wrong bytes
-        raise TaskError(f"{path}: cannot be read: {_one_line(error)}") from error
+        raise TaskError(
+            f"{path}: cannot be read: {one_line(getattr(error, 'strerror', None) or error)}"
+        ) from error
     if rows == 0:
         raise TaskError(f"{path}: holds no rows")
     return table
@@ -72,7 +75,7 @@ def _open(path: Path) -> Table:
 
 
 class _JsonLines:
-    """One JSON object a line; only the places of the lines are remembered."""
+    """One JSON object per line; only the positions of the lines are kept."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -96,7 +99,7 @@ class _JsonLines:
                 try:
                     values = json.loads(file.readline())
                 except ValueError as error:
-                    raise TaskError(f"{where}: is not JSON: {_one_line(error)}") from error
+                    raise TaskError(f"{where}: is not JSON: {one_line(error)}") from error
                 if not isinstance(values, dict):
                     raise TaskError(f"{where}: must be an object with columns")
                 rows.append(Row(where, values))
@@ -104,7 +107,7 @@ class _JsonLines:
 
 
 class _Csv:
-    """With a header line. All values are text. Read twice: to count, and to take."""
+    """With a header line. All values are text. Read twice: to count the rows, and to take some."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -163,7 +166,7 @@ class _Saved:
         self._path = path
         self._data = datasets.load_from_disk(path)
         for name, feature in self._data.features.items():
-            if isinstance(feature, datasets.Image):  # as bytes: decoded when it is its turn
+            if isinstance(feature, datasets.Image):  # as bytes: decoded batch by batch
                 self._data = self._data.cast_column(name, datasets.Image(decode=False))
 
     def __len__(self) -> int:
@@ -179,7 +182,7 @@ class _ImageFolder:
     """A folder for each class, with its images; columns `image` (a path) and `label` (a name)."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path.absolute()  # images are opened later, wherever the process is by then
+        self._path = path.absolute()  # images are opened later, perhaps from another directory
         self._images = [
             image
             for folder in sorted(p for p in self._path.iterdir() if p.is_dir())
@@ -188,7 +191,7 @@ class _ImageFolder:
         ]
         if not self._images:
             raise TaskError(
-                f"{path}: is neither a saved `datasets` folder nor one of images, a folder a class"
+                f"{path}: is neither a saved `datasets` folder nor one of images by class"
             )
 
     def __len__(self) -> int:
@@ -213,6 +216,68 @@ def _named(names: Any) -> str:
     return ", ".join(map(str, names)) or "none"
 
 
-def _one_line(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return " ".join(text.split())
+# ---- labels ----------------------------------------------------------------------------------
+
+
+class Labels:
+    """Names → numbers; every number must be one of the classes."""
+
+    def __init__(self, names: Mapping[str, int], classes: int, where: str) -> None:
+        self._names = dict(names)
+        self._classes = classes
+        self._where = where  # where the names come from, for errors
+
+    def number(self, row: Row, column: str, label: Any) -> int:
+        """The class of one label; TaskError with its row and column if there is none."""
+        if isinstance(label, str) and label in self._names:
+            return self._names[label]
+        number = _whole(label)
+        if number is None:
+            known = few(list(self._names), 8) or "no names"
+            raise TaskError(
+                f"{row.where}: {column}: {label!r} is not a label; {self._where} has {known}"
+            )
+        if not 0 <= number < self._classes:
+            raise TaskError(
+                f"{row.where}: {column}: {number} is outside 0..{self._classes - 1}, "
+                f"as {self._where} has {self._classes} labels"
+            )
+        return number
+
+
+def labels_of_config(
+    label2id: Mapping[str, int], classes: int, seen: Iterable[Any]
+) -> tuple[Labels, list[str]]:
+    """Names from a model's config; if it has only LABEL_0 …, those in the data, with a note."""
+    own = {str(name): int(number) for name, number in label2id.items()}
+    if own != {f"LABEL_{i}": i for i in range(classes)}:
+        return Labels(own, classes, "label2id in config.json"), []
+    names = sorted({label for label in seen if _whole(label) is None and isinstance(label, str)})
+    names = [name for name in names if name not in own]
+    if not names:
+        return Labels(own, classes, "config.json"), []
+    if len(names) != classes:
+        raise TaskError(
+            f"the data has {len(names)} labels ({few(names, 8)}), and config.json "
+            f"{classes} without names: write them into its label2id"
+        )
+    numbered = {name: i for i, name in enumerate(names)}
+    return Labels(numbered, classes, "the data"), [note_of_order(names)]
+
+
+def note_of_order(names: Sequence[str]) -> str:
+    shown = ", ".join(f"{name}={i}" for i, name in enumerate(names[:20]))
+    return f"labels in sorted order: {shown}" + (" …" if len(names) > 20 else "")
+
+
+def _whole(label: Any) -> int | None:
+    """A whole number, also as text (in a csv, everything is text)."""
+    if isinstance(label, bool):
+        return None
+    if isinstance(label, int):
+        return label
+    if isinstance(label, float) and label.is_integer():
+        return int(label)
+    if isinstance(label, str) and label.strip().lstrip("+-").isdecimal():
+        return int(label)
+    return None
