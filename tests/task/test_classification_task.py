@@ -116,7 +116,7 @@ def task_args(run: Path, **others: Any) -> dict[str, Any]:
         ({"size": 8}, "args: .npz files have no size"),
         ({"loss": "hinge"}, "args.loss: must be 'cross-entropy' or 'mse', found 'hinge'"),
         ({"Batch_size": 8}, "args.Batch_size: unknown key; did you mean batch_size?"),
-        ({"y": "x"}, "x: must be whole numbers, one a row, found float32 [130, 6]"),
+        ({"y": "x"}, "x: must be whole numbers, one per row, found float32 [130, 6]"),
     ],
 )
 def test_wrong_args_are_told_in_one_line(change: dict[str, Any], said: str, run: Path) -> None:
