@@ -60,18 +60,10 @@ def _ignore(_: str) -> None: ...
 
 
 @dataclass
-class _Found:
+class Found:
     paths: list[Path] = field(default_factory=list)
     searched: set[Path] = field(default_factory=set)  # those of them that nobody named
     notes: list[str] = field(default_factory=list)
-
-
-def find(given: Sequence[Path], keep_ours: bool = False) -> list[Path]:
-    """The checkpoints that the user named: folders, files, or `-` for paths on standard input.
-
-    Averages that sewa wrote into a folder are left out, unless `keep_ours`.
-    """
-    return _find(given, keep_ours).paths
 
 
 def open_all(
@@ -87,7 +79,7 @@ def open_all(
 
     The newest in a folder may be half-written by a run that goes on: left out, with a warning.
     """
-    found = _find(given, keep_ours)
+    found = find(given, keep_ours)
     opened: list[Checkpoint] = []
     torn: list[tuple[Path, Unfinished]] = []
     for path in found.paths:
@@ -118,8 +110,12 @@ def _has_keys(checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == "distributed" or in_torch_files
 
 
-def _find(given: Sequence[Path], keep_ours: bool) -> _Found:
-    found = _Found()
+def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
+    """The checkpoints that the user named: folders, files, or `-` for paths on standard input.
+
+    Averages that sewa wrote into a folder are left out, unless `keep_ours`.
+    """
+    found = Found()
     for path in given:
         if str(path) == "-":
             lines = (line.strip() for line in sys.stdin)
@@ -253,7 +249,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _without_last(
-    opened: list[Checkpoint], found: _Found, note: Callable[[str], None]
+    opened: list[Checkpoint], found: Found, note: Callable[[str], None]
 ) -> list[Checkpoint]:
     """Lightning's last.ckpt is a copy of the newest; the numbered one is kept."""
     kept = []

@@ -35,12 +35,7 @@ REQUIRED = {
     "selection_data": ("selection_data(**args)", "re-iterable batches to choose with"),
     "loss": ("loss(outputs, batch)", "the mean over the batch, differentiable in outputs"),
 }
-OPTIONAL = {
-    "predict": ("predict(model, batch)", "the outputs that loss takes"),
-    "heldout_data": ("heldout_data(**args)", "batches that are only reported"),
-    "training_data": ("training_data(**args)", "batches for BatchNorm statistics"),
-    "metrics": ("metrics(model)", 'numbers to report, {"accuracy": 0.93}'),
-}
+OPTIONAL = ("predict", "heldout_data", "training_data", "metrics")
 TAKES_ARGS = ("build_model", "selection_data", "heldout_data", "training_data")
 
 
@@ -134,14 +129,16 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
     assert selection is not None  # REQUIRED was checked above
     return Task(
         source=source,
-        build_model=_guarded_model(with_args("build_model")),
+        build_model=_guarded("build_model", with_args("build_model"), _checked_model),
         selection_data=selection,
-        loss=_guarded_loss(functions["loss"]),
+        loss=_guarded("loss", functions["loss"], _checked_loss),
         predict=_guarded("predict", functions.get("predict", default_predict)),
         backward=_guarded("backward of loss", lambda loss: loss.backward()),
         heldout_data=batches("heldout_data"),
         training_data=batches("training_data"),
-        metrics=_guarded_metrics(functions["metrics"]) if "metrics" in functions else None,
+        metrics=_guarded("metrics", functions["metrics"], _checked_metrics)
+        if "metrics" in functions
+        else None,
     )
 
 
@@ -195,59 +192,49 @@ def _remember(make: Callable[[], Any]) -> Callable[[], Any]:
     return remembered
 
 
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _guarded(
+    name: str, function: Callable[..., Any], checked: Callable[[Any], Any] = _as_is
+) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
         with user_code(name):
-            return function(*args)
+            return checked(function(*args))
 
     return guarded
 
 
-def _guarded_model(build: Callable[[], Any]) -> Callable[[], nn.Module]:
-    def guarded() -> nn.Module:
-        from torch import nn
+def _checked_model(model: Any) -> nn.Module:
+    from torch import nn
 
-        with user_code("build_model"):
-            model = build()
-        if not isinstance(model, nn.Module):
-            raise TaskError(f"build_model() must return an nn.Module, found {type(model).__name__}")
-        return model
-
-    return guarded
+    if not isinstance(model, nn.Module):
+        raise TaskError(f"build_model() must return an nn.Module, found {type(model).__name__}")
+    return model
 
 
-def _guarded_loss(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Tensor]:
-    def guarded(outputs: Any, batch: Any) -> Tensor:
-        import torch
+def _checked_loss(value: Any) -> Tensor:
+    import torch
 
-        with user_code("loss"):
-            value = function(outputs, batch)
-        if not isinstance(value, torch.Tensor):
-            raise TaskError(f"loss() must return a tensor, found {type(value).__name__}")
-        if value.numel() != 1:
-            raise TaskError(
-                f"loss() must return one number, the mean over the batch; "
-                f"found a tensor of shape {list(value.shape)}"
-            )
-        if torch.is_grad_enabled() and not value.requires_grad:
-            raise TaskError(
-                "loss() has no gradient: predict or loss breaks it off "
-                "(.detach(), .item(), no_grad, argmax)"
-            )
-        return value
-
-    return guarded
+    if not isinstance(value, torch.Tensor):
+        raise TaskError(f"loss() must return a tensor, found {type(value).__name__}")
+    if value.numel() != 1:
+        raise TaskError(
+            f"loss() must return one number, the mean over the batch; "
+            f"found a tensor of shape {list(value.shape)}"
+        )
+    if torch.is_grad_enabled() and not value.requires_grad:
+        raise TaskError(
+            "loss() has no gradient: predict or loss breaks it off "
+            "(.detach(), .item(), no_grad, argmax)"
+        )
+    return value
 
 
-def _guarded_metrics(function: Callable[[Any], Any]) -> Callable[[nn.Module], dict[str, float]]:
-    def guarded(model: nn.Module) -> dict[str, float]:
-        with user_code("metrics"):
-            values = function(model)
-            if not isinstance(values, Mapping):
-                raise TaskError(
-                    f'metrics() must return a dict like {{"accuracy": 0.93}}, '
-                    f"found {type(values).__name__}"
-                )
-            return {str(name): float(value) for name, value in values.items()}
-
-    return guarded
+def _checked_metrics(values: Any) -> dict[str, float]:
+    if not isinstance(values, Mapping):
+        raise TaskError(
+            f'metrics() must return a dict like {{"accuracy": 0.93}}, found {type(values).__name__}'
+        )
+    return {str(name): float(value) for name, value in values.items()}

@@ -317,7 +317,7 @@ def test_a_resumed_run_goes_on_where_it_was_and_replaces_its_own_later_steps(
     (tmp_path / "ckpts" / "step-20.safetensors").unlink()
     with caplog.at_level(logging.WARNING):
         run().train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-14"))
-    assert "2 checkpoints of later steps than 14 are replaced as they are reached" in caplog.text
+    assert "2 checkpoints of steps after 14 are replaced as the run reaches them" in caplog.text
     assert steps(tmp_path / "ckpts") == [10, 12, 14, 16, 18, 20]
     for name, tensors in whole.items():
         found = load_file(tmp_path / "ckpts" / name)

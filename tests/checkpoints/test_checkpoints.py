@@ -85,7 +85,7 @@ def named(parameters: Sequence[str]) -> nn.Module:
 def test_step_900_comes_before_step_1000(tmp_path: Path) -> None:
     for step in (1000, 900, 20000):
         save(tmp_path / f"step-{step}.safetensors")
-    found = library.find([tmp_path])
+    found = library.find([tmp_path]).paths
     assert [path.name for path in found][:2] == ["step-1000.safetensors", "step-20000.safetensors"]
     assert steps(library.in_order(opened(found))) == [900, 1000, 20000]
 
@@ -141,7 +141,8 @@ def test_folders_and_files_may_be_named_together(tmp_path: Path) -> None:
     save(tmp_path / "a" / "step-2.safetensors")
     (tmp_path / "a" / "notes.txt").write_text("not a checkpoint")
     single = save(tmp_path / "step-1.safetensors")
-    assert library.find([tmp_path / "a", single]) == [tmp_path / "a" / "step-2.safetensors", single]
+    found = library.find([tmp_path / "a", single]).paths
+    assert found == [tmp_path / "a" / "step-2.safetensors", single]
 
 
 def test_our_own_output_in_the_folder_is_not_taken_as_a_checkpoint(

@@ -271,10 +271,7 @@ def test_two_folders_of_one_step_are_told(tmp_path: Path) -> None:
 def test_a_trainer_state_that_is_torn_is_named(tmp_path: Path) -> None:
     inside = folder(tmp_path / "checkpoint-1", 5)
     (inside / "trainer_state.json").write_text('{"global_step": 5, "log_')
-    with pytest.raises(
-        Unfinished,
-        match=r"trainer_state.json: (not a complete JSON object|is not a complete trainer state)",
-    ):
+    with pytest.raises(Unfinished, match=r"trainer_state.json: (is )?not a complete"):
         library.open_checkpoint(inside, Reads())
 
 

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from sewa_cli.callbacks import save_weights
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
-from sewa_cli.task.ready.arrays import open_arrays
+from sewa_cli.task.ready.classification import open_arrays
 
 NET = """
 from torch import nn
@@ -116,7 +116,7 @@ def task_args(run: Path, **others: Any) -> dict[str, Any]:
         ({"size": 8}, "args: .npz files have no size"),
         ({"loss": "hinge"}, "args.loss: must be 'cross-entropy' or 'mse', found 'hinge'"),
         ({"Batch_size": 8}, "args.Batch_size: unknown key; did you mean batch_size?"),
-        ({"y": "x"}, "x: must be whole numbers, one a row, found float32 [130, 6]"),
+        ({"y": "x"}, "x: must be whole numbers, one per row, found float32 [130, 6]"),
     ],
 )
 def test_wrong_args_are_told_in_one_line(change: dict[str, Any], said: str, run: Path) -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.args import DataArgs
-from sewa_cli.task.ready.images import open_image
+from sewa_cli.task.ready.batches import open_image
 from sewa_cli.task.ready.tables import Row, open_table
 
 ROWS = [{"text": f"a, “quoted”\nline {i}", "label": f"class {i % 3}"} for i in range(25)]

@@ -268,7 +268,7 @@ def test_limit_and_cut_texts_are_told(runs: Callable[[str], Path]) -> None:
     task = load_task("huggingface", args_of(folder, "causal-lm", limit=20, max_length=5))
     notes = "\n".join(task.notes)
     assert "20 of 60 rows for selection, drawn with seed 0 (limit)" in notes
-    assert "rows for heldout fill max_length, 5 tokens; what is longer is cut" in notes
+    assert "rows for heldout fill max_length, 5 tokens; longer texts are cut" in notes
 
 
 def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_told(
@@ -425,7 +425,7 @@ def first_fault(args: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"selection": None}, "args: give `selection` (and `heldout`), or one `data`"),
+        ({"selection": None}, "args: give `selection` (and `heldout`), or `data`"),
         ({"heldout_fraction": 0.3}, "args: `heldout_fraction` splits `data`, and there is none"),
         ({"label": "label"}, "args: kind causal-lm has no label"),
         ({"heldout": "selection"}, "args: `heldout` is the same as `selection`"),
@@ -499,7 +499,7 @@ def test_a_missing_or_broken_image_is_named(runs: Callable[[str], Path], tmp_pat
 def test_a_model_that_is_not_of_this_kind_is_told(runs: Callable[[str], Path]) -> None:
     folder = runs("causal-lm")
     task = load_task("huggingface", args_of(folder, "causal-lm") | {"kind": "masked-lm"})
-    with pytest.raises(TaskError, match="a model for masked-lm cannot be made of it") as caught:
+    with pytest.raises(TaskError, match="a model for masked-lm cannot be made from it") as caught:
         task.build_model()
     assert "\n" not in str(caught.value)
 
@@ -508,7 +508,7 @@ def test_a_folder_without_a_tokenizer_is_told(runs: Callable[[str], Path], tmp_p
     folder = runs("causal-lm")
     (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
     said = first_fault(args_of(folder, "causal-lm", model=tmp_path))
-    assert said == f"{tmp_path}: holds no tokenizer (tokenizer.json, or its like)"
+    assert said == f"{tmp_path}: holds no tokenizer (tokenizer.json or the like)"
 
 
 def test_a_tokenizer_with_more_words_than_the_model_is_told(

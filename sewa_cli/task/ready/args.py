@@ -1,17 +1,18 @@
-"""`args` of the ready-made tasks: one frozen model for each, every fault told at once."""
+"""`args` of the ready-made tasks: one frozen model for each, all faults reported together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from sewa_cli.config import explain
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.settings import Count, Seed
+from sewa_cli.settings import Count, Seed, Settings, Share
+from sewa_cli.task.ready.tables import Row, open_table
 
 Part = Literal["selection", "heldout", "training"]
 
@@ -25,16 +26,14 @@ def _must_exist(path: Path) -> Path:
 Existing = Annotated[Path, AfterValidator(_must_exist)]
 
 
-class DataArgs(BaseModel):
-    """Which rows choose the mask, which are only reported, and how they are batched."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class DataArgs(Settings):
+    """Which rows choose, which are only reported, and how they are batched."""
 
     selection: Existing | None = None
     heldout: Existing | None = None
     training: Existing | None = None
     data: Existing | None = None
-    heldout_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    heldout_fraction: Share = 0.5
     batch_size: Count = 16
     limit: Count | None = 2000
     seed: Seed = 0
@@ -43,20 +42,20 @@ class DataArgs(BaseModel):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if (self.data is None) == (self.selection is None):
-            raise ValueError("give `selection` (and `heldout`), or one `data` to be split")
+            raise ValueError("give `selection` (and `heldout`), or `data`, which is split")
         if self.data is not None and self.heldout is not None:
             raise ValueError(
                 "`data` is split into selection and held-out rows; leave out `heldout`"
             )
         if self.heldout is not None and self.heldout.resolve() == self.selection.resolve():  # type: ignore[union-attr]
-            raise ValueError("`heldout` is the same as `selection`; one `data` would be split")
+            raise ValueError("`heldout` is the same as `selection`; `data` would be split")
         if self.data is None and "heldout_fraction" in self.model_fields_set:
             raise ValueError("`heldout_fraction` splits `data`, and there is none")
         return self
 
     @property
     def sources(self) -> dict[Part, Path]:
-        """Each part that there is, and where its rows come from."""
+        """Each part that is given, and where its rows come from."""
         given = {
             "selection": self.selection or self.data,
             "heldout": self.heldout or self.data,
@@ -65,22 +64,32 @@ class DataArgs(BaseModel):
         return {part: path for part, path in given.items() if path is not None}  # type: ignore[misc]
 
     def draw(self, part: Part, rows: int) -> list[int]:
-        """Which of a file's rows belong to `part`, shuffled with the seed, `limit` at most."""
+        """Which of a file's rows belong to `part`, shuffled with the seed, at most `limit`."""
         order: list[int] = np.random.default_rng(self.seed).permutation(rows).tolist()
         if self.data is not None and part != "training":
             cut = round(rows * self.heldout_fraction)
             order = order[:cut] if part == "heldout" else order[cut:]
         if not order:
             path = self.sources[part]
-            raise TaskError(f"{path}: its {rows} rows leave none for {part}; give more")
+            raise TaskError(f"{path}: its {rows} rows leave none for {part}; use more rows")
         return order[: self.limit]
 
     def note_of_limit(self, part: Part, rows: int, drawn: int) -> list[str]:
-        """What to tell if `limit` has cut something off."""
+        """What to say if `limit` has left rows out."""
         if drawn != self.limit or drawn == rows:
             return []
         path = self.sources[part]
         return [f"{path}: {drawn} of {rows} rows for {part}, drawn with seed {self.seed} (limit)"]
+
+    def read(self, columns: Sequence[str], notes: list[str]) -> dict[Part, list[Row]]:
+        """The rows of each part; a note for each that `limit` has cut."""
+        rows: dict[Part, list[Row]] = {}
+        for part, path in self.sources.items():
+            table = open_table(path)
+            drawn = self.draw(part, len(table))
+            notes += self.note_of_limit(part, len(table), len(drawn))
+            rows[part] = table.take(drawn, columns)
+        return rows
 
 
 Model = TypeVar("Model", bound=BaseModel)

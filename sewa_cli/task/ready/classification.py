@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from torch import Tensor, nn
@@ -18,11 +21,9 @@ from sewa_cli.settings import Count, Positive
 from sewa_cli.task.fence import import_user_module
 from sewa_cli.task.ready import Ready
 from sewa_cli.task.ready.args import DataArgs, Part, parse
-from sewa_cli.task.ready.arrays import open_arrays
-from sewa_cli.task.ready.images import LazyBatches, open_image
-from sewa_cli.task.ready.labels import Labels, note_of_order
-from sewa_cli.task.ready.scoring import Batch, loss, score
-from sewa_cli.task.ready.tables import Row, open_table
+from sewa_cli.task.ready.batches import Batch, LazyBatches, functions_of, open_image
+from sewa_cli.task.ready.tables import Labels, Row, note_of_order
+from sewa_cli.text import one_line
 
 OF_IMAGES = {"size", "channels", "mean", "std", "classes"}
 OF_ARRAYS = {"x", "y", "scale", "loss"}
@@ -84,17 +85,7 @@ def make(args: Mapping[str, Any]) -> Ready:
     build = _find_function(settings.model)
     read = _read_images if next(iter(settings.sources.values())).is_dir() else _read_arrays
     batches, notes = read(settings)
-    functions: dict[str, Callable[..., Any]] = {
-        f"{part}_data": partial(batches.__getitem__, part) for part in batches
-    }
-    functions |= {
-        "build_model": lambda: build(**settings.model_args),
-        "predict": predict,
-        "loss": loss,
-    }
-    if settings.metrics and "heldout" in batches:
-        heldout = batches["heldout"]
-        functions["metrics"] = lambda model: score(model, heldout, predict, language=False)
+    functions = functions_of(settings, batches, lambda: build(**settings.model_args), predict)
     return Ready(functions, tuple(settings.sources.values()), tuple(notes))
 
 
@@ -123,13 +114,8 @@ def _read_arrays(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]],
         x, y = open_arrays(path, args.x, args.y)
         drawn = args.draw(part, len(x))
         notes += args.note_of_limit(part, len(x), len(drawn))
-        targets = _targets(args, path, y)
-        batches[part] = LazyBatches(
-            [
-                partial(_batch_of_arrays, x, targets, drawn[start : start + args.batch_size], args)
-                for start in range(0, len(drawn), args.batch_size)
-            ]
-        )
+        make = partial(_batch_of_arrays, args, x, _targets(args, path, y))
+        batches[part] = LazyBatches.of(args.batch_size, make, drawn)
     return batches, notes
 
 
@@ -139,8 +125,8 @@ def _targets(args: ClassificationArgs, path: Path, y: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.array(y, dtype=np.float32))
     if y.ndim != 1 or y.dtype.kind not in "iub":
         raise TaskError(
-            f"{path}: {args.y}: must be whole numbers, one a row, found {y.dtype} {list(y.shape)}; "
-            "for other targets there is `loss: mse`"
+            f"{path}: {args.y}: must be whole numbers, one per row, found {y.dtype} "
+            f"{list(y.shape)}; for other targets there is `loss: mse`"
         )
     if y.size and (least := int(y.min())) < 0:
         row = int(y.argmin()) + 1
@@ -149,7 +135,7 @@ def _targets(args: ClassificationArgs, path: Path, y: NDArray[Any]) -> Tensor:
 
 
 def _batch_of_arrays(
-    x: NDArray[Any], y: Tensor, rows: Sequence[int], args: ClassificationArgs
+    args: ClassificationArgs, x: NDArray[Any], y: Tensor, rows: Sequence[int]
 ) -> Batch:
     taken = x[np.asarray(rows)]
     if args.scale is not None:
@@ -160,17 +146,65 @@ def _batch_of_arrays(
     return {"x": torch.from_numpy(taken), "targets": targets, "targets_per_row": float(per_row)}
 
 
+def open_arrays(path: Path, x: str, y: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """x [n, …] and y [n, …] of an .npz file, memory-mapped if they are not compressed.
+
+    TaskError if they are missing or differ in length; pickles are refused.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            inputs, targets = (_array(path, archive, name) for name in (x, y))
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise TaskError(f"{path}: cannot be read as .npz: {reason}") from error
+    for name, array in ((x, inputs), (y, targets)):
+        if array.ndim == 0 or len(array) == 0:
+            raise TaskError(f"{path}: {name}: holds no rows")
+    if len(inputs) != len(targets):
+        raise TaskError(f"{path}: {len(inputs)} rows of {x}, but {len(targets)} of {y}")
+    if inputs.dtype.kind not in "fiub":
+        raise TaskError(f"{path}: {x}: must be numbers, found {inputs.dtype}")
+    return inputs, targets
+
+
+def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
+    try:
+        member = archive.getinfo(f"{name}.npy")
+    except KeyError:
+        names = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist()) or "none"
+        raise TaskError(f"{path}: no array {name!r}; there are {names}") from None
+    if member.compress_type != zipfile.ZIP_STORED:
+        with archive.open(member) as file:
+            array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
+            return array
+    with path.open("rb") as file:
+        # a local header: 26 bytes, the lengths of the name and of extra fields, then those two
+        file.seek(member.header_offset + 26)
+        lengths = struct.unpack("<HH", file.read(4))
+        file.seek(sum(lengths), 1)
+        return _map(path, file)
+
+
+def _map(path: Path, file: Any) -> NDArray[Any]:
+    """The .npy that starts at the position of `file`."""
+    start = file.tell()
+    version = npy.read_magic(file)
+    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject or 0 in shape or shape == ():  # pickles, and what cannot be mapped
+        file.seek(start)
+        array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
+        return array
+    offset = file.tell()
+    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
+
+
 # ---- images -----------------------------------------------------------------------------------
 
 
 def _read_images(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]], list[str]]:
     notes: list[str] = []
-    rows: dict[Part, list[Row]] = {}
-    for part, path in args.sources.items():
-        table = open_table(path)
-        drawn = args.draw(part, len(table))
-        notes += args.note_of_limit(part, len(table), len(drawn))
-        rows[part] = table.take(drawn, ["image", "label"])
+    rows = args.read(["image", "label"], notes)
     names = args.classes
     if names is None:
         folders = {p.name for path in args.sources.values() for p in path.iterdir() if p.is_dir()}
@@ -180,22 +214,13 @@ def _read_images(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]],
     batches: dict[Part, Sequence[Batch]] = {}
     for part, some in rows.items():
         targets = [labels.number(row, "label", row.get("label")) for row in some]
-        batches[part] = LazyBatches(
-            [
-                partial(
-                    _batch_of_images,
-                    some[start : start + args.batch_size],
-                    targets[start : start + args.batch_size],
-                    args,
-                )
-                for start in range(0, len(some), args.batch_size)
-            ]
-        )
+        make = partial(_batch_of_images, args)
+        batches[part] = LazyBatches.of(args.batch_size, make, some, targets)
     return batches, notes
 
 
 def _batch_of_images(
-    rows: Sequence[Row], targets: Sequence[int], args: ClassificationArgs
+    args: ClassificationArgs, rows: Sequence[Row], targets: Sequence[int]
 ) -> Batch:
     x = torch.stack([_pixels(row, args) for row in rows])
     return {"x": x, "targets": torch.tensor(targets), "targets_per_row": 1.0}

@@ -1,7 +1,7 @@
 """`task: huggingface`: a transformers model from a local folder, on local data.
 
 The model is built from its config.json; its weights are those of the checkpoints. Nothing is
-downloaded, and no code of the folder is run unless `trust_remote_code: true` says so.
+downloaded, and no code in the folder is run unless `trust_remote_code: true` says so.
 """
 
 from __future__ import annotations
@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, model_validator
 from torch import Tensor, nn
 
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.settings import Count
+from sewa_cli.settings import Count, Share
 from sewa_cli.task.ready import Ready
 from sewa_cli.task.ready.args import DataArgs, Part, parse
-from sewa_cli.task.ready.images import LazyBatches, open_image
-from sewa_cli.task.ready.labels import Labels, labels_of_config
-from sewa_cli.task.ready.scoring import Batch, inputs_of, loss, score
-from sewa_cli.task.ready.tables import Row, Table, open_table
+from sewa_cli.task.ready.batches import (
+    Batch,
+    LazyBatches,
+    functions_of,
+    inputs_of,
+    open_image,
+)
+from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
 from sewa_cli.task.ready.text import Example, Reader
+from sewa_cli.text import one_line
 
 CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
@@ -69,7 +74,7 @@ class HuggingFaceArgs(DataArgs):
     label: str | None = None
     image: str | None = None
     max_length: Count | None = None
-    mask_probability: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    mask_probability: Share = 0.15
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     trust_remote_code: bool = False
 
@@ -96,19 +101,15 @@ class HuggingFaceArgs(DataArgs):
 def make(args: Mapping[str, Any]) -> Ready:
     settings = parse(HuggingFaceArgs, args)
     task = _HuggingFace(settings)
-    functions: dict[str, Callable[..., Any]] = {
-        f"{part}_data": partial(task.batches.__getitem__, part) for part in task.batches
-    }
-    functions |= {"build_model": task.build_model, "predict": predict, "loss": loss}
-    if settings.metrics and "heldout" in task.batches:
-        functions["metrics"] = task.metrics
+    language = settings.kind in LANGUAGE
+    functions = functions_of(settings, task.batches, task.build_model, predict, language)
     files = (settings.model / "config.json", *settings.sources.values())
     return Ready(functions, files, tuple(task.notes))
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
     known = _parameters(type(model).forward)
-    # a tokenizer may give what the model does not take; a trainer leaves it out as well
+    # a tokenizer may return more than the model takes; trainers leave it out as well
     inputs = {key: x for key, x in inputs_of(batch).items() if key in known}
     logits: Tensor = model(**inputs).logits
     return logits
@@ -120,14 +121,14 @@ def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
 
 
 class _HuggingFace:
-    """The model's folder and all batches, read."""
+    """Reads the model's folder and all batches."""
 
     def __init__(self, args: HuggingFaceArgs) -> None:
         self._args = args
         self._transformers = _import_transformers()
         self._config = self._read("AutoConfig", "config")
         self.notes: list[str] = []
-        rows = {part: self._rows(part, open_table(path)) for part, path in args.sources.items()}
+        rows = args.read(args.columns, self.notes)
         self._labels = self._make_labels([row for some in rows.values() for row in some])
         make = self._images if args.kind == "image-classification" else self._texts
         self.batches: dict[Part, Sequence[Batch]] = make(rows)
@@ -147,15 +148,6 @@ class _HuggingFace:
             dtype = next((found for found in named if found is not None), "float32")
         return model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
 
-    def metrics(self, model: nn.Module) -> dict[str, float]:
-        heldout, language = self.batches["heldout"], self._args.kind in LANGUAGE
-        return score(model, heldout, predict, language)
-
-    def _rows(self, part: Part, table: Table) -> list[Row]:
-        drawn = self._args.draw(part, len(table))
-        self.notes += self._args.note_of_limit(part, len(table), len(drawn))
-        return table.take(drawn, self._args.columns)
-
     def _read(self, auto: str, what: str) -> Any:
         """A part of the model's folder."""
         try:
@@ -168,8 +160,8 @@ class _HuggingFace:
             raise self._unreadable(f"a {what}", error) from error
 
     def _unreadable(self, what: str, error: Exception) -> TaskError:
-        reason = " ".join(str(error).split())[:200]
-        return TaskError(f"{self._args.model}: {what} cannot be made of it: {reason}")
+        reason = one_line(error, 200)
+        return TaskError(f"{self._args.model}: {what} cannot be made from it: {reason}")
 
     # ---- labels ------------------------------------------------------------------------------
 
@@ -216,9 +208,9 @@ class _HuggingFace:
     # ---- texts -------------------------------------------------------------------------------
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        # transformers makes an empty tokenizer of a folder that has none, and says nothing
+        # from a folder without one, transformers silently makes an empty tokenizer
         if not any(next(self._args.model.glob(name), None) for name in TOKENIZER_FILES):
-            raise TaskError(f"{self._args.model}: holds no tokenizer (tokenizer.json, or its like)")
+            raise TaskError(f"{self._args.model}: holds no tokenizer (tokenizer.json or the like)")
         tokenizer = self._read("AutoTokenizer", "tokenizer")
         padding = getattr(self._config, "pad_token_id", None)
         if padding is None:
@@ -229,7 +221,7 @@ class _HuggingFace:
                     f"{self._args.model}/config.json: has no pad_token_id; add one, or set "
                     "args.batch_size: 1"
                 )
-            self._config.pad_token_id = padding  # some models look for the last token before it
+            self._config.pad_token_id = padding  # some models find the last token by it
         reader = Reader(tokenizer, self._max_length(), 0 if padding is None else padding)
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
@@ -241,7 +233,7 @@ class _HuggingFace:
             if full:
                 self.notes.append(
                     f"{path}: {full} of {len(examples)} rows for {part} fill max_length, "
-                    f"{reader.max_length} tokens; what is longer is cut"
+                    f"{reader.max_length} tokens; longer texts are cut"
                 )
             self.notes += [note] if note else []
         return batches
@@ -284,23 +276,12 @@ class _HuggingFace:
 
     def _images(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
         processor = self._read("AutoImageProcessor", "image processor")
-        size = self._args.batch_size
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
             folder = self._args.sources[part].absolute().parent
-            targets = [self._target(row) for row in some]  # a wrong label is told of at once
-            batches[part] = LazyBatches(
-                [
-                    partial(
-                        self._batch_of_images,
-                        processor,
-                        folder,
-                        some[start : start + size],
-                        targets[start : start + size],
-                    )
-                    for start in range(0, len(some), size)
-                ]
-            )
+            targets = [self._target(row) for row in some]  # a wrong label is reported at once
+            make = partial(self._batch_of_images, processor, folder)
+            batches[part] = LazyBatches.of(self._args.batch_size, make, some, targets)
         return batches
 
     def _batch_of_images(

@@ -1,11 +1,10 @@
-"""Texts become token batches, for the four kinds of language tasks."""
+"""Turns texts into batches of tokens, for the four kinds of language tasks."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.task.ready.labels import Labels
-from sewa_cli.task.ready.scoring import IGNORED, Batch
-from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.batches import IGNORED, Batch
+from sewa_cli.task.ready.tables import Labels, Row
 
 _KEPT, _RANDOM = 0.1, 0.1  # of the masked: left as they are, replaced by any token
 
@@ -36,7 +34,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads rows with a tokenizer (of transformers); `padding` is its padding token's number."""
+    """Tokenises rows; `tokenizer` is one of transformers', `padding` its padding token's number."""
 
     tokenizer: Any
     max_length: int
@@ -55,7 +53,7 @@ class Reader:
     ) -> list[Example]:
         """Some tokens are masked (80 %), replaced (10 %) or kept (10 %), and are the targets.
 
-        Drawn once, row by row: every average is judged on the same masks, whatever the batches.
+        Drawn once, row by row: every average is evaluated on the same masks, whatever the batches.
         """
         if self.tokenizer.mask_token_id is None:
             raise TaskError("kind: masked-lm: the tokenizer has no mask token")
@@ -91,7 +89,7 @@ class Reader:
         ]
 
     def tagged(self, rows: Sequence[Row], words: str, tags: str, labels: Labels) -> list[Example]:
-        """A tag for each word: the target of its first token, the others have none."""
+        """A tag for each word: the target of its first token; its other tokens have none."""
         if not self.tokenizer.is_fast:
             raise TaskError("kind: token-classification: needs a fast tokenizer (tokenizer.json)")
         numbers = [_tags(row, words, tags, labels) for row in rows]
@@ -107,14 +105,15 @@ class Reader:
         return examples
 
     def batch(self, examples: Sequence[Example], size: int, path: Path) -> tuple[list[Batch], str]:
-        """Batches padded on the right, and what to tell of rows left out: those with no target."""
+        """Batches padded on the right, and a note if rows without a target were left out."""
         kept = [example for example in examples if example.number_of_targets]
         if not kept:
             raise TaskError(f"{path}: no row has a token to predict")
         per_row = sum(example.number_of_targets for example in kept) / len(kept)
-        batches = [self._stack(part, per_row) for part in _chunks(kept, size)]
+        starts = range(0, len(kept), size)
+        batches = [self._stack(kept[start : start + size], per_row) for start in starts]
         out = len(examples) - len(kept)
-        return batches, f"{path}: {out} rows have no token to predict: left out" if out else ""
+        return batches, f"{path}: {out} rows left out: no token to predict" if out else ""
 
     def _encode(self, *texts: Any, **options: Any) -> Any:
         return self.tokenizer(*texts, truncation=True, max_length=self.max_length, **options)
@@ -136,7 +135,7 @@ class Reader:
 
 
 def _split(encoded: Any) -> Iterator[dict[str, list[int]]]:
-    """A tokenizer's columns as one dict a row."""
+    """A tokenizer's columns as one dict per row."""
     keys = [key for key in encoded if key in ("input_ids", "attention_mask", "token_type_ids")]
     for values in zip(*(encoded[key] for key in keys), strict=True):
         yield dict(zip(keys, values, strict=True))
@@ -145,12 +144,6 @@ def _split(encoded: Any) -> Iterator[dict[str, list[int]]]:
 def _pad(rows: Sequence[list[int]], value: int) -> Tensor:
     longest = max(len(row) for row in rows)
     return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
-
-
-def _chunks(examples: Sequence[Example], size: int) -> Iterator[list[Example]]:
-    left = iter(examples)
-    while part := list(islice(left, size)):
-        yield part
 
 
 def _text(row: Row, column: str) -> str:

@@ -15,7 +15,7 @@ def build_model():
 
 
 def selection_data():
-    """Batches that choose the checkpoints: any re-iterable, such as a DataLoader.
+    """Batches to choose the checkpoints with: any re-iterable, such as a DataLoader.
 
     Use data that the network was not trained on, 500 examples or more.
     """
@@ -36,7 +36,7 @@ def predict(model, batch):
 
 
 def heldout_data():
-    """Batches that are only ever reported: they tell whether choosing really helped."""
+    """Batches that are only reported: they show whether choosing really helped."""
     return _toy_batches(seed=2)
 
 

@@ -1,0 +1,157 @@
+"""Batches of the ready-made tasks: how they are made, and their loss and metrics.
+
+A batch is a dict: what the model takes, `targets` [n] or [n, T] (-100: none), and
+`targets_per_row`, their mean number over *all* rows of the data. The loss of a batch is
+
+    sum of the losses of its targets / (n · targets_per_row),
+
+so that the mean over rows, which is what sewa takes, is the mean over all targets: rows with more
+tokens count for more, as in a perplexity, whatever the batches. A row's share does not depend on
+the rest of its batch, so the loss splits into rows.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sewa_cli.errors import TaskError
+from sewa_cli.task.ready.args import DataArgs, Part
+from sewa_cli.task.ready.tables import Row
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IGNORED = -100
+KEPT_BYTES = 2**30
+Batch = dict[str, Any]
+Predict = Callable[[nn.Module, Batch], Tensor]
+
+
+class LazyBatches(Sequence[Batch]):
+    """Batches made one by one; as many as fit into KEPT_BYTES are kept."""
+
+    def __init__(self, makers: Sequence[Callable[[], Batch]]) -> None:
+        self._makers = makers
+        self._kept: dict[int, Batch] = {}
+        self._free = KEPT_BYTES
+
+    @classmethod
+    def of(cls, size: int, make: Callable[..., Batch], *columns: Sequence[Any]) -> Self:
+        """`make` gets `size` elements of each column."""
+        starts = range(0, len(columns[0]), size)
+        return cls([partial(make, *(c[start : start + size] for c in columns)) for start in starts])
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index in self._kept:
+            return self._kept[index]
+        batch = self._makers[index]()
+        size = sum(x.nbytes for x in batch.values() if isinstance(x, Tensor))
+        if size <= self._free:
+            self._free -= size
+            self._kept[index] = batch
+        return batch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return (self[i] for i in range(len(self)))
+
+
+def functions_of(
+    args: DataArgs,
+    batches: Mapping[Part, Sequence[Batch]],
+    build_model: Callable[[], nn.Module],
+    predict: Predict,
+    language: bool = False,
+) -> dict[str, Callable[..., Any]]:
+    """The functions of a task."""
+    functions: dict[str, Callable[..., Any]] = {
+        f"{part}_data": partial(batches.__getitem__, part) for part in batches
+    }
+    functions |= {"build_model": build_model, "predict": predict, "loss": loss}
+    if args.metrics and "heldout" in batches:
+        functions["metrics"] = lambda model: score(model, batches["heldout"], predict, language)
+    return functions
+
+
+def open_image(row: Row, column: str, folder: Path, mode: str = "RGB") -> Image:
+    """From a path (relative to `folder`), or from the bytes that `datasets` keeps."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError:
+        raise TaskError("images need pillow: pip install pillow") from None
+    value = row.get(column)
+    if isinstance(value, Mapping) and value.get("bytes") is not None:
+        source: Any = io.BytesIO(value["bytes"])
+    elif isinstance(value, Mapping):
+        source = value.get("path")
+    else:
+        source = value
+    if isinstance(source, str | Path):
+        source = folder / source
+    try:
+        with Image.open(source) as image:
+            return image.convert(mode)
+    except (OSError, UnidentifiedImageError, AttributeError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or "is not an image"
+        shown = source if isinstance(source, Path) else type(value).__name__
+        raise TaskError(f"{row.where}: {column}: {shown}: {reason}") from error
+
+
+# ---- loss and metrics ------------------------------------------------------------------------
+
+
+def loss(outputs: Tensor, batch: Batch) -> Tensor:
+    """Cross-entropy, or squared error if the targets are not classes; 0-d."""
+    targets: Tensor = batch["targets"]
+    targets_per_row: float = batch["targets_per_row"]
+    return _total(outputs, targets) / (len(targets) * targets_per_row)
+
+
+def _total(outputs: Tensor, targets: Tensor) -> Tensor:
+    outputs = outputs.float()  # a bf16 model's too, as in transformers
+    if targets.is_floating_point():
+        return F.mse_loss(outputs.reshape(targets.shape), targets, reduction="sum")
+    return F.cross_entropy(
+        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def inputs_of(batch: Batch) -> Batch:
+    """The part of a batch that is for the model."""
+    return {key: x for key, x in batch.items() if key not in ("targets", "targets_per_row")}
+
+
+def score(
+    model: nn.Module, batches: Iterable[Batch], predict: Predict, language: bool
+) -> dict[str, float]:
+    """Over all targets: accuracy, for language models also perplexity; else the mean |error|."""
+    device = next(model.parameters()).device
+    total = torch.zeros((), dtype=torch.float64)
+    right, count, regression = 0.0, 0, False
+    with torch.no_grad():
+        for batch in batches:
+            moved = {k: x.to(device) if isinstance(x, Tensor) else x for k, x in batch.items()}
+            outputs, targets = predict(model, moved), moved["targets"]
+            if regression := targets.is_floating_point():
+                right += float((outputs.float().reshape(targets.shape) - targets).abs().sum())
+                count += targets.numel()
+                continue
+            counted = targets != IGNORED
+            right += int((outputs.argmax(-1) == targets)[counted].sum())
+            count += int(counted.sum())
+            total += _total(outputs, targets).double().cpu()
+    if regression:
+        return {"mean_absolute_error": right / count}
+    if language:
+        return {"perplexity": float((total / count).exp()), "token_accuracy": right / count}
+    return {"accuracy": right / count}
