@@ -109,14 +109,20 @@ def test_a_truncated_file_is_named(run_dir: Path, refused: Refused) -> None:
     path = checkpoint(run_dir)
     path.write_bytes(path.read_bytes()[:-40])
     check_says(
-        refused(FILES), "ckpts/step-60.safetensors: ", "not a complete safetensors file", "remove it"
+        refused(FILES),
+        "ckpts/step-60.safetensors: ",
+        "not a complete safetensors file",
+        "remove it",
     )
 
 
 def test_a_text_file_named_safetensors_is_named(run_dir: Path, refused: Refused) -> None:
     checkpoint(run_dir).write_text("these are not the weights you are looking for\n")
     check_says(
-        refused(FILES), "ckpts/step-60.safetensors: ", "not a complete safetensors file", "remove it"
+        refused(FILES),
+        "ckpts/step-60.safetensors: ",
+        "not a complete safetensors file",
+        "remove it",
     )
 
 
@@ -124,7 +130,10 @@ def test_a_header_longer_than_the_file_is_told(run_dir: Path, refused: Refused) 
     path = checkpoint(run_dir)
     path.write_bytes(struct.pack("<Q", 10_000) + path.read_bytes()[8:])
     check_says(
-        refused(FILES), "ckpts/step-60.safetensors: ", "not a complete safetensors file", "remove it"
+        refused(FILES),
+        "ckpts/step-60.safetensors: ",
+        "not a complete safetensors file",
+        "remove it",
     )
 
 
