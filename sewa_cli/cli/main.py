@@ -49,7 +49,8 @@ def _tell(error: BaseException, verbose: bool) -> int:
     """One line for what ended the command. Returns the exit code."""
     if isinstance(error, SewaError):
         if isinstance(error, UserCodeError):
-            _say(_all_frames(error) if verbose else error.frames)
+            whole = traceback.format_exception(error.__cause__ or error)
+            _say("".join(whole).rstrip() if verbose else error.frames)
         elif verbose:
             _say(traceback.format_exc())
         faults = error.faults if isinstance(error, ConfigError) else str(error).splitlines()
@@ -185,8 +186,7 @@ def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _say_nothing(*_: object) -> None:
-    pass
+def _say_nothing(*_: object) -> None: ...
 
 
 def stop_if_interrupted() -> None:
@@ -212,7 +212,3 @@ def _say(text: str) -> None:
     if text:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-
-
-def _all_frames(error: UserCodeError) -> str:
-    return "".join(traceback.format_exception(error.__cause__ or error)).rstrip()
