@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from shlex import quote
 from shutil import which
@@ -14,16 +15,16 @@ import typer
 from typer.core import TyperGroup
 
 from sewa_cli.cli.main import without_blas
-from sewa_cli.cli.options import PATHS, Request, command
+from sewa_cli.cli.options import PATHS, Request, add_command
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
 STDOUT = "-"
-SPAN = ("last", "every", "from_step", "to_step")
-DATA = ("format", "json")
-TALK = ("quiet", "verbose")
+SPAN = "last every from_step to_step"
+DATA = "format json"
+TALK = "quiet verbose"
 
 
 class _Group(TyperGroup):
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Learn which checkpoints of a training run to average.",
 )
+command = partial(add_command, app)
 
 
 @app.callback(invoke_without_command=True)
@@ -56,7 +58,7 @@ def top(
         raise typer.Exit
 
 
-@command(app, "folder", "ready_task", "force")
+@command("folder ready_task force")
 def init(request: Request, folder: Path, ready_task: str | None) -> None:
     """Write a commented sewa.yaml and task.py to start from."""
     from sewa_cli.config import READY_MADE
@@ -69,7 +71,7 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
         request.write(f"{path}\n")
 
 
-@command(app, "demo_folder", "seed", "force", *TALK)
+@command(f"demo_folder seed force {TALK}")
 def demo(request: Request, demo_folder: Path) -> None:
     """Train a small network on real digits, choose 10 of its 100 checkpoints, show the gain."""
     from sewa_cli.config import load_config
@@ -106,22 +108,9 @@ def _shorter(program: str, folder: Path) -> str:
 
 
 @command(
-    app,
-    *("ckpts", *SPAN, "nonfinite", "state_key"),
-    *(
-        "task",
-        "K",
-        "solver",
-        "solver_from",
-        "iterations",
-        "stable",
-        "guard",
-        "fallback",
-        "lora",
-        "bn",
-    ),
-    *("output", "report", "output_dtype", "shard_size", "force", "plot", "paths_format", "json"),
-    *("config", "sets", "memory", "device", "seed", "strict", "dry_run", *TALK),
+    f"ckpts {SPAN} nonfinite state_key task K solver solver_from iterations stable guard "
+    "fallback lora bn output report output_dtype shard_size force plot paths_format json "
+    f"config sets memory device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool) -> None:
     """Learn which K checkpoints to average; write the average and a report.
@@ -167,22 +156,9 @@ def select(request: Request, dry_run: bool) -> None:
 
 
 @command(
-    app,
-    *("ckpts", *SPAN, "nonfinite", "state_key"),
-    *(
-        "task",
-        "methods",
-        "budgets",
-        "fast",
-        "solver",
-        "solver_from",
-        "windows",
-        "stride",
-        "methods_from",
-        "bn",
-    ),
-    *("output_best", "best_report", "output_dtype", "force", "plot", *DATA),
-    *("config", "sets", "memory", "device", "seed", *TALK),
+    f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
+    "windows stride methods_from bn output_best best_report output_dtype force plot "
+    f"{DATA} config sets memory device seed {TALK}"
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie.
@@ -193,9 +169,9 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     config, report = request.config, best_report
     in_windows = config.compare.windows is not None
     if "compare.stride" in request.flags and not in_windows:
-        raise ConfigError("--stride: lies between windows; say how large they are: --windows 100")
+        raise ConfigError("--stride needs windows: say how large they are, --windows 100")
     if output_best is not None and in_windows:
-        raise ConfigError("--output-best: windows have no best average; compare without --windows")
+        raise ConfigError("--output-best: windows have no single best average; leave out --windows")
     if str(output_best) == STDOUT:
         raise ConfigError("--output-best: - is not a file; name one")
     from sewa_cli.commands.compare import run_compare
@@ -222,7 +198,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     request.tell(found)
 
 
-@command(app, "ckpts", "state_key", "task", *DATA, "config", "sets", "device", "seed", *TALK)
+@command(f"ckpts state_key task {DATA} config sets device seed {TALK}")
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
     from sewa_cli.commands.evaluate import run_evaluate
@@ -232,10 +208,7 @@ def evaluate(request: Request) -> None:
     request.tell(found)
 
 
-@command(
-    app,
-    *("ckpts", *SPAN, "state_key", "plot", "force", *DATA, "config", "sets", *TALK),
-)
+@command(f"ckpts {SPAN} state_key plot force {DATA} config sets {TALK}")
 def inspect(request: Request) -> None:
     """Show what checkpoints are there, and whether the run still moves. Needs no task.
 
@@ -249,10 +222,7 @@ def inspect(request: Request) -> None:
     request.tell(found)
 
 
-@command(
-    app,
-    *("ckpts", *SPAN, "state_key", "task", "K", *DATA, "config", "sets", "device", *TALK),
-)
+@command(f"ckpts {SPAN} state_key task K {DATA} config sets device {TALK}")
 def validate(request: Request) -> None:
     """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
     from sewa_cli.commands.validate import run_validate
@@ -263,10 +233,8 @@ def validate(request: Request) -> None:
 
 
 @command(
-    app,
-    *("ckpts", *SPAN, "state_key", "method", "K", "weights", "methods_from", "lora"),
-    *("output", "recipe", "output_dtype", "shard_size", "force", "paths_format", "json"),
-    *("config", "sets", "seed", *TALK),
+    f"ckpts {SPAN} state_key method K weights methods_from lora output recipe output_dtype "
+    f"shard_size force paths_format json config sets seed {TALK}"
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.
@@ -277,7 +245,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     numbers = None
     if weights is not None:
         numbers = _numbers(weights)
-        if method is not None or not request.flags.keys().isdisjoint({"K", *SPAN}):
+        if method is not None or not request.flags.keys().isdisjoint({"K", *SPAN.split()}):
             raise ConfigError(
                 "--weights names every file's share; --method, --K and --last do not apply"
             )
@@ -287,29 +255,26 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     from sewa_cli.present import show
     from sewa_cli.present.card import describe_lora
     from sewa_cli.present.tables import render
-    from sewa_cli.report.average import AverageReport
     from sewa_cli.session.extensions import register_methods
-    from sewa_cli.session.heading import heading
 
     with request.talk as talk:
         register_methods(config, talk, wanted=method or "uniform")
-        averaged, written = run_average(
+        averaged, written, report = run_average(
             config,
             method or "uniform",
             numbers,
             force=request.force,
             stdout=request.stdout,
             protected=request.inputs,
+            with_report=request.form == "json",
             events=talk,
         )
     if written == STDOUT:
         return
-    if request.form == "json":
-        head = heading(config, talk.warnings)
-        report = AverageReport(**head, output=written, recipe=averaged.recipe())
-        request.write(show(report, "json"))
-    elif request.form == PATHS:
+    if request.form == PATHS:
         request.write("".join(f"{source.path}\n" for source in averaged.sources))
+    elif report is not None and request.form == "json":
+        request.write(show(report, "json"))
     else:
         pairs = zip(averaged.sources, averaged.coefficients, strict=True)
         rows = [{"path": str(c.path), "step": c.step, "weight": w} for c, w in pairs]
@@ -328,7 +293,7 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-@command(app, "past", "rebuilt", "force", *TALK)
+@command(f"past rebuilt force {TALK}")
 def apply(request: Request, past: Path, rebuilt: str) -> None:
     """Build a report's averaged file again, byte for byte, without the task.
 
@@ -355,7 +320,7 @@ def apply(request: Request, past: Path, rebuilt: str) -> None:
             talk.say(f"wrote {written}")
 
 
-@command(app, "methods_from", *DATA, "config", "sets")
+@command(f"methods_from {DATA} config sets")
 def methods(request: Request) -> None:
     """List the ways to average, one line each."""
     from sewa_cli.methods import REGISTRY
@@ -376,7 +341,7 @@ def methods(request: Request) -> None:
     )
 
 
-@command(app, "solver_from", *DATA, "config", "sets")
+@command(f"solver_from {DATA} config sets")
 def solvers(request: Request) -> None:
     """List the ways to choose, one line each."""
     from sewa_cli.session.extensions import list_solvers
@@ -393,7 +358,7 @@ def _list(request: Request, found: dict[str, dict[str, Any]]) -> None:
         request.write(listing(found).show(request.form))
 
 
-@command(app, "kind")
+@command("kind")
 def schema(request: Request, kind: str) -> None:
     """Print the JSON Schema of a report."""
     from sewa_cli.report import KINDS, model_of

@@ -10,13 +10,14 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import IO, Any, TextIO, cast
 
 from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
 
 INTERRUPTED = 130
 typed: list[str] = []  # the arguments of the command that runs
+_interrupt = SimpleNamespace(came=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed[:] = arguments
     try:
         _catch_signals()
-        _mend_streams()
+        _open_closed_streams()
         # OpenMP's threads spin while they wait; on a busy machine that makes a small run many
         # times slower. Only takes effect before torch is imported.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -48,7 +49,8 @@ def _tell(error: BaseException, verbose: bool) -> int:
     """One line for what ended the command. Returns the exit code."""
     if isinstance(error, SewaError):
         if isinstance(error, UserCodeError):
-            _say(_all_frames(error) if verbose else error.frames)
+            whole = traceback.format_exception(error.__cause__ or error)
+            _say("".join(whole).rstrip() if verbose else error.frames)
         elif verbose:
             _say(traceback.format_exc())
         faults = error.faults if isinstance(error, ConfigError) else str(error).splitlines()
@@ -97,7 +99,7 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
         yield data
         data.flush()
     finally:
-        with suppress(OSError, OutputError):  # told already by the flush above
+        with suppress(OSError, OutputError):  # the flush above has raised it
             data.close()
 
 
@@ -137,7 +139,7 @@ class _Stderr:
 
 
 class _Stdout(io.FileIO):
-    """Standard output whose faults (a full disk behind `>`) are told like those of any output."""
+    """Standard output; what fails (a full disk behind `>`) is an OutputError, as of any output."""
 
     def write(self, data: Any) -> int:
         try:
@@ -148,7 +150,7 @@ class _Stdout(io.FileIO):
             raise OutputError(f"standard output: cannot be written: {error.strerror}") from error
 
 
-def _mend_streams() -> None:
+def _open_closed_streams() -> None:
     """Where standard input, output or error is closed, the void is opened in its place.
 
     Else the next file would get that number: a checkpoint, with what others print in its middle.
@@ -165,13 +167,6 @@ def _mend_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if not isinstance(sys.stderr, _Stderr):
         sys.stderr = cast(TextIO, _Stderr(sys.stderr))
-
-
-class _Interrupt:
-    came = False
-
-
-_interrupt = _Interrupt()
 
 
 def _catch_signals() -> None:
@@ -191,8 +186,7 @@ def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _say_nothing(*_: object) -> None:
-    pass
+def _say_nothing(*_: object) -> None: ...
 
 
 def stop_if_interrupted() -> None:
@@ -218,7 +212,3 @@ def _say(text: str) -> None:
     if text:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
-
-
-def _all_frames(error: UserCodeError) -> str:
-    return "".join(traceback.format_exception(error.__cause__ or error)).rstrip()

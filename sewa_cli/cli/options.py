@@ -238,8 +238,9 @@ def _form(form: str | None, json: bool, known: list[str]) -> str:
     return found
 
 
-def command(app: typer.Typer, *names: str) -> Callable[[Callable[..., None]], None]:
+def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]], None]:
     """Makes a function `name(request, **own)` the command of that name, with these flags."""
+    names = flags.split()
 
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:

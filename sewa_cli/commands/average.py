@@ -36,11 +36,13 @@ def run_average(
     force: bool = False,
     stdout: IO[bytes] | None = None,
     protected: Sequence[Path] = (),
+    with_report: bool = False,
     events: Events | None = None,
-) -> tuple[Average, str]:
-    """Average by a method that needs no loss, or by explicit weights; returns where it was written.
+) -> tuple[Average, str, AverageReport | None]:
+    """Average by a method that needs no loss, or by explicit weights.
 
     Weights belong to files in the order given; those of a folder, in the order of their steps.
+    Returns the average, where it was written, and the report if one is written or wanted.
     """
     events = events or Events()
     if weights is None:
@@ -88,11 +90,12 @@ def run_average(
         )
 
     # a report holds the sources' hashes, which take three times as long as averaging them
-    if outputs.report is None:
+    report = None
+    if outputs.report is None and not with_report:
         write_average(average, outputs)
     else:
-        write_results(average, outputs, make_report)
-    return average, outputs.written_as(average)
+        report = write_results(average, outputs, make_report)
+    return average, outputs.written_as(average), report
 
 
 def _as_given(config: Config, events: Events) -> list[Checkpoint]:

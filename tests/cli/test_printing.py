@@ -16,9 +16,9 @@ from helpers.tiny import TASK, Sewa
 from sewa_cli.cli.console import SECONDS, Talk
 from sewa_cli.cli.options import FLAGS, FORMATS
 from sewa_cli.commands.select import run_select
-from sewa_cli.config import load_config
 from sewa_cli.present import draw, say, show, summary
 from sewa_cli.report import KINDS, model_of
+from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
 
 METRIC = "\ndef metrics(model):\n    return {'size': 7, 'a|b': 0.5}\n"
@@ -120,7 +120,7 @@ def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) ->
 
 @pytest.mark.usefixtures("measured")
 def test_a_library_gets_the_very_words_table_and_picture_of_the_terminal(sewa: Sewa) -> None:
-    config = load_config(Path("sewa.yaml"), {"output": "mine.safetensors"})
+    config = load_settings(Path("sewa.yaml"), {"output": "mine.safetensors"})
     selection = run_select(config, load_task(str(config.task), {}))
     ended = sewa("select", "-o", "mine.safetensors", "--force", "--plot", "p.svg")
 
@@ -169,7 +169,7 @@ def test_help_comes_in_panels(sewa: Sewa, name: str) -> None:
 
 
 def test_a_flag_has_one_name_and_its_setting_exists() -> None:
-    config = load_config(None)
+    config = load_settings(None)
     for name, flag in FLAGS.items():
         assert flag.help, name
         if flag.key is not None and not flag.key.startswith("solver."):

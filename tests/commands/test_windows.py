@@ -432,7 +432,7 @@ def test_an_older_window_with_too_few_whole_checkpoints_does_not_lose_the_newer_
         (["--windows", "1"], 2, "--windows: must be greater than or equal to 2"),
         (["--windows", "many"], 2, "--windows: must be a whole number, found 'many'"),
         (["--windows", "4", "--stride", "0"], 2, "--stride: must be greater than or equal to 1"),
-        (["--stride", "4"], 2, "--stride: lies between windows"),
+        (["--stride", "4"], 2, "--stride needs windows"),
         (["--windows", "3", "--K", "4"], 2, "K: 4 of 3 checkpoints in a window is too many"),
         (["--windows", "4", "--output-best", "x.safetensors"], 2, "--output-best: windows have no"),
         (["--windows", "4", "--methods", "swaa"], 2, "methods: unknown method 'swaa'"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite, nan
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present.plots import (
     drawable,
@@ -56,33 +56,21 @@ def _draw_mask(axes: Axes, report: Report) -> None:
     ]
     ordered = sorted(places)
     gap = min((b - a for a, b in pairwise(ordered)), default=1)
-    for black in (False, True):
-        here = [i for i, c in enumerate(report.candidates) if (c.index in chosen) == black]
+    width = min(0.7 * gap, (ordered[-1] - ordered[0] or 1) / 70)
+    for is_chosen in (False, True):
+        here = [i for i, c in enumerate(report.candidates) if (c.index in chosen) == is_chosen]
         if not here:
             continue
-        colour = "black" if black else "0.75"
-        axes.bar(
-            [places[i] for i in here],
-            [heights[i] for i in here],
-            width=min(0.7 * gap, (ordered[-1] - ordered[0] or 1) / 70),
-            color=colour,
-            edgecolor=colour,
-            linewidth=0.7,  # however many bars there are, each can be seen
-            label=None if black else f"{len(here)} not chosen",
-            zorder=3 if black else 2,
-        )
-        if black:
-            axes.plot(
-                [places[i] for i in here],
-                [heights[i] for i in here],
-                linestyle="none",
-                marker="D",
-                markersize=max(2.0, 5.5 - len(here) / 50),
-                color="black",
-                label=f"{len(here)} chosen",
-                zorder=4,
-                clip_on=False,
-            )
+        at, high = [places[i] for i in here], [heights[i] for i in here]
+        colour = "black" if is_chosen else "0.75"
+        # however many bars there are, an edge of 0.7 points lets each be seen
+        look: dict[str, Any] = {"color": colour, "edgecolor": colour, "linewidth": 0.7}
+        if is_chosen:
+            axes.bar(at, high, width, **look, zorder=3)
+            size, text = max(2.0, 5.5 - len(here) / 50), f"{len(here)} chosen"
+            axes.plot(at, high, "D", ms=size, color=colour, label=text, zorder=4, clip_on=False)
+        else:
+            axes.bar(at, high, width, **look, zorder=2, label=f"{len(here)} not chosen")
     axes.set_ylim(0, 1.05)
     name_steps(axes, by_step)
     axes.set_ylabel("mask probability" if learned else "chosen or not")
@@ -114,14 +102,8 @@ def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
         if isfinite(loss):
             text = label(f"{name} {loss:.5g}")
             levels[text] = loss
-            axes.axhline(
-                loss,
-                linestyle=_STYLES[i % len(_STYLES)],
-                lw=1.6 if i == 0 else 1.1,
-                color="black",
-                label=text,
-                gid="level",
-            )
+            style, lw = _STYLES[i % len(_STYLES)], 1.1 if i else 1.6
+            axes.axhline(loss, ls=style, lw=lw, color="black", label=text, gid="level")
     fit_losses(axes, [*finite, *levels.values()])
     axes.set_xlim(0.5, max(len(history), 1) + 0.5)
     axes.set_xlabel("iteration" if finite else "no loss history")
@@ -149,13 +131,8 @@ def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
             label=label(name),
         )
     for i, option in enumerate(o for o in options if o.K is None and o.loss is not None):
-        axes.axhline(
-            option.loss or 0.0,
-            linestyle=_STYLES[(i + 1) % len(_STYLES)],
-            lw=1.0,
-            color="0.3",
-            label=label(f"{option.name} {option.loss:.4g}"),
-        )
+        style, text = _STYLES[(i + 1) % len(_STYLES)], label(f"{option.name} {option.loss:.4g}")
+        axes.axhline(option.loss or 0.0, ls=style, lw=1.0, color="0.3", label=text)
     taken = next(option for option in options if option.chosen)
     if taken.K is not None and taken.loss is not None:
         axes.plot(taken.K, taken.loss, "D", ms=7, color="black", label="taken", zorder=5)
