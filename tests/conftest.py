@@ -6,11 +6,14 @@ import os
 import signal
 import sys
 import textwrap
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
+import typer.main
 from helpers.batchnorm import BATCHNORM_TASK, train_batchnorm
 from helpers.tiny import TASK, Ended, Sewa, train_tiny
 
@@ -30,6 +33,14 @@ for _name, _default in (
     _number = getattr(signal, _name, None)
     if _number is not None and signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _default)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _flags_read_once() -> Iterator[None]:
+    """Typer reads all flags of all commands for each call; a process has one, a session many."""
+    with pytest.MonkeyPatch.context() as session:
+        session.setattr(typer.main, "get_command", cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

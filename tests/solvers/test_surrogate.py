@@ -101,7 +101,7 @@ def test_no_subset_of_up_to_twelve_checkpoints_is_better_than_the_chosen_one(
     assert problem.true_loss(linear.mean(chosen, k)) == pytest.approx(best, rel=1e-4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10_000), k=st.integers(13, 30), K=st.integers(1, 12))
 def test_with_many_subsets_no_single_swap_improves_the_answer_and_the_relaxed_loss_bounds_it(
     seed: int, k: int, K: int
