@@ -290,7 +290,10 @@ def test_the_bytes_of_a_tensor_can_only_be_that_tensor(
 
 
 @pytest.mark.parametrize("name", ["step", "w"])
-def test_bytes_entries_are_not_unpickled(folder: Path, sewa: Sewa, mark: Path, name: str) -> None:
+def test_bytes_entries_are_not_unpickled(
+    folder: Path, sewa: Sewa, mark: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent.parent)  # `average` writes into the working directory
     put(folder, saved(Evil(mark)))
 
     def to_bytes(metadata: Metadata) -> None:

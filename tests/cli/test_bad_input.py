@@ -216,7 +216,7 @@ def test_a_checkpoint_named_twice_is_told(refused: Refused) -> None:
     check_says(
         refused(FILES, "select", "ckpts/", "ckpts/step-60.safetensors"),
         "step-60.safetensors: is given twice",
-        "name each checkpoint once",
+        "give each checkpoint once",
     )
 
 
