@@ -44,7 +44,7 @@ def measure(k: int, width: int, iterations: int, rounds: int) -> dict[str, float
             with (
                 timed(Trajectory, "mix", spent, "mixing"),
                 timed(Trajectory, "pull_back", spent, "mixing"),
-                timed(Objective, "loss_and_gradient", spent, "model"),
+                timed(Objective, "gradient", spent, "model"),
             ):
                 result = select(
                     folder,

@@ -39,7 +39,7 @@ BUDGETS = (5, 10, 20, 50)
 STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer counts
     (Trajectory, "mix", "products with W"),
     (Trajectory, "pull_back", "products with W"),
-    (Objective, "loss_and_gradient", "forward and backward"),
+    (Objective, "gradient", "forward and backward"),
     (surrogate, "build", "surveying"),
     (linear, "solve", "solving"),
     (choosing, "resample", "resampling"),

@@ -29,7 +29,7 @@ def find_config(explicit: Path | None) -> Path | None:
 class Sections(Protocol):
     """Knows the solvers, each of which has a section of its own name in sewa.yaml."""
 
-    default: str
+    default: str | None  # None: the command chooses nothing
 
     def register(self, settings: Mapping[str, Any]) -> None:
         """Solvers that these settings bring with them."""
@@ -82,7 +82,9 @@ def load_config(
         sources[key] = f"--set {key}"
     if sections is not None:
         sections.register(settings)
-        chosen = settings.setdefault("solver", sections.default)
+        chosen = settings.get("solver") or sections.default
+        if chosen is not None:
+            settings["solver"] = chosen
         for key, value in flags.items():
             if key.startswith("solver."):
                 put(f"{chosen}{key.removeprefix('solver')}", value)
@@ -92,7 +94,7 @@ def load_config(
         config = Config.model_validate(settings)
     except ValidationError as error:
         faults += [
-            _describe(fault, fault["loc"], where, sources, _known(fault["loc"]))
+            _describe(fault, fault["loc"], where, sources, _known(fault["loc"], sections))
             for fault in error.errors(include_url=False)
         ]
     if faults:
@@ -108,11 +110,11 @@ def _validate_sections(
         return []
     faults, whole = [], dict[str, Any]()
     given = {name for name in settings if name not in Config.model_fields}
-    chosen = settings["solver"]
+    chosen = settings.get("solver")
     if (known := sections.having(None)) and chosen not in known:
         where = sources.get("solver", f"{file}: solver")
         faults.append(f"{where}: unknown solver {chosen!r}; there are {', '.join(known)}")
-    for name, model in sections.models({*given, chosen}).items():
+    for name, model in sections.models({*given, str(chosen)}).items():
         section = settings.pop(name, None)
         if model is None:
             whole[name] = section if isinstance(section, dict) else {}
@@ -242,6 +244,8 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
     return f"{what}, found {found!r}"
 
 
-def _known(location: tuple[int | str, ...]) -> list[str]:
-    in_compare = len(location) > 1 and location[0] == "compare"
-    return list((CompareConfig if in_compare else Config).model_fields)
+def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[str]:
+    """The keys that could have been meant."""
+    if len(location) > 1 and location[0] == "compare":
+        return list(CompareConfig.model_fields)
+    return [*Config.model_fields, *(sections.having(None) if sections else ())]

@@ -168,7 +168,8 @@ def _set_at(output: Path) -> list[Path]:
 
 def report_path(output: Path) -> Path:
     is_number = output.suffix[1:].isdigit()  # a folder called llama-0.5
-    return output.with_name(f"{output.name if is_number else output.stem}.report.json")
+    # not with_name: `.` and `/` have no name, and are refused in words
+    return output.parent / (f"{output.name if is_number else output.stem}.report.json")
 
 
 def write_results(average: Average | None, outputs: Outputs, make_report: Callable[[], R]) -> R:

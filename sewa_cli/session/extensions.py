@@ -35,9 +35,8 @@ def load_settings(
 class _Sections:
     """The solvers' sections of sewa.yaml."""
 
-    default = solvers.DEFAULT
-
     def __init__(self, with_solver: bool) -> None:
+        self.default = solvers.DEFAULT if with_solver else None
         self._looks = with_solver
         self._all_pass = False
 

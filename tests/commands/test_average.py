@@ -486,7 +486,7 @@ def test_more_checkpoints_than_open_files_are_allowed(ckpts: list[Path]) -> None
     ended = shell("ulimit -n 100; sewa average ckpts -o out2.safetensors")
     if sys.version_info < (3, 13):
         assert ended.returncode == 3
-        assert "cannot be read: Too many open files; raise their limit" in ended.stderr
+        assert "cannot be read: Too many open files; raise the limit" in ended.stderr
         assert not list(Path().glob("*out2*"))
 
 

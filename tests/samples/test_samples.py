@@ -19,9 +19,11 @@ def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python train.py`, in this process: it has torch and transformers already."""
     beside = {path.stem for path in Path().glob("*.py")}
     with monkeypatch.context() as here, third_party():
-        here.syspath_prepend(".")
+        here.syspath_prepend(str(Path.cwd()))
+        for name in beside & sys.modules.keys():  # an earlier test had its own
+            here.delitem(sys.modules, name)
         runpy.run_path("train.py", run_name="__main__")
-        for name in beside & sys.modules.keys():  # the next sample has its own
+        for name in beside & sys.modules.keys():
             del sys.modules[name]
 
 

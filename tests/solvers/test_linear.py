@@ -302,7 +302,7 @@ def test_with_shuffled_labels_auto_takes_a_simple_average_and_says_nothing_was_g
     report = report_of()
     assert report["labels"] == "noise"
     assert report["written"] == "uniform"
-    assert "nothing was gained: the labels say nothing; `uniform` was written" in ended.err
+    assert "no gain: the labels say nothing; `uniform` was written" in ended.err
     assert report["details"]["rounds"] == []
 
 
@@ -559,8 +559,8 @@ def heldout_data():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--K", "auto"], "K: auto needs the linear solver"),
-        (["--stable"], "--stable needs the linear solver"),
+        (["--K", "auto"], "K: auto needs a solver that finds K: add --solver linear"),
+        (["--stable"], "--stable: not a setting of the gumbel solver; linear has it"),
         (["--guard", "0.2"], "has heldout_data already"),
         (["--guard", "1.5"], "--guard"),
         (["--solver", "newton"], "--solver"),
