@@ -208,7 +208,7 @@ def test_one_checkpoint_only_leaves_none_to_choose(run_dir: Path, refused: Refus
         refused(FILES, "select", "--K", 1),
         "ckpts/step-10.safetensors: ",
         "is the only checkpoint",
-        "none to choose",
+        "nothing to choose",
     )
 
 
@@ -216,7 +216,7 @@ def test_a_checkpoint_named_twice_is_told(refused: Refused) -> None:
     check_says(
         refused(FILES, "select", "ckpts/", "ckpts/step-60.safetensors"),
         "step-60.safetensors: is given twice",
-        "name each checkpoint once",
+        "give each checkpoint once",
     )
 
 
@@ -362,13 +362,13 @@ def test_a_yaml_key_given_twice_is_told_with_its_line(run_dir: Path, refused: Re
 
 def test_a_yaml_syntax_error_is_told_with_its_line(run_dir: Path, refused: Refused) -> None:
     (run_dir / "sewa.yaml").write_text("task: ./task.py\nK: [4\ndevice: cpu\n")
-    check_says(refused(USAGE), "sewa.yaml:3:", "mend the YAML")
+    check_says(refused(USAGE), "sewa.yaml:3:", "fix the YAML")
 
 
 def test_a_template_left_in_the_yaml_is_no_bug_of_ours(run_dir: Path, refused: Refused) -> None:
     """{{ K }} is, to YAML, a mapping with a mapping as its key."""
     (run_dir / "sewa.yaml").write_text("task: ./task.py\nK: {{ K }}\n")
-    check_says(refused(USAGE), "sewa.yaml:2:", "mend the YAML")
+    check_says(refused(USAGE), "sewa.yaml:2:", "fix the YAML")
 
 
 def test_a_yaml_list_is_told_for_what_it_is(run_dir: Path, refused: Refused) -> None:

@@ -56,8 +56,8 @@ def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
     assert reported["cost"]["peak_memory_bytes"] > 10**7
     assert len(reported["history"]) == 8
     assert reported["selection_rows"] == reported["heldout_rows"] == 300
-    assert reported["config"]["gumbel"]["iterations"] == 8
-    assert reported["config"]["gumbel"]["temperature"] == 0.5
+    assert reported["config"]["solvers"]["gumbel"]["iterations"] == 8
+    assert reported["config"]["solvers"]["gumbel"]["temperature"] == 0.5
 
 
 def test_apply_gives_the_same_bytes(reported: dict[str, Any], run_dir: Path, sewa: Sewa) -> None:
