@@ -494,7 +494,9 @@ def test_json_is_the_whole_inspection(ckpts: Path, sewa: Sewa) -> None:
     ended = sewa("inspect", ckpts, "--json")
     assert ended.code == 0
     printed = Inspection.model_validate_json(ended.out)
-    assert printed == look(ckpts).model_copy(update={"created": printed.created})
+    head = {"created": printed.created, "config": printed.config}
+    assert printed == look(ckpts).model_copy(update=head)
+    assert printed.config["checkpoints"] == [str(ckpts)]
     found = json.loads(ended.out)
     assert found["kind"] == "inspect"
     assert found["motion"]["expected"]["noise"]["cosine"] == -0.5
