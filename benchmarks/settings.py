@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from sewa_cli.commands.select import run_select
-from sewa_cli.config import load_config
 from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
+from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
 
 CHANGES: list[dict[str, Any]] = [
@@ -44,7 +44,7 @@ def main(seeds: int) -> None:
         for change in CHANGES:
             selection = heldout = 0.0
             for seed, folder in enumerate(folders):
-                config = load_config(folder / "sewa.yaml", {"seed": seed, "gumbel": change})
+                config = load_settings(folder / "sewa.yaml", {"seed": seed, "gumbel": change})
                 task = load_task(str(folder / "task.py"), {})
                 average = run_select(config, task, write=False).report.average
                 selection += (average.selection_loss or float("nan")) / seeds

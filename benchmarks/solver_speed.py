@@ -26,9 +26,10 @@ from torch.nn import functional as F
 
 from sewa_cli.commands.compare import run_compare
 from sewa_cli.commands.select import run_select
-from sewa_cli.config import Config, load_config
+from sewa_cli.config import Config
 from sewa_cli.objective.objective import Objective
 from sewa_cli.report.shared import Cost
+from sewa_cli.session.extensions import load_settings
 from sewa_cli.solvers import linear as surrogate
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear import rounds as choosing
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         def config(**settings: Any) -> Config:
             gumbel = {"iterations": given.iterations}
             flags = {"checkpoints": (folder,), "device": "cpu", "gumbel": gumbel, **settings}
-            return load_config(None, flags)
+            return load_settings(None, flags)
 
         def select(tier: str | None = None, **settings: Any) -> Cost:
             report = run_select(config(**settings), task, write=False).report

@@ -32,9 +32,10 @@ from torch.nn import functional as F
 from sewa_cli import demo
 from sewa_cli.commands.forecast import run_forecast
 from sewa_cli.commands.select import run_select
-from sewa_cli.config import Config, load_config
+from sewa_cli.config import Config
 from sewa_cli.present.sentences import verdict
 from sewa_cli.report.select import Report
+from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import Task, load_task, make_task
 from sewa_cli.templates import write_template
 
@@ -275,7 +276,7 @@ class Run:
             "seed": self.seed,
             **settings,
         }
-        return load_config(None, flags)
+        return load_settings(None, flags)
 
     def select(self, shuffled: bool = False, **settings: Any) -> Report:
         problem = self.problem.shuffled(self.seed) if shuffled else self.problem
