@@ -18,16 +18,11 @@ SAMPLES = Path(__file__).parents[2] / "sample_configs"
 def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """`python train.py`, in this process: it has torch and transformers already."""
     beside = {path.stem for path in Path().glob("*.py")}
-
-    def forget() -> None:  # another test may have imported a `task` of its own
-        for name in beside & sys.modules.keys():
-            del sys.modules[name]
-
     with monkeypatch.context() as here, third_party():
         here.syspath_prepend(".")
-        forget()
         runpy.run_path("train.py", run_name="__main__")
-        forget()
+        for name in beside & sys.modules.keys():  # the next sample has its own
+            del sys.modules[name]
 
 
 @pytest.mark.slow
