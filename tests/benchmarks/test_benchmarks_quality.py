@@ -153,12 +153,12 @@ def test_what_is_done_is_not_done_again_and_what_is_lost_is(
 
     monkeypatch.setattr(running, "_call", counted)
     work = [(setting, 0, job) for job in plan.methods(setting)]
-    running.run_all(ran, work, workers=1)
+    running.run_all(ran, work, workers=2)
     assert called == []
     lost = ran / "tiny" / "seed-0" / "methods" / "linear.json"
     before = json.loads(lost.read_text())["report"]["rows"]
     lost.unlink()
-    running.run_all(ran, work, workers=1)
+    running.run_all(ran, work, workers=2)
     assert len(called) == 1
     after = json.loads(lost.read_text())["report"]["rows"]
     losses = [[row["heldout_loss"] for row in rows] for rows in (before, after)]
