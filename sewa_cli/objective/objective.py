@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.tree import WALK, arrays, change, has_rows, rows, to_device
+from sewa_cli.objective.tree import WALK, arrays, change, has_rows, rows, tensors, to_device
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
@@ -164,11 +164,11 @@ class Objective:
         """Outputs, and the mean loss over the batch, 0-d. A changed batch is an error."""
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
-        tensors = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
-        versions = [tensor._version for tensor in tensors]  # torch counts in-place changes
+        watched = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
+        versions = [tensor._version for tensor in watched]  # torch counts in-place changes
         outputs = self.predict(self.model.module, batch)
         loss = self.loss(outputs, batch).reshape(())
-        if [tensor._version for tensor in tensors] != versions:
+        if [tensor._version for tensor in watched] != versions:
             raise TaskError(
                 "predict() or loss() changes the batch in place, so the next pass over it would "
                 "see other data; work on a copy (x.clone())"
@@ -202,12 +202,9 @@ def row_losses(
     loss: Callable[[Any, Batch], Tensor], outputs: Any, batch: Batch, n: int
 ) -> Tensor | None:
     """loss(outputs, batch) of each of the n rows alone, [n] float64; None if it cannot be split."""
-
-    tensors: list[Tensor] = []
-    change(outputs, lambda x: tensors.append(x) if has_rows(x, n) else WALK)
-    if not tensors:  # nothing of the outputs belongs to a row
+    if not any(has_rows(x, n) for x in tensors(outputs)):  # none of the outputs belongs to a row
         return None
-    change(batch, lambda x: tensors.append(x) if has_rows(x, n) else WALK)
+    by_row = [x for x in tensors((outputs, batch)) if has_rows(x, n)]
 
     def one(*parts: Tensor) -> Tensor:
         left = iter(parts)
@@ -216,8 +213,8 @@ def row_losses(
 
     # in one go where the user's loss allows it; row by row is slow, but takes any loss
     with suppress(Exception):
-        together: Tensor = torch.func.vmap(one)(*tensors)
+        together: Tensor = torch.func.vmap(one)(*by_row)
         return together.double()
     with suppress(Exception):  # whatever the user's loss makes of a single row
-        return torch.stack([one(*(x[i] for x in tensors)) for i in range(n)]).double()
+        return torch.stack([one(*(x[i] for x in by_row)) for i in range(n)]).double()
     return None

@@ -293,7 +293,7 @@ def test_auto_reports_the_curve_and_takes_what_is_within_one_error_of_the_best(s
     assert report["config"]["K"] == "auto"
 
 
-def test_with_shuffled_labels_auto_takes_a_simple_average_and_says_nothing_was_gained(
+def test_with_shuffled_labels_auto_takes_a_simple_average_and_says_that_there_is_no_gain(
     run_dir: Path, sewa: Sewa
 ) -> None:
     (run_dir / "task.py").write_text(TASK.replace("return data(1)", SHUFFLED))
@@ -302,7 +302,7 @@ def test_with_shuffled_labels_auto_takes_a_simple_average_and_says_nothing_was_g
     report = report_of()
     assert report["labels"] == "noise"
     assert report["written"] == "uniform"
-    assert "nothing was gained: the labels say nothing; `uniform` was written" in ended.err
+    assert "no gain: the labels say nothing; `uniform` was written" in ended.err
     assert report["details"]["rounds"] == []
 
 
