@@ -101,45 +101,43 @@ class Objective:
             if empty:
                 raise _no_rows(self.selection)
 
+    @torch.no_grad()
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
-        self.model.module.eval()
         total, seen = 0.0, 0
-        with torch.no_grad():
-            for batch in data:
-                n = rows(batch)
-                if n == 0:  # its mean is NaN, and it weighs nothing
-                    continue
-                total += n * float(self._outputs_and_loss(batch)[1])
-                seen += n
-        if seen == 0:
-            raise _no_rows(data)
-        self.model.check_untouched()
+        for _, n, _, loss in self._evaluated(data):
+            total += n * float(loss)
+            seen += n
         return total / seen, seen
 
+    @torch.no_grad()
     def unit_losses(self, data: Data) -> UnitLosses:
         """The loss of every row on its own; of every batch, if the loss is no mean over rows."""
-        self.model.module.eval()
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         splits = True
-        with torch.no_grad():
-            for batch in data:
-                if (n := rows(batch)) == 0:
-                    continue
-                outputs, loss = self._outputs_and_loss(batch)
-                by_batch.append((float(loss), n))
-                if splits:
-                    batch = to_device(batch, self.model.device)
-                    found = row_losses(self.loss, outputs, batch, n)
-                    splits = found is not None and are_parts(found, loss.double())
-                    if found is not None:
-                        by_row.append(found)
-        if not by_batch:
-            raise _no_rows(data)
-        self.model.check_untouched()
+        for batch, n, outputs, loss in self._evaluated(data):
+            by_batch.append((float(loss), n))
+            if splits:
+                batch = to_device(batch, self.model.device)
+                found = row_losses(self.loss, outputs, batch, n)
+                splits = found is not None and are_parts(found, loss.double())
+                if found is not None:
+                    by_row.append(found)
         values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
         return UnitLosses(values, counts, torch.cat(by_row).cpu() if splits else None)
+
+    def _evaluated(self, data: Data) -> Iterator[tuple[Batch, int, Any, Tensor]]:
+        """Batches of `data` with their rows, outputs and losses."""
+        self.model.module.eval()
+        empty = True
+        for batch in data:
+            if (n := rows(batch)) > 0:  # the mean of none is NaN
+                empty = False
+                yield batch, n, *self._outputs_and_loss(batch)
+        if empty:
+            raise _no_rows(data)
+        self.model.check_untouched()
 
     def recompute_batchnorm(self, data: Data) -> int:
         """Running statistics of what is in the model, taken over `data`; returns its rows."""
