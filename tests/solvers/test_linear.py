@@ -559,8 +559,8 @@ def heldout_data():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--K", "auto"], "K: auto needs the linear solver"),
-        (["--stable"], "--stable needs the linear solver"),
+        (["--K", "auto"], "K: auto needs a solver that finds K: add --solver linear"),
+        (["--stable"], "--stable: not a setting of the gumbel solver; linear has it"),
         (["--guard", "0.2"], "has heldout_data already"),
         (["--guard", "1.5"], "--guard"),
         (["--solver", "newton"], "--solver"),
