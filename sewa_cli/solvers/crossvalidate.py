@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients, Run, parse_one
-from sewa_cli.solvers import LEARNED
+from sewa_cli.solvers import LEARNED, Problem
 from sewa_cli.solvers.linear import relax
 from sewa_cli.solvers.linear.surrogate import Labels, Surrogate, mean
+
+if TYPE_CHECKING:
+    from sewa_cli.solvers.linear.rounds import Linear
 
 Name = tuple[str, int | None]  # of an average, and its K
 FOLD_ITERATIONS = 30  # each K begins where the one before it ended
@@ -63,31 +66,27 @@ def simple_averages(k: int) -> dict[Name, Coefficients]:
 def choose_budget(
     surrogate: Surrogate,
     simple: Mapping[Name, Tensor],
-    folds: int,
-    iterations: int,
-    swaps: int,
-    seed: int,
-    events: Events,
+    settings: Linear.Settings,
+    problem: Problem,
 ) -> Budget:
     """`simple`: (name, K) → outputs [O] of an average that does not depend on the data.
 
     (`uniform`, None) must be among them.
     """
-    k = surrogate.k
-    sizes, split = grid(k), _Folds(surrogate, folds, seed)
+    k, folds = surrogate.k, settings.folds
+    sizes, split = grid(k), _Folds(surrogate, folds, problem.seed)
+    iterations = min(settings.iterations, FOLD_ITERATIONS)
     learned = torch.zeros(len(sizes), len(split.weights), dtype=torch.float64)
     for fold in range(folds):
         rest, here = split.without(fold), split.assigned == fold
         relaxed: Tensor | None = None
         for position, K in enumerate(sizes):
-            found = relax.solve(
-                rest, K, min(iterations, FOLD_ITERATIONS), swaps, relaxed=relaxed, try_all=False
-            )
+            found = relax.solve(rest, K, iterations, settings.swaps, relaxed=relaxed, try_all=False)
             following = sizes[min(position + 1, len(sizes) - 1)]
             relaxed = found.relaxed * following / K  # a good place to begin for the next K
             outputs = surrogate.mix(mean(found.selected, k))
             learned[position, here] = split.losses(outputs)[here]
-        events.progress("folds", fold + 1, folds)
+        problem.events.progress("folds", fold + 1, folds)
     every = torch.cat([learned, torch.stack([split.losses(out) for out in simple.values()])])
     names: list[Name] = [*((LEARNED, K) for K in sizes), *simple]
     worth = [*sizes, *(1 / sum(c * c for c in simple_average(*key, k)) for key in simple)]
@@ -96,7 +95,7 @@ def choose_budget(
         return decided
     best_simple = min(simple, key=lambda key: decided.options[names.index(key)].loss)
     probed = {("uniform", None), ("last", None), best_simple}
-    labels = surrogate.labels([out for key, out in simple.items() if key in probed], seed)
+    labels = surrogate.labels([out for key, out in simple.items() if key in probed], problem.seed)
     if labels == "noise":
         return replace(decided, labels=labels, chosen=names.index(("uniform", None)))
     return replace(decided, labels=labels)

@@ -16,10 +16,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from sewa_cli.events import Events
 from sewa_cli.report.select import ResampledGain, StabilityReport
-from sewa_cli.solvers import mask
+from sewa_cli.solvers import Problem, mask
 from sewa_cli.solvers.linear import relax
+from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
 
 QUICKLY = 250_000  # numbers for each checkpoint; of more, there are fewer resamples, 5 at least
@@ -36,15 +36,13 @@ class Stability:
 
 def resample(
     surrogate: Surrogate,
-    K: int,
-    relaxed: Tensor,
+    found: Solution,
     simple: Mapping[str, Tensor],
     offset: float,
     most: int,
-    seed: int,
-    events: Events,
+    problem: Problem,
 ) -> Stability | None:
-    """`relaxed`: s [k] on all rows. `most`: resamples.
+    """`found`: the choice on all rows. `most`: resamples.
 
     `simple`: name → true outputs [O] of simple averages, `uniform` among them.
 
@@ -53,10 +51,10 @@ def resample(
 
     None if the rows are too few, or the loss does not split into rows.
     """
-    n = sum(surrogate.counts)
+    n, K = sum(surrogate.counts), len(found.selected)
     if n < FEWEST or not surrogate.splits():
         return None
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(problem.seed)
     chosen_count = torch.zeros(surrogate.k, dtype=torch.float64)
     gains: dict[str, list[float]] = {name: [] for name in simple}
     excess: dict[int, list[float]] = {n: [], n // 2: []}  # rows drawn → loss above `uniform`
@@ -65,7 +63,7 @@ def resample(
     for number in range(resamples):
         for size in excess:
             times = torch.bincount(torch.randint(n, (size,), generator=generator), minlength=n)
-            s, _ = relax.relax(surrogate.on(times), K, relaxed, QUICK)
+            s, _ = relax.relax(surrogate.on(times), K, found.relaxed, QUICK)
             chosen = mask.largest(s, K)
             outside = surrogate.on(times == 0)
             loss = outside.loss_of_mean(chosen) + offset
@@ -75,7 +73,7 @@ def resample(
                 chosen_count[chosen] += 1
                 for name in simple:
                     gains[name].append(gained[name])
-        events.progress("resampling", number + 1, most)
+        problem.events.progress("resampling", number + 1, most)
     report = StabilityReport(
         resamples=resamples,
         gains={name: _gain(values) for name, values in gains.items()},
@@ -86,9 +84,10 @@ def resample(
     return Stability(report, (chosen_count / resamples).tolist(), too_few)
 
 
-def most_frequent(stability: Stability, relaxed: Tensor, K: int) -> list[int]:
+def most_frequent(stability: Stability, found: Solution) -> list[int]:
     """The K that were chosen most often; among equals, those with the larger s."""
-    return mask.largest(torch.tensor(stability.frequencies) + 1e-6 * relaxed, K)
+    often = torch.tensor(stability.frequencies) + 1e-6 * found.relaxed
+    return mask.largest(often, len(found.selected))
 
 
 def _gain(values: list[float]) -> ResampledGain:

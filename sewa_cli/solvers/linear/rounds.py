@@ -166,14 +166,16 @@ class _Search:
         selected = found.selected
         stability = None
         if settings.bootstrap > 0 and alone:
-            stability = self._resample(here, found, survey.error(here, selected, loss))
+            offset = -survey.error(here, selected, loss)
+            simple = self._references(here)
+            stability = resample(here, found, simple, offset, settings.bootstrap, self._problem)
         if settings.stable:
             if stability is None:
                 raise ConfigError(
                     "--stable: the selection rows cannot be resampled: they are too few, the loss "
                     "does not split into rows, or linear.bootstrap is 0"
                 )
-            selected = most_frequent(stability, found.relaxed, K)
+            selected = most_frequent(stability, found)
             loss = survey.loss_of_mean(selected)
         error = survey.error(here, selected, loss)
         if alone:
@@ -200,15 +202,7 @@ class _Search:
         """Learned masks of every size beside the simple averages, cross-validated."""
         settings, problem = self._settings, self._problem
         here, simple = self._with_simple_averages()
-        budget = choose_budget(
-            here,
-            simple,
-            settings.folds,
-            settings.iterations,
-            settings.swaps,
-            problem.seed,
-            problem.events,
-        )
+        budget = choose_budget(here, simple, settings, problem)
         if budget.labels != "matter":
             problem.events.warn(NOISE if budget.labels == "noise" else UNSEEN)
         option, size = budget.options[budget.chosen], here.size
@@ -269,18 +263,6 @@ class _Search:
     def _solve(self, here: Surrogate, K: int, starts: Sequence[Sequence[int]]) -> Solution:
         iterations, swaps = self._settings.iterations, self._settings.swaps
         return relax.solve(here, K, iterations, swaps, starts, events=self._problem.events)
-
-    def _resample(self, here: Surrogate, found: Solution, error: float) -> Stability | None:
-        return resample(
-            here,
-            len(found.selected),
-            found.relaxed,
-            self._references(here),
-            -error,
-            self._settings.bootstrap,
-            self._problem.seed,
-            self._problem.events,
-        )
 
     def _warn_of_error(self, error: float, loss: float) -> None:
         """A prediction that is off by more than what was gained has chosen by luck."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -110,7 +109,7 @@ class Survey:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
 
     def first(
-        self, wanted: Mapping[Name, Coefficients] = MappingProxyType({}), extra: int = 2
+        self, wanted: Mapping[Name, Coefficients] = {}, extra: int = 2
     ) -> tuple[Surrogate, dict[Name, Tensor]]:
         """The cache around the scouted base; the averages wanted are summed up on the way."""
         sums: dict[Name, Tensor] = {}
