@@ -29,9 +29,9 @@ from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config, load_config
 from sewa_cli.objective.objective import Objective
 from sewa_cli.report.shared import Cost
-from sewa_cli.solvers import linear as surrogate
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear import rounds as choosing
+from sewa_cli.solvers.linear import survey
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
 
@@ -39,8 +39,8 @@ BUDGETS = (5, 10, 20, 50)
 STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer counts
     (Trajectory, "mix", "products with W"),
     (Trajectory, "pull_back", "products with W"),
-    (Objective, "loss_and_gradient", "forward and backward"),
-    (surrogate, "build", "surveying"),
+    (Objective, "gradient", "forward and backward"),
+    (survey, "build", "surveying"),
     (linear, "solve", "solving"),
     (choosing, "resample", "resampling"),
 ]

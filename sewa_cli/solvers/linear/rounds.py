@@ -30,12 +30,12 @@ from sewa_cli.solvers.stability import Stability, most_frequent, resample
 from sewa_cli.text import finite
 
 NOISE = (
-    "the loss on the selection data cannot be told from that with their rows mixed up, so the "
-    "labels say nothing about these checkpoints"
+    "the loss on the selection data is no better than with their rows mixed up, so the labels say "
+    "nothing about these checkpoints"
 )
 UNSEEN = (
-    "loss() gives the same whatever rows the batch has: if the model computes its own loss, return "
-    "its outputs from predict() and compute the loss in loss(), or a prediction is worth little"
+    "loss() gives the same value whatever rows the batch has: if the model computes its own loss, "
+    "return its outputs from predict() and compute the loss in loss(), or predictions mean little"
 )
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
@@ -237,7 +237,9 @@ class _Search:
         outputs = [here.base, references["uniform"], references["last"]]
         found = here.labels(outputs, self._problem.seed)
         if found != "matter":
-            self._problem.events.warn(f"{NOISE}; choose by others" if found == "noise" else UNSEEN)
+            self._problem.events.warn(
+                f"{NOISE}; choose by other data" if found == "noise" else UNSEEN
+            )
         return found
 
     def _references(self, here: Surrogate) -> dict[str, Tensor]:
@@ -284,7 +286,7 @@ class _Search:
             else "and more would hardly help; the mean of all is as good"
         )
         self._problem.events.warn(
-            f"{rows} selection rows are too few to choose {K} of {self.k} by: on rows it "
+            f"{rows} selection rows are too few to choose {K} of {self.k}: on rows it "
             f"has not seen, such a choice is no better than the mean of all; {advice}"
         )
 
