@@ -30,9 +30,9 @@ from sewa_cli.config import Config
 from sewa_cli.objective.objective import Objective
 from sewa_cli.report.shared import Cost
 from sewa_cli.session.extensions import load_settings
-from sewa_cli.solvers import linear as surrogate
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear import rounds as choosing
+from sewa_cli.solvers.linear import survey
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
 
@@ -41,7 +41,7 @@ STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer count
     (Trajectory, "mix", "products with W"),
     (Trajectory, "pull_back", "products with W"),
     (Objective, "gradient", "forward and backward"),
-    (surrogate, "build", "surveying"),
+    (survey, "build", "surveying"),
     (linear, "solve", "solving"),
     (choosing, "resample", "resampling"),
 ]

@@ -9,7 +9,7 @@
     │   └── UserCodeError    4   an exception raised inside it; carries the user's frames
     └── BaselineWins         5   --strict, and a simple average did better
 
-The math wing raises ValueError; the file wing raises these; only `cli` catches.
+Raised where the fault is found; only `cli` turns them into a line and an exit code.
 """
 
 

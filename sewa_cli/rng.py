@@ -10,6 +10,15 @@ import numpy as np
 import torch
 
 
+def seed_torch(seed: int) -> None:
+    """As torch.manual_seed, which also formats the stack for every kind of device there is not."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The user's code draws from seeded generators; the caller's are put back afterwards."""
@@ -17,7 +26,7 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        seed_torch(seed)
         try:
             yield
         finally:

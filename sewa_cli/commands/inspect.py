@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -21,21 +20,11 @@ from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
-from sewa_cli.report.inspect import Found, Gap, Inspection, Motion, Signs
+from sewa_cli.report.inspect import Found, Gap, Inspection, Motion
 from sewa_cli.session.candidates import open_candidates
 from sewa_cli.session.heading import heading
 from sewa_cli.text import few
-from sewa_cli.trajectory.geometry import (
-    ENOUGH,
-    Geometry,
-    Shape,
-    Word,
-    expect,
-    goes_straight,
-    is_finite,
-    judge,
-    slows_down,
-)
+from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect, is_finite
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 
@@ -72,11 +61,8 @@ def run_inspect(
     explanation = "no verdict: there are no floating-point tensors"
     if finite and parameters:
         used = [candidates[i] for i in finite]
-        times = _times(used)
-        shape = _measure(used, times, events)
-        motion = _motion(shape, times)
-        word = judge(shape, times)
-        explanation = _explain(word, shape, times)
+        shape = _measure(used, events)
+        motion, word, explanation = _motion(shape), shape.verdict, _explain(shape)
     elif parameters:
         explanation = "no verdict: every checkpoint holds NaN or Inf"
     spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
@@ -108,12 +94,12 @@ def _scan(checkpoint: Checkpoint) -> tuple[bytes, list[str]]:
     return content.digest(), broken
 
 
-def _measure(used: Sequence[Checkpoint], times: Sequence[float], events: Events) -> Shape:
+def _measure(used: Sequence[Checkpoint], events: Events) -> Shape:
     """Tensor by tensor; of each, all checkpoints' columns a to b, for as many as fit a block.
 
     `read` gives views of memory-mapped files, so only the block is ever copied.
     """
-    geometry = Geometry(times)
+    geometry = Geometry(_times(used))
     columns = max(1, BLOCK_BYTES // (8 * len(used)))
     names = [name for name, info in used[0].tensors.items() if info.is_float]
     for done, name in enumerate(names, 1):
@@ -137,40 +123,38 @@ def _times(used: Sequence[Checkpoint]) -> list[float]:
     return [(step - steps[0]) / whole for step in steps]
 
 
-def _motion(shape: Shape, times: Sequence[float]) -> Motion:
-    expected = None
-    if len(times) >= ENOUGH:
-        expected = {way: Signs(**asdict(signs)) for way, signs in expect(times).items()}
+def _motion(shape: Shape) -> Motion:
     return Motion(
-        checkpoints=len(times),
+        checkpoints=len(shape.times),
         norm=shape.norm,
         radius=shape.radius,
         late_radius=shape.late_radius,
-        net=shape.net,
-        path=shape.path,
-        run=Signs(**asdict(shape.signs)),
-        expected=expected,
+        net=shape.to_last[0],
+        path=sum(shape.lengths),
+        run=shape.signs,
+        expected=expect(shape.times) if len(shape.times) >= ENOUGH else None,
     )
 
 
-def _explain(word: Word, shape: Shape, times: Sequence[float]) -> str:
+def _explain(shape: Shape) -> str:
     """The verdict in plain words, with the numbers that it rests on."""
-    if word == "unknown":
-        there = f"there {'is' if len(times) == 1 else 'are'} {len(times)}"
+    if shape.verdict == "unknown":
+        n = len(shape.times)
+        there = f"there {'is' if n == 1 else 'are'} {n}"
         return f"no verdict: it takes {ENOUGH} finite checkpoints, and {there}"
     trend = shape.signs.trend
     if trend is None:
         return "settled: all finite checkpoints hold the same weights"
-    expected = expect(times)
+    expected = expect(shape.times)
     walk, noise = (100 * (expected[name].trend or 0.0) for name in ("walk", "noise"))
     because = (
         f"a straight line in time explains {100 * trend:.0f} % of the spread "
         f"(steady motion: 100 %, a random walk: {walk:.0f} %, noise around a point: {noise:.0f} %)"
     )
     small = shape.radius / shape.norm if shape.norm else float("inf")
-    match word:
+    match shape.verdict:
         case "moving":
-            if goes_straight(shape, times):
+            if shape.goes_straight:
                 because = (
                     f"its steps point the same way (mean cosine {shape.signs.cosine:.2f}), and the "
                     f"net displacement is {shape.signs.net_to_path:.2f} of the path"
@@ -189,7 +173,7 @@ def _explain(word: Word, shape: Shape, times: Sequence[float]) -> str:
                 f"wandering around a point: {because}; it stays about {shape.radius:.3g} away from "
                 "its mean, and averaging usually pays here"
             )
-        case _ if slows_down(shape, times):
+        case _ if shape.slows_down:
             return (
                 f"settled: the later half spreads {shape.late_radius:.3g} around its own mean, all "
                 f"together {shape.radius:.3g}; look at the later ones alone with --last"

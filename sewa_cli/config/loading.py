@@ -144,6 +144,8 @@ def _relative_to(
     """
 
     def join(value: object) -> object:
+        if isinstance(value, list):
+            return [join(item) for item in value]
         return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
 
     def join_dotted(value: object) -> object:
@@ -155,25 +157,20 @@ def _relative_to(
         return join(value) if is_path else value
 
     resolved = dict(settings)
-    if isinstance(own := settings.get("task"), str) and names_a_file(own):
-        resolved["task"] = join(own)
-    paths = READY_MADE.get(str(settings.get("task") if task is None else task), ())
-    for key in ("report", "output", "solver_from"):
+    for key in ("report", "output", "solver_from", "checkpoints"):
         if settings.get(key) not in (None, STDOUT):
             resolved[key] = join(settings[key])
-    checkpoints = settings.get("checkpoints")
-    if isinstance(checkpoints, list):
-        resolved["checkpoints"] = [join(item) for item in checkpoints]
-    elif checkpoints not in (None, STDOUT):
-        resolved["checkpoints"] = join(checkpoints)
+    own = settings.get("task")
+    if isinstance(own, str) and names_a_file(own):
+        resolved["task"] = join(own)
     if isinstance(args := settings.get("args"), dict):
+        paths = READY_MADE.get(str(own if task is None else task), ())
         resolved["args"] = {
             key: join(value) if key in paths and _is_path(value) else join_dotted(value)
             for key, value in args.items()
         }
-    compare = settings.get("compare")
-    if isinstance(compare, dict) and compare.get("methods_from") is not None:
-        resolved["compare"] = {**compare, "methods_from": join(compare["methods_from"])}
+    if isinstance(compare := settings.get("compare"), dict) and "methods_from" in compare:
+        resolved["compare"] = compare | {"methods_from": join(compare["methods_from"])}
     return resolved
 
 

@@ -38,7 +38,7 @@ def _as_paths(value: object) -> object:
     return (value,) if isinstance(value, str | os.PathLike) else value
 
 
-# `auto` is kept as 0: a union with a word would tell every fault twice
+# `auto` is kept as 0: a union with a word would report every fault twice
 Budget = Annotated[
     int,
     Field(ge=1),
@@ -67,7 +67,7 @@ class CompareConfig(Settings):
         2000, description="resamples of the held-out rows"
     )
     fast: bool = Field(
-        False, description="methods search by predicted losses; each row is judged by true ones"
+        False, description="methods search by predicted losses; each row is evaluated by true ones"
     )
     windows: Annotated[int, BeforeValidator(refuse_bool), Field(ge=2)] | None = Field(
         None, description="compare in windows of so many checkpoints that move along the run"

@@ -10,6 +10,7 @@ import yaml
 
 from sewa_cli.config.models import Config
 from sewa_cli.errors import ConfigError
+from sewa_cli.text import one_line
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -31,7 +32,7 @@ def read_value(text: str) -> Any:
     try:
         return yaml.load(text, _UniqueKeyLoader)
     except yaml.YAMLError as error:
-        raise ValueError(_one_line(error)) from error
+        raise ValueError(one_line(getattr(error, "problem", None) or error)) from error
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -44,20 +45,14 @@ def read_file(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that is none
         mark = getattr(error, "problem_mark", None)
         where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(f"{where}: {_one_line(error)}; fix the YAML") from error
+        what = one_line(getattr(error, "problem", None) or error)
+        raise ConfigError(f"{where}: {what}; fix the YAML") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: must hold `key: value` lines, found {_kind(content)}")
-    # `args:` with nothing behind it is the same as no `args:`; an unknown key is told all the same
+        is_list = isinstance(content, list)
+        found = "a list" if is_list else f"the single value {str(content)[:40]!r}"
+        raise ConfigError(f"{path}: must hold `key: value` lines, found {found}")
+    # `args:` with nothing behind it is the same as no `args:`; an unknown key is still a fault
     known = Config.model_fields
     return {str(k): v for k, v in content.items() if v is not None or str(k) not in known}
-
-
-def _one_line(error: Exception) -> str:
-    text = getattr(error, "problem", None) or str(error)
-    return " ".join(str(text).split())
-
-
-def _kind(value: object) -> str:
-    return "a list" if isinstance(value, list) else f"the single value {str(value)[:40]!r}"

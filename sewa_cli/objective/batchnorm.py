@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,13 +40,13 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 def tracking(model: nn.Module) -> Iterator[dict[int, int]]:
     """Running means and variances become their mean over the batches that are run in here.
 
-    Only the BatchNorm layers are in train mode. Each use of a layer weighs by the rows it saw: with
+    Only the BatchNorm layers are in train mode. Each use of a layer counts by the rows it saw: with
     momentum n_b / (n_1 + … + n_b) the running value is the weighted mean so far. What is too small
     to have a variance is passed over, a layer that is never used keeps its statistics, and
     `num_batches_tracked` is left as it was. Yields rows seen, by id of the layer.
     """
     layers = list(batchnorm_layers(model).values())
-    kept = [(layer.momentum, _clone(layer.num_batches_tracked)) for layer in layers]
+    kept = [(layer.momentum, deepcopy(layer.num_batches_tracked)) for layer in layers]
     seen = {id(layer): 0 for layer in layers}
 
     def before(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -79,7 +80,3 @@ def tracking(model: nn.Module) -> Iterator[dict[int, int]]:
             layer.momentum = momentum
             if tracked is not None and layer.num_batches_tracked is not None:
                 layer.num_batches_tracked.copy_(tracked)
-
-
-def _clone(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.clone()

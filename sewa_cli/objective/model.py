@@ -6,8 +6,9 @@ works: no `functional_call`, no stacking, no per-tensor arithmetic inside the so
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -56,34 +57,30 @@ class FlatModel:
         state = _state(self.module)
         self.shapes = {names[0]: tuple(state[names[0]].shape) for names in self.aliases}
         self._first = {name: names[0] for names in self.aliases for name in names}
-        groups: dict[tuple[bool, str], list[tuple[str, ...]]] = {}
-        for names in self.aliases:
-            tensor = state[names[0]]
-            if tensor.is_floating_point():
-                is_buffer = not isinstance(tensor, nn.Parameter)
-                groups.setdefault((is_buffer, str(tensor.dtype)), []).append(names)
-        ordered = [groups[key] for key in sorted(groups)]
 
-        slices: dict[str, slice] = {}
-        shapes: dict[str, tuple[int, ...]] = {}
-        offset = parameters = 0
-        for names in (names for group in ordered for names in group):
+        def kind(names: tuple[str, ...]) -> tuple[bool, str]:
             tensor = state[names[0]]
-            slices[names[0]] = slice(offset, offset + tensor.numel())
-            shapes[names[0]] = tuple(tensor.shape)
-            offset += tensor.numel()
-            if isinstance(tensor, nn.Parameter):
+            return not isinstance(tensor, nn.Parameter), str(tensor.dtype)
+
+        floats = [names for names in self.aliases if state[names[0]].is_floating_point()]
+        groups = [list(group) for _, group in groupby(sorted(floats, key=kind), key=kind)]
+        slices: dict[str, slice] = {}
+        offset = parameters = 0
+        for first in (names[0] for group in groups for names in group):
+            slices[first] = slice(offset, offset + state[first].numel())
+            offset = slices[first].stop
+            if isinstance(state[first], nn.Parameter):
                 parameters = offset
         if offset == 0:
             raise TaskError("build_model(): the model has no floating-point weights")
-        self.layout = Layout(slices, shapes, parameters, offset)
+        self.layout = Layout(slices, {n: self.shapes[n] for n in slices}, parameters, offset)
         self.flat = torch.zeros(offset, dtype=torch.float32, device=device)
         self.grad = torch.zeros(parameters, dtype=torch.float32, device=device)
         self.version = 0  # counts changes of the weights, by us
         self._casts: list[_Cast] = []
         self._bound: list[_Bound] = []
-        shelves = dict(_shelves(self.module))
-        for group in ordered:
+        shelves = _shelves(self.module)
+        for group in groups:
             self._bind(group, state, shelves)
 
     def _bind(
@@ -93,8 +90,8 @@ class FlatModel:
         shelves: dict[int, list[tuple[dict[str, Tensor], str]]],
     ) -> None:
         """Make every tensor of a one-dtype group a view into the flat vector, or into its copy."""
-        first = state[group[0][0]]
-        where = slice(self.layout.slices[group[0][0]].start, self.layout.slices[group[-1][0]].stop)
+        slices, first = self.layout.slices, state[group[0][0]]
+        where = slice(slices[group[0][0]].start, slices[group[-1][0]].stop)
         values = self.flat[where]
         gradients = self.grad[where] if isinstance(first, nn.Parameter) else None
         if first.dtype != torch.float32:
@@ -102,12 +99,12 @@ class FlatModel:
             gradients = None if gradients is None else torch.zeros_like(values)
             self._casts.append(_Cast(where, values, gradients))
         for names in group:
-            own = self.layout.slices[names[0]]
+            own, shape = slices[names[0]], self.shapes[names[0]]
             here = slice(own.start - where.start, own.stop - where.start)
-            view = values[here].view(self.shapes[names[0]])
-            gradient = None if gradients is None else gradients[here].view(view.shape)
+            view = values[here].view(shape)
+            gradient = None if gradients is None else gradients[here].view(shape)
             with torch.no_grad():
-                self.flat[own] = state[names[0]].detach().reshape(-1).to(torch.float32)
+                self.flat[own].copy_(state[names[0]].reshape(-1))
                 view.copy_(state[names[0]])
             for name in names:
                 tensor = state[name]
@@ -197,7 +194,7 @@ def _state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
-def _shelves(model: nn.Module) -> Iterator[tuple[int, list[tuple[dict[str, Tensor], str]]]]:
+def _shelves(model: nn.Module) -> dict[int, list[tuple[dict[str, Tensor], str]]]:
     """id of a tensor → the dicts and keys under which the modules keep it."""
     found: dict[int, list[tuple[dict[str, Tensor], str]]] = {}
     for module in model.modules():
@@ -205,12 +202,12 @@ def _shelves(model: nn.Module) -> Iterator[tuple[int, list[tuple[dict[str, Tenso
             for key, tensor in shelf.items():
                 if tensor is not None:
                     found.setdefault(id(tensor), []).append((shelf, key))  # type: ignore[arg-type]
-    yield from found.items()
+    return found
 
 
 def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     """Names of the model's state, in its order, those of one and the same tensor together."""
-    real = dict(_shelves(model))
+    real = _shelves(model)
     groups: dict[object, list[str]] = {}
     for name, tensor in _state(model).items():
         if id(tensor) not in real:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.tree import WALK, arrays, change, has_rows, rows, to_device
+from sewa_cli.objective.tree import WALK, arrays, change, has_rows, rows, tensors, to_device
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
@@ -101,45 +101,43 @@ class Objective:
             if empty:
                 raise _no_rows(self.selection)
 
+    @torch.no_grad()
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
-        self.model.module.eval()
         total, seen = 0.0, 0
-        with torch.no_grad():
-            for batch in data:
-                n = rows(batch)
-                if n == 0:  # its mean is NaN, and it weighs nothing
-                    continue
-                total += n * float(self._outputs_and_loss(batch)[1])
-                seen += n
-        if seen == 0:
-            raise _no_rows(data)
-        self.model.check_untouched()
+        for _, n, _, loss in self._evaluated(data):
+            total += n * float(loss)
+            seen += n
         return total / seen, seen
 
+    @torch.no_grad()
     def unit_losses(self, data: Data) -> UnitLosses:
         """The loss of every row on its own; of every batch, if the loss is no mean over rows."""
-        self.model.module.eval()
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         splits = True
-        with torch.no_grad():
-            for batch in data:
-                if (n := rows(batch)) == 0:
-                    continue
-                outputs, loss = self._outputs_and_loss(batch)
-                by_batch.append((float(loss), n))
-                if splits:
-                    batch = to_device(batch, self.model.device)
-                    found = row_losses(self.loss, outputs, batch, n)
-                    splits = found is not None and are_parts(found, loss.double())
-                    if found is not None:
-                        by_row.append(found)
-        if not by_batch:
-            raise _no_rows(data)
-        self.model.check_untouched()
+        for batch, n, outputs, loss in self._evaluated(data):
+            by_batch.append((float(loss), n))
+            if splits:
+                batch = to_device(batch, self.model.device)
+                found = row_losses(self.loss, outputs, batch, n)
+                splits = found is not None and are_parts(found, loss.double())
+                if found is not None:
+                    by_row.append(found)
         values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
         return UnitLosses(values, counts, torch.cat(by_row).cpu() if splits else None)
+
+    def _evaluated(self, data: Data) -> Iterator[tuple[Batch, int, Any, Tensor]]:
+        """Batches of `data` with their rows, outputs and losses."""
+        self.model.module.eval()
+        empty = True
+        for batch in data:
+            if (n := rows(batch)) > 0:  # the mean of none is NaN
+                empty = False
+                yield batch, n, *self._outputs_and_loss(batch)
+        if empty:
+            raise _no_rows(data)
+        self.model.check_untouched()
 
     def recompute_batchnorm(self, data: Data) -> int:
         """Running statistics of what is in the model, taken over `data`; returns its rows."""
@@ -164,11 +162,11 @@ class Objective:
         """Outputs, and the mean loss over the batch, 0-d. A changed batch is an error."""
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
-        tensors = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
-        versions = [tensor._version for tensor in tensors]  # torch counts in-place changes
+        watched = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
+        versions = [tensor._version for tensor in watched]  # torch counts in-place changes
         outputs = self.predict(self.model.module, batch)
         loss = self.loss(outputs, batch).reshape(())
-        if [tensor._version for tensor in tensors] != versions:
+        if [tensor._version for tensor in watched] != versions:
             raise TaskError(
                 "predict() or loss() changes the batch in place, so the next pass over it would "
                 "see other data; work on a copy (x.clone())"
@@ -202,12 +200,9 @@ def row_losses(
     loss: Callable[[Any, Batch], Tensor], outputs: Any, batch: Batch, n: int
 ) -> Tensor | None:
     """loss(outputs, batch) of each of the n rows alone, [n] float64; None if it cannot be split."""
-
-    tensors: list[Tensor] = []
-    change(outputs, lambda x: tensors.append(x) if has_rows(x, n) else WALK)
-    if not tensors:  # nothing of the outputs belongs to a row
+    if not any(has_rows(x, n) for x in tensors(outputs)):  # none of the outputs belongs to a row
         return None
-    change(batch, lambda x: tensors.append(x) if has_rows(x, n) else WALK)
+    by_row = [x for x in tensors((outputs, batch)) if has_rows(x, n)]
 
     def one(*parts: Tensor) -> Tensor:
         left = iter(parts)
@@ -216,8 +211,8 @@ def row_losses(
 
     # in one go where the user's loss allows it; row by row is slow, but takes any loss
     with suppress(Exception):
-        together: Tensor = torch.func.vmap(one)(*tensors)
+        together: Tensor = torch.func.vmap(one)(*by_row)
         return together.double()
     with suppress(Exception):  # whatever the user's loss makes of a single row
-        return torch.stack([one(*(x[i] for x in tensors)) for i in range(n)]).double()
+        return torch.stack([one(*(x[i] for x in by_row)) for i in range(n)]).double()
     return None

@@ -1,4 +1,4 @@
-"""Rows that are in two sets of data at once: the choice, or its judge, has then seen the answers.
+"""Rows that are in two sets of data at once: the choice, or its evaluation, has seen the answers.
 
 A row is known by the bytes of all it is made of. Augmented rows are not recognised, and of a batch
 with anything but arrays and strings nothing is said: silence proves nothing.
@@ -95,7 +95,7 @@ def _leaves(batch: Nest) -> Iterator[object]:
 
 
 def _by_row(leaf: object, n: int) -> list[bytes] | None:
-    """The bytes of each of n rows; none, if they cannot be told."""
+    """The bytes of each of n rows; None if it has no such rows."""
     if isinstance(leaf, list | tuple) and len(leaf) == n:
         return [str(item).encode() for item in leaf]
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided:

@@ -72,6 +72,20 @@ def _like(nest: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
         return items
 
 
+def tensors(nest: Nest) -> list[Tensor]:
+    """All of them, in the order in which `change` comes upon them."""
+    found: list[Tensor] = []
+
+    def collect(item: Any) -> Any:
+        if not isinstance(item, Tensor):
+            return WALK
+        found.append(item)
+        return item
+
+    change(nest, collect)
+    return found
+
+
 def has_rows(item: Any, n: int) -> bool:
     """A tensor whose first dimension counts the rows of a batch of n."""
     return isinstance(item, Tensor) and item.ndim > 0 and item.shape[0] == n

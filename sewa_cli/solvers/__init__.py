@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from sewa_cli import settings
 from sewa_cli.errors import ConfigError
+from sewa_cli.methods import mean_of
 
 if TYPE_CHECKING:
     from sewa_cli.events import Events
@@ -52,7 +53,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """The weights of the average and what was found out on the way, as the report has it."""
+    """The weights of the average and what was found out on the way, as they are reported."""
 
     coefficients: list[float]
     name: str = LEARNED  # or the simple average that was found to be better
@@ -68,9 +69,7 @@ class Choice:
     @classmethod
     def of(cls, chosen: Iterable[int], k: int, **found: Any) -> Choice:
         """Equal weights on the chosen."""
-        members = set(chosen)
-        weight = 1.0 / len(members)
-        return cls([weight if i in members else 0.0 for i in range(k)], **found)
+        return cls(mean_of(chosen, k), **found)
 
     @property
     def selected(self) -> list[int]:

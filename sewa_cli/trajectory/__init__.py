@@ -107,6 +107,9 @@ class Trajectory(ABC):
             total.add_(self.row(i), alpha=coefficients[i])
         return total
 
+    def remember(self, coefficients: Sequence[float], flat: Tensor) -> None:  # noqa: B027
+        """An average [P] that was made on the way; of use where W is read anew each time."""
+
     def pull_back(self, gradients: Tensor) -> Tensor:
         """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
         G = gradients.to(self.device, torch.float32)

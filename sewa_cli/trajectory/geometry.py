@@ -3,6 +3,12 @@
 Weights come in blocks of columns, W [n, c] float64: n checkpoints in the order of their steps, c of
 their P elements. Every number here is built from sums over columns, so blocks are added one by one
 and the whole of W never stands in memory. docs/inspect.md derives the formulas.
+
+Three numbers without a unit tell the ways of moving apart (`Signs`; None where undefined):
+
+    net_to_path  ‖w_n − w_1‖ / Σ ‖w_{i+1} − w_i‖
+    cosine       mean over i of cos(w_{i+1} − w_i, w_i − w_{i−1})
+    trend        part of Σ ‖w_i − w̄‖² that a straight line in time explains
 """
 
 from __future__ import annotations
@@ -17,6 +23,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from sewa_cli.report.inspect import Signs
+
 Word = Literal["moving", "drifting", "wandering", "settled", "unknown"]
 
 ENOUGH: Final = 5  # with fewer checkpoints a line, a walk and noise look too much alike
@@ -25,18 +33,10 @@ SMALL: Final = 0.001  # a radius in lengths of the mean; rounding to bfloat16 do
 
 
 @dataclass(frozen=True)
-class Signs:
-    """Three numbers without a unit that tell the ways of moving apart; None where undefined."""
-
-    net_to_path: float | None  # ‖w_n − w_1‖ / Σ ‖w_{i+1} − w_i‖
-    cosine: float | None  # mean over i of cos(w_{i+1} − w_i, w_i − w_{i−1})
-    trend: float | None  # part of Σ ‖w_i − w̄‖² that a straight line in time explains
-
-
-@dataclass(frozen=True)
 class Shape:
     """L2 lengths, over all P elements together."""
 
+    times: Sequence[float]  # [n]
     to_last: list[float]  # [n] ‖w_i − w_n‖
     to_mean: list[float]  # [n] ‖w_i − w̄‖
     lengths: list[float]  # [n−1] ‖w_{i+1} − w_i‖
@@ -47,12 +47,33 @@ class Shape:
     signs: Signs
 
     @property
-    def net(self) -> float:
-        return self.to_last[0]
+    def verdict(self) -> Word:
+        """Settled if it has all but stopped; else the nearest of line, walk and noise."""
+        if len(self.times) < ENOUGH:
+            return "unknown"
+        trend = self.signs.trend
+        if trend is None or self.slows_down:
+            return "settled"
+        expected = expect(self.times)
+        walk, noise = (expected[name].trend or 0.0 for name in ("walk", "noise"))
+        if trend > (1 + walk) / 2 or self.goes_straight:
+            return "moving"
+        if trend > (walk + noise) / 2:
+            return "drifting"
+        return "settled" if self.radius < SMALL * self.norm else "wandering"
 
     @property
-    def path(self) -> float:
-        return sum(self.lengths)
+    def goes_straight(self) -> bool:
+        """Do steps point the same way and lead away? So does a straight path at uneven speed."""
+        walk = expect(self.times)["walk"].net_to_path or 0.0
+        cosine, net_to_path = self.signs.cosine or 0.0, self.signs.net_to_path or 0.0
+        return cosine > 1 / 2 and net_to_path > (1 + walk) / 2
+
+    @property
+    def slows_down(self) -> bool:
+        """Does the later half cover much less ground than steady motion would at these times?"""
+        steady = pstdev(self.times[len(self.times) // 2 :]) / pstdev(self.times)
+        return self.late_radius < STILL * steady * self.radius
 
 
 class Geometry:
@@ -60,16 +81,14 @@ class Geometry:
 
     def __init__(self, times: Sequence[float]) -> None:
         n = len(times)
+        self._times = times
         t = torch.tensor(times, dtype=torch.float64)
         self._t = t - t.mean()
         self._late = n // 2  # where the later half begins
-        self._to_last = torch.zeros(n, dtype=torch.float64)
-        self._to_mean = torch.zeros(n, dtype=torch.float64)
+        self._to_last, self._to_mean = torch.zeros(2, n, dtype=torch.float64)
         self._steps = torch.zeros(n - 1, dtype=torch.float64)
         self._turns = torch.zeros(max(n - 2, 0), dtype=torch.float64)
-        self._norm = torch.zeros((), dtype=torch.float64)
-        self._late_spread = torch.zeros((), dtype=torch.float64)
-        self._slope = torch.zeros((), dtype=torch.float64)
+        self._norm, self._late_spread, self._slope = torch.zeros(3, dtype=torch.float64)
 
     def add(self, W: Tensor) -> None:
         """Squares and products of one block W [n, c], float64."""
@@ -96,6 +115,7 @@ class Geometry:
         spread, n = float(self._to_mean.sum()), len(to_last)
         defined = [c for c in cosines if c is not None]
         return Shape(
+            times=self._times,
             to_last=to_last,
             to_mean=self._to_mean.sqrt().tolist(),
             lengths=lengths,
@@ -127,45 +147,17 @@ def expect(times: Sequence[float]) -> dict[str, Signs]:
     tails = [-head for head in accumulate(centred)][:-1]
     explained = sum(w * tail**2 for w, tail in zip(waits, tails, strict=True))
     spread = sum(w * m * (n - m) / n for m, w in enumerate(waits, 1))
-    walk = Signs(
-        net_to_path=sqrt(sum(waits)) / sum(map(sqrt, waits)),
-        cosine=0.0,
-        trend=explained / sum(t**2 for t in centred) / spread,
-    )
-    return {
-        "line": Signs(1.0, 1.0, 1.0),
-        "walk": walk,
-        "noise": Signs(1 / (n - 1), -0.5, 1 / (n - 1)),
+    found = {
+        "line": (1.0, 1.0, 1.0),
+        "walk": (
+            sqrt(sum(waits)) / sum(map(sqrt, waits)),
+            0.0,
+            explained / sum(t**2 for t in centred) / spread,
+        ),
+        "noise": (1 / (n - 1), -0.5, 1 / (n - 1)),
     }
-
-
-def judge(shape: Shape, times: Sequence[float]) -> Word:
-    """Settled if it has all but stopped; else the nearest of line, walk and noise."""
-    if len(times) < ENOUGH:
-        return "unknown"
-    trend = shape.signs.trend
-    if trend is None or slows_down(shape, times):
-        return "settled"
-    expected = expect(times)
-    walk, noise = (expected[name].trend or 0.0 for name in ("walk", "noise"))
-    if trend > (1 + walk) / 2 or goes_straight(shape, times):
-        return "moving"
-    if trend > (walk + noise) / 2:
-        return "drifting"
-    return "settled" if shape.radius < SMALL * shape.norm else "wandering"
-
-
-def goes_straight(shape: Shape, times: Sequence[float]) -> bool:
-    """Do steps point the same way and lead away? So does a straight path at uneven speed."""
-    walk = expect(times)["walk"].net_to_path or 0.0
-    cosine, net_to_path = shape.signs.cosine or 0.0, shape.signs.net_to_path or 0.0
-    return cosine > 1 / 2 and net_to_path > (1 + walk) / 2
-
-
-def slows_down(shape: Shape, times: Sequence[float]) -> bool:
-    """Does the later half cover much less ground than steady motion would at these times?"""
-    steady = pstdev(times[len(times) // 2 :]) / pstdev(times)
-    return shape.late_radius < STILL * steady * shape.radius
+    names = ("net_to_path", "cosine", "trend")
+    return {way: Signs(**dict(zip(names, signs, strict=True))) for way, signs in found.items()}
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -99,7 +99,11 @@ class _Pinned:
 
 TIERS = (  # best first
     Tier(
-        "memory", lambda s: 4 * s.k * s.P, lambda source, _: Dense.read(source), lambda _: 1, True
+        "memory",
+        lambda s: 4 * s.k * s.P,
+        lambda source, _: Dense.read(source),
+        lambda _: 1,
+        holds=True,
     ),
     Tier(
         "bf16",
@@ -161,7 +165,7 @@ class Placer:
         work = 4 * P * (vectors + SPARE)
         self.sizes = Sizes(source.count, P, source.device, work, int(share * cap.bytes))
         known = [tier.name for tier in TIERS]
-        if only is not None and only not in known:
+        if only not in (None, *known):
             raise ConfigError(f"tier: must be one of {', '.join(known)}, found {only!r}")
         self._only = only
         self._failed: list[str] = []
@@ -174,11 +178,8 @@ class Placer:
         """The tiers that fit under the cap, best first."""
         if self._only is not None:
             return [tier for tier in TIERS if tier.name == self._only]
-        found = [
-            tier
-            for tier in TIERS
-            if self.needs(tier) <= self.sizes.room and tier.is_here(self.sizes)
-        ]
+        small = [tier for tier in TIERS if self.needs(tier) <= self.sizes.room]
+        found = [tier for tier in small if tier.is_here(self.sizes)]
         if not found:
             least = int(self.needs(TIERS[-1]) / self._share)
             raise ConfigError(
@@ -189,7 +190,13 @@ class Placer:
 
     def plan(self, tier: Tier | None) -> tuple[Placement, int]:
         """What it takes, and the bytes under the cap that it leaves; None: a stream."""
-        cap, needs = str(self._cap), self._streaming if tier is None else self.needs(tier)
+        cap = str(self._cap)
+        needs = self.sizes.work + (2 * 4 * self.sizes.P if tier is None else tier.needs(self.sizes))
+        if tier is None and self._cap.bytes <= needs:
+            raise ConfigError(
+                f"memory: {size(self._cap.bytes)} is too little: streaming needs {size(needs)}, "
+                "and the solver more"
+            )
         if self._share < 1:
             cap += f", {self._share:.0%} of it for W and the rest for outputs"
         if tier is None:
@@ -206,16 +213,6 @@ class Placer:
             planned_bytes=needs,
         )
         return placement, self._cap.bytes - needs
-
-    @property
-    def _streaming(self) -> int:
-        needs = 2 * 4 * self.sizes.P + self.sizes.work
-        if self._cap.bytes <= needs:
-            raise ConfigError(
-                f"memory: {size(self._cap.bytes)} is too little: streaming needs {size(needs)}, "
-                "and the solver more"
-            )
-        return needs
 
     def place(self) -> Placed:
         """Read the checkpoints into the best tier that fits and has not failed."""

@@ -42,7 +42,7 @@ class Streamed(Trajectory):
         if self._checked:
             yield from super().rows()
             return
-        # in order and without a thread, as a broken checkpoint is told of here
+        # in order and without a thread, as broken checkpoints are found here
         used: list[int] = []
         self.bytes_moved += 4 * self.k * self.layout.size
         row = torch.empty(self.layout.size, dtype=torch.float32)

@@ -23,7 +23,7 @@ from sewa_cli.commands.inspect import run_inspect
 from sewa_cli.config import Config
 from sewa_cli.present.plots.inspect import plot
 from sewa_cli.report.inspect import Inspection
-from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect, is_finite, judge
+from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect, is_finite
 
 USAGE, FILES = 2, 3
 
@@ -79,8 +79,7 @@ def even(n: int) -> list[float]:
 
 
 def verdict(W: torch.Tensor, times: list[float] | None = None) -> str:
-    times = times or even(len(W))
-    return judge(measure(W, times), times)
+    return measure(W, times).verdict
 
 
 # ---- arithmetic ------------------------------------------------------------------------------

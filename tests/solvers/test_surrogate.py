@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.problems import problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -18,8 +20,9 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import mask
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear.build import build
-from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.survey import QUARTERS, scout
+from sewa_cli.trajectory.dense import Dense
 
 CPU = torch.device("cpu")
 ROOM = 10**9
@@ -56,12 +59,10 @@ class Problem:
         ]
         self.objective = Objective(self.model, predict, self.loss, backward, self.batches)
 
-    def rows(self) -> Any:
-        return ((i, row.clone()) for i, row in enumerate(self.W))
-
     def surrogate(self, h: float = 0.1, room: int = ROOM) -> Surrogate:
-        base = self.W.mean(0)
-        return build(self.objective, base, self.k, self.rows, h, room)
+        trajectory = Dense(self.W, self.model.layout)
+        problem = replace(problem_of(self.objective, trajectory), room=room)
+        return build(problem, self.W.mean(0), h)
 
     def true_loss(self, c: Tensor) -> float:
         self.model.set(c.float() @ self.W)
@@ -96,9 +97,9 @@ def test_no_subset_of_up_to_twelve_checkpoints_is_better_than_the_chosen_one(
     problem = Problem(k, seed)
     surrogate = problem.surrogate()
     chosen = linear.solve(surrogate, K).selected
-    best = min(problem.true_loss(linear.mean(s, k)) for s in combinations(range(k), K))
+    best = min(problem.true_loss(mean(s, k)) for s in combinations(range(k), K))
     assert len(chosen) == K
-    assert problem.true_loss(linear.mean(chosen, k)) == pytest.approx(best, rel=1e-4)
+    assert problem.true_loss(mean(chosen, k)) == pytest.approx(best, rel=1e-4)
 
 
 @settings(max_examples=12)
@@ -108,11 +109,9 @@ def test_with_many_subsets_no_single_swap_improves_the_answer_and_the_relaxed_lo
 ) -> None:
     problem = Problem(k, seed)
     surrogate = problem.surrogate()
-    solution = linear.solve(surrogate, K, iterations=300, tries=k * k)
+    solution = linear.solve(surrogate, K, iterations=300, swaps=k * k)
 
-    def loss(chosen: Any) -> float:
-        return surrogate.loss(surrogate.mix(linear.mean(chosen, k)))
-
+    loss = surrogate.loss_of_mean
     found = loss(solution.selected)
     assert solution.history[-1] <= found * (1 + 1e-3)  # the relaxed problem allows more
     assert solution.history == sorted(solution.history, reverse=True)
@@ -188,7 +187,7 @@ def test_outputs_may_be_a_nest_with_whole_numbers_and_infinities_in_it() -> None
     ]
     problem = Problem(predict=predict, loss=loss, batches=batches)
     surrogate = problem.surrogate(h=0.5)
-    c = linear.mean([0, 3], problem.k)
+    c = mean([0, 3], problem.k)
     assert surrogate.loss(surrogate.mix(c)) == pytest.approx(problem.true_loss(c), rel=2e-3)
     value, gradient = surrogate.loss_and_gradient(c)
     assert bool(torch.isfinite(gradient).all())
@@ -201,7 +200,7 @@ def test_a_loss_that_works_in_place_on_its_outputs_is_no_trouble() -> None:
 
     problem = Problem(loss=loss)
     surrogate = problem.surrogate()
-    c = linear.mean([1, 2], problem.k)
+    c = mean([1, 2], problem.k)
     once = surrogate.loss(surrogate.mix(c))
     assert surrogate.loss_and_gradient(c)[0] == pytest.approx(once, rel=1e-6)
     assert surrogate.loss(surrogate.mix(c)) == once
@@ -219,7 +218,7 @@ def test_float_buffers_move_along() -> None:
 
     problem = Problem(model=Shifted())
     surrogate = problem.surrogate()
-    c = linear.mean([0, 5], problem.k)
+    c = mean([0, 5], problem.k)
     assert surrogate.loss(surrogate.mix(c)) == pytest.approx(problem.true_loss(c), rel=1e-3)
 
 
@@ -230,7 +229,7 @@ def test_a_smaller_room_makes_the_cache_bfloat16_and_a_smaller_one_takes_fewer_r
     assert (wide.size.dtype, wide.size.rows) == ("float32", 400)
     narrow = problem.surrogate(room=wide.size.bytes - 1)
     assert (narrow.size.dtype, narrow.size.rows) == ("bfloat16", 400)
-    c = linear.mean([3, 4, 7], 40)
+    c = mean([3, 4, 7], 40)
     assert narrow.loss(narrow.mix(c)) == pytest.approx(wide.loss(wide.mix(c)), rel=0.02)
     few = problem.surrogate(room=narrow.size.bytes // 4)
     assert few.size.dtype == "bfloat16"
@@ -245,13 +244,13 @@ def test_rows_make_samples_whose_losses_add_up() -> None:
     problem = Problem()
     surrogate = problem.surrogate()
     assert surrogate.splits()
-    outputs = surrogate.mix(linear.mean([0, 1], problem.k))
+    outputs = surrogate.mix(mean([0, 1], problem.k))
     each = surrogate.unit_losses(outputs)
     assert each is not None
     assert float(each.mean()) == pytest.approx(surrogate.loss(outputs), rel=1e-5)
-    sample = surrogate.sample([torch.tensor([0, 0, 3]), torch.tensor([2])])
+    times = torch.tensor([2, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0])  # of batches of 7 and 4
     expected = float((2 * each[0] + each[3] + each[7 + 2]) / 4)
-    assert surrogate.loss(outputs, sample) == pytest.approx(expected, rel=1e-5)
+    assert surrogate.on(times).loss(outputs) == pytest.approx(expected, rel=1e-5)
 
 
 def test_whatever_the_padding_a_larger_room_is_never_too_small() -> None:
@@ -326,29 +325,28 @@ def test_the_scout_takes_the_best_quarter_where_the_mean_of_all_is_bad() -> None
     rows = [torch.full((3,), value) for value in (0.0, 0.0, 1.0, 1.0, 5.0, 5.0, 9.0, 9.0)]
     asked: list[float] = []
 
-    def judge(flat: Tensor) -> float:
+    def value(flat: Tensor) -> float:
         asked.append(float(flat[0]))
         return abs(float(flat[0]) - 1.1)
 
-    found = scout(((i, row) for i, row in enumerate(rows)), len(rows), judge)
+    found = scout(((i, row) for i, row in enumerate(rows)), len(rows), value)
     assert asked == [0.0, 1.0, 5.0, 9.0, 3.75]
     assert found.members == [2, 3]
     assert float(found.base[0]) == 1.0
     assert float(found.uniform[0]) == 3.75
     assert float(found.last[0]) == 9.0
-    assert found.k == 8
 
 
 @pytest.mark.parametrize("k", [2, 3, 5, 11])
-def test_the_scout_judges_each_quarter_once_and_all_together(k: int) -> None:
-    judged: list[Tensor] = []
+def test_the_scout_evaluates_each_quarter_once_and_all_together(k: int) -> None:
+    asked: list[Tensor] = []
 
-    def judge(flat: Tensor) -> float:
-        judged.append(flat)
+    def value(flat: Tensor) -> float:
+        asked.append(flat)
         return float("nan")
 
     rows = torch.randn(k, 4)
-    found = scout(((i, row.clone()) for i, row in enumerate(rows)), k, judge)
-    assert len(judged) == len({i * QUARTERS // k for i in range(k)}) + 1
+    found = scout(((i, row.clone()) for i, row in enumerate(rows)), k, value)
+    assert len(asked) == len({i * QUARTERS // k for i in range(k)}) + 1
     assert torch.allclose(found.uniform, rows.mean(0), atol=1e-6)
     assert found.members == list(range(k))  # nothing is known to be better than the mean of all

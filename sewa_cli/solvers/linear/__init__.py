@@ -14,4 +14,5 @@ survey     checkpoints stream past the model: where to linearise, outputs, true 
 build      the model run near every checkpoint, within the memory there is
 surrogate  the y_i, and the user's loss of their mixtures, on all rows or on a sample of them
 relax      the mask problem among the y_i
+cost       what all of it takes, before any work
 """

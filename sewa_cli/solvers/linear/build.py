@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
-from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.split import draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
+from sewa_cli.solvers import Problem
 from sewa_cli.solvers.linear.surrogate import (
     Part,
     Size,
@@ -20,37 +20,34 @@ from sewa_cli.solvers.linear.surrogate import (
     shapes_of,
 )
 from sewa_cli.text import size
-from sewa_cli.trajectory import Layout, Trajectory
+from sewa_cli.trajectory import Layout
 from sewa_cli.trajectory.deltas import Deltas, rows_at_once
 from sewa_cli.trajectory.dense import Dense
 
 # float32 vectors of length O besides the cache: the base, a mixture and its copy, the gradient, a
 # swap, and more than as much again inside the user's loss
 SPARE = 12
-
-
 FEWEST = 32  # rows that are kept however many numbers they have
 
 
 def build(
-    objective: Objective,
+    problem: Problem,
     base: Tensor,
-    k: int,
-    checkpoints: Callable[[], Iterable[tuple[int, Tensor]]],
     h: float,
-    room: int,
-    seed: int = 0,
-    on_checkpoint: Callable[[int], None] | None = None,
     extra: int = 0,
     most: int | None = None,
+    on_row: Callable[[int, Tensor], None] | None = None,
 ) -> Surrogate:
-    """Run the model at the base [P], then once for each of the k checkpoints, in their order.
+    """Run the model at the base [P], then once for each of the k checkpoints, in their order:
 
-    `room`: bytes for the cache and what is computed from it, with `extra` more outputs [O] that the
-    caller will keep. It is float32 if that fits, else bfloat16 differences from the base's outputs,
-    else fewer rows of the data. `most`: numbers to keep for each checkpoint, for the sake of time;
-    FEWEST rows are kept whatever they are.
+        y_i = f(b) + (f(b + h (w_i − b)) − f(b)) / h
+
+    The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
+    that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
+    outputs, else fewer rows of the data. `most`: numbers to keep for each checkpoint, for the sake
+    of time; FEWEST rows are kept whatever they are. `on_row` sees each checkpoint as it is read.
     """
+    objective, k, seed = problem.objective, problem.trajectory.k, problem.seed
     model = objective.model
     model.module.eval()
     batches = [batch for batch in objective.selection if rows(batch) > 0]
@@ -58,37 +55,21 @@ def build(
         raise TaskError("selection_data(): there are no batches with rows in them")
     of_rows = sum(rows(batch) for batch in batches)
     model.set(base)
-    numbers = _count_outputs(objective, batches, seed)
-    if numbers == 0:
-        raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
-    every, share = batches, 1.0
-    if most is not None and numbers > most and of_rows > FEWEST:
-        share = max(most / numbers, FEWEST / of_rows)
-        batches = _fewer_rows(every, share, seed)
-        numbers = _count_outputs(objective, batches, seed)
-    while (needed := least(k, numbers, extra)) > room:
-        share *= room / needed  # again, if padding keeps what is left from shrinking as much
-        batches = _fewer_rows(every, share, seed)
-        if not batches:
-            raise ConfigError(
-                f"memory: the outputs of {k} checkpoints, even on one of {of_rows} rows, need more "
-                f"than the {size(room)} there are; raise --memory"
-            )
-        numbers = _count_outputs(objective, batches, seed)
-    at_base = torch.empty(numbers, dtype=torch.float32, device=model.device)
+    batches = _that_fit(problem, batches, extra, most)
     parts: list[Part] = []
+    outputs: list[Tensor] = []
     for batch in batches:
         start = parts[-1].where.stop if parts else 0
         out = run_model(objective, batch, seed)
-        flat = flatten(out)
-        where = slice(start, start + len(flat))
-        at_base[where] = flat
+        outputs.append(flatten(out))
+        where = slice(start, start + len(outputs[-1]))
         parts.append(Part(batch, rows(batch), where, shapes_of(out)))
-    wide = _need(k, numbers, torch.float32, extra) <= room  # of few, it is the smaller one
+    at_base = torch.cat(outputs).to(model.device)
+    del outputs
+    numbers = len(at_base)
+    wide = _need(k, numbers, torch.float32, extra) <= problem.room  # of few, it is the smaller one
     dtype = torch.float32 if wide else torch.bfloat16
     cache = torch.empty(k, numbers, dtype=dtype, device=model.device)
-    _fill(cache, objective, parts, base, at_base, checkpoints, h, seed, on_checkpoint)
-    model.check_untouched()
     found = Size(
         numbers=numbers,
         dtype=str(dtype).removeprefix("torch."),
@@ -96,49 +77,56 @@ def build(
         rows=sum(part.n for part in parts),
         of_rows=of_rows,
     )
-    return Surrogate(objective, parts, at_base, _as_trajectory(cache, at_base), found, seed)
-
-
-def _as_trajectory(cache: Tensor, at_base: Tensor) -> Trajectory:
-    O = len(at_base)  # noqa: E741 - the letter of the formulas
-    layout = Layout({"outputs": slice(0, O)}, {"outputs": (O,)}, O, O)
-    if cache.dtype == torch.float32:
-        return Dense(cache, layout)
-    return Deltas(torch.where(torch.isfinite(at_base), at_base, 0.0), cache, layout)
-
-
-def _fill(
-    cache: Tensor,
-    objective: Objective,
-    parts: Sequence[Part],
-    base: Tensor,
-    at_base: Tensor,
-    checkpoints: Callable[[], Iterable[tuple[int, Tensor]]],
-    h: float,
-    seed: int,
-    on_checkpoint: Callable[[int], None] | None,
-) -> None:
-    """y_i = f(b) + (f(b + h (w_i − b)) − f(b)) / h into row i; of narrow rows, less f(b)."""
-    step, reached = torch.empty_like(base), torch.empty_like(at_base)
     frozen = ~torch.isfinite(at_base)
-    any_frozen = bool(frozen.any())
-    origin = torch.where(frozen, 0.0, at_base) if cache.dtype != torch.float32 else None
-    for i, row in checkpoints():
+    origin = torch.where(frozen, 0.0, at_base)
+    layout = Layout({"outputs": slice(0, numbers)}, {"outputs": (numbers,)}, numbers, numbers)
+    trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
+    surrogate = Surrogate(objective, parts, at_base, trajectory, found, seed)
+    step = torch.empty_like(base)
+    for i, row in problem.trajectory.rows():
+        if on_row is not None:
+            on_row(i, row)
         torch.lerp(base, row.to(base.device), h, out=step)
-        objective.model.set(step)
-        for part in parts:
-            moved = flatten(run_model(objective, part.batch, seed))
-            if len(moved) != part.where.stop - part.where.start:
-                raise TaskError("predict() gives outputs whose size depends on the weights")
-            reached[part.where] = moved
-        reached.sub_(at_base).div_(h).add_(at_base)
-        if any_frozen:
-            reached[frozen] = 0.0  # as it is, whatever the weights
-        if not torch.isfinite(reached).all():
+        model.set(step)
+        y = surrogate.true_outputs().sub_(at_base).div_(h).add_(at_base)
+        y.masked_fill_(frozen, 0.0)  # as it is, whatever the weights
+        if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
-        cache[i].copy_(reached if origin is None else reached.sub_(origin))
-        if on_checkpoint is not None:
-            on_checkpoint(i)
+        cache[i].copy_(y if wide else y.sub_(origin))
+        problem.events.progress("surveying", i + 1, k)
+    model.check_untouched()
+    return surrogate
+
+
+def _that_fit(problem: Problem, batches: list[Nest], extra: int, most: int | None) -> list[Nest]:
+    """As many rows of the batches as there is room for, drawn at random."""
+    k, of_rows = problem.trajectory.k, sum(rows(batch) for batch in batches)
+
+    def count(some: Sequence[Nest]) -> int:
+        """The numbers in their outputs."""
+        runs = (run_model(problem.objective, batch, problem.seed) for batch in some)
+        return sum(len(flatten(outputs)) for outputs in runs)
+
+    numbers = count(batches)
+    if numbers == 0:
+        raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
+    found, share = batches, 1.0
+    if most is not None and numbers > most and of_rows > FEWEST:
+        share = max(most / numbers, FEWEST / of_rows)
+        found = _fewer_rows(batches, share, problem.seed)
+        numbers = count(found)
+    while (needed := least(k, numbers, extra)) > problem.room:
+        share *= (
+            problem.room / needed
+        )  # again, if padding keeps what is left from shrinking as much
+        found = _fewer_rows(batches, share, problem.seed)
+        if not found:
+            raise ConfigError(
+                f"memory: the outputs of {k} checkpoints, even on one of {of_rows} rows, need more "
+                f"than the {size(problem.room)} there are; raise --memory"
+            )
+        numbers = count(found)
+    return found
 
 
 def _need(k: int, numbers: int, dtype: torch.dtype, extra: int) -> int:
@@ -156,10 +144,6 @@ def usual(k: int, numbers: int, room: int, extra: int = 0) -> int:
     """Bytes of the cache that is made: in float32 where that fits; all the room where none does."""
     wide = _need(k, numbers, torch.float32, extra)
     return wide if wide <= room else min(least(k, numbers, extra), room)
-
-
-def _count_outputs(objective: Objective, batches: Sequence[Nest], seed: int) -> int:
-    return sum(len(flatten(run_model(objective, batch, seed))) for batch in batches)
 
 
 def _fewer_rows(batches: Sequence[Nest], share: float, seed: int) -> list[Nest]:

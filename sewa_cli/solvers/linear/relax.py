@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
+from sewa_cli.events import Events
 from sewa_cli.solvers import mask
-from sewa_cli.solvers.linear.surrogate import Sample, Surrogate
+from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 
 FEW_SUBSETS = 1000  # or fewer: all are tried
 MUCH_WORK = 2 * 10**8  # numbers to go through for that
@@ -32,33 +33,22 @@ PATIENCE = 5  # iterations without one
 
 @dataclass(frozen=True)
 class Solution:
-    probabilities: list[float]  # s, one for each checkpoint
+    relaxed: Tensor  # s [k], float64
     selected: list[int]  # K of them, ascending
     history: list[float]  # predicted loss by iteration
-
-
-@dataclass(frozen=True)
-class Swap:
-    """A mask that differs in one place, and its predicted loss."""
-
-    chosen: list[int]
-    gained: int
-    lost: int
-    loss: float
 
 
 def solve(
     surrogate: Surrogate,
     K: int,
     iterations: int = 100,
-    tries: int = 50,
+    swaps: int = 50,
     starts: Sequence[Sequence[int]] = (),
-    sample: Sample | None = None,
     relaxed: Tensor | None = None,
-    on_iteration: Callable[[int, float], None] | None = None,
+    events: Events | None = None,
     try_all: bool = True,
 ) -> Solution:
-    """The K checkpoints whose average has the lowest predicted loss on the sample (None: on all).
+    """The K checkpoints whose average has the lowest predicted loss.
 
     `starts`: masks to begin the swaps from as well, if they are better than the rounded one.
     `relaxed`: s [k] to begin from. `try_all`: all subsets, if they are few.
@@ -67,16 +57,22 @@ def solve(
     if not 0 < K < k:
         raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
     start = torch.full((k,), K / k, dtype=torch.float64) if relaxed is None else relaxed
-    s, history = relax(surrogate, K, start, iterations, sample, on_iteration)
+    s, history = relax(surrogate, K, start, iterations, events)
     subsets = comb(k, K)
     if try_all and subsets <= FEW_SUBSETS and subsets * surrogate.size.numbers <= MUCH_WORK:
-        chosen = _best_of_all(surrogate, K, sample)
+        # of equals, the later checkpoints
+        chosen = _best(surrogate, sorted(combinations(range(k), K), key=lambda m: m[::-1])[::-1])
     else:
         masks = [mask.largest(s, K), *(sorted(start) for start in starts if len(start) == K)]
-        losses = [surrogate.loss(surrogate.mix(mean(m, k)), sample) for m in masks]
-        best = min(range(len(masks)), key=lambda i: losses[i] if isfinite(losses[i]) else inf)
-        chosen = improve(surrogate, masks[best], tries, sample)
-    return Solution(probabilities=s.tolist(), selected=chosen, history=history)
+        chosen = improve(surrogate, _best(surrogate, masks), swaps)
+    return Solution(s, chosen, history)
+
+
+def _best(surrogate: Surrogate, masks: Sequence[Sequence[int]]) -> list[int]:
+    """The first of those with the lowest predicted loss."""
+    losses = [surrogate.loss_of_mean(chosen) for chosen in masks]
+    best = min(range(len(masks)), key=lambda i: losses[i] if isfinite(losses[i]) else inf)
+    return list(masks[best])
 
 
 def relax(
@@ -84,13 +80,12 @@ def relax(
     K: int,
     start: Tensor,
     iterations: int,
-    sample: Sample | None = None,
-    on_iteration: Callable[[int, float], None] | None = None,
+    events: Events | None = None,
 ) -> tuple[Tensor, list[float]]:
     """Minimise over s [k] in the feasible set; returns s and the loss by iteration."""
 
     def value(s: Tensor) -> float:
-        return surrogate.loss(surrogate.mix(s / K), sample)
+        return surrogate.loss(surrogate.mix(s / K))
 
     s = mask.project_to_sum(start, K)
     y, momentum = s, 1.0
@@ -99,7 +94,7 @@ def relax(
     curvature: float | None = None
     idle = 0
     for iteration in range(iterations):
-        loss, gradient = surrogate.loss_and_gradient(y / K, sample)
+        loss, gradient = surrogate.loss_and_gradient(y / K)
         gradient = gradient / K
         if not (isfinite(loss) and bool(torch.isfinite(gradient).all())):
             raise TaskError("the loss or its gradient is NaN or Inf at the predicted outputs")
@@ -115,8 +110,8 @@ def relax(
             idle = idle + 1 if best - after <= TOLERANCE * abs(best) else 0
             s, momentum, best = new, faster, after
         history.append(best)
-        if on_iteration is not None:
-            on_iteration(iteration, best)
+        if events is not None:
+            events.progress("learning", iteration + 1, iterations, best)
         if idle >= PATIENCE:
             break
         curvature /= 1.5  # a longer step is tried first
@@ -143,57 +138,31 @@ def _step(
     return new, after, curvature
 
 
-def improve(
-    surrogate: Surrogate, chosen: Sequence[int], tries: int, sample: Sample | None = None
-) -> list[int]:
+def improve(surrogate: Surrogate, chosen: Sequence[int], swaps: int) -> list[int]:
     """Swap one checkpoint for another as long as that lowers the predicted loss."""
     now = sorted(chosen)
     for _ in range(2 * len(now)):
-        loss = surrogate.loss(surrogate.mix(mean(now, surrogate.k)), sample)
-        better = (
-            swap
-            for swap in swaps(surrogate, now, tries, sample)
-            if swap.loss < loss - TOLERANCE * abs(loss)
-        )
-        swap = next(better, None)
-        if swap is None:
+        loss = surrogate.loss_of_mean(now)
+        lower = loss - TOLERANCE * abs(loss)
+        better = next((m for m, after in _swaps(surrogate, now, swaps) if after < lower), None)
+        if better is None:
             break
-        now = swap.chosen
+        now = better
     return now
 
 
-def swaps(
-    surrogate: Surrogate, chosen: Sequence[int], tries: int, sample: Sample | None = None
-) -> Iterator[Swap]:
-    """The most promising swaps by the gradient, each with its predicted loss."""
+def _swaps(
+    surrogate: Surrogate, chosen: Sequence[int], most: int
+) -> Iterator[tuple[list[int], float]]:
+    """Masks that differ in one place, the most promising by the gradient, with predicted losses."""
     k, K = surrogate.k, len(chosen)
     c = mean(chosen, k)
-    _, gradient = surrogate.loss_and_gradient(c, sample)
+    _, gradient = surrogate.loss_and_gradient(c)
     outputs = surrogate.mix(c)
-    inside = torch.tensor(sorted(chosen))
+    inside = torch.tensor(chosen)
     outside = torch.tensor([i for i in range(k) if i not in set(chosen)])
     promised = gradient[outside][:, None] - gradient[inside][None, :]  # [k − K, K]
-    order = promised.reshape(-1).argsort()[:tries]
-    for flat in order.tolist():
+    for flat in promised.reshape(-1).argsort()[:most].tolist():
         gained, lost = int(outside[flat // K]), int(inside[flat % K])
         moved = outputs + surrogate.difference(gained, lost) / K
-        swapped = sorted([*(i for i in chosen if i != lost), gained])
-        yield Swap(swapped, gained, lost, surrogate.loss(moved, sample))
-
-
-def _best_of_all(surrogate: Surrogate, K: int, sample: Sample | None) -> list[int]:
-    k = surrogate.k
-    subsets = [list(chosen) for chosen in combinations(range(k), K)]
-    losses = [surrogate.loss(surrogate.mix(mean(chosen, k)), sample) for chosen in subsets]
-    # of equals, the later checkpoints
-    return min(
-        zip(losses, subsets, strict=True),
-        key=lambda pair: (pair[0] if isfinite(pair[0]) else inf, [-i for i in pair[1][::-1]]),
-    )[1]
-
-
-def mean(chosen: Sequence[int], k: int) -> Tensor:
-    """Equal weights on the chosen, [k] float64."""
-    c = torch.zeros(k, dtype=torch.float64)
-    c[list(chosen)] = 1 / len(chosen)
-    return c
+        yield sorted({*chosen, gained} - {lost}), surrogate.loss(moved)

@@ -4,23 +4,22 @@
     survey    every checkpoint is read once: its outputs go into the cache
     again     linearised at the average just found: it is read (K), then every checkpoint (k)
 
-In memory are a few vectors of the model's size and the cache; `rounds` decides by what is here.
+In memory are a few vectors of the model's size and the cache; `rounds` makes the choice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import torch
 from torch import Tensor
 
 from sewa_cli.errors import CheckpointError, TaskError
-from sewa_cli.methods import Coefficients, Run, mean_of, parse_one
+from sewa_cli.methods import Coefficients, mean_of
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.crossvalidate import Name, grid
-from sewa_cli.solvers.linear import relax
+from sewa_cli.solvers.crossvalidate import Name
 from sewa_cli.solvers.linear.build import build
 from sewa_cli.solvers.linear.surrogate import Surrogate
 
@@ -37,7 +36,6 @@ class Scouted:
     uniform: Tensor  # the mean of all, [P]
     uniform_loss: float
     last: Tensor  # the newest, [P]
-    k: int
 
 
 class _Mean:
@@ -57,9 +55,9 @@ class _Mean:
 
 
 def scout(
-    checkpoints: Iterable[tuple[int, Tensor]], of: int, judge: Callable[[Tensor], float]
+    checkpoints: Iterable[tuple[int, Tensor]], of: int, value: Callable[[Tensor], float]
 ) -> Scouted:
-    """Read every checkpoint once; `of`: how many there are at most. `judge`: flat [P] ↦ loss.
+    """Read every checkpoint once; `of`: how many there are at most. `value`: flat [P] ↦ loss.
 
     Of a run that jumps between basins, the mean of all may lie in none of them.
     """
@@ -70,7 +68,7 @@ def scout(
     def consider(mean: _Mean) -> tuple[Tensor, float]:
         nonlocal found
         flat = mean.value()
-        loss = judge(flat)
+        loss = value(flat)
         if found is None or not loss >= found[0]:
             found = (loss if isfinite(loss) else inf, mean.members, flat)
         return flat, loss
@@ -88,7 +86,7 @@ def scout(
     assert found is not None
     assert last is not None
     loss, members, base = found
-    return Scouted(base, members, loss, uniform, uniform_loss, last, len(everything.members))
+    return Scouted(base, members, loss, uniform, uniform_loss, last)
 
 
 class Survey:
@@ -100,8 +98,8 @@ class Survey:
         self._h = h
         self._most = most
         self._warned = False
-        trajectory, value = problem.trajectory, problem.objective.value
-        self.scouted = scout(trajectory.rows(), trajectory.k, value)
+        trajectory = problem.trajectory
+        self.scouted = scout(trajectory.rows(), trajectory.k, problem.objective.value)
         if not isfinite(self.scouted.loss):
             raise TaskError(
                 "loss() is NaN or Inf on the selection data for every checkpoint average"
@@ -111,56 +109,34 @@ class Survey:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
 
     def first(
-        self, wanted: Mapping[Name, Coefficients], extra: int
+        self, wanted: Mapping[Name, Coefficients] = {}, extra: int = 2
     ) -> tuple[Surrogate, dict[Name, Tensor]]:
         """The cache around the scouted base; the averages wanted are summed up on the way."""
         sums: dict[Name, Tensor] = {}
 
-        def rows() -> Iterator[tuple[int, Tensor]]:
-            for i, row in self._problem.trajectory.rows():
-                for key, coefficients in wanted.items():
-                    if coefficients[i] != 0:
-                        total = sums.setdefault(key, torch.zeros_like(row))
-                        total.add_(row, alpha=coefficients[i])
-                yield i, row
+        def add(i: int, row: Tensor) -> None:
+            for key, coefficients in wanted.items():
+                if coefficients[i] != 0:
+                    total = sums.setdefault(key, torch.zeros_like(row))
+                    total.add_(row, alpha=coefficients[i])
 
-        room = self._problem.room - len(wanted) * 4 * self._problem.trajectory.layout.size * (
-            extra > 2
-        )
-        return self._build(self.scouted.base, rows, room, extra), sums
+        held = len(wanted) * 4 * self._problem.trajectory.layout.size * (extra > 2)
+        return self.around(self.scouted.base, held, extra, add), sums
 
-    def around(self, flat: Tensor) -> Surrogate:
-        """The cache around weights [P]."""
-        return self._build(flat, self._problem.trajectory.rows, self._problem.room, 2)
-
-    def _build(
+    def around(
         self,
-        base: Tensor,
-        rows: Callable[[], Iterable[tuple[int, Tensor]]],
-        room: int,
-        extra: int,
+        flat: Tensor,
+        held: int = 0,
+        extra: int = 2,
+        on_row: Callable[[int, Tensor], None] | None = None,
     ) -> Surrogate:
-        events, objective = self._problem.events, self._problem.objective
-
-        def tell(i: int) -> None:
-            events.progress("surveying", i + 1, self.k)
-
-        found = build(
-            objective,
-            base,
-            self.k,
-            rows,
-            self._h,
-            room,
-            self._problem.seed,
-            tell,
-            extra,
-            self._most,
-        )
-        if found.size.rows < found.size.of_rows and not self._warned:
+        """The cache around weights [P]; `held`: bytes of the room that are taken."""
+        problem = replace(self._problem, room=self._problem.room - held)
+        found = build(problem, flat, self._h, extra, self._most, on_row)
+        if not found.size.has_all_rows and not self._warned:
             self._warned = True
-            into = "--memory" if found.size.bytes * 2 > room else "linear.outputs"
-            events.warn(
+            into = "--memory" if found.size.bytes * 2 > problem.room else "linear.outputs"
+            problem.events.warn(
                 f"outputs of {found.size.rows} of the {found.size.of_rows} selection rows fit into "
                 f"{into}; the choice is made on those"
             )
@@ -171,33 +147,16 @@ class Survey:
         self._problem.objective.model.set(flat)
         return here.true_outputs()
 
-    def mix(self, coefficients: Coefficients) -> Tensor:
-        """[P]; valid until the next."""
-        return self._problem.trajectory.mix_few(coefficients)
+    def mix(self, selected: Sequence[int]) -> Tensor:
+        """The weights of their average [P]; valid until the next."""
+        return self._problem.trajectory.mix_few(mean_of(selected, self.k))
 
     def loss_of_mean(self, selected: Sequence[int]) -> float:
         """The true selection loss of their average."""
-        return self._problem.objective.value(self.mix(mean_of(selected, self.k)))
+        return self._problem.objective.value(self.mix(selected))
 
     def error(self, here: Surrogate, selected: Sequence[int], loss: float) -> float:
         """Predicted minus true loss, both on the rows that the cache has."""
-        if here.size.rows < here.size.of_rows:
-            self._problem.objective.model.set(self.mix(mean_of(selected, self.k)))
-            loss = here.loss(here.true_outputs())
-        return predicted_loss(here, selected) - loss
-
-
-def predicted_loss(here: Surrogate, selected: Sequence[int]) -> float:
-    return here.loss(here.mix(relax.mean(selected, here.k)))
-
-
-def simple_averages(k: int) -> dict[Name, Coefficients]:
-    """Those that learn nothing, besides the last one and the mean of all."""
-    found: dict[Name, Coefficients] = {("ema", None): simple_average("ema", None, k)}
-    for name in ("latest", "lawa"):
-        found |= {(name, K): simple_average(name, K, k) for K in grid(k)[1:]}
-    return found
-
-
-def simple_average(name: str, K: int | None, k: int) -> Coefficients:
-    return parse_one(name)(Run(k), K)[0]
+        if not here.size.has_all_rows:
+            loss = here.loss(self.outputs(here, self.mix(selected)))
+        return here.loss_of_mean(selected) - loss
