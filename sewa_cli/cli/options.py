@@ -13,6 +13,7 @@ import typer
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
+from sewa_cli.present import FORMS
 from sewa_cli.report import KINDS
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
     from sewa_cli.task import Task
 
-FORMATS: Final = ("table", "json", "jsonl", "csv", "markdown")
+FORMATS: Final = tuple(FORMS)
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
 PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
     ".png": {},

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sewa_cli.report.shared import Head
+
+
+# form → the module here whose `show(report, form)` makes it
+FORMS: Final = dict.fromkeys(("table", "json", "jsonl", "csv", "markdown"), "tables")
 
 
 def say(report: Head) -> list[str]:
@@ -30,15 +34,9 @@ def say(report: Head) -> list[str]:
 
 
 def show(report: Head, form: str = "table") -> str:
-    """The data: table, markdown, csv, jsonl, or json, which is the whole report."""
-    from sewa_cli.present import tables
-
-    if form == "json":
-        from sewa_cli.report.part import to_json
-
-        return to_json(report)
-    make: Callable[[Any], tables.Sheet] = getattr(tables, report.kind)
-    return make(report).show(form)
+    """The data in one of FORMS; json is the whole report."""
+    text: str = import_module(f"sewa_cli.present.{FORMS[form]}").show(report, form)
+    return text
 
 
 def summary(report: Head) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sewa_cli.report.part import to_json
 from sewa_cli.text import few, number, size, with_K
 
 if TYPE_CHECKING:
@@ -19,12 +20,20 @@ if TYPE_CHECKING:
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.inspect import Found, Inspection, Motion
     from sewa_cli.report.select import Report
-    from sewa_cli.report.shared import Interval, TaskHead
+    from sewa_cli.report.shared import Head, Interval, TaskHead
     from sewa_cli.report.windows import Windows
 
 LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
 Cell = str | int | float | bool | None
 Rows = list[dict[str, Cell]]
+
+
+def show(report: Head, form: str) -> str:
+    """By the function here that is named like the report's kind."""
+    if form == "json":
+        return to_json(report)
+    sheet: Sheet = globals()[report.kind](report)
+    return sheet.show(form)
 
 
 def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:

@@ -35,7 +35,7 @@ def user_code(name: str) -> Iterator[None]:
         message = f"{name}() raised {_named(error)}"
         raise UserCodeError(message, _frames(error)) from error
     finally:
-        if (now := os.getcwd()) != ours:
+        if (now := os.getcwd()) != ours:  # noqa: PTH109
             _folder.theirs = now
             os.chdir(ours)
 
