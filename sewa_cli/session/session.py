@@ -189,9 +189,7 @@ class CheckpointRows:
         checkpoint.close()
         if i in self._broken:
             if broken != self._broken[i]:
-                raise CheckpointError(
-                    f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?"
-                )
+                raise CheckpointError(f"{checkpoint.path}: changed while it was being read")
             return broken is None
         self._broken[i] = broken
         session.events.progress("reading", len(self._broken), self.count)

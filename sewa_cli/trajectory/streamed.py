@@ -64,12 +64,17 @@ class Streamed(Trajectory):
 
     def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:
         for position, i in enumerate(range(rows.start, rows.stop)):
-            self._source.fill(self.used[i], buffer[position])
+            self._fill(i, buffer[position])
         return buffer[: rows.stop - rows.start]
 
     def row(self, i: int) -> Tensor:
-        self._source.fill(self.used[i], self._buffers[0][0])
+        self._fill(i, self._buffers[0][0])
         return self._buffers[0][0]
+
+    def _fill(self, i: int, row: Tensor) -> None:
+        if not self._checked:
+            raise ValueError("go over rows() first: which checkpoints are whole is not known yet")
+        self._source.fill(self.used[i], row)
 
     def mix_few(self, coefficients: Sequence[float]) -> Tensor:
         """However many they are, only the chosen ones are read."""

@@ -41,11 +41,12 @@ class Rows:
     def __init__(self, W: torch.Tensor, layout: Layout) -> None:
         self.layout = layout
         self.count = len(W)
+        self.broken: set[int] = set()
         self._W = W
 
     def fill(self, i: int, row: torch.Tensor) -> bool:
         row.copy_(self._W[i])
-        return True
+        return i not in self.broken
 
 
 def tiers(k: int, width: int, seed: int) -> tuple[torch.Tensor, dict[str, Trajectory]]:
@@ -84,6 +85,20 @@ def test_mixing_into_a_given_tensor_allocates_nothing_new() -> None:
     out = torch.empty(2, W.shape[1])
     for trajectory in held.values():
         assert trajectory.mix(torch.rand(2, 120), out=out).data_ptr() == out.data_ptr()
+
+
+def test_a_stream_knows_its_checkpoints_after_one_pass_and_says_so_before() -> None:
+    """A broken checkpoint must not get into an average because nobody looked."""
+    layout = FlatModel(nn.Linear(2, 1), CPU).layout
+    source = Rows(torch.arange(12.0).reshape(4, 3), layout)
+    source.broken = {1}
+    stream = Streamed(source)
+    with pytest.raises(ValueError, match=r"go over rows\(\) first"):
+        stream.mix_few([1.0, 0.0, 0.0, 0.0])
+    assert [i for i, _ in stream.rows()] == [0, 1, 2]
+    assert stream.used == [0, 2, 3]
+    assert stream.mix_few([0.0, 1.0, 0.0]).tolist() == [6.0, 7.0, 8.0]
+    assert stream.mix(torch.eye(3))[2].tolist() == [9.0, 10.0, 11.0]
 
 
 def caps() -> dict[str, int]:
