@@ -288,8 +288,8 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     from sewa_cli.present.card import describe_lora
     from sewa_cli.present.tables import render
     from sewa_cli.report.average import AverageReport
+    from sewa_cli.session import heading
     from sewa_cli.session.extensions import register_methods
-    from sewa_cli.session.heading import heading
 
     with request.talk as talk:
         register_methods(config, talk, wanted=method or "uniform")
@@ -305,7 +305,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     if written == STDOUT:
         return
     if request.form == "json":
-        head = heading(config, talk.warnings)
+        head = heading(config, talk)
         report = AverageReport(**head, output=written, recipe=averaged.recipe())
         request.write(show(report, "json"))
     elif request.form == PATHS:

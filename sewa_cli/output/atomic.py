@@ -212,15 +212,6 @@ def _is_for_devices(folder: Path) -> bool:
     return place in (Path("/dev"), Path("/dev/fd")) or Path("/proc") in (place, *place.parents)
 
 
-def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:
-    """`path`, or path-2, path-3 … of which neither it nor its `others` exist."""
-    candidate, n = path, 1
-    while any(p.exists() for p in (candidate, *others(candidate))):
-        n += 1
-        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
-    return candidate
-
-
 def _remove(path: Path) -> None:
     """A file or a folder, if it is there and can be."""
     if path.is_dir():
