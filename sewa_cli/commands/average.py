@@ -55,8 +55,8 @@ def run_average(
         return AverageReport(
             **heading(config, events),
             lora=average.lora,
-            output=outputs.named,
-            recipe=average.recipe(),
+            output=outputs.written_as(average),
+            recipe=average.recipe(outputs.shard_size),
         )
 
     write_results(average, outputs, make_report)

@@ -61,7 +61,7 @@ def run_compare(
         average = None
         if output_best is not None and table.best is not None:
             average = _best(evaluator, table.rows[table.best]).as_written(outputs.form)
-        recipe = average.recipe() if average is not None else None
+        recipe = average.recipe(outputs.shard_size) if average is not None else None
 
         def make_report() -> Comparison:
             return Comparison(
@@ -74,7 +74,7 @@ def run_compare(
                 winner=table.winner,
                 batchnorm=run.scorer.recomputed_on,
                 averages_evaluated=evaluator.ledger.count("evaluate"),
-                output=str(output_best) if average is not None else None,
+                output=outputs.written_as(average) if average is not None else None,
                 recipe=recipe,
             )
 

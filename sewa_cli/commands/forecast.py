@@ -72,18 +72,18 @@ class _Batches:
             self._trained = sum(1 for _ in data)
 
     def evaluations(self, K: int) -> int:
-        """`last`, `uniform` and `lawa`, then the average, before BatchNorm and after."""
+        """`last`, `uniform` and `lawa`, then the average."""
         sources = {"last": 1, "uniform": 2, "lawa": K}  # one, or several
         anew = self._run.scorer.recomputes_for
         simple = [anew(sources[call.label]) for call in parse(REFERENCES)]
-        total = len(simple) * self._scored + sum(simple) * self._trained
-        return total + self._scored + anew(K) * (self._trained + self._scored)
+        return len(simple) * self._scored + sum(simple) * self._trained + self._file(K)
 
     def fallback(self) -> int:
-        """One more average evaluated, before BatchNorm and after."""
-        if not self._run.session.config.fallback:
-            return 0
-        anew = self._run.scorer.recomputes_for(2)
+        return self._file(2) if self._run.session.config.fallback else 0
+
+    def _file(self, sources: int) -> int:
+        """One that is written, before BatchNorm and after."""
+        anew = self._run.scorer.recomputes_for(sources)
         return self._scored + anew * (self._trained + self._scored)
 
 

@@ -141,7 +141,7 @@ def _select(
 
     writing_began = time.perf_counter()
     final = average.as_written(outputs.form if outputs else "file")
-    recipe = final.recipe()
+    recipe = final.recipe(outputs.shard_size if outputs else None)
     paths = [str(c.path) for c in average.sources]
 
     def make_report() -> Report:
@@ -169,7 +169,7 @@ def _select(
             stability=choice.stability,
             batchnorm=scored.batchnorm,
             lora=average.lora,
-            output=outputs.named if outputs else None,
+            output=outputs.written_as(final) if outputs else None,
             recipe=recipe,
         )
 

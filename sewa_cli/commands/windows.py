@@ -39,7 +39,6 @@ class _Seen:
     rows: list[Row]
     placement: Placement
     first: Scored  # one of its averages, for the numbers of rows
-    batchnorm: str | None
     averages: int
     far_off: bool
 
@@ -143,7 +142,6 @@ def _evaluate(run: Run, window: slice, asked: Asked, between: str) -> _Seen:
         rows=[draft.row for draft in drafts],
         placement=run.placed.placement,
         first=drafts[0].evaluated[0],
-        batchnorm=run.scorer.recomputed_on,
         averages=evaluator.ledger.count("evaluate"),
         far_off=is_off,
     )
@@ -188,6 +186,6 @@ def _report(
         windows=windows,
         level=level_of(windows[-1], measure),
         reaches=find_reaches(windows, measure, by),
-        batchnorm=newest.batchnorm,
+        batchnorm=session.scorer().recomputed_on,
         averages_evaluated=sum(one.averages for one in seen),
     )

@@ -10,9 +10,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Self
 
 from sewa_cli.errors import OutputError
 
@@ -27,6 +27,17 @@ class Stage:
         token = secrets.token_hex(4)
         self._temporary = path.with_name(f".{path.name}.{token}.tmp")
         self._older = path.with_name(f".{path.name}.{token}.old")
+
+    @classmethod
+    @contextmanager
+    def at(cls, path: Path, force: bool = False) -> Iterator[Self]:
+        """To be written; whatever happens, nothing is left of it but what was published."""
+        with as_output_error(path):
+            stage = cls(path, force)
+            try:
+                yield stage
+            finally:
+                stage.discard()
 
     def seal(self) -> None:
         """All bytes are on the disk: what can fail for want of space has not failed."""
@@ -114,28 +125,8 @@ class StagedFolder(Stage):
         os.replace(self._temporary, self.path)
 
 
-S = TypeVar("S", bound=Stage)
-
-
-@contextmanager
-def _discarded(kind: type[S], path: Path, force: bool) -> Iterator[S]:
-    """Whatever happens, nothing is left beside the final place."""
-    with as_output_error(path):
-        stage = kind(path, force)
-        try:
-            yield stage
-        finally:
-            stage.discard()
-
-
-def staged(path: Path, force: bool = False) -> AbstractContextManager[StagedFile]:
-    """A file to be written; gone at the end of the block, unless it was published."""
-    return _discarded(StagedFile, path, force)
-
-
-def staged_folder(path: Path, force: bool = False) -> AbstractContextManager[StagedFolder]:
-    """A folder to be filled; gone at the end of the block, unless it was published."""
-    return _discarded(StagedFolder, path, force)
+staged = StagedFile.at
+staged_folder = StagedFolder.at
 
 
 def publish_together(stages: Sequence[Stage]) -> None:

@@ -208,7 +208,7 @@ class Average:
         for checkpoint in self.sources:
             checkpoint.check_unchanged()
 
-    def recipe(self) -> Recipe:
+    def recipe(self, shard_size: int | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
             hashes = list(pool.map(lambda c: sha256_of(c.files, c.path), self.sources))
@@ -227,6 +227,7 @@ class Average:
             dtype=self.dtype,
             metadata=dict(self.metadata),
             replaced=_packed(kept) if kept else None,
+            shard_size=shard_size if len(self.shards(shard_size)) > 1 else None,
             state_key=self.state_key,
             lora=self.lora.mode if self.lora else None,
         )

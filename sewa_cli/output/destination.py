@@ -13,7 +13,14 @@ from pydantic import BaseModel
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.output.atomic import Stage, check_free, publish_together, staged, staged_folder
+from sewa_cli.output.atomic import (
+    Stage,
+    StagedFolder,
+    check_free,
+    publish_together,
+    staged,
+    staged_folder,
+)
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import (
     Form,
@@ -51,10 +58,7 @@ class Outputs:
         return str(index_path(Path(self.named))) if self.is_set(average) else self.named
 
     def is_set(self, average: Average) -> bool:
-        return self.form == "file" and self.is_sharded(average)
-
-    def is_sharded(self, average: Average) -> bool:
-        return len(average.shards(self.shard_size)) > 1
+        return self.form == "file" and len(average.shards(self.shard_size)) > 1
 
     def check(self, inputs: Iterable[Path]) -> Outputs:
         """Refuse now what would fail in the end, and what would overwrite an input."""
@@ -170,37 +174,17 @@ def write_results(average: Average | None, outputs: Outputs, make_report: Callab
 
     `make_report` is called when the average is written, and may return None: no report.
     """
-    target, force = outputs.average, outputs.force
-    stages: list[Stage] = []
     with ExitStack() as stack:
-
-        def write(path: Path, content: Callable[[IO[bytes]], object]) -> None:
-            file = stack.enter_context(staged(path, force))
-            content(file.file)
-            stages.append(file)
-
-        folder = None
-        if average is None or target is None:
-            pass
-        elif not isinstance(target, Path):
-            average.write(target)
-            target.flush()
-        elif outputs.form == "folder":
-            folder = stack.enter_context(staged_folder(target, force))
-            fill_folder(folder, average, outputs.shard_size)
-            stages.append(folder)
-        else:
-            for path, content in plan_files(average, target, outputs.form, outputs.shard_size):
-                write(path, content)
+        stages = [] if average is None else _stage(average, outputs, stack)
         report = make_report()
-        if average is not None:
-            report = _with_set(report, average, outputs)
-        if average is not None and folder is not None:
-            with folder.file("README.md") as card:  # last, as it has the losses
-                card.write(_card(average, report, outputs.command).encode())
+        for folder in stages:
+            if isinstance(folder, StagedFolder) and average is not None:
+                with folder.file("README.md") as card:  # last, as it has the losses
+                    card.write(_card(average, report, outputs.command).encode())
         if report is not None and outputs.report is not None:
-            text = to_json(report).encode()
-            write(outputs.report, lambda file: file.write(text))
+            file = stack.enter_context(staged(outputs.report, outputs.force))
+            file.file.write(to_json(report).encode())
+            stages.append(file)
         if average is not None:
             # after the report too, as its hashes are of the sources; of what went to standard
             # output already, at least the exit code tells
@@ -212,13 +196,23 @@ def write_results(average: Average | None, outputs: Outputs, make_report: Callab
     return report
 
 
-def _with_set(report: R, average: Average, outputs: Outputs) -> R:
-    """What is known only now that all sizes are: that the average became a set, and which."""
-    recipe = getattr(report, "recipe", None)
-    if report is None or recipe is None or not outputs.is_sharded(average):
-        return report
-    recipe = recipe.model_copy(update={"shard_size": outputs.shard_size})
-    return report.model_copy(update={"recipe": recipe, "output": outputs.written_as(average)})
+def _stage(average: Average, outputs: Outputs, stack: ExitStack) -> list[Stage]:
+    """Its files beside their final places; what goes to standard output is gone."""
+    target, force = outputs.average, outputs.force
+    stages: list[Stage] = []
+    if isinstance(target, Path) and outputs.form == "folder":
+        folder = stack.enter_context(staged_folder(target, force))
+        fill_folder(folder, average, outputs.shard_size)
+        stages.append(folder)
+    elif isinstance(target, Path):
+        for path, write in plan_files(average, target, outputs.form, outputs.shard_size):
+            file = stack.enter_context(staged(path, force))
+            write(file.file)
+            stages.append(file)
+    elif target is not None:
+        average.write(target)
+        target.flush()
+    return stages
 
 
 def _card(average: Average, report: BaseModel | None, command: str | None) -> str:
