@@ -10,7 +10,7 @@ from sewa_cli.checkpoints import Checkpoint, in_order
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
-from sewa_cli.methods import Run, checked, parse_one
+from sewa_cli.methods import Run, parse_one
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs, paths_of, write_results
 from sewa_cli.output.lora import check_lora, warn_of_factors
@@ -66,10 +66,9 @@ def run_average(
 def _checked(weights: Sequence[float], k: int) -> list[float]:
     if len(weights) != k:
         raise ConfigError(f"--weights: {len(weights)} for {k} checkpoints")
-    try:
-        return checked(weights, k, "--weights")
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    if not abs(sum(weights) - 1) <= 1e-6:  # nor do NaN and Inf
+        raise ConfigError(f"--weights: they sum to {sum(weights):.6g} instead of 1")
+    return list(weights)
 
 
 def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -> list[float]:
@@ -84,6 +83,6 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
             "K: auto is for `sewa select`, which has data to choose by; give a number"
         )
     if call.method.has_budget and len(candidates) < config.K:
-        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints; take fewer")
+        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints is too many; take fewer")
     run = Run.at([c.step for c in candidates], config.seed)
     return propose(call, run, config.K)[0]

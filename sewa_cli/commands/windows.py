@@ -60,7 +60,7 @@ def run_windows(
             asked.calls.append(parse_one(LAST))
         size = config.compare.windows
         if size is None:
-            raise ConfigError("windows: how many checkpoints a window? --windows 100")
+            raise ConfigError("windows: say how many checkpoints a window has: --windows 100")
         session = open_session(config, task, events)
         check_budget(0, session.checkpoints)
         asked.check(size, "checkpoints in a window")
@@ -73,7 +73,7 @@ def run_windows(
         if len(slices) == 1:
             events.warn(
                 f"there is only one window: {size} of {k} checkpoints; nothing can be said about "
-                "training it saves"
+                "the training it saves"
             )
         if task.heldout_data is None:
             events.warn(

@@ -187,7 +187,7 @@ def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Eve
             spread = compare_rows(losses, weights, seed, samples)
         else:
             events.warn(
-                f"{len(weights)} held-out {unit} are too few for intervals; it takes {FEWEST}"
+                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are needed"
             )
     at = {row: position for position, row in enumerate(units)}
     best = list(units)[spread.best] if spread is not None else None

@@ -54,7 +54,7 @@ class Run:
 
     def check(self, K: int) -> None:
         if not 0 < K <= self.k:
-            raise ValueError(f"cannot take {K} of {self.k}")
+            raise ValueError(f"cannot take {K} of {self.k} checkpoints")
 
 
 @dataclass(frozen=True)

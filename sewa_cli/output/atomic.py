@@ -69,7 +69,7 @@ class Stage:
             _remove(self._older)
 
     def _appeared(self) -> OutputError:
-        return OutputError(f"{self.path}: appeared while we worked; use --force")
+        return OutputError(f"{self.path}: appeared while sewa was working; use --force")
 
 
 class StagedFile(Stage):

@@ -197,7 +197,7 @@ class CheckpointRows:
         checkpoint.close()
         is_new = i not in self._broken
         if self._broken.setdefault(i, broken) != broken:
-            raise CheckpointError(f"{checkpoint.path}: {broken} holds NaN or Inf; has it changed?")
+            raise CheckpointError(f"{checkpoint.path}: has changed since it was first read")
         if is_new:
             session.events.progress("reading", len(self._broken), self.count)
         if is_new and broken is not None:
