@@ -6,26 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import (
-    Checkpoint,
-    Reads,
-    check_agreement,
-    check_same_product,
-    in_order,
-    open_all,
-)
+from sewa_cli.checkpoints import Checkpoint, in_order
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
-from sewa_cli.methods import Run, checked, parse_one
+from sewa_cli.methods import Run, parse_one
 from sewa_cli.output.average import Average, taking_part
-from sewa_cli.output.destination import decide_outputs, write_average, write_results
-from sewa_cli.output.lora import check_lora
-from sewa_cli.output.lora import warning as lora_warning
+from sewa_cli.output.destination import decide_outputs, paths_of, write_results
+from sewa_cli.output.lora import check_lora, warn_of_factors
 from sewa_cli.report.average import AverageReport
-from sewa_cli.session.candidates import open_candidates
+from sewa_cli.session import check_alike, heading, open_candidates, open_named
 from sewa_cli.session.extensions import propose
-from sewa_cli.session.heading import heading
 
 
 def run_average(
@@ -46,79 +37,44 @@ def run_average(
     """
     events = events or Events()
     if weights is None:
-        candidates, found = open_candidates(config, Reads(), events)
+        candidates, found = open_candidates(config, events)
         coefficients = _coefficients(method, candidates, config)
-        label = method
     else:
-        candidates = _as_given(config, events)
-        found = [path for c in candidates for path in (c.path, *c.files)]
-        if len(weights) != len(candidates):
-            raise ConfigError(f"--weights: {len(weights)} for {len(candidates)} checkpoints")
-        try:
-            coefficients = checked(weights, len(candidates), "--weights")
-        except ValueError as error:
-            raise ConfigError(str(error)) from error
-        label = "weights"
+        found = open_named(config, events)
+        is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
+        candidates = check_alike(in_order(found) if is_folder else found)
+        coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
-    outputs = decide_outputs(
-        config,
-        [*found, *protected],
-        force,
-        stdout,
-        always_report=False,
-        like=newest,
-        command=events.command,
-    )
+    outputs = decide_outputs(config, force, stdout, newest, events.command, always_report=False)
+    outputs.check([*paths_of(found), *protected])
     check_lora(config, newest)
-    average = Average.of(
-        candidates,
-        coefficients,
-        method=label,
-        dtype=config.output_dtype,
-        state_key=config.state_key,
-        lora=config.lora,
-    )
-    if apart := lora_warning(average.lora):
-        events.warn(apart)
+    average = Average.of(candidates, coefficients, config=config, method=method)
+    warn_of_factors(average.lora, events)
 
-    def make_report() -> AverageReport:
+    def make_report() -> AverageReport | None:
+        if outputs.report is None and not with_report:  # hashing takes longer than averaging
+            return None
         return AverageReport(
-            **heading(config, events.warnings),
+            **heading(config, events),
             lora=average.lora,
-            output=outputs.named,
-            recipe=average.recipe(),
+            output=outputs.written_as(average),
+            recipe=average.recipe(outputs.shard_size),
         )
 
-    # a report holds the sources' hashes, which take three times as long as averaging them
-    report = None
-    if outputs.report is None and not with_report:
-        write_average(average, outputs)
-    else:
-        report = write_results(average, outputs, make_report)
+    report = write_results(average, outputs, make_report)
     return average, outputs.written_as(average), report
 
 
-def _as_given(config: Config, events: Events) -> list[Checkpoint]:
-    checkpoints = open_all(
-        config.checkpoints,
-        Reads(),
-        state_key=config.state_key,
-        warn=events.warn,
-        note=events.note,
-    )
-    if not checkpoints:
-        raise ConfigError("no checkpoints named: give files, or a folder")
-    check_agreement(checkpoints)
-    check_same_product(checkpoints)
-    is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
-    return in_order(checkpoints) if is_folder else checkpoints
+def _checked(weights: Sequence[float], k: int) -> list[float]:
+    if len(weights) != k:
+        raise ConfigError(f"--weights: {len(weights)} for {k} checkpoints")
+    if not abs(sum(weights) - 1) <= 1e-6:  # nor do NaN and Inf
+        raise ConfigError(f"--weights: they sum to {sum(weights):.6g} instead of 1")
+    return list(weights)
 
 
 def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -> list[float]:
-    try:
-        call = parse_one(spec)
-    except ValueError as error:
-        raise ConfigError(f"--method: {error}") from error
+    call = parse_one(spec, "--method")
     if call.method.needs_loss:
         raise ConfigError(
             f"--method: {spec} needs a loss, so a model and data; use `sewa select`, or `sewa "
@@ -129,7 +85,6 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
             "K: auto is for `sewa select`, which has data to choose by; give a number"
         )
     if call.method.has_budget and len(candidates) < config.K:
-        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints; take fewer")
-    steps = [c.step for c in candidates if c.step is not None]
-    run = Run(len(candidates), steps if len(steps) == len(candidates) else None, config.seed)
+        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints is too many; take fewer")
+    run = Run.at([c.step for c in candidates], config.seed)
     return propose(call, run, config.K)[0]

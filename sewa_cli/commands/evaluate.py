@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from sewa_cli.checkpoints import Reads, check_tied, match_names, open_all
+from sewa_cli.checkpoints import check_tied, match_names
 from sewa_cli.config import Config
-from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.objective.scorer import Scorer
 from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
-from sewa_cli.session.heading import heading
+from sewa_cli.session import heading, open_named
 from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
 
@@ -18,16 +17,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
     """In the order given. Files need not agree with each other, only with the model."""
     events = events or Events()
     with seeded(config.seed):
-        checkpoints = open_all(
-            config.checkpoints,
-            Reads(),
-            state_key=config.state_key,
-            keep_ours=True,
-            warn=events.warn,
-            note=events.note,
-        )
-        if not checkpoints:
-            raise ConfigError("no checkpoints named: give files, or a folder")
+        checkpoints = open_named(config, events, keep_ours=True)
         objective = build_objective(config, task, checkpoints[-1])
         model = objective.model
         scorer = Scorer(objective, task.heldout_data, metrics=task.metrics, seed=config.seed)
@@ -40,12 +30,12 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         for n, (checkpoint, names) in enumerate(zip(checkpoints, fits, strict=True), 1):
             model.load((name, checkpoint.read(source)) for name, source in names.items())
             found = scorer.score()
-            scores = dict(found.scores)
-            files.append(Evaluated(path=str(checkpoint.path), step=checkpoint.step, **scores))
+            path, step = str(checkpoint.path), checkpoint.step
+            files.append(Evaluated(path=path, step=step, **dict(found.scores)))
             checkpoint.close()
             events.progress("evaluating", n, len(checkpoints))
     return Evaluation(
-        **heading(config, events.warnings, task=task.source, device=model.device),
+        **heading(config, events, task=task.source, device=model.device),
         files=files,
         selection_rows=found.selection_rows,
         heldout_rows=found.heldout_rows,

@@ -22,8 +22,7 @@ from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.forecast import Forecast
 from sewa_cli.rng import seeded
-from sewa_cli.session.heading import heading
-from sewa_cli.session.session import Run
+from sewa_cli.session.session import Run, holding
 from sewa_cli.solvers import Cost, Sizes
 from sewa_cli.task import Task
 from sewa_cli.trajectory.dense import ROWS, Dense
@@ -31,9 +30,8 @@ from sewa_cli.trajectory.dense import ROWS, Dense
 
 def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:
     """True of a run in which no checkpoint is left out for NaN or Inf."""
-    events = events or Events()
     with seeded(config.seed):
-        run = open_run(config, task, events)
+        run = open_run(config, task, events or Events())
         session, k = run.session, len(run.session.checkpoints)
         batches = _Batches(run)
         tier = None if run.streams else run.placer.fitting()[0]
@@ -46,13 +44,10 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
         if tier is not None and not tier.holds:
             reads += 1 + k + K  # last, the mean of all, lawa: from the files
         return Forecast(
-            **heading(config, events.warnings, task=task.source, device=session.model.device),
+            **session.head(),
             k=k,
             K="auto" if config.K == AUTO else config.K,
-            parameters=session.model.layout.parameters,
-            placement=placement.model_copy(
-                update={"planned_bytes": placement.planned_bytes + cost.bytes}
-            ),
+            placement=holding(placement, cost.bytes),
             bytes_read=session.reads.bytes + _bytes(run, reads, K),
             forward_passes=cost.forward + batches.evaluations(K) + batches.fallback(),
             backward_passes=cost.backward,
@@ -77,18 +72,18 @@ class _Batches:
             self._trained = sum(1 for _ in data)
 
     def evaluations(self, K: int) -> int:
-        """`last`, `uniform` and `lawa`, then the average, before BatchNorm and after."""
+        """`last`, `uniform` and `lawa`, then the average."""
         sources = {"last": 1, "uniform": 2, "lawa": K}  # one, or several
         anew = self._run.scorer.recomputes_for
         simple = [anew(sources[call.label]) for call in parse(REFERENCES)]
-        total = len(simple) * self._scored + sum(simple) * self._trained
-        return total + self._scored + anew(K) * (self._trained + self._scored)
+        return len(simple) * self._scored + sum(simple) * self._trained + self._file(K)
 
     def fallback(self) -> int:
-        """One more average evaluated, before BatchNorm and after."""
-        if not self._run.session.config.fallback:
-            return 0
-        anew = self._run.scorer.recomputes_for(2)
+        return self._file(2) if self._run.session.config.fallback else 0
+
+    def _file(self, sources: int) -> int:
+        """One that is written, before BatchNorm and after."""
+        anew = self._run.scorer.recomputes_for(sources)
         return self._scored + anew * (self._trained + self._scored)
 
 

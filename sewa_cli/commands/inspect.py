@@ -20,9 +20,9 @@ from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
+from sewa_cli.output.destination import paths_of
 from sewa_cli.report.inspect import Found, Gap, Inspection, Motion
-from sewa_cli.session.candidates import open_candidates
-from sewa_cli.session.heading import heading
+from sewa_cli.session import heading, open_candidates, warn_of_no_steps
 from sewa_cli.text import few
 from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect, is_finite
 
@@ -35,13 +35,11 @@ def run_inspect(
     """Look at the checkpoints that `config` names. `picture`: where the caller will draw it."""
     events = events or Events()
     reads = Reads()
-    candidates, found = open_candidates(config, reads, events)
-    if picture is not None and picture.resolve() in {path.resolve() for path in found}:
+    candidates, found = open_candidates(config, events, reads)
+    inputs = {path.resolve() for path in paths_of(found)}
+    if picture is not None and picture.resolve() in inputs:
         raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
-    if candidates[0].step is None:
-        events.warn(
-            "no checkpoint has a step in its metadata or name; they are taken in the order given"
-        )
+    warn_of_no_steps(candidates, events)
     scans = []
     for done, checkpoint in enumerate(candidates, 1):
         scans.append(_scan(checkpoint))
@@ -67,7 +65,7 @@ def run_inspect(
         explanation = "no verdict: every checkpoint holds NaN or Inf"
     spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
     return Inspection(
-        **heading(config, events.warnings),
+        **heading(config, events),
         checkpoints=_rows(candidates, scans, finite, shape),
         spacing=spacing,
         gaps=gaps,

@@ -20,14 +20,11 @@ from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
-from sewa_cli.output.lora import warning as lora_warning
 from sewa_cli.present import draw, show, summary
 from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import Clock
 from sewa_cli.session.extensions import ask
-from sewa_cli.session.heading import heading
 from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, open_session
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
@@ -109,28 +106,20 @@ def run_select(
     `protected`: inputs besides the task and the checkpoints, which force does not overwrite either.
     """
     with seeded(config.seed):
-        return _select(config, task, events or Events(), force, stdout, write, protected)
+        return _select(open_run(config, task, events or Events()), force, stdout, write, protected)
 
 
 def _select(
-    config: Config,
-    task: Task,
-    events: Events,
-    force: bool,
-    stdout: IO[bytes] | None,
-    write: bool,
-    protected: Sequence[Path],
+    run: Run, force: bool, stdout: IO[bytes] | None, write: bool, protected: Sequence[Path]
 ) -> Selection:
-    clock = Clock()
-    run, K = open_run(config, task, events), config.K
     session = run.session
+    config, events, clock = session.config, session.events, session.clock
     outputs = None
     if write:
-        inputs, newest = [*session.inputs, *protected], session.newest
-        command = events.command
-        outputs = decide_outputs(config, inputs, force, stdout, like=newest, command=command)
+        outputs = decide_outputs(config, force, stdout, session.newest, events.command)
+        outputs.check([*session.inputs, *protected])
 
-    references, choice = run.retry(lambda: _learn(run, K, clock))
+    references, choice = run.retry(lambda: _learn(run, config.K))
     name = (config.solver or "") if choice.name == LEARNED else choice.name
     with clock("evaluate"):
         average, scored = _finish(run, choice.coefficients, name)
@@ -141,7 +130,7 @@ def _select(
         if simple.coefficients != choice.coefficients
     }
     gain = gained(scored.heldout, {n: other.heldout for n, other in others.items()}, config.seed)
-    beaten_by = _better(scored.scores, {n: other.scores for n, other in others.items()})
+    beaten_by = _better(scored.scores, others)
     _warn(session, choice, scored.scores, beaten_by, others)
     session.warn_of_overlap(training=session.objective.batch_statistics)
     written, instead_of, learned = choice.name, None, None
@@ -153,22 +142,15 @@ def _select(
 
     writing_began = time.perf_counter()
     final = average.as_written(outputs.form if outputs else "file")
-    recipe = final.recipe()
-    used, placement = run.used, run.placed.placement
+    recipe = final.recipe(outputs.shard_size if outputs else None)
     paths = [str(c.path) for c in average.sources]
 
     def make_report() -> Report:
         clock.stages["write"] = time.perf_counter() - writing_began
         return Report(
-            **heading(
-                config, events.warnings, task=session.task.source, device=session.model.device
-            ),
+            **run.report(choice),
             K=len(average.sources),
-            k=len(used),
-            parameters=session.model.layout.parameters,
-            candidates=session.candidates(used, choice),
-            left_out=run.rows.left_out,
-            selected=[i for i, c in enumerate(used) if str(c.path) in set(paths)],
+            selected=[i for i, c in enumerate(run.used) if str(c.path) in set(paths)],
             selected_steps=[c.step for c in average.sources],
             selected_paths=paths,
             history=[finite(loss) for loss in choice.history],
@@ -186,19 +168,14 @@ def _select(
             details=choice.details or None,
             budget=choice.budget,
             stability=choice.stability,
-            placement=placement.model_copy(
-                update={"planned_bytes": placement.planned_bytes + choice.holds}
-            ),
             batchnorm=scored.batchnorm,
             lora=average.lora,
-            cost=clock.cost(session),
-            output=outputs.named if outputs else None,
+            output=outputs.written_as(final) if outputs else None,
             recipe=recipe,
         )
 
-    if outputs is None:
-        return Selection(make_report(), average)
-    return Selection(write_results(final, outputs, make_report), average)
+    report = make_report() if outputs is None else write_results(final, outputs, make_report)
+    return Selection(report, average)
 
 
 def open_run(config: Config, task: Task, events: Events) -> Run:
@@ -216,11 +193,12 @@ def open_run(config: Config, task: Task, events: Events) -> Run:
     return Run(session, solver)
 
 
-def _learn(run: Run, K: int, clock: Clock) -> tuple[dict[str, _Simple], Choice]:
+def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], Choice]:
     """Read, choose, and score the simple averages.
 
     These first where W is held, so that a broken loss is found early.
     """
+    clock = run.session.clock
     with clock("read"):
         run.read()
     held = run.solver.reading == "held"
@@ -250,20 +228,16 @@ def _score_references(run: Run, K: int) -> dict[str, _Simple]:
 
 def _finish(run: Run, coefficients: Coefficients, method: str) -> tuple[Average, Scored]:
     """The average as it will be written, and what that scores."""
-    size = sum(c != 0 for c in coefficients)
-    average = run.average(coefficients, method, size)
-    if text := lora_warning(average.lora):
-        run.session.events.warn(text)
-    return run.score_file(average)
+    return run.score_file(run.average(coefficients, method, sum(c != 0 for c in coefficients)))
 
 
-def _better(average: Scores, references: dict[str, Scores]) -> list[Better]:
-    """The references with a lower held-out loss, best first; NaN and Inf lose to all."""
+def _better(average: Scores, others: dict[str, Scored]) -> list[Better]:
+    """Those with a lower held-out loss, best first; NaN and Inf lose to all."""
     chosen = average.heldout_loss
     found = [
         Better(name=name, heldout_loss=loss, by=None if chosen is None else chosen - loss)
-        for name, scores in references.items()
-        if (loss := scores.heldout_loss) is not None and (chosen is None or loss < chosen)
+        for name, other in others.items()
+        if (loss := other.scores.heldout_loss) is not None and (chosen is None or loss < chosen)
     ]
     return sorted(found, key=lambda better: better.heldout_loss)
 

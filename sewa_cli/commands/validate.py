@@ -12,7 +12,6 @@ from sewa_cli.events import Events
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.validate import Validation
 from sewa_cli.rng import seeded
-from sewa_cli.session.heading import heading
 from sewa_cli.session.session import check_budget, chosen_solver, open_session
 from sewa_cli.task import Task
 from sewa_cli.trajectory import fill_row
@@ -38,15 +37,13 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
     session.warn_of_overlap(training=True)
     if not isfinite(float(loss)):
         raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
-    infos = newest.tensors.values()
     return Validation(
-        **heading(config, events.warnings, task=task.source, device=session.model.device),
+        **session.head(),
         checkpoints=len(session.checkpoints),
         first_step=session.checkpoints[0].step,
         last_step=newest.step,
         tensors=len(newest.tensors),
-        parameters=layout.parameters,
-        dtypes=sorted({info.dtype for info in infos}),
+        dtypes=sorted({info.dtype for info in newest.tensors.values()}),
         batchnorm_layers=session.objective.batchnorm_layers,
         batch_rows=rows(batch),
         loss=float(loss),

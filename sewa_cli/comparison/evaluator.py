@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
-from sewa_cli.dtypes import Array
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
-from sewa_cli.objective.objective import UnitLosses
+from sewa_cli.objective.scorer import Scored
 from sewa_cli.report.compare import RowCost
+from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import ask, make_solver
 from sewa_cli.session.session import Run
@@ -26,21 +25,6 @@ from sewa_cli.text import finite
 
 T = TypeVar("T")
 NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """One average, evaluated to the end."""
-
-    selection_loss: float | None
-    selection_rows: int
-    heldout: UnitLosses | None
-    metrics: dict[str, float | None] | None
-    statistics: dict[str, Array]  # of BatchNorm, as they were recomputed for it
-
-    @property
-    def heldout_rows(self) -> int | None:
-        return None if self.heldout is None else int(self.heldout.counts.sum())
 
 
 class Ledger:
@@ -115,13 +99,11 @@ class Evaluator:
         room = run.placed.room if self.fast else run.placed.room // 2
         self._problem: Problem = run.problem(room, one_of_many=True)
         self._batches = session.objective.batches()
-        steps = [c.step for c in run.used if c.step is not None]
-        self.proposing = Proposing(
-            k=run.trajectory.k,
-            steps=steps if len(steps) == run.trajectory.k else None,
-            seed=session.config.seed,
+        self.proposing = Proposing.at(
+            [c.step for c in run.used],
+            session.config.seed,
             loss=self.predicted_loss if self.fast else self.selection_loss,
-            gradient=self.predicted_gradient if self.fast else self.gradient,
+            gradient=self.gradient,
             learn=self.learn,
         )
 
@@ -139,11 +121,9 @@ class Evaluator:
 
         def work() -> Coefficients:
             with seeded(self.proposing.seed):
-                by_cache = self.fast and self._cache()
+                cache = self._cache() if self.fast else None
                 choice: Choice = (
-                    self.solver.choose_by(by_cache, K)
-                    if by_cache
-                    else ask(self.solver, self._problem, K)
+                    self.solver.choose_by(cache, K) if cache else ask(self.solver, self._problem, K)
                 )
                 return choice.coefficients
 
@@ -152,10 +132,8 @@ class Evaluator:
     def _prepare(self) -> None:
         self.ledger.once("prepare", [], lambda: self.solver.prepare(self._problem))
 
-    # ---- over the cache of outputs -----------------------------------------------------------
-
     def _cache(self) -> Any:
-        """One for every K and every method."""
+        """Of outputs: one for every K and every method."""
         self._prepare()
         return self.solver.surveyed(self._problem)
 
@@ -177,13 +155,20 @@ class Evaluator:
 
         return self.ledger.once("cached", coefficients, work)
 
-    def predicted_gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
-        cache = self._cache()
+    def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
+        """On the next selection batch; predicted ones are of all rows of the cache."""
+        trajectory, cache = self.run.trajectory, self._cache() if self.fast else None
         c = torch.tensor(list(coefficients), dtype=torch.float64)
-        loss, gradient = self.ledger.charge(lambda: cache.loss_and_gradient(c))
-        return loss, gradient.tolist()
 
-    # ---- with true weights -------------------------------------------------------------------
+        def work() -> tuple[float, list[float]]:
+            if cache is not None:
+                loss, gradient = cache.loss_and_gradient(c)
+                return loss, gradient.tolist()
+            batch, flat = next(self._batches), trajectory.mix(c[None])[0]
+            loss, gradient = self.run.session.objective.gradient(flat, [batch])
+            return float(loss), trajectory.pull_back(gradient[None])[0].tolist()
+
+        return self.ledger.charge(work)
 
     def selection_loss(self, coefficients: Sequence[float]) -> float:
         """Of the average as it is mixed, BatchNorm statistics averaged along."""
@@ -201,25 +186,13 @@ class Evaluator:
 
         return self.ledger.once("loss", c, work)
 
-    def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
-        trajectory = self.run.trajectory
-
-        def work() -> tuple[float, list[float]]:
-            a = torch.tensor([list(coefficients)], dtype=torch.float64)
-            batch = next(self._batches)
-            flat = trajectory.mix(a)[0]
-            loss, gradient = self.run.session.objective.gradient(flat, [batch])
-            return float(loss), trajectory.pull_back(gradient[None])[0].tolist()
-
-        return self.ledger.charge(work)
-
-    def evaluate(self, coefficients: Sequence[float]) -> Evaluated:
+    def evaluate(self, coefficients: Sequence[float]) -> Scored:
         """Selection loss, held-out losses by row and metrics; BatchNorm alike for all."""
         scorer, objective, seed = self.run.scorer, self.run.session.objective, self.proposing.seed
         # without BatchNorm the loss that methods see is the loss that is reported
         known = None if scorer.recomputes else self._selection(coefficients)
 
-        def work() -> Evaluated:
+        def work() -> Scored:
             # the same random numbers for each: shuffled data come in the same order, so that
             # differences stay paired
             with seeded(seed):
@@ -228,6 +201,7 @@ class Evaluator:
                 loss, rows = known or objective.mean_loss(objective.selection)
             with seeded(seed):
                 heldout = None if scorer.heldout is None else objective.unit_losses(scorer.heldout)
-                return Evaluated(finite(loss), rows, heldout, scorer.measure(), statistics)
+                scores = Scores(selection_loss=finite(loss), metrics=scorer.measure())
+            return Scored(scores, rows, heldout, statistics=statistics)
 
         return self.ledger.once("evaluate", coefficients, work)

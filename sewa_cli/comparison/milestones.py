@@ -18,21 +18,18 @@ Measure = Literal["heldout_loss", "selection_loss"]
 
 def find_reach(losses: Sequence[float | None], level: float | None) -> int | None:
     """The first window from which on every loss is at most `level`. None is no loss to speak of."""
-    reached = None
-    for i in reversed(range(len(losses))):
-        if not _is_at(losses[i], level):
-            break
-        reached = i
-    return reached
+    at = _at(losses, level)
+    return next((i for i in range(len(at)) if all(at[i:])), None)
 
 
 def find_touch(losses: Sequence[float | None], level: float | None) -> int | None:
     """The first window with a loss of at most `level`, whatever comes after it."""
-    return next((i for i, loss in enumerate(losses) if _is_at(loss, level)), None)
+    at = _at(losses, level)
+    return at.index(True) if any(at) else None
 
 
-def _is_at(loss: float | None, level: float | None) -> bool:
-    return loss is not None and level is not None and loss <= level
+def _at(losses: Sequence[float | None], level: float | None) -> list[bool]:
+    return [loss is not None and level is not None and loss <= level for loss in losses]
 
 
 def loss_of(row: Row, measure: Measure) -> float | None:

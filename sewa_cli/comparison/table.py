@@ -8,33 +8,72 @@ from typing import Literal
 
 import torch
 
-from sewa_cli.comparison.evaluator import Evaluated, Evaluator
+from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
-from sewa_cli.methods import Call, Coefficients, mean_of, parse
+from sewa_cli.methods import Call, mean_of, parse
 from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
 from sewa_cli.objective.objective import UnitLosses
-from sewa_cli.report.compare import Row, RowCost
+from sewa_cli.objective.scorer import Scored
+from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
+from sewa_cli.session.session import Run, check_budget
 from sewa_cli.text import finite, with_K
 
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
 
+class TooFew(ConfigError):
+    """There are fewer checkpoints than a method is asked to take."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be compared."""
+
+    calls: list[Call]
+    budgets: list[int]
+
+    @classmethod
+    def by(cls, config: Config, events: Events) -> Asked:
+        register_methods(config, events)
+        if config.lora == "merged":
+            raise ConfigError(
+                "lora: compare averages A and B apart; `select` and `average` can merge"
+            )
+        calls = parse(config.compare.methods)
+        budgets = sorted(set(config.compare.K or (config.K,)))
+        if AUTO in budgets and any(call.method.has_budget for call in calls):
+            raise ConfigError("K: auto is for `sewa select`; name the K to compare: --K 5,10,20")
+        return cls(calls, budgets)
+
+    def check(self, k: int, of: str = "checkpoints") -> None:
+        """`sewa` must have something to choose; the others can take all there are."""
+        K = max(self.budgets)
+        for call in self.calls:
+            most = k - 1 if call.method.name == "sewa" else k
+            if call.method.has_budget and most < K:
+                raise TooFew(
+                    f"K: {K} of {k} {of} is too many for {call.label}; K must be at most {most}"
+                )
+
+    def rows(self) -> list[tuple[Call, int | None]]:
+        return [
+            (call, K)
+            for call in self.calls
+            for K in (self.budgets if call.method.has_budget else [None])
+        ]
+
+
 @dataclass(frozen=True)
 class Draft:
-    """A row before the rows are compared with each other."""
+    """A row before the rows are compared with each other: no intervals, no mark."""
 
-    label: str
-    K: int | None
-    draws: list[Coefficients]
-    evaluated: list[Evaluated]
-    cost: RowCost
-    predicted: float | None = None  # by the cache
-    surrogate_error: float | None = None  # that, minus the true loss as it was mixed
+    row: Row
+    evaluated: list[Scored]  # draw by draw
 
     @property
     def heldout(self) -> UnitLosses | None:
@@ -49,86 +88,69 @@ class Draft:
             torch.stack(by_row).mean(0) if len(by_row) == len(found) else None,
         )
 
-    def row(self) -> Row:
-        """What is known of it alone: no intervals, no mark."""
-        losses = [one.heldout.mean for one in self.evaluated if one.heldout is not None]
-        return Row(
-            method=self.label,
-            K=self.K,
-            size=max(sum(c != 0 for c in coefficients) for coefficients in self.draws),
-            coefficients=self.draws,
-            selection_loss=_mean([one.selection_loss for one in self.evaluated]),
-            predicted_loss=self.predicted,
-            surrogate_error=self.surrogate_error,
-            heldout_loss=_mean(losses) if losses else None,
-            interval=None,
-            spread=finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None,
-            difference=None,
-            difference_interval=None,
-            mark=None,
-            metrics=_mean_metrics([one.metrics for one in self.evaluated]),
-            cost=self.cost,
-        )
+
+def evaluate_all(run: Run, asked: Asked, of: str = "checkpoints") -> tuple[Evaluator, list[Draft]]:
+    """Read the checkpoints, then every method at every K; `of`: what to call them in a fault."""
+    clock, events = run.session.clock, run.session.events
+    with clock("read"):
+        run.read()
+        check_budget(0, run.used)
+        asked.check(run.trajectory.k, of)
+    evaluator, rows = Evaluator(run), asked.rows()
+    drafts = []
+    with clock("evaluate"):
+        for n, (call, K) in enumerate(rows, 1):
+            drafts.append(_draft(evaluator, call, K))
+            events.progress("comparing", n, len(rows))
+    return evaluator, drafts
 
 
-def parse_asked(config: Config, events: Events) -> tuple[list[Call], list[int]]:
-    """The methods and the budgets that are to be compared."""
-    register_methods(config, events)
-    if config.lora == "merged":
-        raise ConfigError("lora: compare averages A and B apart; `select` and `average` can merge")
-    calls = parse(config.compare.methods)
-    budgets = sorted(set(config.compare.K or (config.K,)))
-    if AUTO in budgets and any(call.method.has_budget for call in calls):
-        raise ConfigError("K: auto is for `sewa select`; name the K to compare: --K 5,10,20")
-    return calls, budgets
+def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
+    evaluator.begin_row()
+    with seeded(evaluator.proposing.seed):
+        draws = propose(call, evaluator.proposing, K)
+    evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
+    cost = evaluator.ledger.next_row()
+    predicted = error = None
+    if evaluator.fast:
+        predicted = _mean([evaluator.predicted_loss(c) for c in draws])
+        true = _mean([finite(evaluator.cached_loss(c)) for c in draws])
+        error = None if predicted is None or true is None else predicted - true
+        evaluator.ledger.next_row()  # our own curiosity is not the method's cost
+    losses = [one.heldout.mean for one in evaluated if one.heldout is not None]
+    row = Row(
+        method=call.label,
+        K=K,
+        size=max(sum(c != 0 for c in coefficients) for coefficients in draws),
+        coefficients=draws,
+        selection_loss=_mean([one.scores.selection_loss for one in evaluated]),
+        predicted_loss=predicted,
+        surrogate_error=error,
+        heldout_loss=_mean(losses),
+        interval=None,
+        spread=finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None,
+        difference=None,
+        difference_interval=None,
+        mark=None,
+        metrics=_mean_metrics([one.scores.metrics for one in evaluated]),
+        cost=cost,
+    )
+    return Draft(row, evaluated)
 
 
-def check_budgets(
-    calls: Sequence[Call], budgets: Sequence[int], k: int, of: str = "checkpoints"
-) -> None:
-    """`sewa` must have something to choose; the others can take all there are."""
-    for call in calls:
-        most = k - 1 if call.method.name == "sewa" else k
-        if call.method.has_budget and max(budgets) > most:
-            raise ConfigError(
-                f"K: {max(budgets)} of {k} {of} is too many for {call.label}; K must be at "
-                f"most {most}"
-            )
-
-
-def make_drafts(evaluator: Evaluator, calls: Sequence[Call], budgets: Sequence[int]) -> list[Draft]:
-    asked = [(call, K) for call in calls for K in (budgets if call.method.has_budget else [None])]
-    drafts, run = [], evaluator.proposing
-    for n, (call, K) in enumerate(asked, 1):
-        evaluator.begin_row()
-        with seeded(run.seed):
-            draws = propose(call, run, K)
-        evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
-        cost = evaluator.ledger.next_row()
-        predicted = error = None
-        if evaluator.fast:
-            predicted = _mean([evaluator.predicted_loss(c) for c in draws])
-            true = _mean([finite(evaluator.cached_loss(c)) for c in draws])
-            error = None if predicted is None or true is None else predicted - true
-            evaluator.ledger.next_row()  # our own curiosity is not the method's cost
-        drafts.append(Draft(call.label, K, draws, evaluated, cost, predicted, error))
-        evaluator.run.session.events.progress("comparing", n, len(asked))
-    return drafts
-
-
-def far_off(evaluator: Evaluator, calls: Sequence[Call], drafts: Sequence[Draft]) -> Iterator[str]:
+def far_off(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Iterator[str]:
     """Where a prediction is off by more than half of what the method has gained by it."""
-    searching = {call.label for call in calls if call.method.needs_loss}
+    searching = {call.label for call in asked.calls if call.method.needs_loss}
     k = evaluator.proposing.k
     uniform = evaluator.selection_loss(mean_of(range(k), k))
-    for draft in drafts:
-        error, predicted = draft.surrogate_error, draft.predicted
-        if draft.label not in searching or error is None or predicted is None:
+    for row in (draft.row for draft in drafts):
+        error, predicted = row.surrogate_error, row.predicted_loss
+        if row.method not in searching or error is None or predicted is None:
             continue
         gained = uniform - (predicted - error)
         if abs(error) > max(abs(gained) / 2, SMALL * abs(uniform)):
             yield (
-                f"{with_K(draft.label, draft.K)}: its predicted loss is off by {error:.3g}, and it "
+                f"{with_K(row.method, row.K)}: its predicted loss is off by {error:.3g}, and it "
                 f"gained {gained:.3g} over the mean of all; run it without --fast"
             )
 
@@ -165,7 +187,7 @@ def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Eve
             spread = compare_rows(losses, weights, seed, samples)
         else:
             events.warn(
-                f"{len(weights)} held-out {unit} are too few for intervals; it takes {FEWEST}"
+                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are needed"
             )
     at = {row: position for position, row in enumerate(units)}
     best = list(units)[spread.best] if spread is not None else None
@@ -176,7 +198,7 @@ def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Eve
 
 
 def _row(draft: Draft, position: int | None, spread: Spread | None, is_best: bool) -> Row:
-    row = draft.row()
+    row = draft.row
     if spread is None or position is None:
         return row if spread is None else row.model_copy(update={"mark": "worse"})
     low, high = spread.difference_intervals[position]
@@ -204,7 +226,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _mean_metrics(
     metrics: Sequence[dict[str, float | None] | None],
 ) -> dict[str, float | None] | None:
-    if not metrics or metrics[0] is None:
-        return None
-    names = dict.fromkeys(name for found in metrics for name in found or {})
-    return {name: _mean([(found or {}).get(name) for found in metrics]) for name in names}
+    found = [one for one in metrics if one is not None]
+    names = dict.fromkeys(name for one in found for name in one)
+    return {name: _mean([one.get(name) for one in found]) for name in names} if found else None

@@ -27,12 +27,8 @@ Coefficients = list[float]
 REGISTRY: dict[str, Method] = {}
 
 
-class NeedsLoss(ValueError):
-    """The method was asked for where there is no task."""
-
-
 def _no_loss(*_: object) -> Any:
-    raise NeedsLoss("needs a loss, and there is none here")
+    raise ValueError("needs a loss, and there is none here")
 
 
 @dataclass(frozen=True)
@@ -49,6 +45,16 @@ class Run:
     loss: Callable[[Sequence[float]], float] = _no_loss
     gradient: Callable[[Sequence[float]], tuple[float, list[float]]] = _no_loss
     learn: Callable[[int], Coefficients] = _no_loss
+
+    @classmethod
+    def at(cls, steps: Sequence[int | None], seed: int, **loss: Any) -> Run:
+        """Of checkpoints at these steps; where one has none, no step is known."""
+        known = [step for step in steps if step is not None]
+        return cls(len(steps), known if len(known) == len(steps) else None, seed, **loss)
+
+    def check(self, K: int) -> None:
+        if not 0 < K <= self.k:
+            raise ValueError(f"cannot take {K} of {self.k} checkpoints")
 
 
 @dataclass(frozen=True)
@@ -106,42 +112,43 @@ def method(name: str | None = None, *, needs_loss: bool = False) -> Callable[[An
 
 def parse(specs: str | Sequence[str]) -> list[Call]:
     """`lawa,ema:decay=0.5` → calls; all faults at once."""
-    calls, faults = [], []
+    calls: list[Call] = []
+    faults: list[str] = []
     for spec in specs.split(",") if isinstance(specs, str) else specs:
         try:
             if spec.strip():
                 calls.append(parse_one(spec.strip()))
-        except ValueError as error:
-            faults.append(f"methods: {error}")
+        except ConfigError as error:
+            faults += error.faults
     if faults or not calls:
         raise ConfigError(*(faults or ["methods: none named; `sewa methods` lists them"]))
     return calls
 
 
-def parse_one(spec: str) -> Call:
-    """`name` or `name:option=value:option=value`."""
+def parse_one(spec: str, given_by: str = "methods") -> Call:
+    """`name` or `name:option=value:option=value`; `given_by`: the flag or key to blame."""
     name, *settings = spec.split(":")
     if name not in REGISTRY:
-        raise ValueError(f"unknown method {name!r}; there are {', '.join(sorted(REGISTRY))}")
+        known = ", ".join(sorted(REGISTRY))
+        raise ConfigError(f"{given_by}: unknown method {name!r}; there are {known}")
     found = REGISTRY[name]
     options: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if key not in found.options:
             known = ", ".join(found.options) or "none"
-            raise ValueError(f"{name} has no option {key!r}; it has: {known}")
+            raise ConfigError(f"{given_by}: {name} has no option {key!r}; it has: {known}")
         if not equals:
-            raise ValueError(f"{name}: write {key}=value")
+            raise ConfigError(f"{given_by}: {name}: write {key}=value")
         if key in options:
-            raise ValueError(f"{name}: {key} is given twice")
+            raise ConfigError(f"{given_by}: {name}: {key} is given twice")
         kind = type(found.options[key])
         try:
             options[key] = {"true": True, "false": False}[value] if kind is bool else kind(value)
         except (KeyError, ValueError):
             what = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-            raise ValueError(
-                f"{name}: {key} must be {what[kind.__name__]}, found {value!r}"
-            ) from None
+            must = f"must be {what[kind.__name__]}, found {value!r}"
+            raise ConfigError(f"{given_by}: {name}: {key} {must}") from None
     return Call(spec, found, options)
 
 

@@ -31,8 +31,7 @@ def lawa(run: Run, K: int) -> Coefficients:
 
     c_i = 1/K for i = ⌊jk/K⌋, j = 1…K. LAWA, Kaddour 2022, post hoc.
     """
-    if not 0 < K <= run.k:
-        raise ValueError(f"cannot take {K} of {run.k}")
+    run.check(K)
     return mean_of(((j + 1) * run.k // K - 1 for j in range(K)), run.k)
 
 
@@ -42,8 +41,7 @@ def latest(run: Run, K: int) -> Coefficients:
 
     c_i = 1/K for i > k − K.
     """
-    if not 0 < K <= run.k:
-        raise ValueError(f"cannot take {K} of {run.k}")
+    run.check(K)
     return mean_of(range(run.k - K, run.k), run.k)
 
 
@@ -94,8 +92,9 @@ def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
 
     c_i = 1/K on a uniformly drawn subset of size K. The paper's control for `sewa`.
     """
-    if not 0 < K <= run.k or draws < 1:
-        raise ValueError(f"cannot draw {K} of {run.k} {draws} times")
+    run.check(K)
+    if draws < 1:
+        raise ValueError(f"random: draws must be 1 or more, found {draws}")
     import torch  # averaging by the others goes without
 
     generator = torch.Generator().manual_seed(run.seed)
@@ -113,8 +112,7 @@ def wsm(run: Run, K: int, *, decay: str = "1-sqrt") -> Coefficients:
     """
     if decay not in ("linear", "1-sqrt"):
         raise ValueError(f"wsm: decay must be linear or 1-sqrt, found {decay!r}")
-    if not 0 < K <= run.k:
-        raise ValueError(f"cannot take {K} of {run.k}")
+    run.check(K)
     factors = [1 - (j / K if decay == "linear" else sqrt(j / K)) for j in range(K + 1)]
     weights = [factors[j] - factors[j + 1] for j in range(K)]
     return [0.0] * (run.k - K) + weights

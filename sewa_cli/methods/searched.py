@@ -44,7 +44,7 @@ def greedy(run: Run) -> Coefficients:
         loss = run.loss(mean_of([*chosen, candidate], run.k))
         if loss < lowest:
             chosen, lowest = [*chosen, candidate], loss
-    return mean_of(chosen, run.k) if chosen else mean_of([run.k - 1], run.k)
+    return mean_of(chosen or [run.k - 1], run.k)
 
 
 @method(needs_loss=True)
@@ -63,7 +63,7 @@ def forward(run: Run, K: int) -> Coefficients:
         if not losses[j] < lowest:
             break
         chosen, lowest = [*chosen, j], losses[j]
-    return mean_of(chosen, run.k) if chosen else mean_of([run.k - 1], run.k)
+    return mean_of(chosen or [run.k - 1], run.k)
 
 
 @method(needs_loss=True)

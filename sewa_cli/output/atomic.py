@@ -10,9 +10,9 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, Self
 
 from sewa_cli.errors import OutputError
 
@@ -27,6 +27,17 @@ class Stage:
         token = secrets.token_hex(4)
         self._temporary = path.with_name(f".{path.name}.{token}.tmp")
         self._older = path.with_name(f".{path.name}.{token}.old")
+
+    @classmethod
+    @contextmanager
+    def at(cls, path: Path, force: bool = False) -> Iterator[Self]:
+        """To be written; whatever happens, nothing is left of it but what was published."""
+        with as_output_error(path):
+            stage = cls(path, force)
+            try:
+                yield stage
+            finally:
+                stage.discard()
 
     def seal(self) -> None:
         """All bytes are on the disk: what can fail for want of space has not failed."""
@@ -58,7 +69,7 @@ class Stage:
             _remove(self._older)
 
     def _appeared(self) -> OutputError:
-        return OutputError(f"{self.path}: appeared while we worked; use --force")
+        return OutputError(f"{self.path}: appeared while sewa was working; use --force")
 
 
 class StagedFile(Stage):
@@ -114,28 +125,8 @@ class StagedFolder(Stage):
         os.replace(self._temporary, self.path)
 
 
-S = TypeVar("S", bound=Stage)
-
-
-@contextmanager
-def _discarded(kind: type[S], path: Path, force: bool) -> Iterator[S]:
-    """Whatever happens, nothing is left beside the final place."""
-    with as_output_error(path):
-        stage = kind(path, force)
-        try:
-            yield stage
-        finally:
-            stage.discard()
-
-
-def staged(path: Path, force: bool = False) -> AbstractContextManager[StagedFile]:
-    """A file to be written; gone at the end of the block, unless it was published."""
-    return _discarded(StagedFile, path, force)
-
-
-def staged_folder(path: Path, force: bool = False) -> AbstractContextManager[StagedFolder]:
-    """A folder to be filled; gone at the end of the block, unless it was published."""
-    return _discarded(StagedFolder, path, force)
+staged = StagedFile.at
+staged_folder = StagedFolder.at
 
 
 def publish_together(stages: Sequence[Stage]) -> None:
@@ -210,15 +201,6 @@ def _is_for_devices(folder: Path) -> bool:
     """Whether what stands in it is the system's; /dev/shm is for anybody's files."""
     place = folder.resolve()
     return place in (Path("/dev"), Path("/dev/fd")) or Path("/proc") in (place, *place.parents)
-
-
-def first_free(path: Path, others: Callable[[Path], Sequence[Path]]) -> Path:
-    """`path`, or path-2, path-3 … of which neither it nor its `others` exist."""
-    candidate, n = path, 1
-    while any(p.exists() for p in (candidate, *others(candidate))):
-        n += 1
-        candidate = path.with_name(f"{path.stem}-{n}{path.suffix}")
-    return candidate
 
 
 def _remove(path: Path) -> None:

@@ -32,6 +32,7 @@ from sewa_cli.checkpoints import (
     stamp_of,
 )
 from sewa_cli.checkpoints.mapped import views
+from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.output.lora import Mode, average_factors
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from sewa_cli.output.layouts import Form
 
+DEFAULTS = Config()
 Piece = tuple[str, Array]  # a tensor's name, and some of its elements
 
 
@@ -68,22 +70,19 @@ class Average:
         coefficients: Sequence[float],
         names: Mapping[str, str] | None = None,
         *,
+        config: Config = DEFAULTS,
         method: str,
         K: int | None = None,
-        dtype: str | None = None,
-        state_key: str | None = None,
-        lora: Mode | None = "factors",
     ) -> Average:
         """Of all checkpoints that have a weight; their tensors keep their names, if none are given.
 
-        method, K: for the file's metadata. lora: how adapters are averaged; `factors` measures what
-        is lost by it, which reads them, and None does not.
+        method, K: for the file's metadata. Adapters are read: averaging A and B apart is measured.
         """
         sources, weights = taking_part(checkpoints, coefficients)
         names = names or {name: name for name in checkpoints[0].tensors}
         metadata = _metadata(sources, weights, method, K)
-        average = cls(sources, weights, names, dtype, state_key, metadata)
-        return average if lora is None else average._with_factors(lora)
+        average = cls(sources, weights, names, config.output_dtype, config.state_key, metadata)
+        return average._with_factors(config.lora)
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, beside: Path) -> Average:
@@ -209,7 +208,7 @@ class Average:
         for checkpoint in self.sources:
             checkpoint.check_unchanged()
 
-    def recipe(self) -> Recipe:
+    def recipe(self, shard_size: int | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
             hashes = list(pool.map(lambda c: sha256_of(c.files, c.path), self.sources))
@@ -228,6 +227,7 @@ class Average:
             dtype=self.dtype,
             metadata=dict(self.metadata),
             replaced=_packed(kept) if kept else None,
+            shard_size=shard_size if len(self.shards(shard_size)) > 1 else None,
             state_key=self.state_key,
             lora=self.lora.mode if self.lora else None,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,19 @@ from sewa_cli.output.atomic import (
     Stage,
     StagedFolder,
     check_free,
-    first_free,
     publish_together,
     staged,
+    staged_folder,
 )
 from sewa_cli.output.average import Average
-from sewa_cli.output.layouts import Form, folder_is_ours, form_of, inherited_shard_size, stage
+from sewa_cli.output.layouts import (
+    Form,
+    fill_folder,
+    folder_is_ours,
+    form_of,
+    inherited_shard_size,
+    plan_files,
+)
 from sewa_cli.output.safetensors import belongs_to_set, index_path
 from sewa_cli.present.card import model_card, scores_of
 from sewa_cli.report.part import to_json
@@ -35,44 +42,94 @@ DEFAULT_OUTPUT = "averaged.safetensors"
 class Outputs:
     """Where results go. None: not written."""
 
-    average: Path | None
-    report: Path | None
-    stdout: IO[bytes] | None  # the averaged file goes here instead
-    force: bool
-    shard_size: int | None = None  # bytes; an average larger than this becomes a set of files
+    average: Path | IO[bytes] | None  # a stream: standard output
+    report: Path | None = None
+    force: bool = False
     form: Form = "file"
+    shard_size: int | None = None  # bytes; an average larger than this becomes a set of files
     command: str | None = None  # for the model card
 
     @property
     def named(self) -> str:
-        return str(self.average) if self.average is not None else STDOUT
+        return str(self.average) if isinstance(self.average, Path) else STDOUT
 
     def written_as(self, average: Average) -> str:
         """What to open: the file, the folder, or of a sharded set its index."""
         return str(index_path(Path(self.named))) if self.is_set(average) else self.named
 
     def is_set(self, average: Average) -> bool:
-        return self.form == "file" and self.is_sharded(average)
+        return self.form == "file" and len(average.shards(self.shard_size)) > 1
 
-    def is_sharded(self, average: Average) -> bool:
-        return self.average is not None and len(average.shards(self.shard_size)) > 1
+    def check(self, inputs: Iterable[Path]) -> Outputs:
+        """Refuse now what would fail in the end, and what would overwrite an input."""
+        inputs = list(inputs)
+        taken = {path.resolve() for path in inputs}
+        folders = {path for path in taken if path.is_dir()}
+        is_folder = self.form == "folder"
+        for path in (self.average, self.report):
+            if not isinstance(path, Path):
+                continue
+            check_free(
+                path, self.force, folder_is_ours if is_folder and path == self.average else None
+            )
+            place = path.resolve()
+            if place in taken or not folders.isdisjoint(place.parents):
+                raise _is_an_input(path)
+            if is_folder and any(place in one.parents for one in taken):
+                raise OutputError(f"{path}: holds one of the inputs, which are never overwritten")
+        if isinstance(self.average, Path) and self.shard_size is not None and not is_folder:
+            self._check_set(self.average, inputs)
+        return self
+
+    def _check_set(self, output: Path, inputs: Sequence[Path]) -> None:
+        """How many files the set will have is not known yet, so any of its name is in the way."""
+        for path in inputs:
+            if belongs_to_set(path, output):
+                raise _is_an_input(path)
+        if self.report is not None and belongs_to_set(self.report, output):
+            raise ConfigError(f"{self.report}: --report names a file of the sharded output")
+        for path in _set_at(output):
+            check_free(path, self.force)
+
+
+def _is_an_input(path: Path) -> OutputError:
+    return OutputError(f"{path}: is one of the inputs, which are never overwritten")
+
+
+def paths_of(checkpoints: Iterable[Checkpoint]) -> list[Path]:
+    """All that must not be overwritten."""
+    return [path for c in checkpoints for path in (c.path, *c.files)]
+
+
+def outputs_at(
+    config: Config,
+    average: Path | IO[bytes] | None,
+    report: Path | None,
+    force: bool,
+    like: Checkpoint,
+    command: str | None = None,
+) -> Outputs:
+    """In the form that the name asks for, or else in that of `like`, a checkpoint."""
+    form = form_of(average, like)
+    shard_size, is_adapter = config.shard_size, like.kind == "adapter"
+    if shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
+        what = "an adapter" if is_adapter else "a PyTorch file"
+        raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
+    if shard_size is None and form == "folder":
+        shard_size = inherited_shard_size(like)
+    return Outputs(average, report, force, form, shard_size, command)
 
 
 def decide_outputs(
     config: Config,
-    inputs: Sequence[Path],
     force: bool,
     stdout: IO[bytes] | None,
-    always_report: bool = True,
-    *,
-    like: Checkpoint | None = None,
+    like: Checkpoint,
     command: str | None = None,
+    *,
+    always_report: bool = True,
 ) -> Outputs:
-    """Decide where results go, and refuse now what would fail in the end.
-
-    `like`: a checkpoint whose layout the output takes, unless its name asks for another.
-    """
-    form = form_of(config.output, like)
+    """As the config says; what it does not name gets a name that is free."""
     if str(config.report) == STDOUT:
         raise ConfigError("report: - is not a file; --json prints the report")
     if config.output == STDOUT:
@@ -82,83 +139,24 @@ def decide_outputs(
             raise ConfigError(
                 "--shard-size: a set of files cannot go to standard output; name one with --output"
             )
-        outputs = Outputs(None, config.report, stdout, force)
-    else:
-        average = Path(config.output) if config.output else _unnamed(config, force, form)
-        report = config.report or (report_path(average) if always_report else None)
-        if report is not None and report.resolve() == average.resolve():
-            raise ConfigError(f"{report}: --report and --output name the same file")
-        shard_size = _shard_size(config, form, like)
-        outputs = Outputs(average, report, None, force, shard_size, form, command)
-    return check_outputs(outputs, inputs)
+        return outputs_at(config, stdout, config.report, force, like, command)
+    average = Path(config.output or DEFAULT_OUTPUT)
+    if not config.output:  # nobody named it, so a name that is taken is no reason to stop
+        average = average.with_suffix("") if form_of(None, like) == "folder" else average
+        average = average if force else free_name(average, config.shard_size is not None)
+    report = config.report or (report_path(average) if always_report else None)
+    if report is not None and report.resolve() == average.resolve():
+        raise ConfigError(f"{report}: --report and --output name the same file")
+    return outputs_at(config, average, report, force, like, command)
 
 
-def _unnamed(config: Config, force: bool, form: Form) -> Path:
-    """Nobody named a file, so a name that is taken is no reason to stop."""
-    path = Path(DEFAULT_OUTPUT)
-    path = path.with_suffix("") if form == "folder" else path
-    sharded = config.shard_size is not None
-    others = lambda path: [report_path(path), *(_set_at(path) if sharded else [])]  # noqa: E731
-    return path if force else first_free(path, others)
-
-
-def outputs_at(
-    config: Config,
-    average: Path | None,
-    report: Path | None,
-    force: bool,
-    like: Checkpoint,
-    command: str | None = None,
-) -> Outputs:
-    """Where `compare` puts its best, if it was asked for; nothing is checked yet."""
-    form = form_of(None if average is None else str(average), like)
-    shard_size = _shard_size(config, form, like)
-    return Outputs(average, report, None, force, shard_size, form, command)
-
-
-def _shard_size(config: Config, form: Form, like: Checkpoint | None) -> int | None:
-    is_adapter = like is not None and like.kind == "adapter"
-    if config.shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
-        what = "an adapter" if is_adapter else "a PyTorch file"
-        raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
-    if config.shard_size is None and form == "folder" and like is not None:
-        return inherited_shard_size(like)
-    return config.shard_size
-
-
-def check_form_free(path: Path, force: bool, form: Form) -> None:
-    check_free(path, force, folder_is_ours if form == "folder" else None)
-
-
-def check_outputs(outputs: Outputs, inputs: Sequence[Path]) -> Outputs:
-    """Refuse now what would fail in the end, and what would overwrite an input."""
-    taken = {path.resolve() for path in inputs}
-    folders = {path for path in taken if path.is_dir()}
-    is_folder = outputs.form == "folder"
-    for path in (outputs.average, outputs.report):
-        if path is None:
-            continue
-        check_form_free(path, outputs.force, outputs.form if path == outputs.average else "file")
-        place = path.resolve()
-        if place in taken or not folders.isdisjoint(place.parents):
-            raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
-        if is_folder and any(place in one.parents for one in taken):
-            raise OutputError(f"{path}: holds one of the inputs, which are never overwritten")
-    if outputs.average is not None and outputs.shard_size is not None and not is_folder:
-        _check_set(outputs, inputs)
-    return outputs
-
-
-def _check_set(outputs: Outputs, inputs: Sequence[Path]) -> None:
-    """How many files the set will have is not known yet, so any of its name is in the way."""
-    assert outputs.average is not None
-    for path in inputs:
-        if belongs_to_set(path, outputs.average):
-            raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
-    if outputs.report is not None and belongs_to_set(outputs.report, outputs.average):
-        raise ConfigError(f"{outputs.report}: --report names a file of the sharded output")
-    for path in _set_at(outputs.average):
-        check_free(path, outputs.force)
+def free_name(wanted: Path, is_set: bool = False) -> Path:
+    """Itself, or name-2, name-3 … of which neither it nor its report (nor its set) is there."""
+    path, n = wanted, 1
+    while path.exists() or report_path(path).exists() or (is_set and _set_at(path)):
+        n += 1
+        path = wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}")
+    return path
 
 
 def _set_at(output: Path) -> list[Path]:
@@ -178,17 +176,12 @@ def write_results(average: Average | None, outputs: Outputs, make_report: Callab
     `make_report` is called when the average is written, and may return None: no report.
     """
     with ExitStack() as stack:
-        stages: list[Stage] = []
-        if average is not None and outputs.stdout is not None:
-            average.write(outputs.stdout)
-            outputs.stdout.flush()
-        elif average is not None and outputs.average is not None:
-            form, force = outputs.form, outputs.force
-            stages += stage(average, outputs.average, form, outputs.shard_size, force, stack)
+        stages = [] if average is None else _stage(average, outputs, stack)
         report = make_report()
-        if average is not None:
-            report = _with_set(report, average, outputs)
-            _add_card(stages, average, report, outputs.command)
+        for folder in stages:
+            if isinstance(folder, StagedFolder) and average is not None:
+                with folder.file("README.md") as card:  # last, as it has the losses
+                    card.write(_card(average, report, outputs.command).encode())
         if report is not None and outputs.report is not None:
             file = stack.enter_context(staged(outputs.report, outputs.force))
             file.file.write(to_json(report).encode())
@@ -204,34 +197,32 @@ def write_results(average: Average | None, outputs: Outputs, make_report: Callab
     return report
 
 
-def write_average(average: Average, outputs: Outputs) -> None:
-    """The average alone, without a report."""
-    write_results(average, outputs, lambda: None)
+def _stage(average: Average, outputs: Outputs, stack: ExitStack) -> list[Stage]:
+    """Its files beside their final places; what goes to standard output is gone."""
+    target, force = outputs.average, outputs.force
+    stages: list[Stage] = []
+    if isinstance(target, Path) and outputs.form == "folder":
+        folder = stack.enter_context(staged_folder(target, force))
+        fill_folder(folder, average, outputs.shard_size)
+        stages.append(folder)
+    elif isinstance(target, Path):
+        for path, write in plan_files(average, target, outputs.form, outputs.shard_size):
+            file = stack.enter_context(staged(path, force))
+            write(file.file)
+            stages.append(file)
+    elif target is not None:
+        average.write(target)
+        target.flush()
+    return stages
 
 
-def _with_set(report: R, average: Average, outputs: Outputs) -> R:
-    """What is known only now that all sizes are: that the average became a set, and which."""
-    recipe = getattr(report, "recipe", None)
-    if report is None or recipe is None or not outputs.is_sharded(average):
-        return report
-    recipe = recipe.model_copy(update={"shard_size": outputs.shard_size})
-    return report.model_copy(update={"recipe": recipe, "output": outputs.written_as(average)})
-
-
-def _add_card(
-    stages: Sequence[Stage], average: Average, report: BaseModel | None, command: str | None
-) -> None:
-    """Into a folder, last, as it has the losses."""
-    for folder in stages:
-        if isinstance(folder, StagedFolder):
-            card = model_card(
-                average.metadata,
-                [str(checkpoint.path) for checkpoint in average.sources],
-                dtype=average.dtype,
-                lora=average.lora,
-                is_adapter=average.sources[0].kind == "adapter",
-                scores=scores_of(report),
-                command=command,
-            )
-            with folder.file("README.md") as file:
-                file.write(card.encode())
+def _card(average: Average, report: BaseModel | None, command: str | None) -> str:
+    return model_card(
+        average.metadata,
+        [str(checkpoint.path) for checkpoint in average.sources],
+        dtype=average.dtype,
+        lora=average.lora,
+        is_adapter=average.sources[0].kind == "adapter",
+        scores=scores_of(report),
+        command=command,
+    )

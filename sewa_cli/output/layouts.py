@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -19,9 +18,8 @@ from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
 from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
-from sewa_cli.config import STDOUT
 from sewa_cli.errors import SewaError
-from sewa_cli.output.atomic import Stage, StagedFolder, staged, staged_folder
+from sewa_cli.output.atomic import StagedFolder
 from sewa_cli.output.average import Average
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
 
@@ -49,14 +47,14 @@ BESIDE = (
 _TRAINING = ("optim", "lr_sched", "sched", "scaler", "amp", "loops", "callbacks")
 
 
-def form_of(output: str | None, like: Checkpoint | None) -> Form:
+def form_of(output: Path | IO[bytes] | None, like: Checkpoint) -> Form:
     """The form that the name asks for; where it does not, that of the checkpoints."""
-    if output == STDOUT:
+    if output is not None and not isinstance(output, Path):
         return "file"
-    if output is not None and Path(output).suffix in pytorch.SUFFIXES:
+    if output is not None and output.suffix in pytorch.SUFFIXES:
         return "torch"
-    is_folder = like is not None and like.kind in ("folder", "adapter")
-    return "folder" if is_folder and not str(output).endswith(SUFFIX) else "file"
+    is_folder = like.kind in ("folder", "adapter") and not str(output).endswith(SUFFIX)
+    return "folder" if is_folder else "file"
 
 
 def inherited_shard_size(like: Checkpoint) -> int | None:
@@ -74,35 +72,13 @@ def folder_is_ours(folder: Path) -> bool:
     return bool(weights) and is_ours(weights[0], WRITTEN_BY)
 
 
-def stage(
-    average: Average,
-    output: Path,
-    form: Form,
-    shard_size: int | None,
-    force: bool,
-    stack: ExitStack,
-) -> list[Stage]:
-    """Write the average's files beside their final places."""
-    if form == "folder":
-        folder = stack.enter_context(staged_folder(output, force))
-        _fill(folder, average, shard_size)
-        return [folder]
-    files: Iterable[tuple[Path, Write]] = [(output, partial(_write_torch, average))]
-    if form == "file":
-        files = _files(average, output, shard_size)
-    stages: list[Stage] = []
-    for path, write in files:
-        file = stack.enter_context(staged(path, force))
-        write(file.file)
-        stages.append(file)
-    return stages
-
-
-def _files(average: Average, output: Path, shard_size: int | None) -> Iterator[tuple[Path, Write]]:
+def plan_files(
+    average: Average, output: Path, form: Form, shard_size: int | None
+) -> Iterator[tuple[Path, Write]]:
     """One file, or the files of a sharded set; what writes each."""
     shards = average.shards(shard_size)
-    if len(shards) == 1:
-        yield output, average.write
+    if form == "torch" or len(shards) == 1:
+        yield output, partial(_write_torch, average) if form == "torch" else average.write
         return
     for number, names in enumerate(shards, 1):
         yield shard_path(output, number, len(shards)), partial(average.write, names=names)
@@ -111,11 +87,11 @@ def _files(average: Average, output: Path, shard_size: int | None) -> Iterator[t
     yield index_path(output), lambda file: file.write(index)
 
 
-def _fill(folder: StagedFolder, average: Average, shard_size: int | None) -> None:
+def fill_folder(folder: StagedFolder, average: Average, shard_size: int | None) -> None:
     """Weights under the names that loaders look for, and what the newest checkpoint has beside."""
     newest = average.sources[-1]
     output = Path(ADAPTER if newest.kind == "adapter" else MODEL)
-    for path, write in _files(average, output, shard_size):
+    for path, write in plan_files(average, output, "file", shard_size):
         with folder.file(path.name) as file:
             write(file)
     for source in _beside(newest.path):

@@ -18,6 +18,7 @@ from sewa_cli.checkpoints import Checkpoint, check_mergeable, pairs
 from sewa_cli.config import Config
 from sewa_cli.dtypes import Array, as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.events import Events
 from sewa_cli.present.card import describe_lora
 from sewa_cli.report.shared import Lora
 
@@ -35,11 +36,11 @@ def check_lora(config: Config, newest: Checkpoint) -> None:
         check_mergeable(newest)
 
 
-def warning(lora: Lora | None) -> str | None:
+def warn_of_factors(lora: Lora | None, events: Events) -> None:
     """`factors` is a choice that a user should know of."""
-    if lora is None or lora.mode == "merged" or lora.largest < 1e-6:
-        return None
-    return f"{describe_lora(lora)}; --lora merged (of select and average) averages the products"
+    if lora is not None and lora.mode == "factors" and lora.largest >= 1e-6:
+        merged = "--lora merged (of select and average) averages the products"
+        events.warn(f"{describe_lora(lora)}; {merged}")
 
 
 def average_factors(average: Average, mode: Mode) -> tuple[dict[str, Array], Lora | None]:

@@ -1,1 +1,83 @@
-"""Session"""
+"""What one command has opened.
+
+Here, for commands without a task too, and so without torch: the checkpoints that take part, and
+what every report begins with.
+"""
+
+from __future__ import annotations
+
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from sewa_cli import __version__, checkpoints
+from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.config import Config
+from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.events import Events
+from sewa_cli.report.shared import Versions
+
+
+def open_named(
+    config: Config, events: Events, reads: Reads | None = None, keep_ours: bool = False
+) -> list[Checkpoint]:
+    """All checkpoints that the user named, in the order given; their headers alone are read."""
+    if not config.checkpoints:
+        raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
+    found = checkpoints.open_all(
+        config.checkpoints,
+        reads or Reads(),
+        state_key=config.state_key,
+        keep_ours=keep_ours,
+        warn=events.warn,
+        note=events.note,
+    )
+    if not found:
+        where = ", ".join(str(path) for path in config.checkpoints)
+        raise CheckpointError(f"{where}: holds no checkpoints")
+    return found
+
+
+def check_alike(candidates: list[Checkpoint]) -> list[Checkpoint]:
+    """All of one model."""
+    checkpoints.check_agreement(candidates)
+    checkpoints.check_same_product(candidates)
+    return candidates
+
+
+def open_candidates(
+    config: Config, events: Events, reads: Reads | None = None
+) -> tuple[list[Checkpoint], list[Checkpoint]]:
+    """The checkpoints that take part, by step; and all that were found, which are inputs too."""
+    found = open_named(config, events, reads)
+    ordered = checkpoints.in_order(found)
+    span = config.last, config.every, config.from_step, config.to_step
+    return check_alike(checkpoints.narrow(ordered, *span)), found
+
+
+def warn_of_no_steps(candidates: list[Checkpoint], events: Events) -> None:
+    if candidates[0].step is None:
+        events.warn(
+            "no checkpoint has a step in its metadata or name; they are taken in the order given"
+        )
+
+
+def heading(
+    config: Config, events: Events, *, task: str | None = None, device: object = None
+) -> dict[str, Any]:
+    """Values for `Head`; with a task and its device, for `TaskHead`."""
+    head: dict[str, Any] = {
+        "versions": Versions(
+            sewa=__version__,
+            python=platform.python_version(),
+            torch=version("torch"),  # without importing it: `average` goes without
+            safetensors=version("safetensors"),
+        ),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "config": config.model_dump(mode="json"),
+        "warnings": list(events.warnings),
+    }
+    if task is None:
+        return head
+    return {**head, "task": task, "device": str(device), "seed": config.seed}

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import torch
 
+from sewa_cli.checkpoints import Reads
+from sewa_cli.objective.objective import Passes
 from sewa_cli.report.shared import Cost, Seconds
-from sewa_cli.session.session import Session
 
 
 class Clock:
@@ -28,15 +29,14 @@ class Clock:
         finally:
             self.stages[stage] += time.perf_counter() - start
 
-    def cost(self, session: Session) -> Cost:
+    def cost(self, device: torch.device, passes: Passes, reads: Reads) -> Cost:
         """Of all that was done so far."""
-        device, passes = session.model.device, session.objective.passes
         on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         return Cost(
             seconds=Seconds(total=time.perf_counter() - self.started, **self.stages),
             forward_passes=passes.forward,
             backward_passes=passes.backward,
-            bytes_read=session.reads.bytes,
+            bytes_read=reads.bytes,
             peak_memory_bytes=_peak_memory(),
             peak_device_memory_bytes=on_device,
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,10 +22,13 @@ from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scored, Scorer
 from sewa_cli.objective.split import keep_aside
 from sewa_cli.objective.tree import rows
-from sewa_cli.output.average import Average
+from sewa_cli.output.average import Average, taking_part
+from sewa_cli.output.destination import paths_of
+from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
-from sewa_cli.report.shared import Candidate, LeftOut
-from sewa_cli.session.candidates import open_candidates
+from sewa_cli.report.shared import Candidate, LeftOut, Placement
+from sewa_cli.session import heading, open_candidates, warn_of_no_steps
+from sewa_cli.session.cost import Clock
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
@@ -43,6 +47,7 @@ class Session:
     reads: Reads
     inputs: list[Path]  # never to be overwritten
     guard: Guard | None = None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def model(self) -> FlatModel:
@@ -89,13 +94,17 @@ class Session:
         for sentence in found:
             self.events.warn(sentence)
 
-    def candidates(
-        self, used: Sequence[Checkpoint], choice: Choice | None = None
-    ) -> list[Candidate]:
-        """For the report."""
+    def head(self) -> dict[str, Any]:
+        """What the report of a command with a task begins with."""
+        task, model = self.task.source, self.model
+        head = heading(self.config, self.events, task=task, device=model.device)
+        return {**head, "parameters": model.layout.parameters}
+
+    def report(self, used: Sequence[Checkpoint], choice: Choice | None = None) -> dict[str, Any]:
+        """That, the checkpoints that took part, and what it has cost so far."""
         probabilities = choice.probabilities if choice else None
         frequencies = choice.frequencies if choice else None
-        return [
+        candidates = [
             Candidate(
                 index=i,
                 path=str(c.path),
@@ -106,27 +115,26 @@ class Session:
             )
             for i, c in enumerate(used)
         ]
+        cost = self.clock.cost(self.model.device, self.objective.passes, self.reads)
+        return {**self.head(), "candidates": candidates, "cost": cost}
 
 
 def open_session(config: Config, task: Task, events: Events) -> Session:
     """Headers are read, the model is built, names are matched; no tensor is read yet."""
-    guard = None
+    guard, clock = None, Clock()
     if config.guard is not None:
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
         task, guard = _guarded(task, config.guard, config.seed)
     reads = Reads()
-    candidates, found = open_candidates(config, reads, events)
+    candidates, found = open_candidates(config, events, reads)
     objective = build_objective(config, task, candidates[-1])
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
-    inputs = [*found, Path(task.source), *task.files]
-    if candidates[0].step is None:
-        events.warn(
-            "no checkpoint has a step in its metadata or name; they are taken in the order given"
-        )
-    return Session(config, task, events, candidates, names, objective, reads, inputs, guard)
+    inputs = [*paths_of(found), Path(task.source), *task.files]
+    warn_of_no_steps(candidates, events)
+    return Session(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
 
 
 def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
@@ -187,22 +195,21 @@ class CheckpointRows:
         session, checkpoint = self._session, self._session.checkpoints[i]
         broken = fill_row(row, session.floats(checkpoint), self.layout)
         checkpoint.close()
-        if i in self._broken:
-            if broken != self._broken[i]:
-                raise CheckpointError(f"{checkpoint.path}: changed while it was being read")
-            return broken is None
-        self._broken[i] = broken
-        session.events.progress("reading", len(self._broken), self.count)
-        if broken is not None:
-            self._leave_out(checkpoint, f"{broken} holds NaN or Inf")
+        is_new = i not in self._broken
+        if self._broken.setdefault(i, broken) != broken:
+            raise CheckpointError(f"{checkpoint.path}: has changed since it was first read")
+        if is_new:
+            session.events.progress("reading", len(self._broken), self.count)
+        if is_new and broken is not None:
+            reason = f"{broken} holds NaN or Inf"
+            if session.config.nonfinite == "error":
+                raise CheckpointError(
+                    f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out"
+                )
+            session.events.warn(f"{checkpoint.path}: left out: {reason}")
+            if len(self.left_out) == self.count:
+                raise CheckpointError(f"all {self.count} checkpoints hold NaN or Inf; none is left")
         return broken is None
-
-    def _leave_out(self, checkpoint: Checkpoint, reason: str) -> None:
-        if self._session.config.nonfinite == "error":
-            raise CheckpointError(f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out")
-        self._session.events.warn(f"{checkpoint.path}: left out: {reason}")
-        if len(self.left_out) == self.count:
-            raise CheckpointError(f"all {self.count} checkpoints hold NaN or Inf; none is left")
 
 
 class Run:
@@ -265,7 +272,7 @@ class Run:
             self.session.load_integers(self.used[newest])  # as in a file: the newest's
         else:
             dtype, names = self.session.config.output_dtype, self.session.names
-            average = Average.of(self.used, coefficients, names, method="", dtype=dtype, lora=None)
+            average = Average(*taking_part(self.used, coefficients), names, dtype)
             model.load(average.tensors())
         self._loaded = (tuple(coefficients), model.version)
 
@@ -277,23 +284,31 @@ class Run:
         return self.scorer.score()
 
     def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
-        config = self.session.config
-        return Average.of(
-            self.used,
-            coefficients,
-            self.session.names,
-            method=method,
-            K=K,
-            dtype=config.output_dtype,
-            state_key=config.state_key,
-            lora=config.lora,
-        )
+        """As a file of it will be, but for BatchNorm."""
+        names, config = self.session.names, self.session.config
+        average = Average.of(self.used, coefficients, names, config=config, method=method, K=K)
+        warn_of_factors(average.lora, self.session.events)
+        return average
 
     def score_file(self, average: Average) -> tuple[Average, Scored]:
         """The very tensors that will be written; recomputed statistics are put into it."""
         self.session.model.load(average.tensors())
         scored = self.scorer.score_average(len(average.sources))
         return average.with_statistics(scored.statistics), scored
+
+    def report(self, choice: Choice | None = None) -> dict[str, Any]:
+        """What every report over one W says of it."""
+        return {
+            **self.session.report(self.used, choice),
+            "k": self.trajectory.k,
+            "left_out": self.rows.left_out,
+            "placement": holding(self.placed.placement, choice.holds if choice else 0),
+        }
+
+
+def holding(placement: Placement, more: int) -> Placement:
+    """With so many bytes more, which the solver holds."""
+    return placement.model_copy(update={"planned_bytes": placement.planned_bytes + more})
 
 
 def chosen_solver(config: Config) -> Solver:

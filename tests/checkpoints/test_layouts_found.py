@@ -485,7 +485,7 @@ def test_a_folder_that_appears_meanwhile_is_left_alone(tmp_path: Path) -> None:
             file.write(b"ours")
         target.mkdir()
         (target / "theirs").write_text("theirs")
-        with pytest.raises(OutputError, match="appeared while we worked"):
+        with pytest.raises(OutputError, match="appeared while sewa was working"):
             publish_together([new])
     assert [p.name for p in tmp_path.rglob("*")] == ["out", "theirs"]
 

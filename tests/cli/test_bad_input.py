@@ -817,7 +817,7 @@ def test_a_report_that_appears_meanwhile_is_kept_and_no_average_is_left_alone(
     ended = sewa("select", "-o", "best.safetensors")
     assert ended.code == FILES
     assert ended.out == ""
-    check_says(ended.error, "best.report.json: appeared while we worked", "--force")
+    check_says(ended.error, "best.report.json: appeared while sewa was working", "--force")
     assert contents(run_dir) == {**before, "best.report.json": b"precious"}
 
 

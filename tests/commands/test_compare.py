@@ -14,6 +14,7 @@ import torch
 from helpers.tiny import TASK, WEIGHTS, Sewa, user_loss
 from safetensors.torch import load_file, save_file
 
+from sewa_cli.errors import ConfigError
 from sewa_cli.methods import REGISTRY, Run, method, parse_one
 
 EVERY = ",".join(REGISTRY)
@@ -585,7 +586,7 @@ def test_methods_may_return_arrays_and_have_switches() -> None:
 
     assert parse_one("array")(Run(3), None) == [[0, 0, 1]]
     assert parse_one("array:flip=true")(Run(3), None) == [[1, 0, 0]]
-    with pytest.raises(ValueError, match="flip must be true or false"):
+    with pytest.raises(ConfigError, match="flip must be true or false"):
         parse_one("array:flip=yes")
     with pytest.raises(ValueError, match="default of x must be"):
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 
 from sewa_cli import methods
+from sewa_cli.errors import ConfigError
 from sewa_cli.methods import REGISTRY, Run, mean_of, parse, parse_one
 
 ALL = sorted(REGISTRY)
@@ -196,7 +197,7 @@ def test_every_method_has_a_line_a_formula_and_no_more_than_it_says(name: str) -
     ],
 )
 def test_an_unknown_method_or_option_is_told(spec: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         parse_one(spec)
 
 

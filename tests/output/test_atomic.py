@@ -24,8 +24,9 @@ from torch import Tensor
 from sewa_cli.dtypes import DTYPES, Array, as_array
 from sewa_cli.errors import OutputError
 from sewa_cli.output import safetensors as writer
-from sewa_cli.output.atomic import check_free, first_free, publish_together, staged
+from sewa_cli.output.atomic import check_free, publish_together, staged
 from sewa_cli.output.average import Average
+from sewa_cli.output.destination import free_name
 from sewa_cli.output.safetensors import write_safetensors
 
 
@@ -364,10 +365,6 @@ def test_shared_memory_is_a_place_for_files() -> None:
 # ---- free names ------------------------------------------------------------------------------
 
 
-def report_of(path: Path) -> list[Path]:
-    return [path.with_name(f"{path.stem}.report.json")]
-
-
 @pytest.mark.parametrize(
     ("taken", "free"),
     [
@@ -384,7 +381,7 @@ def test_the_first_free_name_has_a_free_report_too(
 ) -> None:
     for name in taken:
         (tmp_path / name).touch()
-    assert first_free(tmp_path / "averaged.safetensors", report_of) == tmp_path / free
+    assert free_name(tmp_path / "averaged.safetensors") == tmp_path / free
 
 
 def test_a_second_run_without_a_named_output_takes_the_next_name(run_dir: Path, sewa: Sewa) -> None:

@@ -12,8 +12,9 @@ from helpers.tiny import train_tiny
 from safetensors.torch import load_file, save_file
 
 from sewa_cli.checkpoints import Checkpoint, Reads, open_checkpoint
+from sewa_cli.config import Config
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs, write_average, write_results
+from sewa_cli.output.destination import Outputs, write_results
 from sewa_cli.report.part import Part
 
 
@@ -58,11 +59,13 @@ def test_an_average_is_frozen_and_changes_are_new_ones(run: list[Checkpoint]) ->
 
 def test_an_average_comes_back_from_its_recipe(run: list[Checkpoint], tmp_path: Path) -> None:
     statistics = {"0.bias": np.ones(run[0].tensors["0.bias"].shape, np.float16)}
-    average = Average.of(run, [0.1, 0.2, 0.3, 0.4], method="ema", dtype="float16")
+    average = Average.of(
+        run, [0.1, 0.2, 0.3, 0.4], config=Config(output_dtype="float16"), method="ema"
+    )
     average = average.with_statistics(statistics)
     again = Average.from_recipe(average.recipe(), tmp_path)
     for name, one in (("one", average), ("two", again)):
-        write_average(one, Outputs(tmp_path / name, None, None, force=False))
+        write_results(one, Outputs(tmp_path / name), lambda: None)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -70,7 +73,7 @@ def test_a_report_without_an_average_leaves_an_older_average_alone(tmp_path: Pat
     """As of a comparison that found no best row."""
     older, report = tmp_path / "best.safetensors", tmp_path / "best.report.json"
     older.write_text("older")
-    outputs = Outputs(older, report, None, force=True)
+    outputs = Outputs(older, report, force=True)
     write_results(None, outputs, Part)
     assert older.read_text() == "older"
     assert report.read_text() == "{}\n"
