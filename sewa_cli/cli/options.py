@@ -15,6 +15,7 @@ from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
 from sewa_cli.present import FORMS
 from sewa_cli.report import KINDS
+from sewa_cli.text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -258,7 +259,9 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
             ]
         )
         run.__annotations__ = hints
-        run.__doc__ = function.__doc__
+        # typer keeps the line breaks of a paragraph
+        paragraphs = (function.__doc__ or "").split("\n\n")
+        run.__doc__ = "\n\n".join(one_line(paragraph) for paragraph in paragraphs)
         app.command(function.__name__)(run)
 
     return add
