@@ -41,7 +41,10 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
         )
         K = k - 1 if config.K == AUTO else config.K
         reads = cost.reads if tier is None else tier.reads(cost.products) * k
-        if tier is not None and not tier.holds:
+        streams = tier is not None and tier.reads(1) > tier.reads(0)
+        if streams and run.solver.reading == "streamed":
+            reads += cost.reads  # it remembers the simple averages
+        elif tier is not None and not tier.holds:
             reads += 1 + k + K  # last, the mean of all, lawa: from the files
         return Forecast(
             **session.head(),

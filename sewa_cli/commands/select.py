@@ -24,7 +24,7 @@ from sewa_cli.present import draw, show, summary
 from sewa_cli.report.select import Better, Report
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import ask
+from sewa_cli.session.extensions import solvers_that_find_k
 from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, open_session
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
@@ -209,7 +209,7 @@ def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], Choice]:
         with clock("evaluate"):
             references = _score_references(run, K)
     with clock("learn"):
-        choice = ask(run.solver, run.problem(), K)
+        choice = run.solver.choose(run.problem(), K)
     if not references:
         with clock("evaluate"):
             references = _score_references(run, len(choice.selected) if K == AUTO else K)
@@ -262,7 +262,8 @@ def _warn(
     better = beaten_by[0]
     chosen, other = average.selection_loss, others[better.name].scores.selection_loss
     if chosen is not None and other is not None and chosen < other:
-        auto = "" if session.config.K == AUTO else ", or let --K auto decide"
+        able = " or ".join(f"--solver {name}" for name in solvers_that_find_k())
+        auto = "" if session.config.K == AUTO else f", or --K auto {able}"
         events.warn(
             f"the choice is over-fitted: {other - chosen:.3g} below `{better.name}` on selection "
             f"rows, {average.heldout_loss - better.heldout_loss:.3g} above it on held-out ones; "

@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 
 import torch
 
+from sewa_cli import solvers
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.report.compare import RowCost
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import ask, make_solver
+from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.session import Run
-from sewa_cli.solvers import SURVEYING, Choice, Problem
+from sewa_cli.solvers import SURVEYING, Problem, Surveyor
 from sewa_cli.text import finite
 
 T = TypeVar("T")
@@ -93,8 +94,9 @@ class Evaluator:
         self.run = run
         self.ledger = Ledger(run)
         self.fast = session.config.compare.fast
-        # the surveying solver offers more than others: its cache
-        self.solver: Any = make_solver(session.config, SURVEYING) if self.fast else run.solver
+        self.solver = make_solver(session.config, SURVEYING) if self.fast else run.solver
+        if self.fast and session.config.solver not in (solvers.DEFAULT, SURVEYING):
+            session.events.warn("--fast: `sewa` chooses by predicted outputs, not by --solver")
         # a solver that keeps outputs has a second cache beside the first, when it chooses
         room = run.placed.room if self.fast else run.placed.room // 2
         self._problem: Problem = run.problem(room, one_of_many=True)
@@ -109,6 +111,7 @@ class Evaluator:
 
     def close(self) -> None:
         """Let go of the checkpoints now: this and its run hold each other, and with them W."""
+        self._problem.kept.clear()
         del self.proposing, self._problem, self.solver
 
     def begin_row(self) -> None:
@@ -121,11 +124,10 @@ class Evaluator:
 
         def work() -> Coefficients:
             with seeded(self.proposing.seed):
-                cache = self._cache() if self.fast else None
-                choice: Choice = (
-                    self.solver.choose_by(cache, K) if cache else ask(self.solver, self._problem, K)
-                )
-                return choice.coefficients
+                if self.fast:
+                    assert isinstance(self.solver, Surveyor)
+                    return self.solver.choose_by(self._cache(), K).coefficients
+                return self.solver.choose(self._problem, K).coefficients
 
         return self.ledger.once("learn", [K], work)
 
@@ -135,6 +137,7 @@ class Evaluator:
     def _cache(self) -> Any:
         """Of outputs: one for every K and every method."""
         self._prepare()
+        assert isinstance(self.solver, Surveyor)
         return self.solver.surveyed(self._problem)
 
     def predicted_loss(self, coefficients: Sequence[float]) -> float:

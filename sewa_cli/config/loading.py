@@ -76,17 +76,20 @@ def load_config(
         try:
             if not equals or not key:
                 raise ValueError("must look like key=value")
-            _put(settings, key, read_value(raw))
+            if key.startswith("solver.") and sections is not None:
+                flags[key] = read_value(raw)
+            else:
+                _put(settings, key, read_value(raw))
+                sources[key] = f"--set {key}"
         except ValueError as error:
             faults.append(f"--set {text}: {one_line(error)}")
-        sources[key] = f"--set {key}"
     if sections is not None:
         sections.register(settings)
         chosen = settings.get("solver") or sections.default
         if chosen is not None:
             settings["solver"] = chosen
         for key, value in flags.items():
-            if key.startswith("solver."):
+            if key.startswith("solver.") and chosen in sections.having(None):
                 put(f"{chosen}{key.removeprefix('solver')}", value)
     where = str(path or "config")
     faults += _validate_sections(settings, sections, where, sources)
@@ -110,14 +113,22 @@ def _validate_sections(
         return []
     faults, whole = [], dict[str, Any]()
     given = {name for name in settings if name not in Config.model_fields}
-    chosen = settings.get("solver")
-    if (known := sections.having(None)) and chosen not in known:
+    chosen, known = settings.get("solver"), sections.having(None)
+    if "solvers" in settings:
+        faults.append(
+            f"{sources.get('solvers', file)}: solvers: unknown key; a solver's settings "
+            f"stand under its name: {', '.join(known)}"
+        )
+    if isinstance(chosen, str) and chosen not in known:
         where = sources.get("solver", f"{file}: solver")
         faults.append(f"{where}: unknown solver {chosen!r}; there are {', '.join(known)}")
     for name, model in sections.models({*given, str(chosen)}).items():
         section = settings.pop(name, None)
         if model is None:
-            whole[name] = section if isinstance(section, dict) else {}
+            whole[name] = section or {}
+            if not isinstance(section, dict | None):
+                where = sources.get(name, f"{file}: {name}")
+                faults.append(f"{where}: must be a section with keys of its own, found {section!r}")
             continue
         try:
             whole[name] = model.model_validate({} if section is None else section).model_dump()
@@ -245,4 +256,5 @@ def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[s
     """The keys that could have been meant."""
     if len(location) > 1 and location[0] == "compare":
         return list(CompareConfig.model_fields)
-    return [*Config.model_fields, *(sections.having(None) if sections else ())]
+    own = [name for name in Config.model_fields if name != "solvers"]
+    return [*own, *(sections.having(None) if sections else ())]

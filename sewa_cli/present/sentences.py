@@ -72,7 +72,7 @@ def verdict(report: Report) -> str:
     low, high = _signed(found.interval, found.by)
     is_certain = low is None or low > 0
     if found.by < 0:
-        head, way = "choosing did not pay" if is_certain else "no certain gain", "above"
+        head, way = "choosing did not pay" if is_certain else "no gain", "above"
     else:
         head, way = "choosing paid" if is_certain else "no certain gain", "below"
     sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"

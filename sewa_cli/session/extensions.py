@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sewa_cli.config import Config, load_config
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
-from sewa_cli.solvers import Choice, Problem, Solver
+from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver
 from sewa_cli.task import import_user_module, user_code
 
 
@@ -38,29 +39,37 @@ class _Sections:
     def __init__(self, with_solver: bool) -> None:
         self.default = solvers.DEFAULT if with_solver else None
         self._looks = with_solver
-        self._all_pass = False
+        self._known: list[str] = []
 
     def register(self, settings: Mapping[str, Any]) -> None:
-        file = settings.get("solver_from")
-        if not self._looks:
-            self._all_pass = file is not None
-            return
-        if file is not None:
-            import_user_module(str(file))
+        file, chosen = settings.get("solver_from"), settings.get("solver")
         wanted = {name for name in settings if name not in Config.model_fields}
-        if not {*wanted, settings.get("solver", self.default)} <= {*solvers.names()}:
+        wanted |= {chosen} if isinstance(chosen, str) else set()
+        if file is not None and self._looks:
+            import_user_module(str(file))
+        elif file is not None:  # a name in there may be any
+            self._known = [name for name in wanted if isinstance(settings.get(name), dict)]
+            self._known += [chosen] if isinstance(chosen, str) else []
+        if not wanted <= {*solvers.names()} and self._looks:
             _register_installed("sewa.solvers", solvers.names(), solvers.register)
+        elif not wanted <= {*solvers.names()}:
+            from importlib.metadata import entry_points
+
+            self._known += [entry.name for entry in entry_points(group="sewa.solvers")]
+        self._known += solvers.names()
+        if taken := [name for name in solvers.REGISTRY if name in Config.model_fields]:
+            del solvers.REGISTRY[taken[0]]
+            raise ConfigError(
+                f"solver_from: {taken[0]!r} is a key of sewa.yaml; choose another name"
+            )
 
     def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
-        if not self._looks:
-            known = wanted if self._all_pass else set(wanted) & {*solvers.names()}
-            return dict.fromkeys(known)
-        known = [name for name in solvers.names() if name in wanted]
-        return {name: solvers.find(name).Settings for name in known}
+        known = [name for name in dict.fromkeys(self._known) if name in wanted]
+        return {name: solvers.find(name).Settings if self._looks else None for name in known}
 
     def having(self, key: str | None) -> list[str]:
         if key is None:
-            return solvers.names() if self._looks else []
+            return list(dict.fromkeys(self._known))
         known = {name: solvers.find(name) for name in solvers.names()}
         return [name for name, solver in known.items() if key in solver.Settings.model_fields]
 
@@ -77,17 +86,47 @@ def make_solver(config: Config, name: str | None = None) -> Solver:
     """The chosen solver with its settings; or another, by name."""
     name = name or config.solver or solvers.DEFAULT
     found = solvers.find(name)
-    return found(found.Settings.model_validate(config.solvers.get(name, {})))
+    settings = found.Settings.model_validate(config.solvers.get(name, {}))
+    return found(settings) if found.__module__.startswith("sewa_cli.") else _Fenced(found, settings)
 
 
-def ask(solver: Solver, problem: Problem, K: int) -> Choice:
-    """Its choice; a fault in a user's own solver is reported like any in the user's code."""
-    if type(solver).__module__.startswith("sewa_cli."):
-        return solver.choose(problem, K)
-    with user_code(f"{type(solver).__name__}.choose"):
-        choice = solver.choose(problem, K)
-        checked(choice.coefficients, problem.trajectory.k, type(solver).__name__)
-        return choice
+def solvers_that_find_k() -> list[str]:
+    return [name for name in solvers.names() if solvers.find(name).finds_k]
+
+
+class _Fenced(Solver):
+    """A solver of the user's own: its faults are reported like any in the user's code."""
+
+    def __init__(self, kind: type[Solver], settings: Any) -> None:
+        self._name = kind.__name__
+        with user_code(self._name):
+            self._own = kind(settings)
+        self.needs, self.reading, self.finds_k = kind.needs, kind.reading, kind.finds_k  # type: ignore[misc]
+
+    @property
+    def vectors(self) -> int:
+        with user_code(f"{self._name}.vectors"):
+            return int(self._own.vectors)
+
+    def prepare(self, problem: Problem) -> None:
+        with user_code(f"{self._name}.prepare"):
+            self._own.prepare(problem)
+
+    def cost(self, sizes: Sizes) -> Cost:
+        with user_code(f"{self._name}.cost"):
+            return self._own.cost(sizes)
+
+    def choose(self, problem: Problem, K: int) -> Choice:
+        with user_code(f"{self._name}.choose"):
+            choice, k = self._own.choose(problem, K), problem.trajectory.k
+            if not isinstance(choice, Choice):
+                raise TypeError(f"must return a Choice, found {type(choice).__name__}")
+            for name in ("probabilities", "frequencies"):
+                if (found := getattr(choice, name)) is not None and len(found) != k:
+                    raise ValueError(f"{len(found)} {name} for {k} checkpoints")
+            json.dumps(choice.details)  # what the report could not hold is found now
+            weights = checked([float(c) for c in choice.coefficients], k, self._name)
+            return choice.but(coefficients=weights)
 
 
 def register_methods(

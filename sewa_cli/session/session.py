@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
-from sewa_cli import solvers
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
@@ -29,7 +28,7 @@ from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, LeftOut, Placement
 from sewa_cli.session import heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cost import Clock
-from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.extensions import make_solver, solvers_that_find_k
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory, fill_row
@@ -315,7 +314,6 @@ def chosen_solver(config: Config) -> Solver:
     """With its settings; refused now if it cannot do what it is asked for."""
     solver = make_solver(config)
     if config.K == AUTO and not solver.finds_k:
-        able = [name for name in solvers.names() if solvers.find(name).finds_k]
-        named = " or ".join(f"--solver {name}" for name in able)
+        named = " or ".join(f"--solver {name}" for name in solvers_that_find_k())
         raise ConfigError(f"K: auto needs a solver that finds K: add {named}")
     return solver

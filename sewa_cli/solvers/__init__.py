@@ -49,6 +49,7 @@ class Problem:
     seed: int
     events: Events
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
+    kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,27 @@ class Solver(ABC):
         return Cost(at_most=True)
 
 
+class Surveyor(Solver):
+    """A solver whose cache of outputs other methods can search over: `compare --fast`."""
+
+    @abstractmethod
+    def surveyed(self, problem: Problem) -> Any:
+        """The cache: losses, gradients and mixtures of predicted outputs."""
+
+    @abstractmethod
+    def choose_by(self, cache: Any, K: int) -> Choice:
+        """From the cache alone: nothing is read, no true loss is taken."""
+
+
 def register(name: str, solver: type[Solver]) -> type[Solver]:
     if name in BUILTIN and not solver.__module__.startswith("sewa_cli."):
         raise ValueError(f"there is a solver named {name} already")
     if not (inspect.isclass(solver) and issubclass(solver, Solver)):
         raise ValueError(f"{name}: a solver is a subclass of sewa_cli.solvers.Solver")
+    if inspect.isabstract(solver):
+        raise ValueError(f"{name}: has no choose(self, problem, K)")
+    if not (inspect.isclass(solver.Settings) and issubclass(solver.Settings, settings.Settings)):
+        raise ValueError(f"{name}: its Settings must be a subclass of Solver.Settings")
     REGISTRY[name] = solver
     return solver
 

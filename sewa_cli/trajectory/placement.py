@@ -177,7 +177,10 @@ class Placer:
     def fitting(self) -> list[Tier]:
         """The tiers that fit under the cap, best first."""
         if self._only is not None:
-            return [tier for tier in TIERS if tier.name == self._only]
+            [named] = [tier for tier in TIERS if tier.name == self._only]
+            if not named.is_here(self.sizes):
+                raise ConfigError(f"tier: {self._only} is not possible on {self.sizes.device}")
+            return [named]
         small = [tier for tier in TIERS if self.needs(tier) <= self.sizes.room]
         found = [tier for tier in small if tier.is_here(self.sizes)]
         if not found:

@@ -160,7 +160,7 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
     assert own["selection_loss"] < other["selection_loss"]
     [told] = [text for text in report["warnings"] if "over-fitted" in text]
     assert f"{other['selection_loss'] - own['selection_loss']:.3g} below `{best['name']}`" in told
-    assert "choose by more rows, or take a larger K, or let --K auto decide" in told
+    assert "choose by more rows, or take a larger K, or --K auto --solver linear" in told
     assert sewa("select", "--K", 1, "--iterations", 40).code == 0
 
 

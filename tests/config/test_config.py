@@ -315,3 +315,31 @@ def test_commands_that_choose_nothing_let_the_sections_be(tmp_path: Path) -> Non
     plain = write_yaml(tmp_path, "mine: {x: 1}")
     with pytest.raises(ConfigError, match="mine: unknown key"):
         load_config(plain, with_solver=False)
+
+
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (["solver=[a]"], "--set solver: "),
+        (["solvers.gumbel.iterations=3"], "solvers: unknown key"),
+        (["gumbel=5"], "--set gumbel: must be a section"),
+    ],
+)
+@pytest.mark.parametrize("with_solver", [True, False])
+def test_a_solver_of_the_wrong_kind_is_a_fault_in_every_command(
+    sets: list[str], words: str, with_solver: bool
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, sets, with_solver=with_solver)
+    assert any(words in fault for fault in caught.value.faults), caught.value.faults
+
+
+def test_set_reaches_the_section_of_the_chosen_solver_too() -> None:
+    config = load_config(None, {"solver": "linear"}, ["solver.iterations=7"])
+    assert config.solvers["linear"]["iterations"] == 7
+
+
+def test_an_unknown_solver_is_one_fault_whatever_else_is_asked_of_it() -> None:
+    assert len(faults(None, {"solver": "newton", "solver.iterations": "3"})) == 1
+    with pytest.raises(ConfigError, match="unknown solver"):
+        load_config(None, {"solver": "newton"}, with_solver=False)

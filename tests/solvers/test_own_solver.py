@@ -107,3 +107,84 @@ def test_a_class_that_is_no_solver_is_refused() -> None:
         solvers.register("dict", dict)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="there is a solver named gumbel already"):
         solvers.register("gumbel", type("Mine", (solvers.Solver,), {}))
+
+
+FAULTS = {
+    "__init__": ("def __init__(self, settings=None): raise RuntimeError('boom')", "boom"),
+    "vectors": ("vectors = property(lambda self: 1 / 0)", "ZeroDivisionError"),
+    "cost": ("def cost(self, sizes): raise RuntimeError('boom')", "boom"),
+    "prepare": ("def prepare(self, problem): raise RuntimeError('boom')", "boom"),
+    "not a choice": ("def choose(self, problem, K): return 1", "must return a Choice"),
+    "probabilities": (
+        "def choose(self, problem, K): return Choice.of([1], problem.trajectory.k, "
+        "probabilities=[1.0])",
+        "1 probabilities for 12 checkpoints",
+    ),
+    "details": (
+        "def choose(self, problem, K): return Choice.of([1], problem.trajectory.k, "
+        "details={'x': object()})",
+        "not JSON serializable",
+    ),
+    "weights": (
+        "def choose(self, problem, K): return Choice([0.5] * problem.trajectory.k)",
+        "sum to 6 instead of 1",
+    ),
+}
+
+
+@pytest.mark.usefixtures("climb")
+@pytest.mark.parametrize(("lines", "words"), FAULTS.values(), ids=FAULTS)
+def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(
+    sewa: Sewa, lines: str, words: str
+) -> None:
+    Path("climb.py").write_text(
+        "from sewa_cli.solvers import *\nfrom sewa_cli.solvers import Solver, Choice, register\n"
+        "class Climb(Solver):\n"
+        "    def choose(self, problem, K): return Choice.of([1], problem.trajectory.k)\n"
+        f"    {lines}\nregister('climb', Climb)\n"
+    )
+    command = ["select", "--dry-run"] if "cost" in lines else ["select"]
+    if "prepare" in lines:
+        command = ["compare", "--methods", "sewa"]
+    ended = sewa(*command, "--K", 3, *OWN)
+    assert ended.code == 4, ended.err
+    assert words in ended.error
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("climb")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("class A(Solver): pass\nregister('climb', A)", "has no choose"),
+        ("A = 3\nregister('climb', A)", "a solver is a subclass"),
+        (
+            "class A(Solver):\n    Settings = dict\n    def choose(self, problem, K): ...\n"
+            "register('climb', A)",
+            "its Settings must be a subclass",
+        ),
+    ],
+)
+def test_what_is_no_solver_is_refused_when_it_is_registered(
+    sewa: Sewa, text: str, words: str
+) -> None:
+    Path("climb.py").write_text(f"from sewa_cli.solvers import Solver, register\n{text}\n")
+    ended = sewa("select", *OWN)
+    assert ended.code == 4, ended.err
+    assert words in ended.error
+
+
+@pytest.mark.usefixtures("climb")
+def test_a_name_that_is_a_key_of_the_config_is_refused(sewa: Sewa) -> None:
+    path = Path("climb.py")
+    path.write_text(path.read_text().replace('register("climb"', 'register("task"'))
+    ended = sewa("select", "--solver", "task", "--solver-from", "climb.py")
+    assert ended.code == 2
+    assert "'task' is a key of sewa.yaml" in ended.error
+
+
+@pytest.mark.usefixtures("climb")
+def test_a_fast_comparison_says_that_it_does_not_ask_it(sewa: Sewa) -> None:
+    ended = sewa("compare", "--fast", "--methods", "sewa,last", "--K", 3, *OWN)
+    assert ended.code == 0, ended.err
+    assert "--fast: `sewa` chooses by predicted outputs, not by --solver" in ended.err

@@ -20,6 +20,7 @@ from torch import nn
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.objective.model import FlatModel
+from sewa_cli.solvers.linear.survey import Survey
 from sewa_cli.text import size
 from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory import placement as placing
@@ -424,3 +425,49 @@ def test_a_forecast_is_printed_for_people(sewa: Sewa) -> None:
     out = sewa("select", "--dry-run").out
     assert "forward passes  40" in out
     assert "tier  memory" in out
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_tier_that_cannot_be_here_is_refused(sewa: Sewa) -> None:
+    for flags in ([], ["--dry-run"]):
+        ended = sewa("select", *flags, "--set", "tier=host", "--device", "cpu")
+        assert ended.code == 2
+        assert ended.error == "tier: host is not possible on cpu"
+    assert "tier: must be one of memory" in sewa("select", "--set", "tier=attic").error
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
+def test_a_forecast_is_true_of_a_streaming_solver_in_every_tier(sewa: Sewa, tier: str) -> None:
+    flags = ["--solver", "linear", "--K", 3, "--set", f"tier={tier}", "--json"]
+    forecast = json.loads(sewa("select", *flags, "--dry-run").out)
+    report = json.loads(sewa("select", *flags).out)
+    for key in ("bytes_read", "forward_passes", "backward_passes"):
+        assert forecast[key] == report["cost"][key], key
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_what_a_solver_has_prepared_goes_with_the_W_it_is_of(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, held, failed = placing.Placer.place, list[Any](), list[int]()
+
+    def place(self: placing.Placer) -> placing.Placed:
+        assert all(ref() is None for ref in held)
+        placed = plain(self)
+        held.append(weakref.ref(placed.trajectory))
+        return placed
+
+    around = Survey.around
+
+    def full(self: Survey, *arguments: Any, **options: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise MemoryError
+        return around(self, *arguments, **options)
+
+    monkeypatch.setattr(placing.Placer, "place", place)
+    monkeypatch.setattr(Survey, "around", full)
+    ended = sewa("compare", "--solver", "linear", "--methods", "sewa,last", "--K", 3)
+    assert ended.code == 0, ended.err
+    assert len(held) == 2

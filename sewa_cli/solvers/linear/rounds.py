@@ -14,7 +14,7 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.methods import mean_of
 from sewa_cli.report.select import BudgetOption
 from sewa_cli.settings import AUTO, Count, CountOrNone, Positive, Whole
-from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Solver, register
+from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Solver, Surveyor, register
 from sewa_cli.solvers.crossvalidate import (
     Budget,
     Name,
@@ -40,7 +40,7 @@ UNSEEN = (
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
 
-class Linear(Solver):
+class Linear(Surveyor):
     """Chooses among predicted outputs: a few reads of the checkpoints, forward passes only."""
 
     class Settings(Solver.Settings):
@@ -70,20 +70,17 @@ class Linear(Solver):
     finds_k = True
     settings: Settings
 
-    def __init__(self, settings: Settings | None = None) -> None:
-        super().__init__(settings)
-        self._prepared: tuple[Problem, _Search] | None = None
-
     def prepare(self, problem: Problem) -> None:
         self._search(problem)
 
     def _search(self, problem: Problem) -> _Search:
         """What every K shares: what the survey has found, and the first cache."""
-        if self._prepared is None or self._prepared[0] is not problem:
+        if "search" not in problem.kept:
             search = _Search(self.settings, problem)
             search.cache, _ = search.survey.first()
-            self._prepared = (problem, search)
-        return self._prepared[1]
+            problem.kept["search"] = search
+        found: _Search = problem.kept["search"]
+        return found
 
     def surveyed(self, problem: Problem) -> Surrogate:
         """The first cache, for whoever searches over it."""
@@ -91,10 +88,9 @@ class Linear(Solver):
         assert cache is not None
         return cache
 
-    def choose_by(self, surrogate: Surrogate, K: int) -> Choice:
-        """From the cache alone: nothing is read, no true loss is taken."""
-        found = relax.solve(surrogate, K, self.settings.iterations, self.settings.swaps)
-        return Choice.of(found.selected, surrogate.k, probabilities=found.relaxed.tolist())
+    def choose_by(self, cache: Surrogate, K: int) -> Choice:
+        found = relax.solve(cache, K, self.settings.iterations, self.settings.swaps)
+        return Choice.of(found.selected, cache.k, probabilities=found.relaxed.tolist())
 
     def choose(self, problem: Problem, K: int) -> Choice:
         """K of the checkpoints, or as many as cross-validation finds best."""
