@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -153,11 +153,13 @@ def number_in(path: Path) -> int | None:
 
 def plain_numbers(found: Mapping[str, Any]) -> dict[str, float]:
     """The entries that are finite numbers: only those can be metrics."""
-    return {
-        str(name): float(value)
-        for name, value in found.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
-    }
+    numbers = {}
+    for name, value in found.items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with suppress(OverflowError):  # an int of hundreds of digits
+                if isfinite(value):
+                    numbers[str(name)] = float(value)
+    return numbers
 
 
 # ---- faults that all formats share -----------------------------------------------------------
@@ -175,7 +177,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         with reading(path):
             content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):  # nested without end
         content = None
     if not isinstance(content, dict):
         raise Unfinished(f"{path}: not a complete JSON object; save the checkpoint again")

@@ -288,11 +288,13 @@ def _open(folder: Path, state_key: str | None) -> Header:
         if metadata.is_a("TensorStorageMetadata", key)
     }
     prefix = _prefix(folder, ways, state_key)
-    tensors = {
-        ".".join(way[len(prefix) :]): metadata.tensor(key)
-        for key, way in ways.items()
-        if way[: len(prefix)] == prefix and (prefix or len(way) == 1)
-    }
+    tensors: dict[str, _Entry] = {}
+    for key, way in ways.items():
+        if way[: len(prefix)] == prefix and (prefix or len(way) == 1):
+            name = ".".join(way[len(prefix) :])
+            if name in tensors:
+                raise CheckpointError(f"{folder / METADATA}: two tensors are called {name}")
+            tensors[name] = metadata.tensor(key)
     infos = {name: tensors[name].info for name in sorted(tensors)}
     step = next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None)
     return Header(infos, files, partial(_Stored, folder, tensors), step=step)

@@ -55,10 +55,8 @@ def kind_of(path: Path) -> Kind:
 
 def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> Checkpoint:
     """Read the header of one file, or of a folder that is one checkpoint."""
-    try:
-        str(path).encode()  # a report could not name it
-    except UnicodeEncodeError:
-        raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it") from None
+    if not _is_utf8(str(path)):
+        raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it")
     with reading(path):
         path.stat()
     weights = weights_in(path) if path.is_dir() else path
@@ -73,6 +71,8 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     if not header.tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     for name, info in header.tensors.items():
+        if not _is_utf8(name):
+            raise CheckpointError(f"{path}: {name!r}: is not a UTF-8 name; rename the tensor")
         if info.dtype not in DTYPES:  # complex, or several values packed in a byte
             raise CheckpointError(f"{path}: {name}: {info.dtype} tensors cannot be averaged")
     step, metrics = header.step, header.metrics
@@ -94,6 +94,11 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         _open=header.open,
         _base=Path() if path.is_absolute() else Path.cwd(),
     )
+
+
+def _is_utf8(name: str) -> bool:
+    """If not, no report and no safetensors file could hold it."""
+    return name == name.encode(errors="replace").decode()
 
 
 def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
@@ -129,7 +134,7 @@ def _trainer_state(folder: Path) -> tuple[int | None, dict[str, float]]:
     try:
         step = int(state["global_step"])
         entries = [e for e in state.get("log_history", ()) if e.get("step") == step]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise Unfinished(f"{path}: is not a complete trainer state; save it again") from error
     metrics = {name: value for entry in entries for name, value in plain_numbers(entry).items()}
     metrics.pop("step", None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
@@ -85,13 +86,17 @@ def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
     with reading(path), (base / path).open("rb") as file:
         start = file.read(4)
-    if not start or (start == _ZIP and not zipfile.is_zipfile(base / path)):
-        raise Unfinished(f"{path}: not a complete PyTorch file; remove it or save it again")
     try:
+        if not start:
+            raise zipfile.BadZipFile("empty")
         # files from before PyTorch 1.6 are not zip archives and cannot be mapped: read whole
         return load_plain(base / path, mmap=start == _ZIP)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {_reason(error)}; {REFUSED}") from None
+    except zipfile.BadZipFile as error:
+        raise Unfinished(
+            f"{path}: not a complete PyTorch file; remove it or save it again"
+        ) from error
     except Exception as error:  # a torn file fails in many ways
         reason = one_line(error, 160)
         raise Unfinished(f"{path}: cannot be read by PyTorch ({reason}); save it again") from error
@@ -104,9 +109,6 @@ def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
     """The one place where torch unpickles; raises whatever it does."""
     import torch
 
-    with suppress(zipfile.BadZipFile), zipfile.ZipFile(source) as archive:
-        if any("/data" in m.filename and m.compress_type for m in archive.infolist()):
-            raise ValueError("it is compressed, which PyTorch never does")  # a bomb, perhaps
     if isinstance(source, Path):
         with source.open("rb") as file:
             _check_pickles(file)
@@ -124,6 +126,8 @@ def _check_pickles(file: IO[bytes]) -> None:
 
     file.seek(0)
     is_zip = file.read(4) == _ZIP
+    if is_zip:
+        _check_archive(file)
     file.seek(0)
     with suppress(ValueError):
         if is_zip:
@@ -131,6 +135,27 @@ def _check_pickles(file: IO[bytes]) -> None:
             return
         for _ in range(5):  # magic number, protocol, system, content, keys of the storages
             _check_tuples(file)
+
+
+def _check_archive(file: IO[bytes]) -> None:
+    """Refuse what is compressed, perhaps a bomb.
+
+    PyTorch finds the list of members by its offset, Python by its size: unless they agree, and
+    nothing follows, each could see another list.
+    """
+    with zipfile.ZipFile(file) as archive:
+        if any(member.compress_type for member in archive.infolist()):
+            raise ValueError("it is compressed, which PyTorch never does")
+        start = archive.start_dir
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(0, size - 98))
+    large, link, end = struct.unpack("<56s20s22s", file.read().rjust(98, b"\0"))
+    (offset,) = struct.unpack_from("<L", end, 16)
+    if is_large := link.startswith(b"PK\6\7"):  # more than 4 GB, or as if
+        (offset,) = struct.unpack_from("<Q", large, 48)
+    is_linked = large.startswith(b"PK\6\6") and struct.unpack_from("<Q", link, 8) == (size - 98,)
+    if not end.startswith(b"PK\5\6") or offset != start or is_large > is_linked:
+        raise zipfile.BadZipFile("not a complete archive")
 
 
 def _check_tuples(file: IO[bytes]) -> None:
@@ -266,8 +291,9 @@ def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
 def check_dense(tensor: Tensor, where: str = "") -> None:
     import torch
 
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise CheckpointError(f"{where}is sparse, quantised or without data")
+    is_strided = tensor.layout == torch.strided and not tensor.is_nested
+    if not is_strided or tensor.is_quantized or tensor.is_meta:
+        raise CheckpointError(f"{where}is sparse, nested, quantised or without data")
 
 
 def word_of(dtype: object) -> str:

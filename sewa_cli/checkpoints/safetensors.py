@@ -154,6 +154,6 @@ def _metrics(metadata: Mapping[str, str]) -> dict[str, float]:
     """JSON under `metrics`, if the trainer wrote any."""
     try:
         found = json.loads(metadata.get("metrics", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):  # nested without end
         return {}
     return plain_numbers(found) if isinstance(found, dict) else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import pickle
 import tarfile
@@ -17,6 +18,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers.tiny import Sewa
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,6 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 from sewa_cli.checkpoints import Reads, open_checkpoint
 from sewa_cli.errors import CheckpointError
 
+SURROGATE = "\ud800"
 MODULE = "torch.distributed.checkpoint.metadata"
 
 
@@ -69,6 +72,7 @@ def check_refused(sewa: Sewa, run: Path, mark: Path, words: str = "") -> None:
         assert ended.code == 3, ended.err
         assert words in ended.error
         assert "Traceback" not in ended.err
+        assert "a bug in sewa" not in ended.err
         assert len(ended.err.strip().splitlines()) == 1
     assert not (run.parent / "out.safetensors").exists()
 
@@ -218,6 +222,8 @@ FAULTS: dict[str, Callable[[Metadata], object]] = {
     "a class in place of an object": lambda m: m.state_dict_metadata.update(
         {"w": TensorStorageMetadata}  # type: ignore[dict-item]
     ),
+    "two of one name": lambda m: m.planner_data.update({"v": ("w",)}),
+    "a name that is not UTF-8": lambda m: m.planner_data.update({"v": (SURROGATE,)}),
     "no entries": lambda m: setattr(m, "state_dict_metadata", []),
 }
 
@@ -268,12 +274,25 @@ PAYLOADS: dict[str, Callable[[Path], bytes]] = {
 }
 
 
-def packed(data: bytes) -> bytes:
+def packed(data: bytes, upper: bool = False) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", 8) as new:
         for name in old.namelist():
-            new.writestr(name, old.read(name))
+            new.writestr(name.upper() if upper else name, old.read(name))
     return file.getvalue()
+
+
+def two_lists(data: bytes) -> bytes:
+    """PyTorch goes by the first list of members, Python by the second, where none is compressed."""
+    end = data.rindex(b"PK\5\6")
+    members = data[int.from_bytes(data[end + 16 : end + 20], "little") : end]
+    return data[:end] + members.replace(b"\0\0\x08\0", b"\0\0\0\0") + data[end:]
+
+
+def with_gap(data: bytes) -> bytes:
+    """Python cannot find the list of members, PyTorch can."""
+    end = data.rindex(b"PK\5\6")
+    return data[:end] + bytes(64) + data[end:]
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -370,6 +389,12 @@ def build(target: bytes, state: bytes) -> bytes:
                    ("a/version", b"3\n"))  # fmt: skip
 
 
+def nested(_: Path) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is a prototype
+        return saved({"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])})
+
+
 def repeated() -> bytes:
     return saved({"w": torch.ones(1).expand(2**40)})
 
@@ -409,6 +434,12 @@ FILES: dict[str, Callable[[Path], bytes]] = {
         ("a/version", b"3\n"),
     ),
     "packed": lambda _: packed(saved({"w": torch.ones(1000)})),
+    "packed, upper case": lambda _: packed(saved({"w": torch.ones(1000)}), upper=True),
+    "packed, two lists": lambda _: two_lists(packed(saved({"w": torch.ones(1000)}))),
+    "packed, a gap": lambda _: with_gap(packed(saved({"w": torch.ones(1000)}))),
+    "packed, more behind": lambda _: packed(saved({"w": torch.ones(1000)})) + bytes(64),
+    "nested": nested,
+    "a name that is not UTF-8": lambda _: saved({"w": torch.ones(3), SURROGATE: torch.ones(3)}),
     "a deep key": lambda _: build(b"}", b"}]" + b"\x85" * 500_000 + b"Ns"),
     "a deep key in a set": lambda _: build(
         named("builtins", "set"), b"]]" + b"\x85" * 500_000 + b"a\x85R}"
@@ -454,3 +485,47 @@ def test_attributes_that_hide_methods_are_taken_off(tmp_path: Path, sewa: Sewa) 
     assert ended.code == 0, ended.err
     state = torch.load(tmp_path / "out.pt", weights_only=True)["state_dict"]
     assert torch.equal(state["w"], torch.full((3,), 1.5))
+
+
+# ---- numbers and JSON ------------------------------------------------------------------------
+
+
+def test_numbers_without_end_are_no_metrics(tmp_path: Path, sewa: Sewa) -> None:
+    metrics = {"a": 10**400, "loss": 0.5}
+    for step in (1, 2):
+        content = {"model": {"w": torch.full((3,), float(step))}, "metrics": metrics, "step": step}
+        torch.save(content, tmp_path / f"{step}.pt")
+    assert open_checkpoint(tmp_path / "1.pt", Reads()).metrics == {"loss": 0.5}
+    ended = sewa("inspect", tmp_path)
+    assert ended.code == 0, ended.err
+
+
+DEEP = "[" * 200_000 + "]" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("weights", "beside", "content"),
+    [
+        ("model.safetensors", "trainer_state.json", f'{{"log_history": {DEEP}}}'),
+        ("model.safetensors", "trainer_state.json", '{"global_step": 1e999}'),
+        ("adapter_model.safetensors", "adapter_config.json", f'{{"r": {DEEP}}}'),
+        ("shard.safetensors", "model.safetensors.index.json", f'{{"weight_map": {DEEP}}}'),
+        ("shard.bin", "pytorch_model.bin.index.json", f'{{"weight_map": {DEEP}}}'),
+    ],
+    ids=["deep state", "endless step", "deep adapter", "deep index", "deep index of pickles"],
+)
+def test_json_without_end_is_one_line(
+    tmp_path: Path, sewa: Sewa, mark: Path, weights: str, beside: str, content: str
+) -> None:
+    for step in (1, 2):
+        folder = tmp_path / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        save_file({"w": torch.ones(3)}, folder / weights)
+        (folder / beside).write_text(content)
+    check_refused(sewa, tmp_path / "run", mark, f"{beside}: ")
+
+
+def test_metrics_in_metadata_without_end_are_none(tmp_path: Path) -> None:
+    for found in (DEEP, json.dumps({"a": 10**400})):
+        save_file({"w": torch.ones(3)}, tmp_path / "1.safetensors", {"metrics": found})
+        assert open_checkpoint(tmp_path / "1.safetensors", Reads()).metrics == {}
