@@ -12,6 +12,8 @@ import pytest
 from helpers.tiny import Sewa
 from helpers.trainers import third_party
 
+from sewa_cli.rng import seeded
+
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 
 
@@ -22,7 +24,8 @@ def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
         here.syspath_prepend(str(Path.cwd()))
         for name in beside & sys.modules.keys():  # an earlier test had its own
             here.delitem(sys.modules, name)
-        runpy.run_path("train.py", run_name="__main__")
+        with seeded(0):  # as in a fresh process, whatever tests have run before
+            runpy.run_path("train.py", run_name="__main__")
         for name in beside & sys.modules.keys():
             del sys.modules[name]
 
@@ -46,7 +49,7 @@ def test_a_sample_without_a_task_runs_as_its_readme_says(
     monkeypatch.chdir(tmp_path / "run")
     train_sample(monkeypatch)
     # fewer rows and iterations than the sample has, to be quick
-    ended = sewa("select", "--iterations", 10, "--set", "args.limit=80")
+    ended = sewa("select", "--iterations", 20, "--set", "args.limit=150")
     assert ended.code == 0, ended.err
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["k"] == checkpoints
