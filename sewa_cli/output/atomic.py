@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import IO, Self
 from sewa_cli.errors import OutputError
 
 
-class Stage:
+class Stage(ABC):
     """A file or folder beside its final place; `seal` ends the writing, `publish` puts it there."""
 
     def __init__(self, path: Path, force: bool) -> None:
@@ -39,9 +40,9 @@ class Stage:
             finally:
                 stage.discard()
 
+    @abstractmethod
     def seal(self) -> None:
         """All bytes are on the disk: what can fail for want of space has not failed."""
-        raise NotImplementedError
 
     def publish(self) -> None:
         self._was_there = self.path.exists()
@@ -49,9 +50,9 @@ class Stage:
         self._published = True
         _sync_folder(self.path.parent)
 
+    @abstractmethod
     def _take_place(self) -> None:
         """Give it its name; what --force replaces is kept as `_older`, where that is possible."""
-        raise NotImplementedError
 
     def retract(self) -> None:
         """Take back what was published; what --force has replaced stands there again."""

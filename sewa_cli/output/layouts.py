@@ -143,7 +143,7 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
             content = {
                 name: value
                 for name, value in original.items()
-                if not str(name).startswith(_TRAINING) and not _holds_tensors(value)
+                if not str(name).startswith(_TRAINING) and _is_plain(value)
             }
             *parents, leaf = [key] if key in original else key.split(".")
             here = content
@@ -154,11 +154,18 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
     torch.save(content, file)
 
 
-def _holds_tensors(value: object) -> bool:
+def _is_plain(value: object) -> bool:
+    """A nest without tensors, of few levels; a stranger's file may hold lists within themselves."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, Mapping):
-        return any(_holds_tensors(inner) for inner in value.values())
-    return isinstance(value, list | tuple) and any(_holds_tensors(inner) for inner in value)
+    level, seen = [value], set[int]()
+    for _ in range(20):
+        if any(isinstance(one, torch.Tensor) for one in level):
+            return False
+        inside = [list(one.values()) if isinstance(one, Mapping) else one for one in level]
+        every = [inner for one in inside if isinstance(one, list | tuple) for inner in one]
+        level = list({id(one): one for one in every if id(one) not in seen}.values())
+        seen |= {id(one) for one in level}
+        if not level:
+            return True
+    return False
