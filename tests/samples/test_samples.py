@@ -32,15 +32,20 @@ def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sample", "checkpoints"),
+    ("sample", "checkpoints", "rows"),
     [
-        ("huggingface_causal_lm", 25),
-        ("huggingface_sequence_classification", 30),
-        ("classification_npz", 30),
+        ("huggingface_causal_lm", 25, 60),
+        ("huggingface_sequence_classification", 30, 150),
+        ("classification_npz", 30, 150),
     ],
 )
 def test_a_sample_without_a_task_runs_as_its_readme_says(
-    sample: str, checkpoints: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+    sample: str,
+    checkpoints: int,
+    rows: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sewa: Sewa,
 ) -> None:
     commands = (SAMPLES / sample / "README.md").read_text()
     assert "$ python train.py\n$ sewa select\n" in commands
@@ -49,7 +54,7 @@ def test_a_sample_without_a_task_runs_as_its_readme_says(
     monkeypatch.chdir(tmp_path / "run")
     train_sample(monkeypatch)
     # fewer rows and iterations than the sample has, to be quick
-    ended = sewa("select", "--iterations", 20, "--set", "args.limit=150")
+    ended = sewa("select", "--iterations", 15, "--set", f"args.limit={rows}")
     assert ended.code == 0, ended.err
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["k"] == checkpoints
