@@ -57,7 +57,8 @@ def train_tokenizer(texts, words=1000):
 def main(steps=240, every=4):
     torch.manual_seed(0)
     rows = examples()
-    random.Random(0).shuffle(rows)
+    draw = random.Random(0)
+    draw.shuffle(rows)
     unseen, training = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     (HERE / "data").mkdir(exist_ok=True)
     with open(HERE / "data" / "unseen.csv", "w", newline="", encoding="utf-8") as file:
@@ -79,7 +80,7 @@ def main(steps=240, every=4):
     model = BertForSequenceClassification(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(1, steps + 1):
-        batch = random.choices(training, k=16)
+        batch = draw.choices(training, k=16)
         inputs = tokenizer(
             [text for text, _ in batch],
             truncation=True,
