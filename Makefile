@@ -38,9 +38,9 @@ ruff: $(VENV)/.tests
 types: $(VENV)/.tests
 	$(BIN)/mypy
 
-# one thread each: two under contention are slower; commands that tests start share their bytecode
+# one thread each: two under contention are slower
 tests: $(VENV)/.tests
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: ruff types
 

@@ -20,6 +20,9 @@ from helpers.tiny import TASK, Ended, Sewa, train_tiny
 from sewa_cli.cli import main
 
 torch.set_num_threads(1)
+# a task that a test writes twice in a second, as long as before, must not come from the cache
+sys.dont_write_bytecode = True
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # a shared machine: how long one example takes says nothing; in CI the same examples every time
 hypothesis.settings.register_profile("shared", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("shared")
