@@ -112,7 +112,7 @@ class Outputs:
                 raise _is_an_input(path)
         for path in _set_at(output):
             check_free(path, self.force)
-            if path.suffix == SUFFIX and not is_ours(path, WRITTEN_BY):
+            if self.shard_size is None and _is_foreign(path):
                 raise OutputError(
                     f"{path}: belongs to a set that sewa did not write; choose another name"
                 )
@@ -141,10 +141,14 @@ class Outputs:
         output, staying = self.average, set(new)
         reports = [path for path in (self.report,) if path is not None and path.exists()]
         index = [path for path in (index_path(output),) if path.exists()]
-        older = [path for path in (output, *_set_at(output)) if path not in index and path.exists()]
+        older = [
+            path
+            for path in (output, *(p for p in _set_at(output) if not _is_foreign(p)))
+            if path not in (*index, *staying) and path.exists()
+        ]
         if self.form != "file":
             index = older = []
-        return [*reports, *self._stale(), *index, *(path for path in older if path not in staying)]
+        return [*reports, *self._stale(), *index, *older]
 
     def _stale(self) -> list[Path]:
         """A report beside the output that will not describe it any more."""
@@ -153,6 +157,11 @@ class Outputs:
         beside = report_path(self.average)
         kept = [path.resolve() for path in (*self.inputs, self.report) if path is not None]
         return [] if beside.resolve() in kept or not _is_report(beside) else [beside]
+
+
+def _is_foreign(path: Path) -> bool:
+    """A shard that we did not write; an index cannot tell."""
+    return path.suffix == SUFFIX and not is_ours(path, WRITTEN_BY)
 
 
 def _is_report(path: Path) -> bool:
@@ -255,6 +264,8 @@ def write_results(
     `make_report` is called when the average is written, and may return None: no report. Returns it
     with the hashes of what was written, and under which names that was.
     """
+    if average is None:
+        outputs = replace(outputs, average=None)  # an older one stays
     with Publication(outputs.force, events.show_warning if events else None) as publication:
         stages = [] if average is None else _stage(average, outputs, publication)
         report = make_report()
