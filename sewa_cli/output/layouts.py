@@ -163,7 +163,12 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
                 here = here.setdefault(parent, {})
             here[leaf] = state
             content["sewa"] = dict(average.metadata)
-    torch.save(content, file)
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:  # its writer has words of its own for a full disk
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def _is_plain(value: object) -> bool:

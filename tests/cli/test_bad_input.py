@@ -789,6 +789,19 @@ def test_a_full_disk_keeps_the_older_output_that_force_would_replace(
     )
 
 
+def test_a_full_disk_under_a_pytorch_file_is_no_bug_of_ours(
+    run_dir: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in (1, 2):  # larger than what is buffered
+        save_file({"w": torch.full([10_000], float(n))}, run_dir / f"large-{n}.safetensors")
+    fill_disk(monkeypatch, ".pt")
+    check_says(
+        refused(FILES, "average", "large-1.safetensors", "large-2.safetensors", "-o", "best.pt"),
+        "best.pt: cannot be written: No space left on device",
+        "nothing was changed",
+    )
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_disk_that_turns_out_full_at_the_last_moment_leaves_nothing_behind(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, failing: int
