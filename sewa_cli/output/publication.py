@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple, cast
 from sewa_cli.errors import OutputError
 from sewa_cli.output.place import as_output_error, check_free
 from sewa_cli.output.system import (
+    copy,
     exchange,
     give_name,
     held_off,
@@ -76,12 +77,28 @@ class StagedFile:
         self.file.seek(0)
         return [_digest(self.file, "")]
 
+    def appear(self) -> bool:
+        """At its place at once. False: it cannot; it is in the journal, or the place is taken."""
+        if self._at is not None or os.path.lexists(self.path):
+            return False
+        try:
+            give_name(self.file, self.path)
+        except FileExistsError:
+            raise
+        except OSError:
+            return False
+        sync_folder(self.path.parent)
+        return True
+
     def arrive(self, place: Path) -> None:
         """Stand in the journal, under the final name."""
-        if self._at is None:
-            give_name(self.file, place)
-        else:
+        if self._at is not None:
             self._at.rename(place)
+            return
+        try:
+            give_name(self.file, place)
+        except OSError:  # better twice on the disk than lost
+            copy(self.file, place)
 
     def close(self) -> None:
         with suppress(OSError):  # closing flushes, and on a full disk fails again
@@ -108,6 +125,9 @@ class StagedFolder:
 
     def digests(self) -> list[Digest]:
         return [_digest(path, path.name) for path in sorted(self._at.iterdir())]
+
+    def appear(self) -> bool:
+        return False
 
     def arrive(self, place: Path) -> None:
         self._at.rename(place)
@@ -189,11 +209,9 @@ class Journal:
             json.dump(vars(plan), file)
             file.flush()
             os.fsync(file.fileno())
-        for folder in (self._folder / "new", self._folder):
-            sync_folder(folder)
         written.rename(self._folder / "plan.json")
-        sync_folder(self._folder)
-        sync_folder(self._parent)
+        for folder in (self._folder / "new", self._folder, self._parent):
+            sync_folder(folder)
 
     def plan(self, new: Sequence[str], gone: Sequence[str], main: str, force: bool) -> Plan:
         """As things are now; without `force`, what has the name of a new one is not replaced."""
@@ -391,7 +409,15 @@ class Publication:
             with as_output_error(stage.path):
                 stage.seal()
         with as_output_error((*stages, *then)[-1].path), held_off():
-            self._change_names(stages, then, gone)
+            try:
+                # one new file needs no journal
+                if len([*stages, *then, *gone]) > 1 or not stages[0].appear():
+                    self._change_names(stages, then, gone)
+            except FileExistsError as error:
+                raise OutputError(
+                    f"{error.filename2 or error.filename}: appeared while sewa was working; use "
+                    "--force"
+                ) from None
 
     def _change_names(
         self, stages: Sequence[Stage], then: Sequence[Stage], gone: Sequence[Path]
@@ -417,15 +443,10 @@ class Publication:
                     journal.sync()
             for journal, stage in steps:
                 journal.place(stage.path.name, plans[journal])
-        except BaseException as error:
+        except BaseException:
             for journal, plan in plans.items():
                 journal.undo(plan)
                 journal.commit()
-            if isinstance(error, FileExistsError):
-                raise OutputError(
-                    f"{error.filename2 or error.filename}: appeared while sewa was working; use "
-                    "--force"
-                ) from None
             raise
         for journal in plans:
             journal.commit()

@@ -37,14 +37,16 @@ def unnamed_file(folder: Path) -> IO[bytes] | None:
 
 
 def give_name(file: IO[bytes], path: Path) -> None:
-    """A name for a file that has none."""
-    try:  # without a folder's descriptor, Python would link the link in /proc itself
-        os.link(f"{_OPEN_FILES}/{file.fileno()}", path, src_dir_fd=0, follow_symlinks=True)
-    except OSError:  # better twice on the disk than lost
-        file.seek(0)
-        with path.open("xb") as copy:
-            shutil.copyfileobj(file, copy)
-            sync(copy)
+    """A name for a file that has none; fails if it is taken."""
+    # without a folder's descriptor, Python would link the link in /proc itself
+    os.link(f"{_OPEN_FILES}/{file.fileno()}", path, src_dir_fd=0, follow_symlinks=True)
+
+
+def copy(file: IO[bytes], path: Path) -> None:
+    file.seek(0)
+    with path.open("xb") as target:
+        shutil.copyfileobj(file, target)
+        sync(target)
 
 
 # ---- names -------------------------------------------------------------------------------------
