@@ -256,6 +256,17 @@ class Journal:
             if kept is not None and not os.path.lexists(self._parent / name):
                 put(kept, self._parent / name)
 
+    def take_back(self, plan: Plan) -> None:
+        """Undo; or say that it could not be done, and who will do it."""
+        try:
+            self.undo(plan)
+            self.commit()
+        except OSError as error:
+            raise OutputError(
+                f"{self._parent / plan.main}: cannot be written: {error.strerror or error}; what was "
+                f"there before is in {self._folder.name}, and the next run puts it back"
+            ) from error
+
     def finish(self, plan: Plan) -> None:
         """Names for those that have none yet, if they are free."""
         for name, new in plan.new.items():
@@ -445,8 +456,7 @@ class Publication:
                 journal.place(stage.path.name, plans[journal])
         except BaseException:
             for journal, plan in plans.items():
-                journal.undo(plan)
-                journal.commit()
+                journal.take_back(plan)
             raise
         for journal in plans:
             journal.commit()

@@ -289,6 +289,32 @@ def test_wherever_publishing_fails_all_is_as_it_was(
     pytest.fail("no end")
 
 
+def test_what_cannot_be_taken_back_now_is_put_back_by_the_next_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first name on, the disk fails for good."""
+    for name, text in OLD_SET.items():
+        (tmp_path / name).write_bytes(text)
+    with monkeypatch.context() as patch, Publication(force=True) as publication:
+
+        def broken(*_: object, **__: object) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        def take_out(_: publishing.Journal, name: str) -> None:
+            real(_, name)
+            for call in ("link", "rename", "replace"):
+                patch.setattr(os, call, broken)
+
+        real = publishing.Journal.take_out
+        patch.setattr(publishing.Journal, "take_out", take_out)
+        words = r"index: cannot be written: .*what was there before is in \.sewa-\w+, and the next"
+        with pytest.raises(OutputError, match=words):
+            a_set(tmp_path, b"new", publication)
+    assert whole(contents(tmp_path)) == "old"
+    recover(tmp_path)
+    assert contents(tmp_path) == OLD_SET
+
+
 @systems
 def test_a_folder_takes_the_place_of_a_folder_and_its_report(
     tmp_path: Path, lacks: Lacks, lacking: str
