@@ -263,8 +263,8 @@ class Journal:
             self.commit()
         except OSError as error:
             raise OutputError(
-                f"{self._parent / plan.main}: cannot be written: {error.strerror or error}; what was "
-                f"there before is in {self._folder.name}, and the next run puts it back"
+                f"{self._parent / plan.main}: cannot be written: {error.strerror or error}; what "
+                f"was there before is in {self._folder.name}, and the next run puts it back"
             ) from error
 
     def finish(self, plan: Plan) -> None:
