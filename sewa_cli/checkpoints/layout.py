@@ -118,8 +118,7 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
     found = Found()
     for path in given:
         if str(path) == "-":
-            lines = (line.strip() for line in sys.stdin)
-            found.paths += [Path(line) for line in lines if line]
+            found.paths += _named_on_stdin()
             if not found.paths:
                 raise CheckpointError("-: no paths arrived on standard input")
         elif path.is_dir():
@@ -134,6 +133,14 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
     if repeated := [path for path, n in named.items() if n > 1]:
         raise CheckpointError(f"{repeated[0]}: is given twice; give each checkpoint once")
     return found
+
+
+def _named_on_stdin() -> list[Path]:
+    """One a line; ended by NUL bytes, as `find -print0` does it, where there is one of these."""
+    text = os.fsdecode(sys.stdin.buffer.read())
+    ended_by_nul = "\0" in text
+    names = text.split("\0") if ended_by_nul else map(str.strip, text.split("\n"))
+    return [Path(name) for name in names if name]
 
 
 def _look_into(folder: Path, notes: list[str]) -> list[Path]:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.main import without_blas
-from sewa_cli.cli.options import PATHS, Request, add_command
+from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
-STDOUT = "-"
 SPAN = "last every from_step to_step"
 DATA = "format json"
 TALK = "quiet verbose"
@@ -67,8 +67,8 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
     if ready_task is not None and ready_task not in READY_MADE:
         known = ", ".join(READY_MADE)
         raise ConfigError(f"--task: no ready-made {ready_task!r}; there are {known}")
-    for path in write_template(ready_task or "init", folder, request.force):
-        request.write(f"{path}\n")
+    check_one_a_line([folder], "choose another name")
+    request.write_paths(write_template(ready_task or "init", folder, request.force))
 
 
 @command(f"demo_folder seed force {TALK}")
@@ -78,16 +78,20 @@ def demo(request: Request, demo_folder: Path) -> None:
     from sewa_cli.demo import run_demo
     from sewa_cli.present import summary
 
+    check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
-    talk.say(summary(selection.report).rstrip())
-    request.write("".join(f"{path}\n" for path in selection.paths))
+    talk.say(*summary(selection.report).splitlines())
+    request.write_paths(selection.paths)
     sewa = _called_from(demo_folder)
     talk.say(
-        f"\ntry next:\n  cd {quote(str(demo_folder))}\n  {sewa} select ckpts/ --K 5\n"
-        f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
-        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
+        "",
+        "try next:",
+        f"  cd {quote(str(demo_folder))}",
+        f"  {sewa} select ckpts/ --K 5",
+        f"  {sewa} select ckpts/ --K 10 --json | jq .average",
+        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors",
     )
 
 
@@ -109,7 +113,7 @@ def _shorter(program: str, folder: Path) -> str:
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task K solver solver_from iterations stable guard "
-    "fallback lora bn output report output_dtype shard_size force plot paths_format json "
+    "fallback lora bn output report output_dtype shard_size force plot paths_format json print0 "
     f"config sets memory device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool) -> None:
@@ -142,12 +146,12 @@ def select(request: Request, dry_run: bool) -> None:
     report = selection.report
     # the score table is either data or words
     is_table = request.form in ("table", "markdown")
-    talk.say("\n".join(say(report)) if is_table else summary(report).rstrip())
+    talk.say(*(say(report) if is_table else summary(report).splitlines()))
     request.draw(report)
     if request.form != PATHS:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:
-        request.write("".join(f"{path}\n" for path in selection.paths))
+        request.write_paths(selection.paths)
     # a fallback has already taken the better one
     if request.config.strict and report.beaten_by and report.learned is None:
         best = report.beaten_by[0]
@@ -234,7 +238,7 @@ def validate(request: Request) -> None:
 
 @command(
     f"ckpts {SPAN} state_key method K weights methods_from lora output recipe output_dtype "
-    f"shard_size force paths_format json config sets seed {TALK}"
+    f"shard_size force paths_format json print0 config sets seed {TALK}"
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.
@@ -272,7 +276,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     if written == STDOUT:
         return
     if request.form == PATHS:
-        request.write("".join(f"{source.path}\n" for source in averaged.sources))
+        request.write_paths(source.path for source in averaged.sources)
     elif report is not None and request.form == "json":
         request.write(show(report, "json"))
     else:
