@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ from sewa_cli.checkpoints.opening import (
 )
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
+from sewa_cli.files import real
 
 _WORDS: dict[Kind, str] = {
     "file": "safetensors file",
@@ -121,7 +121,7 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
             found.paths += _named_on_stdin()
             if not found.paths:
                 raise CheckpointError("-: no paths arrived on standard input")
-        elif path.is_dir():
+        elif _is_folder(path):
             inside = _look_into(path, found.notes)
             if inside != [path]:  # otherwise the user named the checkpoint itself
                 inside = [p for p in inside if keep_ours or not _is_ours(p)]
@@ -129,10 +129,19 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
             found.paths += inside
         else:
             found.paths.append(path)
-    named = Counter(path.resolve() for path in found.paths)
-    if repeated := [path for path, n in named.items() if n > 1]:
-        raise CheckpointError(f"{repeated[0]}: is given twice; give each checkpoint once")
+    seen: set[Path] = set()
+    for path in found.paths:
+        with reading(path):
+            place = real(path)
+        if place in seen:
+            raise CheckpointError(f"{place}: is given twice; give each checkpoint once")
+        seen.add(place)
     return found
+
+
+def _is_folder(path: Path) -> bool:
+    with reading(path):  # a name may be longer than the system allows
+        return path.is_dir()
 
 
 def _named_on_stdin() -> list[Path]:
@@ -219,7 +228,7 @@ def _files(entries: Sequence[Path]) -> list[Path]:
         if p.suffix in (SUFFIX, *pytorch.SUFFIXES)
         and not _NOT_WEIGHTS.fullmatch(p.name)
         and p not in in_sets
-        and not (p.is_symlink() and p.resolve().parent == p.parent.resolve())
+        and not (p.is_symlink() and real(p).parent == real(p.parent))
     ]
     lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)
     if lone is not None:

@@ -23,7 +23,8 @@ from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers, r
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
 from sewa_cli.dtypes import WORDS, Array, as_array
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
-from sewa_cli.text import few, one_line
+from sewa_cli.files import open_regular
+from sewa_cli.text import few, one_line, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,7 +85,7 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
 
 def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
-    with reading(path), (base / path).open("rb") as file:
+    with reading(path), open_regular(base / path) as file:
         start = file.read(4)
     try:
         if not start:
@@ -110,7 +111,7 @@ def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
     import torch
 
     if isinstance(source, Path):
-        with source.open("rb") as file:
+        with open_regular(source) as file:
             _check_pickles(file)
     else:
         _check_pickles(source)
@@ -259,7 +260,7 @@ def no_such_key(path: Path, state_key: str, there: Iterable[Any]) -> ConfigError
 
 
 def _few(keys: Iterable[Any]) -> str:
-    return few(list(map(str, keys)), 8) or "nothing"
+    return few([shown(key, 40) for key in keys], 8) or "nothing"
 
 
 def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
@@ -269,8 +270,8 @@ def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(name, str) or not is_tensor(value):
             raise CheckpointError(
-                f"{where}: {name} is {_kind(value)}, not a tensor; save the tensors alone, or name "
-                "their key with --state-key"
+                f"{where}: {shown(name, 100)} is {_kind(value)}, not a tensor; save the tensors "
+                "alone, or name their key with --state-key"
             )
     return dict(state)
 
@@ -284,7 +285,9 @@ def is_tensor(value: object) -> bool:
 def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
     check_dense(tensor, f"{path}: {name}: ")
     if tensor.nbytes > path.stat().st_size:  # an expanded tensor: one value, repeated
-        raise CheckpointError(f"{path}: {name}: is larger than the whole file; save a copy of it")
+        raise CheckpointError(
+            f"{path}: {shown(name, 100)}: is larger than the whole file; save a copy of it"
+        )
     return TensorInfo(word_of(tensor.dtype), tuple(tensor.shape))
 
 

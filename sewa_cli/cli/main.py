@@ -13,7 +13,7 @@ from textwrap import indent
 from typing import IO, Any, TextIO, cast
 
 from sewa_cli import interrupts
-from sewa_cli.errors import OutputError, SewaError, UserCodeError
+from sewa_cli.errors import CheckpointError, OutputError, SewaError, UserCodeError
 from sewa_cli.text import one_line, shown, shown_lines
 
 LONGEST = 2_000  # characters of an error's line
@@ -80,6 +80,9 @@ def _tell(error: BaseException, verbose: bool) -> int:
         return 2
     if verbose:
         _say_traceback(error)
+    if isinstance(error, MemoryError) or "failed to map segment" in str(error):  # of a library
+        _say_error("there is not enough memory; free some, or raise `ulimit -v`")
+        return CheckpointError.exit_code
     where = "-v shows where, please report it"
     _say_error(f"a bug in sewa: {type(error).__name__}: {one_line(error)}; {where}")
     return 1

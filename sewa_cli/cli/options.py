@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from sewa_cli.cli.console import Talk
+from sewa_cli.cli.guard import MIB, check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
 from sewa_cli.present import FORMS
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = tuple(FORMS)
 STDOUT: Final = "-"
+WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema")
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
 PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
     ".png": {},
@@ -259,7 +261,8 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
 
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
-            with stdout_for_data() as stdout:
+            check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
+            with says_what_was_cut(), stdout_for_data() as stdout:
                 request = Request(given, stdout)
                 function(request, **given)
 
