@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 from sewa_cli.dtypes import WORDS, Array
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
-from sewa_cli.text import shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -192,7 +191,7 @@ def neighbours(index: Path, names: Collection[Any]) -> list[Path]:
         is_plain = isinstance(name, str) and name == Path(name).name and "\\" not in name
         if not is_plain or not name.strip(".") or not name.isprintable():
             raise CheckpointError(
-                f"{index}: names {shown(name, 100)}, which is not a file in its own folder; refused"
+                f"{index}: names {name!r:.100}, which is not a file in its own folder; refused"
             )
     files = sorted({index.with_name(name) for name in names})
     with reading(index):  # a name may be longer than the system allows

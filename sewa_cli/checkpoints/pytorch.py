@@ -14,7 +14,6 @@ import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -36,9 +35,14 @@ LIGHTNING = "pytorch-lightning_version"
 REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
 _ZIP = b"PK\x03\x04"
 _MOST_TUPLES = 256  # in a tuple, at any depth
+_LONGEST_NAME = 1000
 
 
-class _Nested(pickle.UnpicklingError): ...
+class _Forged(pickle.UnpicklingError): ...
+
+
+class _Global(int):
+    """A name in a pickle, on the stack of `_check_pickle`."""
 
 
 class _Loaded:
@@ -130,12 +134,16 @@ def _check_pickles(file: IO[bytes]) -> None:
     if is_zip:
         _check_archive(file)
     file.seek(0)
-    with suppress(ValueError):
+    try:
         if is_zip:
-            _check_tuples(io.BytesIO(torch._C.PyTorchFileReader(file).get_record("data.pkl")))
+            _check_pickle(io.BytesIO(torch._C.PyTorchFileReader(file).get_record("data.pkl")))
             return
         for _ in range(5):  # magic number, protocol, system, content, keys of the storages
-            _check_tuples(file)
+            _check_pickle(file)
+    except UnicodeDecodeError as error:  # torch has more alphabets for names, and would go on
+        raise _Forged("holds what is no text") from error
+    except ValueError:
+        pass
 
 
 def _check_archive(file: IO[bytes]) -> None:
@@ -159,11 +167,13 @@ def _check_archive(file: IO[bytes]) -> None:
         raise zipfile.BadZipFile("not a complete archive")
 
 
-def _check_tuples(file: IO[bytes]) -> None:
-    """Refuse tuples nested without end: hashing one, as a dict's key, crashes or hangs the process.
+def _check_pickle(file: IO[bytes]) -> None:
+    """Refuse what would crash or hang the process while torch reads it, or says why it does not.
 
-    Follows the pickle's stack without building anything: of each value, only how many tuples it
-    holds. A tuple cannot change later, so that number is final.
+    Tuples nested without end, as hashing one (a dict's key) does; and calls of anything but a short
+    name, as torch searches what it says of them in quadratic time. Follows the pickle's stack
+    without building anything: of each value, only how many tuples it holds. A tuple cannot change
+    later, so that number is final.
     """
     import pickletools  # slow to import
 
@@ -183,8 +193,15 @@ def _check_tuples(file: IO[bytes]) -> None:
             is_tuple = op.name.startswith("TUPLE")
             holds = 1 + sum(taken) if is_tuple else max(taken, default=0)
             if holds > _MOST_TUPLES:
-                raise _Nested("holds tuples nested without end")
-            stack[start:] = [holds] * len(op.stack_after)
+                raise _Forged("holds tuples nested without end")
+            if op.name in ("REDUCE", "NEWOBJ") and not isinstance((taken or [0])[0], _Global):
+                raise _Forged("calls what is no function")
+            made = _Global() if op.name == "STACK_GLOBAL" else holds
+            stack[start:] = [made] * len(op.stack_after)
+        elif op.name == "GLOBAL":
+            if len(str(arg)) > _LONGEST_NAME:
+                raise _Forged("names a function in too many words")
+            stack.append(_Global())
         elif op.stack_after:
             stack.append(memo.get(arg, 0) if op.name.endswith("GET") else 0)
 
@@ -209,7 +226,7 @@ def _bare(content: Any) -> Any:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    if isinstance(error, _Nested):
+    if isinstance(error, _Forged):
         return str(error)
     wanted = re.search(r"(?:GLOBAL|global) ([\w.]+\.[\w.]+)", one_line(error))
     if wanted is not None:

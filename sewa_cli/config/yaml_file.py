@@ -29,11 +29,19 @@ class _Loader(yaml.SafeLoader):
         self._count = 0
         self._sizes: dict[yaml.Node, int] = {}  # values in each node that is complete
 
+    def save_possible_simple_key(self) -> None:
+        # called for every bracket; for thousands of open ones PyYAML takes minutes
+        self._check_depth(self.flow_level, self.get_mark())
+        super().save_possible_simple_key()
+
+    def _check_depth(self, depth: int, mark: yaml.Mark) -> None:
+        if depth > DEPTH:
+            raise _fault(f"is nested more than {DEPTH} levels deep", mark)
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before, self._count, self._depth = self._count, self._count + 1, self._depth + 1
-        if self._depth > DEPTH:
-            raise _fault(f"is nested more than {DEPTH} levels deep", mark)
+        self._check_depth(self._depth, mark)
         is_alias = self.check_event(yaml.AliasEvent)
         node = super().compose_node(parent, index)
         if is_alias and node not in self._sizes:
