@@ -89,7 +89,7 @@ def parse_json(text: bytes | str) -> Any:
     except RecursionError:
         raise ValueError(f"is nested more than {DEPTH} levels deep") from None
     level = [content]
-    for _ in range(DEPTH + 1):
+    for _ in range(DEPTH):
         nests = [one.values() if type(one) is dict else one for one in level if type(one) in _NESTS]
         level = [inner for nest in nests for inner in nest if type(inner) in _NESTS]
         if not level:

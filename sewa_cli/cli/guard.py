@@ -19,6 +19,7 @@ from sewa_cli.errors import CheckpointError
 from sewa_cli.text import shown, size
 
 MIB: Final = 2**20
+MAPS = "/proc/self/maps"
 _once = Lock()
 _CUT = "was cut short while it was being read; try again when nothing writes to it"
 _NO_NAME = "a file was cut short while it was being read, its disk failed, or /dev/shm is full"
@@ -74,7 +75,7 @@ def _end(_: int) -> None:
 def _cut_short() -> Path | None:
     """A mapped file of which the last page is no longer there."""
     page = os.sysconf("SC_PAGE_SIZE")
-    with open("/proc/self/maps", "rb") as maps:
+    with open(MAPS, "rb") as maps:
         for line in maps:
             place, permissions, offset, _, _, path, *_ = [*line.split(None, 5), b""]
             # the gaps between the segments of a library are mapped too, but not to be read

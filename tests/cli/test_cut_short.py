@@ -1,0 +1,138 @@
+"""A file that is cut short while it is mapped: one line that names it, and exit code 3."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.shells import environment
+from safetensors.torch import save_file
+
+pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="no SIGBUS here")
+
+READ = {
+    "the GIL held": "mapped[2_000_000]",
+    "NumPy": "array.sum()",
+    "NumPy's threads": "[t.start() for t in (Thread(target=array.sum), Thread(target=array.max))]",
+    "torch": "tensor.sum()",
+    "torch's threads": "torch.set_num_threads(2); (tensor * 2).sum()",
+    "a hash": "hashlib.sha256(array.data).digest()",
+    "BLAS": "array[:1_000_000].reshape(1000, 1000) @ array[:1_000_000].reshape(1000, 1000)",
+}
+MAPPED = """
+import hashlib, mmap, os, sys
+from threading import Thread
+import numpy as np
+import torch
+from safetensors import safe_open
+from sewa_cli.cli.guard import says_what_was_cut
+
+path = sys.argv[1]
+file = open(path, "rb")
+mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+array = np.frombuffer(mapped, np.float32, 1_000_000, offset=len(mapped) - 4_000_000)
+tensor = safe_open(path, framework="pt").get_tensor("w")
+with says_what_was_cut():
+    os.truncate(path, 4096)
+    {read}
+    import time; time.sleep(10)
+"""
+
+
+def ended(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        cwd=cwd,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("reader", READ)
+def test_whoever_reads_it_the_file_is_named(tmp_path: Path, reader: str) -> None:
+    path = tmp_path / "a b.safetensors"
+    save_file({"w": torch.ones(1_000_000)}, path)
+    done = ended("-c", MAPPED.replace("{read}", READ[reader]), path)
+    assert done.returncode == 3, done.stderr
+    assert done.stderr == (
+        f"error: {path}: was cut short while it was being read; try again when nothing writes to "
+        "it\n"
+    )
+
+
+def test_without_proc_it_is_one_line_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"w": torch.ones(1_000_000)}, path)
+    code = MAPPED.replace("{read}", READ["NumPy"])
+    hidden = "import sewa_cli.cli.guard as guard; guard.MAPS = '/nowhere'"
+    done = ended("-c", f"{hidden}\n{code}", path)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: a file was cut short while it was being read")
+    assert len(done.stderr.splitlines()) == 1
+
+
+TASK = """
+import torch
+from torch import nn
+
+def build_model():
+    return nn.Linear(40_000, 2, bias=False)
+
+def selection_data():
+    return [(torch.ones(4, 40_000), torch.ones(4, 2))]
+
+def loss(outputs, batch):
+    return ((outputs - batch[1]) ** 2).mean()
+"""
+# cuts a file just after it was mapped to be read, which is after all headers were
+CUTS = """
+import os, sys
+from sewa_cli.checkpoints import {where} as module
+from sewa_cli.cli import main
+
+kept = module.{name}
+def cut(path, *args, **options):
+    found = kept(path, *args, **options)
+    if str(path).endswith("step-2.safetensors") and options.get("framework", "pt") == "pt":
+        os.truncate({path!r}, 4096)
+    return found
+module.{name} = cut
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "command"),
+    [
+        ("mapped", "_mapped", ["average", "ckpts", "-o", "out.safetensors"]),
+        ("safetensors", "safe_open", ["inspect", "ckpts"]),
+        ("safetensors", "safe_open", ["select", "ckpts", "--K", "2", "-o", "out.safetensors"]),
+    ],
+)
+def test_a_command_ends_with_one_line_and_no_output(
+    tmp_path: Path, where: str, name: str, command: list[str]
+) -> None:
+    (tmp_path / "ckpts").mkdir()
+    paths = [tmp_path / f"ckpts/step-{step}.safetensors" for step in range(4)]
+    for step, path in enumerate(paths):
+        save_file({"weight": torch.full((2, 40_000), float(step))}, path)  # several pages
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "sewa.yaml").write_text("task: ./task.py\ndevice: cpu\n")
+    before = {path.name for path in tmp_path.iterdir()}
+    code = CUTS.format(where=where, name=name, path=str(paths[2]))
+    done = ended("-c", code, *command, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert errors == [
+        f"error: {paths[2]}: was cut short while it was being read; try again when nothing writes "
+        "to it"
+    ]
+    new = {path.name for path in tmp_path.iterdir()} - before - {"__pycache__"}
+    assert not [name for name in new if not name.startswith(".")]
