@@ -49,7 +49,6 @@ N ?= 100000
 fuzz: $(VENV)/.tests
 	$(BIN)/python tests/faults/fuzz.py --n $(N) --jobs 2 --into fuzz-failures
 
-
 # real data for the paper's three settings, into sample_configs/data/: fetched with checksums, and
 # for cloning recorded from experts that are trained here (some ten minutes)
 data: $(VENV)/.tests

@@ -37,7 +37,8 @@ from sewa_cli.checkpoints.opening import (
 )
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
-from sewa_cli.files import real
+from sewa_cli.files import MIB, real
+from sewa_cli.text import size
 
 _WORDS: dict[Kind, str] = {
     "file": "safetensors file",
@@ -53,6 +54,7 @@ _NOT_WEIGHTS = re.compile(
 )
 _SHARD = re.compile(r".*-\d{5,}-of-\d{5,}\.(safetensors|bin)")
 _FINAL = {MODEL, MODEL + INDEX, MODEL_BIN, MODEL_BIN + INDEX, adapters.WEIGHTS}
+MOST_NAMES = 64 * MIB  # of paths on standard input
 _PLACES = ("checkpoints", "checkpoint", "lightning_logs/version_*/checkpoints")
 
 
@@ -146,7 +148,10 @@ def _is_folder(path: Path) -> bool:
 
 def _named_on_stdin() -> list[Path]:
     """One a line; ended by NUL bytes, as `find -print0` does it, where there is one of these."""
-    text = os.fsdecode(sys.stdin.buffer.read())
+    data = sys.stdin.buffer.read(MOST_NAMES + 1)
+    if len(data) > MOST_NAMES:
+        raise CheckpointError(f"-: more than {size(MOST_NAMES)} of paths on standard input")
+    text = os.fsdecode(data)
     ended_by_nul = "\0" in text
     names = text.split("\0") if ended_by_nul else map(str.strip, text.split("\n"))
     return [Path(name) for name in names if name]

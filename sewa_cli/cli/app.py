@@ -18,6 +18,7 @@ from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.main import without_blas
 from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
+from sewa_cli.files import real
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
@@ -184,7 +185,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
     if output_best is not None:
         report = report or report_path(output_best)
-    files = [path.resolve() for path in (output_best, report, request.plot) if path is not None]
+    files = [real(path) for path in (output_best, report, request.plot) if path is not None]
     if len(set(files)) < len(files):
         raise ConfigError("--output-best, --report and --plot must name different files")
     options: dict[str, Any] = {

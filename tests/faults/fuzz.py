@@ -43,6 +43,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch.distributed import checkpoint as dcp
 
+from sewa_cli import session
 from sewa_cli.cli import main
 from sewa_cli.commands import apply, average, inspect  # noqa: F401 - imported once, not per case
 
@@ -686,7 +687,9 @@ def run(
     numbers: Sequence[int], seed: int, jobs: int, say: Callable[[str], None] = lambda _: None
 ) -> Tally:
     """All these cases, in `jobs` children at a time; one that hangs or dies is a failure."""
-    typer.main.get_command = cache(typer.main.get_command)  # a process has one command, we many
+    # what a process looks up once, we would for each case
+    typer.main.get_command = cache(typer.main.get_command)
+    session.version = cache(session.version)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     found = seeds()
     batches = [list(numbers[at : at + BATCH]) for at in range(0, len(numbers), BATCH)]
