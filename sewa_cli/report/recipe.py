@@ -20,6 +20,14 @@ class Source(Part):
     )
 
 
+class OutputFile(Part):
+    """A file of what was written, as it was then."""
+
+    path: str = Field(description="relative to the folder that the output stands in")
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
 class Recipe(Part):
     """All that `sewa apply` needs to write the same bytes again."""
 
