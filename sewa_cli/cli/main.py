@@ -9,7 +9,6 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from textwrap import indent
 from typing import IO, Any, TextIO, cast
 
 from sewa_cli import interrupts
@@ -196,8 +195,8 @@ def _say_error(fault: str) -> None:
 
 def _say_traceback(error: BaseException) -> None:
     """Set in, so that no line of it can be taken for one of ours."""
-    whole = "".join(traceback.format_exception(error)).rstrip()
-    _say(indent(shown_lines(whole), "  "))
+    for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+        _say(f"  {shown(line)}")
 
 
 def _say(text: str) -> None:

@@ -44,9 +44,7 @@ def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:
         dicts = (dict(zip(columns, line, strict=True)) for line in cells)
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dicts)
     if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([columns, *cells])  # None: an empty cell
-        return text.getvalue()
+        return _csv(columns) + "".join(map(_csv, cells))
     lines = [[*map(shown, columns)], *([shown(_plain(cell)) for cell in line] for line in cells)]
     right = [not any(isinstance(line[i], str) for line in cells) for i in range(len(columns))]
     if form == "markdown":
@@ -62,6 +60,13 @@ def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:
         + "\n"
         for line in lines
     )
+
+
+def _csv(cells: Sequence[Cell]) -> str:
+    """None is an empty cell. The writer quotes what is in its own line's end: \\r and \\n."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _plain(value: Cell) -> str:
