@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType, SimpleNamespace
 from typing import IO, Any, TextIO, cast
 
-from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
+from sewa_cli.errors import OutputError, SewaError, UserCodeError
 
 INTERRUPTED = 130
 typed: list[str] = []  # the arguments of the command that runs
@@ -53,8 +53,7 @@ def _tell(error: BaseException, verbose: bool) -> int:
             _say("".join(whole).rstrip() if verbose else error.frames)
         elif verbose:
             _say(traceback.format_exc())
-        faults = error.faults if isinstance(error, ConfigError) else str(error).splitlines()
-        for fault in faults:
+        for fault in error.faults:
             _say(f"error: {fault}")
         return error.exit_code
     if isinstance(error, BrokenPipeError):

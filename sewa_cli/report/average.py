@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from sewa_cli.report.recipe import Recipe
+from pydantic import Field
+
+from sewa_cli.report.recipe import FILES, OutputFile, Recipe
 from sewa_cli.report.shared import Head, Lora
 
 
@@ -14,4 +16,5 @@ class AverageReport(Head):
     kind: Literal["average"] = "average"
     lora: Lora | None = None
     output: str | None
+    files: list[OutputFile] | None = Field(None, description=FILES)
     recipe: Recipe

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from sewa_cli.report.part import Part
-from sewa_cli.report.recipe import Recipe
+from sewa_cli.report.recipe import FILES, OutputFile, Recipe
 from sewa_cli.report.shared import Candidate, Cost, Interval, LeftOut, Placement, TaskHead
 
 
@@ -65,4 +65,5 @@ class Comparison(TaskHead):
     placement: Placement
     cost: Cost
     output: str | None
+    files: list[OutputFile] | None = Field(None, description=FILES)
     recipe: Recipe | None = Field(description="of the best row, if it was written")

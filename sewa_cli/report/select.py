@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sewa_cli.report.part import Part
-from sewa_cli.report.recipe import Recipe
+from sewa_cli.report.recipe import FILES, OutputFile, Recipe
 from sewa_cli.report.shared import (
     Candidate,
     Cost,
@@ -128,4 +128,5 @@ class Report(TaskHead):
     lora: Lora | None = None
     cost: Cost
     output: str | None
+    files: list[OutputFile] | None = Field(None, description=FILES)
     recipe: Recipe

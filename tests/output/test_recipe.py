@@ -15,6 +15,7 @@ from sewa_cli.checkpoints import Checkpoint, Reads, open_checkpoint
 from sewa_cli.config import Config
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, write_results
+from sewa_cli.output.sources import Places
 from sewa_cli.report.part import Part
 
 
@@ -63,7 +64,7 @@ def test_an_average_comes_back_from_its_recipe(run: list[Checkpoint], tmp_path: 
         run, [0.1, 0.2, 0.3, 0.4], config=Config(output_dtype="float16"), method="ema"
     )
     average = average.with_statistics(statistics)
-    again = Average.from_recipe(average.recipe(), tmp_path)
+    again = Average.from_recipe(average.recipe(), Places((tmp_path,)))
     for name, one in (("one", average), ("two", again)):
         write_results(one, Outputs(tmp_path / name), lambda: None)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
