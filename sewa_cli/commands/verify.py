@@ -90,9 +90,9 @@ def _report_of(output: Path) -> Path:
 def _find_output(recorded: str, places: Places, beside: Path, named: Path | None) -> Path:
     """What to open: the file, the folder, or of a set its index."""
     name = PurePath(recorded).name
-    if named is not None:  # a set may be called by the name of the file that it would have been
-        is_index = named.name.endswith(INDEX)
-        return index_path(named) if name.endswith(INDEX) and not is_index else named
+    if named is not None:
+        without_suffix = name == f"{named.name}{SUFFIX}" and not is_there(named)
+        return named.with_name(name) if without_suffix or name == index_path(named).name else named
     near = beside / name
     return near if places.root is None and is_there(near) else places.find(recorded)
 
@@ -126,13 +126,15 @@ def _check_whole(
     output: Path, rows: list[Checked], has_hashes: bool, unchecked: list[str]
 ) -> Iterator[Checked]:
     """Whether it loads, if its files are as they were; and whether there are others among them."""
+    strangers = []
     if has_hashes:
-        yield from _strangers(output, {row.path for row in rows}, unchecked)
+        strangers = [*_strangers(output, {row.path for row in rows}, unchecked)]
+        yield from strangers
     else:
         unchecked.append("the output's sizes and hashes, which this report does not have")
     if output.suffix in pytorch.SUFFIXES:
         unchecked.append(f"whether {output} loads: it is a PyTorch file")
-    if all(row.ok for row in rows):
+    if all(row.ok for row in rows) and not strangers:
         loads = _checked("output", output, lambda: _load(output))
         if not loads.ok or not rows:
             yield loads

@@ -82,10 +82,12 @@ def check_source(path: Path, source: Source, places: Places) -> dict[Path, Stamp
 
     They are from before the hash, so that what is read later can be shown to be what was hashed.
     """
-    with reading(path):
-        if not path.is_dir():
+    if not path.is_dir():
+        with reading(path):
             check_regular(path)
     files = files_of(path)
+    if files == (path,) and path.is_dir():
+        raise CheckpointError(f"{path}: has changed since the report: its weights are gone")
     for file in files:
         places.check_inside(file)
     return check_content(path, files, source.size, source.sha256)

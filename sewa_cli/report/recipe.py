@@ -17,6 +17,7 @@ from sewa_cli.report.part import Part
 from sewa_cli.text import one_line
 
 MOST: Final = 2**26  # bytes of a report that are read
+VALUES: Final = 400_000  # in it: of each that is wrong, pydantic keeps a kilobyte
 LONGEST: Final = 4096  # of a path, as the system has it
 LARGEST: Final = 2**63 - 1  # of a file, as the system has it
 SHA256: Final = "^[0-9a-f]{64}$"
@@ -53,7 +54,9 @@ class Recipe(Part):
 
     working_directory: str = Field(description="what relative paths in `sources` are relative to")
     sources: list[Source] = Field(
-        min_length=1, description="in step order; integer tensors come from the last"
+        min_length=1,
+        fail_fast=True,  # a fault is kept in memory, and there may be a million
+        description="in step order; integer tensors come from the last",
     )
     tensors: dict[str, str] = Field(
         min_length=1, description="name in the output → name in the checkpoints"
@@ -86,13 +89,16 @@ class Rebuildable(BaseModel):
     recipe: Recipe
     kind: str | None = None
     output: str | None = Field(None, min_length=1, max_length=LONGEST)
-    files: list[OutputFile] | None = None
+    files: list[OutputFile] | None = Field(None, fail_fast=True)
 
 
 def read_report(path: Path) -> Rebuildable:
     """A report that describes an average. Nothing in it is believed before it is checked."""
     try:
-        report = Rebuildable.model_validate_json(read_bytes(path, MOST))
+        text = read_bytes(path, MOST)
+        if sum(text.count(sign) for sign in b",[{") > VALUES:
+            raise CheckpointError(f"{path}: not a report of sewa: has more than {VALUES:,} values")
+        report = Rebuildable.model_validate_json(text)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
