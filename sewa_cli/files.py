@@ -19,6 +19,7 @@ from sewa_cli.text import size
 MIB: Final = 2**20
 DEPTH: Final = 100  # levels of JSON or YAML
 _DIGITS: Final = 300  # of a number that a float can still hold
+_NO_NAME: Final = "is not a name that a file can have"
 _KINDS: Final = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a pipe",
@@ -30,15 +31,18 @@ _KINDS: Final = {
 
 def real(path: Path) -> Path:
     """Without links; unlike `resolve`, in every version of Python also where they go in circles."""
-    return Path(os.path.realpath(path))
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:  # a NUL in the name
+        raise OSError(errno.EINVAL, _NO_NAME) from error
 
 
 def check_regular(path: Path, most: int | None = None) -> os.stat_result:
     """OSError unless it is a file, or a link to one, of at most so many bytes."""
     try:
         about = path.stat()
-    except ValueError as error:  # a NUL in the name
-        raise OSError(errno.EINVAL, "is not a name that a file can have") from error
+    except ValueError as error:
+        raise OSError(errno.EINVAL, _NO_NAME) from error
     return _checked(about, most)
 
 
@@ -85,7 +89,7 @@ def parse_json(text: bytes | str) -> Any:
     except RecursionError:
         raise ValueError(f"is nested more than {DEPTH} levels deep") from None
     level = [content]
-    for _ in range(DEPTH + 1):
+    for _ in range(DEPTH):
         nests = [one.values() if type(one) is dict else one for one in level if type(one) in _NESTS]
         level = [inner for nest in nests for inner in nest if type(inner) in _NESTS]
         if not level:
