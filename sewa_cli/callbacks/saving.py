@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import save_file
@@ -45,16 +45,37 @@ def save_weights(
     path = folder / f"step-{step}.safetensors"
     # "format": transformers asks for it when such a file is loaded as model.safetensors
     metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics or {})}
+    _clear_leftovers(folder)
     temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"  # hidden from every loader
     try:
-        save_file(_bare_weights(model, dtype), temporary, metadata)
-        with open(temporary, "rb+") as file:
+        with temporary.open("xb") as file:  # the lock says that somebody still writes it
+            _lock(file)
+            save_file(_bare_weights(model, dtype), temporary, metadata)
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     finally:
         with suppress(OSError):
             os.unlink(temporary)
     return path
+
+
+def _clear_leftovers(folder: Path) -> None:
+    """What trainings have left that were killed while they saved."""
+    for left in folder.glob(".step-*.safetensors.*.tmp"):
+        with suppress(OSError), left.open("rb") as file:
+            if _lock(file):
+                left.unlink()
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """Whether nobody else had it; where there are no locks, nobody knows."""
+    try:
+        import fcntl  # not on Windows
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -292,18 +292,23 @@ def check_plot(path: Path, force: bool) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
-    from sewa_cli.output.atomic import check_free
+    from sewa_cli.output.place import check_free
+    from sewa_cli.output.publication import recover
 
+    recover(path.parent)
     check_free(path, force)
 
 
 def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
     """Write the figure in the format that the suffix names, whole or not at all."""
-    from sewa_cli.output.atomic import publish_together, staged
+    from sewa_cli.output.publication import write_file
     from sewa_cli.present.plots import house
 
     check_plot(path, force)
     suffix = path.suffix.lower()
-    with house(), staged(path, force) as stage:
-        figure.savefig(stage.file, format=suffix[1:], metadata=PICTURES[suffix])
-        publish_together([stage])
+    with house():
+        write_file(
+            path,
+            lambda file: figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix]),
+            force,
+        )

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.errors import ConfigError
-from sewa_cli.output.atomic import check_free
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, paths_of, write_results
 from sewa_cli.output.layouts import folder_is_ours, form_of
+from sewa_cli.output.place import check_free
 from sewa_cli.output.sources import Places
 from sewa_cli.report.recipe import Rebuildable
 
@@ -40,7 +40,7 @@ def run_apply(
     if form == "folder" and newest.kind == "adapter":  # always one file, whatever the report says
         shard_size = None
     outputs = Outputs(output, force=force, form=form, shard_size=shard_size)
-    outputs.check([read_from, *paths_of(average.sources)])
+    outputs = outputs.check([read_from, *paths_of(average.sources)])
     average = average.as_written(form)
     write_results(average, outputs, lambda: None)
     return outputs.written_as(average)

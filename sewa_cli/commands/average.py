@@ -46,7 +46,7 @@ def run_average(
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, events.command, always_report=False)
-    outputs.check([*paths_of(found), *protected])
+    outputs = outputs.check([*paths_of(found), *protected])
     check_lora(config, newest)
     average = Average.of(candidates, coefficients, config=config, method=method)
     warn_of_factors(average.lora, events)
@@ -61,7 +61,7 @@ def run_average(
             recipe=average.recipe(outputs.shard_size),
         )
 
-    report = write_results(average, outputs, make_report)
+    report, outputs = write_results(average, outputs, make_report, events)
     return average, outputs.written_as(average), report
 
 

@@ -43,7 +43,7 @@ def run_compare(
         check_budget(0, session.checkpoints)
         asked.check(len(session.checkpoints))
         outputs = outputs_at(config, output_best, report, force, session.newest, events.command)
-        outputs.check([*session.inputs, *protected])
+        outputs = outputs.check([*session.inputs, *protected])
         run = comparing(session)
         evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
         every = [one for draft in drafts for one in draft.evaluated]
@@ -78,7 +78,7 @@ def run_compare(
                 recipe=recipe,
             )
 
-        return write_results(average, outputs, make_report)
+        return write_results(average, outputs, make_report, session.events)[0]
 
 
 def comparing(session: Session) -> Run:

@@ -117,7 +117,7 @@ def _select(
     outputs = None
     if write:
         outputs = decide_outputs(config, force, stdout, session.newest, events.command)
-        outputs.check([*session.inputs, *protected])
+        outputs = outputs.check([*session.inputs, *protected])
 
     references, choice = run.retry(lambda: _learn(run, config.K))
     name = (config.solver or "") if choice.name == LEARNED else choice.name
@@ -174,7 +174,9 @@ def _select(
             recipe=recipe,
         )
 
-    report = make_report() if outputs is None else write_results(final, outputs, make_report)
+    report = (
+        make_report() if outputs is None else write_results(final, outputs, make_report, events)[0]
+    )
     return Selection(report, average)
 
 

@@ -69,7 +69,7 @@ def run_windows(
         if not slices:
             raise ConfigError(f"windows: {size} checkpoints in a window, but only {k} take part")
         outputs = outputs_at(config, None, report, force, session.newest, events.command)
-        outputs.check([*session.inputs, *protected])
+        outputs = outputs.check([*session.inputs, *protected])
         if len(slices) == 1:
             events.warn(
                 f"there is only one window: {size} of {k} checkpoints; nothing can be said about "
@@ -88,7 +88,7 @@ def run_windows(
             )
         session.warn_of_overlap(training=session.objective.batch_statistics)
         make_report = partial(_report, session, size, stride, seen, left_out)
-        return write_results(None, outputs, make_report)
+        return write_results(None, outputs, make_report)[0]
 
 
 def place_windows(k: int, size: int, stride: int) -> list[slice]:

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import IO, TypeVar
 
 from pydantic import BaseModel
 
-from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint
+from sewa_cli.checkpoints.safetensors import is_ours
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.output.atomic import (
-    Stage,
-    StagedFolder,
-    check_free,
-    publish_together,
-    staged,
-    staged_folder,
-)
+from sewa_cli.events import Events
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import (
     Form,
+    Write,
+    check_beside,
     fill_folder,
     folder_is_ours,
     form_of,
     inherited_shard_size,
     plan_files,
 )
-from sewa_cli.output.safetensors import belongs_to_set, index_path
+from sewa_cli.output.mean import thread_count
+from sewa_cli.output.place import as_output_error, check_free
+from sewa_cli.output.publication import (
+    Digest,
+    Publication,
+    Stage,
+    StagedFile,
+    StagedFolder,
+    recover,
+)
+from sewa_cli.output.safetensors import belongs_to_set, index_path, shard_path
 from sewa_cli.present.card import model_card, scores_of
 from sewa_cli.report.part import to_json
+from sewa_cli.report.recipe import OutputFile
 
 R = TypeVar("R", bound=BaseModel | None)
 DEFAULT_OUTPUT = "averaged.safetensors"
@@ -48,6 +58,8 @@ class Outputs:
     form: Form = "file"
     shard_size: int | None = None  # bytes; an average larger than this becomes a set of files
     command: str | None = None  # for the model card
+    wanted: Path | None = None  # where nobody named one: the name to be had, or the next free one
+    inputs: tuple[Path, ...] = ()  # never overwritten
 
     @property
     def named(self) -> str:
@@ -62,8 +74,16 @@ class Outputs:
 
     def check(self, inputs: Iterable[Path]) -> Outputs:
         """Refuse now what would fail in the end, and what would overwrite an input."""
-        inputs = list(inputs)
-        taken = {path.resolve() for path in inputs}
+        found = replace(self, inputs=tuple(inputs))
+        for path in (self.average, self.report):
+            if isinstance(path, Path):
+                recover(path.parent)
+        found.refuse()
+        return found
+
+    def refuse(self) -> None:
+        """As things are now; once more when the names are about to change."""
+        taken = {path.resolve() for path in self.inputs}
         folders = {path for path in taken if path.is_dir()}
         is_folder = self.form == "folder"
         for path in (self.average, self.report):
@@ -77,19 +97,79 @@ class Outputs:
                 raise _is_an_input(path)
             if is_folder and any(place in one.parents for one in taken):
                 raise OutputError(f"{path}: holds one of the inputs, which are never overwritten")
-        if isinstance(self.average, Path) and self.shard_size is not None and not is_folder:
-            self._check_set(self.average, inputs)
-        return self
+        if isinstance(self.average, Path) and self.form == "file":
+            self._check_set(self.average)
+        for path in self._stale():
+            if not self.force:
+                raise OutputError(
+                    f"{path}: describes another average of this name; use --force to replace it"
+                )
 
-    def _check_set(self, output: Path, inputs: Sequence[Path]) -> None:
-        """How many files the set will have is not known yet, so any of its name is in the way."""
-        for path in inputs:
+    def _check_set(self, output: Path) -> None:
+        """How many files a set will have is not known yet, so any of its name is in the way."""
+        for path in self.inputs:
             if belongs_to_set(path, output):
                 raise _is_an_input(path)
-        if self.report is not None and belongs_to_set(self.report, output):
-            raise ConfigError(f"{self.report}: --report names a file of the sharded output")
         for path in _set_at(output):
             check_free(path, self.force)
+            if self.shard_size is None and _is_foreign(path):
+                raise OutputError(
+                    f"{path}: belongs to a set that sewa did not write; choose another name"
+                )
+        if self.shard_size is None:
+            return
+        for path in (index_path(output), shard_path(output, 1, 1)):
+            check_free(path, self.force)  # its name may be too long
+        if self.report is not None and belongs_to_set(self.report, output):
+            raise ConfigError(f"{self.report}: --report names a file of the sharded output")
+
+    def settled(self) -> Outputs:
+        """With a name that is free now, where nobody named one."""
+        if self.wanted is None or self.force or not isinstance(self.average, Path):
+            return self
+        name = free_name(self.wanted)
+        is_beside = self.report == report_path(self.average)
+        return replace(self, average=name, report=report_path(name) if is_beside else self.report)
+
+    def replaced(self, new: Iterable[Path]) -> list[Path]:
+        """What has to go before the new ones appear: first what describes, then what it describes.
+
+        The old report; the index of an older set, its shards; a file in the place of a set.
+        """
+        if not isinstance(self.average, Path) or not self.force:
+            return []
+        output, staying = self.average, set(new)
+        reports = [path for path in (self.report,) if path is not None and path.exists()]
+        index = [path for path in (index_path(output),) if path.exists()]
+        older = [
+            path
+            for path in (output, *(p for p in _set_at(output) if not _is_foreign(p)))
+            if path not in (*index, *staying) and path.exists()
+        ]
+        if self.form != "file":
+            index = older = []
+        return [*reports, *self._stale(), *index, *older]
+
+    def _stale(self) -> list[Path]:
+        """A report beside the output that will not describe it any more."""
+        if not isinstance(self.average, Path):
+            return []
+        beside = report_path(self.average)
+        kept = [path.resolve() for path in (*self.inputs, self.report) if path is not None]
+        return [] if beside.resolve() in kept or not _is_report(beside) else [beside]
+
+
+def _is_foreign(path: Path) -> bool:
+    """A shard that we did not write; an index cannot tell."""
+    return path.suffix == SUFFIX and not is_ours(path, WRITTEN_BY)
+
+
+def _is_report(path: Path) -> bool:
+    """One of ours, by how it begins: `to_json` writes the version first."""
+    if not path.is_file():
+        return False
+    with as_output_error(path), path.open("rb") as file:
+        return re.match(rb'\s*\{\s*"schema_version"', file.read(64)) is not None
 
 
 def _is_an_input(path: Path) -> OutputError:
@@ -115,8 +195,9 @@ def outputs_at(
     if shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
         what = "an adapter" if is_adapter else "a PyTorch file"
         raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
-    if shard_size is None and form == "folder":
-        shard_size = inherited_shard_size(like)
+    if form == "folder":
+        check_beside(like, config.output_dtype)
+        shard_size = shard_size or inherited_shard_size(like)
     return Outputs(average, report, force, form, shard_size, command)
 
 
@@ -141,19 +222,21 @@ def decide_outputs(
             )
         return outputs_at(config, stdout, config.report, force, like, command)
     average = Path(config.output or DEFAULT_OUTPUT)
+    wanted = None
     if not config.output:  # nobody named it, so a name that is taken is no reason to stop
-        average = average.with_suffix("") if form_of(None, like) == "folder" else average
-        average = average if force else free_name(average, config.shard_size is not None)
+        wanted = average.with_suffix("") if form_of(None, like) == "folder" else average
+        recover(wanted.parent)
+        average = wanted if force else free_name(wanted)
     report = config.report or (report_path(average) if always_report else None)
     if report is not None and report.resolve() == average.resolve():
         raise ConfigError(f"{report}: --report and --output name the same file")
-    return outputs_at(config, average, report, force, like, command)
+    return replace(outputs_at(config, average, report, force, like, command), wanted=wanted)
 
 
-def free_name(wanted: Path, is_set: bool = False) -> Path:
-    """Itself, or name-2, name-3 … of which neither it nor its report (nor its set) is there."""
+def free_name(wanted: Path) -> Path:
+    """Itself, or name-2, name-3 … of which neither it, nor its report, nor a set of it is there."""
     path, n = wanted, 1
-    while path.exists() or report_path(path).exists() or (is_set and _set_at(path)):
+    while os.path.lexists(path) or os.path.lexists(report_path(path)) or _set_at(path):
         n += 1
         path = wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}")
     return path
@@ -170,50 +253,105 @@ def report_path(output: Path) -> Path:
     return output.parent / (f"{output.name if is_number else output.stem}.report.json")
 
 
-def write_results(average: Average | None, outputs: Outputs, make_report: Callable[[], R]) -> R:
+def write_results(
+    average: Average | None,
+    outputs: Outputs,
+    make_report: Callable[[], R],
+    events: Events | None = None,
+) -> tuple[R, Outputs]:
     """The average and the report appear together: all is complete before anything gets its name.
 
-    `make_report` is called when the average is written, and may return None: no report.
+    `make_report` is called when the average is written, and may return None: no report. Returns it
+    with the hashes of what was written, and under which names that was.
     """
-    with ExitStack() as stack:
-        stages = [] if average is None else _stage(average, outputs, stack)
+    if average is None:
+        outputs = replace(outputs, average=None)  # an older one stays
+    with Publication(outputs.force, events.show_warning if events else None) as publication:
+        stages = [] if average is None else _stage(average, outputs, publication)
         report = make_report()
-        for folder in stages:
-            if isinstance(folder, StagedFolder) and average is not None:
-                with folder.file("README.md") as card:  # last, as it has the losses
+        for stage in stages:
+            if isinstance(stage, StagedFolder) and average is not None:
+                with stage.file("README.md") as card:  # last, as it has the losses
                     card.write(_card(average, report, outputs.command).encode())
-        if report is not None and outputs.report is not None:
-            file = stack.enter_context(staged(outputs.report, outputs.force))
-            file.file.write(to_json(report).encode())
-            stages.append(file)
+        digests = [] if report is None else _digests(stages)
         if average is not None:
             # after the report too, as its hashes are of the sources; of what went to standard
             # output already, at least the exit code tells
             average.check_sources()
-        publish_together(stages)
-        if average is not None and outputs.is_set(average):
-            # with --force there may be a file of that name, which loaders would prefer to the set
-            Path(outputs.named).unlink(missing_ok=True)
-    return report
+        paths = [p for p in (outputs.average, outputs.report) if isinstance(p, Path)]
+        if not stages and (report is None or outputs.report is None):
+            return report, outputs
+        with publication.locked(*paths):
+            outputs = outputs.settled()
+            outputs.refuse()
+            then: list[Stage] = []
+            if average is not None and isinstance(outputs.average, Path):
+                for stage in _name(stages, average, outputs, publication):
+                    digests += [] if report is None else _digests([stage])
+                if report is not None:
+                    files = _listed(stages, digests)
+                    about = {"output": outputs.written_as(average), "files": files}
+                    report = report.model_copy(update=about)
+            if report is not None and outputs.report is not None:
+                text = to_json(report).encode()
+                then = [_written(publication, outputs.report, lambda file: file.write(text))]
+            gone = outputs.replaced(stage.path for stage in stages)
+            publication.publish(stages or then, then if stages else (), gone)
+    return report, outputs
 
 
-def _stage(average: Average, outputs: Outputs, stack: ExitStack) -> list[Stage]:
-    """Its files beside their final places; what goes to standard output is gone."""
-    target, force = outputs.average, outputs.force
-    stages: list[Stage] = []
+def _stage(average: Average, outputs: Outputs, publication: Publication) -> list[Stage]:
+    """Its files, all but the index of a set; what goes to standard output is gone."""
+    target = outputs.average
     if isinstance(target, Path) and outputs.form == "folder":
-        folder = stack.enter_context(staged_folder(target, force))
+        folder = publication.folder(target)
         fill_folder(folder, average, outputs.shard_size)
-        stages.append(folder)
-    elif isinstance(target, Path):
-        for path, write in plan_files(average, target, outputs.form, outputs.shard_size):
-            file = stack.enter_context(staged(path, force))
-            write(file.file)
-            stages.append(file)
-    elif target is not None:
+        return [folder]
+    if isinstance(target, Path):
+        planned = plan_files(average, target, outputs.form, outputs.shard_size)
+        tensors = islice(planned, len(average.shards(outputs.shard_size)))
+        return [_written(publication, path, write) for path, write in tensors]
+    if target is not None:
         average.write(target)
         target.flush()
-    return stages
+    return []
+
+
+def _written(publication: Publication, path: Path, write: Write) -> StagedFile:
+    stage = publication.file(path)
+    with as_output_error(path):
+        write(stage.file)
+        stage.seal()
+    return stage
+
+
+def _name(
+    stages: list[Stage], average: Average, outputs: Outputs, publication: Publication
+) -> list[Stage]:
+    """The final names; returns what is added to the stages, the index of a set, which has them."""
+    assert isinstance(outputs.average, Path)
+    if outputs.form == "folder":
+        stages[0].path = outputs.average
+        return []
+    planned = list(plan_files(average, outputs.average, outputs.form, outputs.shard_size))
+    for stage, (path, _) in zip(stages, planned, strict=False):
+        stage.path = path
+    added: list[Stage] = [_written(publication, *file) for file in planned[len(stages) :]]
+    stages += added
+    return added
+
+
+def _digests(stages: Sequence[Stage]) -> list[list[Digest]]:
+    with ThreadPoolExecutor(thread_count()) as pool:
+        return list(pool.map(lambda stage: stage.digests(), stages))
+
+
+def _listed(stages: Sequence[Stage], digests: Sequence[Sequence[Digest]]) -> list[OutputFile]:
+    return [
+        OutputFile(path=str(Path(stage.path.name, d.name)), size=d.size, sha256=d.sha256)
+        for stage, found in zip(stages, digests, strict=True)
+        for d in found
+    ]
 
 
 def _card(average: Average, report: BaseModel | None, command: str | None) -> str:

@@ -16,11 +16,12 @@ from typing import IO, Any, Literal
 from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, pytorch
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
+from sewa_cli.checkpoints.checkpoint import read_json
 from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
-from sewa_cli.errors import SewaError
-from sewa_cli.output.atomic import StagedFolder
+from sewa_cli.errors import CheckpointError, SewaError
 from sewa_cli.output.average import Average
+from sewa_cli.output.publication import StagedFolder
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
 
 Form = Literal["file", "folder", "torch"]
@@ -113,12 +114,23 @@ def _beside(folder: Path) -> list[Path]:
             # code beside the checkpoints is the user's script; only in them is it the model's
             if path.is_file() and is_wanted and (place == folder or path.suffix != ".py"):
                 found[path.name] = path
+    for path in found.values():
+        # a stranger's checkpoint would take along whatever file of ours it names
+        if folder.resolve().parent not in path.resolve().parents:
+            raise CheckpointError(f"{path}: is a link out of its run; put the file itself there")
     return list(found.values())
+
+
+def check_beside(like: Checkpoint, dtype: str | None) -> None:
+    """Refuse now what `fill_folder` would refuse in the end."""
+    for path in _beside(like.path):
+        if path.name == "config.json" and dtype is not None:
+            _with_dtype(path, dtype)
 
 
 def _with_dtype(path: Path, dtype: str) -> bytes:
     """config.json says in which dtype the weights are, and loaders go by it."""
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = read_json(path)
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = dtype
@@ -151,7 +163,12 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
                 here = here.setdefault(parent, {})
             here[leaf] = state
             content["sewa"] = dict(average.metadata)
-    torch.save(content, file)
+    try:
+        torch.save(content, file)
+    except RuntimeError as error:  # its writer has words of its own for a full disk
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from error
+        raise
 
 
 def _is_plain(value: object) -> bool:

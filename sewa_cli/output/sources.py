@@ -28,7 +28,7 @@ class Places:
     @classmethod
     def of(cls, report: Rebuildable, read_from: Path, root: Path | None = None) -> Places:
         """Beside the report; where its run is, if it was moved with it; where the report says."""
-        if root is not None and not root.is_dir():
+        if root is not None and not (is_there(root) and root.is_dir()):
             raise CheckpointError(f"--root: {root}: no such folder")
         beside, working = read_from.parent, Path(report.recipe.working_directory)
         return cls((beside, *_moved(working, report.output, beside), working), root)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from sewa_cli.report.recipe import FILES, OutputFile, Recipe
+from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import Head, Lora
 
 
@@ -16,5 +16,5 @@ class AverageReport(Head):
     kind: Literal["average"] = "average"
     lora: Lora | None = None
     output: str | None
-    files: list[OutputFile] | None = Field(None, description=FILES)
+    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
     recipe: Recipe

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from sewa_cli.report.part import Part
-from sewa_cli.report.recipe import FILES, OutputFile, Recipe
+from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import Candidate, Cost, Interval, LeftOut, Placement, TaskHead
 
 
@@ -65,5 +65,5 @@ class Comparison(TaskHead):
     placement: Placement
     cost: Cost
     output: str | None
-    files: list[OutputFile] | None = Field(None, description=FILES)
+    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
     recipe: Recipe | None = Field(description="of the best row, if it was written")

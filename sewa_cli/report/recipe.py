@@ -1,6 +1,4 @@
-"""How to build an averaged file again; and how to read that from a report that anyone may have
-written.
-"""
+"""How to build an averaged file again; read from reports that anyone may have written."""
 
 from __future__ import annotations
 
@@ -22,11 +20,10 @@ LONGEST: Final = 4096  # of a path, as the system has it
 LARGEST: Final = 2**63 - 1  # of a file, as the system has it
 SHA256: Final = "^[0-9a-f]{64}$"
 RESERVED: Final = "__metadata__"  # in a safetensors file
-FILES: Final = "what was written; null: to standard output, or by an older version"
 
 
 class OutputFile(Part):
-    """A file that was written."""
+    """A file of what was written, as it was then."""
 
     path: str = Field(
         min_length=1,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from sewa_cli.report.part import Part
-from sewa_cli.report.recipe import FILES, OutputFile, Recipe
+from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import (
     Candidate,
     Cost,
@@ -128,5 +128,5 @@ class Report(TaskHead):
     lora: Lora | None = None
     cost: Cost
     output: str | None
-    files: list[OutputFile] | None = Field(None, description=FILES)
+    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
     recipe: Recipe

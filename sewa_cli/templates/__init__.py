@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import IO
 
 from sewa_cli.errors import OutputError
-from sewa_cli.output.atomic import check_free, publish_together, staged
+from sewa_cli.output.place import check_free
+from sewa_cli.output.publication import recover, write_file
 
 
 def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:
@@ -18,10 +21,13 @@ def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:
     sources = sorted((files(__name__) / name).iterdir(), key=lambda source: source.name)
     sources = [source for source in sources if source.is_file()]
     paths = [folder / source.name for source in sources]
+    recover(folder)
     for path in paths:
         check_free(path, force)
     for source, path in zip(sources, paths, strict=True):
-        with staged(path, force) as stage:
-            stage.file.write(source.read_bytes())
-            publish_together([stage])
+        write_file(path, partial(_write, source.read_bytes()), force)
     return paths
+
+
+def _write(text: bytes, file: IO[bytes]) -> None:
+    file.write(text)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import warnings as stdlib_warnings
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from safetensors.torch import save_file
 
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.errors import CheckpointError, ConfigError, OutputError, Unfinished
-from sewa_cli.output.atomic import publish_together, staged_folder
+from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
 
 Tensors = dict[str, torch.Tensor]
 
@@ -473,37 +471,3 @@ def test_last_pt_without_any_step_is_no_copy(tmp_path: Path) -> None:
     for name in ("best", "last"):
         torch.save(weights(), tmp_path / f"{name}.pt")
     assert names(opened(tmp_path)) == ["best.pt", "last.pt"]
-
-
-# ---- folders, whole or not at all ------------------------------------------------------------
-
-
-def test_a_folder_that_appears_meanwhile_is_left_alone(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    with staged_folder(target) as new:
-        with new.file("model.safetensors") as file:
-            file.write(b"ours")
-        target.mkdir()
-        (target / "theirs").write_text("theirs")
-        with pytest.raises(OutputError, match="appeared while sewa was working"):
-            publish_together([new])
-    assert [p.name for p in tmp_path.rglob("*")] == ["out", "theirs"]
-
-
-def test_what_force_replaces_comes_back_when_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "out"
-    target.mkdir()
-    (target / "older").write_text("older")
-    real = os.replace
-
-    def fails_for_new(source: Path, place: Path) -> None:
-        if source.name.endswith(".tmp"):
-            raise OSError(5, "Input/output error")
-        real(source, place)
-
-    monkeypatch.setattr(os, "replace", fails_for_new)
-    with pytest.raises(OutputError, match="Input/output error"), staged_folder(target, True) as new:
-        publish_together([new])
-    assert [p.name for p in tmp_path.rglob("*")] == ["out", "older"]

@@ -378,16 +378,20 @@ def test_a_fault_while_writing_leaves_nothing_behind_and_the_older_folder_in_pla
 def test_a_report_that_cannot_get_its_place_takes_the_folder_back(
     llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
-    from sewa_cli.output.atomic import StagedFile
+    from sewa_cli.output.publication import Journal, Plan
 
     work_in(llama, tmp_path, monkeypatch)
     assert sewa("average", "run", "-o", "out").code == 0
     before = snapshot(Path())
 
-    def fails(_: object) -> None:
-        raise OSError(5, "Input/output error")
+    real = Journal.place
 
-    monkeypatch.setattr(StagedFile, "publish", fails)
+    def place(journal: Journal, name: str, plan: Plan) -> None:
+        if name == "r.json":
+            raise OSError(5, "Input/output error")
+        real(journal, name, plan)
+
+    monkeypatch.setattr(Journal, "place", place)
     for output in ("out", "new"):
         ended = sewa("average", "run", "-o", output, "--force", "--report", "r.json", "--last", 2)
         assert ended.code == 3

@@ -18,7 +18,8 @@ import torch
 from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 
-from sewa_cli.output import atomic as write
+from sewa_cli.output import publication
+from sewa_cli.output.publication import Publication, StagedFile
 
 USAGE, FILES, TASK_MODULE = 2, 3, 4
 
@@ -751,11 +752,16 @@ class FullDisk(io.FileIO):
 def fill_disk(monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
     """Files of that suffix meet a full disk; buffered, as real files are."""
 
-    def opened(path: Path, mode: str) -> io.BufferedWriter:
-        kind = FullDisk if f"{suffix}." in path.name else io.FileIO
-        return io.BufferedWriter(kind(path, mode.replace("b", "")))
+    real = Publication.file
 
-    monkeypatch.setattr(write, "open", opened, raising=False)
+    def opened(self: Publication, path: Path) -> StagedFile:
+        stage = real(self, path)
+        if path.name.endswith(suffix):
+            with stage.file as usual:
+                stage.file = io.BufferedRandom(FullDisk(os.dup(usual.fileno()), "r+"))
+        return stage
+
+    monkeypatch.setattr(Publication, "file", opened)
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".report.json"])
@@ -783,6 +789,19 @@ def test_a_full_disk_keeps_the_older_output_that_force_would_replace(
     )
 
 
+def test_a_full_disk_under_a_pytorch_file_is_no_bug_of_ours(
+    run_dir: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in (1, 2):  # larger than what is buffered
+        save_file({"w": torch.full([10_000], float(n))}, run_dir / f"large-{n}.safetensors")
+    fill_disk(monkeypatch, ".pt")
+    check_says(
+        refused(FILES, "average", "large-1.safetensors", "large-2.safetensors", "-o", "best.pt"),
+        "best.pt: cannot be written: No space left on device",
+        "nothing was changed",
+    )
+
+
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_disk_that_turns_out_full_at_the_last_moment_leaves_nothing_behind(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, failing: int
@@ -795,7 +814,7 @@ def test_a_disk_that_turns_out_full_at_the_last_moment_leaves_nothing_behind(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(write, "_sync_folder", lambda _folder: None)  # files only
+    monkeypatch.setattr(publication, "sync_folder", lambda _folder: None)  # files only
     monkeypatch.setattr(os, "fsync", full)
     check_says(
         refused(FILES, "select", "-o", "best.safetensors"),
@@ -817,7 +836,7 @@ def test_a_report_that_appears_meanwhile_is_kept_and_no_average_is_left_alone(
     ended = sewa("select", "-o", "best.safetensors")
     assert ended.code == FILES
     assert ended.out == ""
-    check_says(ended.error, "best.report.json: appeared while sewa was working", "--force")
+    check_says(ended.error, "best.report.json: exists; use --force")
     assert contents(run_dir) == {**before, "best.report.json": b"precious"}
 
 

@@ -501,9 +501,10 @@ def test_a_shard_that_is_a_link_out_of_the_root_is_refused(
 
 @pytest.mark.usefixtures("one")
 def test_a_root_that_is_not_there_is_told(sewa: Sewa) -> None:
-    ended = sewa("verify", "avg.safetensors", "--root", "nowhere")
-    assert ended.code == 3
-    assert ended.error == "--root: nowhere: no such folder"
+    for root in ("nowhere", "avg.safetensors", "x" * 300):
+        ended = sewa("verify", "avg.safetensors", "--root", root)
+        assert ended.code == 3
+        assert ended.error == f"--root: {root}: no such folder"
 
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../secret", ".", ".."])

@@ -22,6 +22,7 @@ from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
 from sewa_cli.output import average as recipe
 from sewa_cli.output.mean import weighted_mean
+from sewa_cli.output.publication import Journal, Plan
 from sewa_cli.output.safetensors import belongs_to_set, split_into_shards
 
 SIZE = 450  # bytes; the tiny network has 64 + 384 and 8 + 128
@@ -267,15 +268,14 @@ def test_a_set_appears_whole_or_not_at_all(
     if force:
         assert sewa(*arguments, "--method", "last").code == 0
     before = {path: Path(path).read_bytes() for path in files("*out*", ".*out*")}
-    call = "replace" if force else "link"
-    real = getattr(os, call)
+    real = Journal.place
 
-    def broken(source: Path, target: Path) -> None:
-        if target.name == "out.report.json":
+    def broken(journal: Journal, name: str, plan: Plan) -> None:
+        if name == "out.report.json":
             raise OSError(errno.EEXIST if not force else errno.EIO, "broken")
-        real(source, target)
+        real(journal, name, plan)
 
-    monkeypatch.setattr(os, call, broken)
+    monkeypatch.setattr(Journal, "place", broken)
     ended = sewa(*arguments, *(["--force"] if force else []))
     assert ended.code == 3
     assert {path: Path(path).read_bytes() for path in files("*out*", ".*out*")} == before

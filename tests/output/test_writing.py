@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -24,9 +23,9 @@ from torch import Tensor
 from sewa_cli.dtypes import DTYPES, Array, as_array
 from sewa_cli.errors import OutputError
 from sewa_cli.output import safetensors as writer
-from sewa_cli.output.atomic import check_free, publish_together, staged
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import free_name
+from sewa_cli.output.place import check_free
 from sewa_cli.output.safetensors import write_safetensors
 
 
@@ -153,121 +152,6 @@ def test_a_tensor_of_another_size_than_the_header_says_is_refused() -> None:
 # ---- whole or not at all -----------------------------------------------------------------------
 
 
-def test_nothing_stands_under_the_final_name_before_commit(tmp_path: Path) -> None:
-    path = tmp_path / "out.bin"
-    with staged(path) as stage:
-        stage.file.write(b"new")
-        stage.file.flush()
-        assert not path.exists()
-        publish_together([stage])
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def write_half(path: Path, force: bool, kind: type[BaseException]) -> None:
-    with staged(path, force) as stage:
-        stage.file.write(b"half")
-        raise kind
-
-
-@pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_an_exception_in_mid_write_leaves_nothing(
-    tmp_path: Path, kind: type[BaseException], force: bool
-) -> None:
-    with pytest.raises(kind):
-        write_half(tmp_path / "out.bin", force, kind)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_exception_in_mid_write_keeps_what_force_would_have_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "out.bin"
-    path.write_bytes(b"old")
-    with pytest.raises(KeyboardInterrupt):
-        write_half(path, True, KeyboardInterrupt)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_what_was_never_committed_is_not_written(tmp_path: Path) -> None:
-    with staged(tmp_path / "out.bin") as stage:
-        stage.file.write(b"all of it")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_force_replaces_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "out.bin"
-    path.write_bytes(b"old")
-    with staged(path, force=True) as stage:
-        stage.file.write(b"new")
-        publish_together([stage])
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("hard_links", [True, False])
-def test_a_file_that_appears_meanwhile_is_not_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool
-) -> None:
-    if not hard_links:
-        monkeypatch.setattr(os, "link", no_hard_links)
-    path = tmp_path / "out.bin"
-    check_free(path, force=False)
-    with staged(path) as stage:
-        stage.file.write(b"ours")
-        path.write_bytes(b"theirs")
-        with pytest.raises(OutputError, match=r"out\.bin: .*--force"):
-            publish_together([stage])
-    assert path.read_bytes() == b"theirs"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def no_hard_links(*_paths: object) -> None:
-    raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-
-def test_a_file_system_without_hard_links_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "link", no_hard_links)
-    path = tmp_path / "out.bin"
-    with staged(path) as stage:
-        stage.file.write(b"new")
-        publish_together([stage])
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_bytes_are_on_the_disk_before_they_get_their_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, real, synced = tmp_path / "out.bin", os.fsync, []
-
-    def fsync(descriptor: int) -> None:
-        synced.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size, path.exists()))
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with staged(path) as stage:
-        stage.file.write(b"new")
-        publish_together([stage])
-    assert synced[0] == (path.stat().st_ino, 3, False)
-
-
-def test_an_output_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
-    """Temporary files of other tools are for their owner only; a colleague would find it shut."""
-    (tmp_path / "usual").touch()
-    with staged(tmp_path / "out.bin") as stage:
-        publish_together([stage])
-    assert (tmp_path / "out.bin").stat().st_mode == (tmp_path / "usual").stat().st_mode
-
-
-def test_a_folder_that_is_gone_by_the_time_of_writing_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "gone" / "out.bin"
-    with pytest.raises(OutputError, match=r"out\.bin: cannot be written: No such file"):
-        staged(path).__enter__()
-
-
 def test_ctrl_c_in_mid_write_leaves_nothing_of_a_run(
     run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,29 +169,6 @@ def test_ctrl_c_in_mid_write_leaves_nothing_of_a_run(
     assert ended.code == 130
     assert ended.out == ""
     assert {path for path in run_dir.rglob("*") if "__pycache__" not in path.parts} == before
-
-
-def test_force_that_fails_half_way_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = [tmp_path / name for name in ("one", "two")]
-    for path in paths:
-        path.write_bytes(b"old")
-    real = os.replace
-
-    def replace(source: Path, target: Path) -> None:
-        if target == paths[1]:
-            raise OSError(errno.EIO, "broken")
-        real(source, target)
-
-    with staged(paths[0], force=True) as one, staged(paths[1], force=True) as two:
-        one.file.write(b"new")
-        two.file.write(b"new")
-        monkeypatch.setattr(os, "replace", replace)
-        with pytest.raises(OutputError, match="broken"):
-            publish_together([one, two])
-    assert [path.read_bytes() for path in paths] == [b"old", b"old"]
-    assert sorted(tmp_path.iterdir()) == paths
 
 
 # ---- what is no file -------------------------------------------------------------------------

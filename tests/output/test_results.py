@@ -1,0 +1,222 @@
+"""What a run leaves in a folder: nothing of what it replaces, and a report that describes it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from safetensors.torch import load_file, save_file
+
+SHARDS = ["--shard-size", "400"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two checkpoints of three tensors, which `SHARDS` splits into as many files."""
+    monkeypatch.chdir(tmp_path)
+    Path("ckpts").mkdir()
+    for n in (1, 2):
+        tensors = {name: torch.full([64], float(n)) for name in "abc"}
+        save_file(tensors, f"ckpts/step-{n}.safetensors")
+
+
+@pytest.fixture
+def run() -> Path:
+    """A Hugging Face run, as far as averaging goes."""
+    for n in (1, 2):
+        folder = Path(f"run/checkpoint-{n}")
+        folder.mkdir(parents=True)
+        save_file({"a": torch.full([64], float(n))}, folder / "model.safetensors")
+        (folder / "config.json").write_text('{"torch_dtype": "float32"}')
+        (folder / "vocab.txt").write_text("words")
+    return Path("run")
+
+
+def there() -> set[str]:
+    """All but the inputs, hidden or not."""
+    inputs = ("ckpts", "run")
+    return {p.as_posix() for p in Path().rglob("*") if p.is_file() and p.parts[0] not in inputs}
+
+
+def check_report(path: str) -> dict[str, Any]:
+    """It has the hashes of all that is there but itself."""
+    report: dict[str, Any] = json.loads(Path(path).read_text())
+    listed = {file["path"]: (file["size"], file["sha256"]) for file in report["files"]}
+    found = {
+        name: (Path(name).stat().st_size, hashlib.sha256(Path(name).read_bytes()).hexdigest())
+        for name in there() - {path}
+    }
+    assert listed == found
+    return report
+
+
+SET = {f"out-0000{n}-of-00003.safetensors" for n in (1, 2, 3)} | {"out.safetensors.index.json"}
+ONE = {"out.safetensors"}
+TWO = {f"out-0000{n}-of-00002.safetensors" for n in (1, 2)} | {"out.safetensors.index.json"}
+FORMS = {"one file": ([], ONE), "three": (SHARDS, SET), "two": (["--shard-size", "600"], TWO)}
+
+
+@pytest.mark.parametrize("new", FORMS)
+@pytest.mark.parametrize("old", FORMS)
+def test_force_leaves_nothing_of_an_older_output_in_any_form(
+    sewa: Sewa, old: str, new: str
+) -> None:
+    arguments = ["average", "ckpts", "-o", "out.safetensors", "--report", "out.report.json"]
+    assert sewa(*arguments, *FORMS[old][0], "--method", "last").code == 0
+    assert there() == FORMS[old][1] | {"out.report.json"}
+    check_report("out.report.json")
+    ended = sewa(*arguments, *FORMS[new][0])
+    assert ended.code == 3
+    assert "exists; use --force" in ended.error
+    assert sewa(*arguments, *FORMS[new][0], "--force").code == 0
+    assert there() == FORMS[new][1] | {"out.report.json"}
+    report = check_report("out.report.json")
+    files = [name for name in FORMS[new][1] if name.endswith(".safetensors")]
+    tensors = {name: t for file in files for name, t in load_file(file).items()}
+    assert {name: t[0].item() for name, t in tensors.items()} == dict.fromkeys("abc", 1.5)
+    assert Path(report["output"]).name in FORMS[new][1]
+
+
+def test_a_set_that_sewa_did_not_write_is_not_cleared_away_for_a_file(sewa: Sewa) -> None:
+    shard, index = "out-00001-of-00001.safetensors", "out.safetensors.index.json"
+    save_file({"mine": torch.ones(2)}, shard)
+    Path(index).write_text(json.dumps({"weight_map": {"mine": shard}}))
+    ended = sewa("average", "ckpts", "-o", "out.safetensors", "--force")
+    assert ended.code == 3
+    assert "belongs to a set that sewa did not write" in ended.error
+    assert there() == {shard, index}
+
+
+def test_a_foreign_shard_of_another_count_is_left_alone(sewa: Sewa) -> None:
+    save_file({"mine": torch.ones(2)}, "out-00001-of-00009.safetensors")
+    assert sewa("average", "ckpts", "-o", "out.safetensors", *SHARDS, "--force").code == 0
+    assert there() == SET | {"out-00001-of-00009.safetensors"}
+
+
+def test_a_report_does_not_outlive_the_average_that_it_describes(sewa: Sewa) -> None:
+    assert (
+        sewa("average", "ckpts", "-o", "out.safetensors", "--report", "out.report.json").code == 0
+    )
+    assert sewa("average", "ckpts", "-o", "out.safetensors", "--force", "--last", 1).code == 0
+    assert there() == ONE
+
+
+def test_a_report_whose_average_is_gone_is_not_put_beside_another(sewa: Sewa) -> None:
+    assert (
+        sewa("average", "ckpts", "-o", "out.safetensors", "--report", "out.report.json").code == 0
+    )
+    Path("out.safetensors").unlink()
+    ended = sewa("average", "ckpts", "-o", "out.safetensors", "--last", 1)
+    assert ended.code == 3
+    assert "out.report.json: describes another average of this name; use --force" in ended.error
+    assert there() == {"out.report.json"}
+    # but the one that it does describe may come back
+    assert sewa("apply", "out.report.json", "-o", "out.safetensors").code == 0
+    check_report("out.report.json")
+    assert sewa("apply", "out.report.json", "-o", "out.safetensors", "--force").code == 0
+    check_report("out.report.json")
+
+
+def test_somebody_elses_file_of_a_reports_name_is_left_alone(sewa: Sewa) -> None:
+    Path("out.report.json").write_text('{"mine": true}')
+    assert sewa("average", "ckpts", "-o", "out.safetensors", "--force").code == 0
+    assert Path("out.report.json").read_text() == '{"mine": true}'
+
+
+def test_a_report_in_another_folder_goes_with_its_average(sewa: Sewa) -> None:
+    Path("reports").mkdir()
+    arguments = ["average", "ckpts", "-o", "out.safetensors", "--report", "reports/out.json"]
+    assert sewa(*arguments).code == 0
+    assert sewa(*arguments, "--last", 1, "--force").code == 0
+    assert there() == {"out.safetensors", "reports/out.json"}
+    (file,) = json.loads(Path("reports/out.json").read_text())["files"]
+    assert file["path"] == "out.safetensors"
+    assert file["sha256"] == hashlib.sha256(Path("out.safetensors").read_bytes()).hexdigest()
+
+
+def test_a_folder_and_its_report_are_replaced_together(sewa: Sewa, run: Path) -> None:
+    for flags in ([], ["--last", 1, "--force"]):
+        ended = sewa("average", run, "-o", "o", "--report", "o.report.json", *flags)
+        assert ended.code == 0, ended.err
+        check_report("o.report.json")
+    expected = {"README.md", "config.json", "model.safetensors", "vocab.txt"}
+    assert there() == {"o.report.json"} | {f"o/{name}" for name in expected}
+    assert load_file("o/model.safetensors")["a"][0] == 2
+
+
+@pytest.mark.parametrize("where", ["run/checkpoint-2", "run"])
+def test_a_link_out_of_the_run_is_not_copied_into_the_output(
+    sewa: Sewa, run: Path, where: str
+) -> None:
+    Path("secret.txt").write_text("mine")
+    link = Path(where) / "vocab_more.txt"
+    link.symlink_to(Path("secret.txt").resolve())
+    ended = sewa("average", run, "-o", "o")
+    assert ended.code == 3
+    assert f"{link.name}: is a link out of its run" in ended.error
+    assert there() == {"secret.txt"}
+
+
+def test_a_link_inside_the_run_is_followed(sewa: Sewa, run: Path) -> None:
+    (run / "tokens.txt").write_text("shared")
+    (run / "checkpoint-2" / "vocab.txt").unlink()
+    (run / "checkpoint-2" / "vocab.txt").symlink_to("../tokens.txt")
+    assert sewa("average", run, "-o", "o").code == 0
+    assert Path("o/vocab.txt").read_text() == "shared"
+    assert not Path("o/vocab.txt").is_symlink()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000, '"float32"', "\x80"])
+def test_a_broken_config_is_told_before_anything_is_averaged(
+    sewa: Sewa, run: Path, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sewa_cli.output.average import Average
+
+    monkeypatch.setattr(Average, "pieces", None)  # calling it would be an error: too late
+    (run / "checkpoint-2" / "config.json").write_bytes(content.encode("latin-1"))
+    ended = sewa("average", run, "-o", "o", "--output-dtype", "bfloat16")
+    assert ended.code == 3, ended.err
+    assert "config.json: not a complete JSON object" in ended.error
+    assert there() == set()
+
+
+@pytest.mark.parametrize("flags", [[], SHARDS])
+def test_a_name_that_is_taken_while_the_run_works_is_no_reason_to_fail(
+    sewa: Sewa, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asked for `averaged`, so the next free one is as good; shards and report follow."""
+    from sewa_cli.output.average import Average
+
+    real = Average.check_sources
+
+    def other_run(average: Average) -> None:
+        Path("averaged.safetensors").write_text("of another run")
+        real(average)
+
+    monkeypatch.setattr(Average, "check_sources", other_run)
+    ended = sewa("average", "ckpts", "--report", "r.json", *flags)
+    assert ended.code == 0, ended.err
+    assert Path("averaged.safetensors").read_text() == "of another run"
+    Path("averaged.safetensors").unlink()
+    report = check_report("r.json")
+    assert report["output"].startswith("averaged-2.safetensors")
+    assert f"wrote {report['output']}" in ended.err
+    for name in there() - {"r.json"}:
+        assert name.startswith("averaged-2")
+        if name.endswith(".index.json"):
+            named = set(json.loads(Path(name).read_text())["weight_map"].values())
+            assert named == there() - {"r.json", name}
+
+
+def test_what_a_killed_run_left_is_cleared_away_by_the_next(sewa: Sewa) -> None:
+    for token in ("0123456789abcdef", "fedcba9876543210"):
+        left = Path(f".sewa-{token}/made/1")
+        left.parent.mkdir(parents=True)
+        left.write_text("half")
+    assert sewa("average", "ckpts").code == 0
+    assert there() == {"averaged.safetensors"}
