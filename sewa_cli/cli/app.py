@@ -298,31 +298,38 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-@command(f"past rebuilt force {TALK}")
-def apply(request: Request, past: Path, rebuilt: str) -> None:
+@command(f"past rebuilt root force {TALK}")
+def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None:
     """Build a report's averaged file again, byte for byte, without the task.
 
     Refuses when a checkpoint's size or SHA-256 is not what the report says.
     """
     without_blas()
-    from pydantic import ValidationError
-
     from sewa_cli.commands.apply import run_apply
-    from sewa_cli.report.recipe import Rebuildable
+    from sewa_cli.report.recipe import read_report
 
-    try:
-        report = Rebuildable.model_validate_json(past.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{past}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise CheckpointError(f"{past}: not a report of sewa: {where}: {first['msg']}") from error
+    report = read_report(past)
     with request.talk as talk:
         target = request.stdout if rebuilt == STDOUT else Path(rebuilt)
-        written = run_apply(report, past, target, force=request.force)
+        written = run_apply(report, past, target, root=root, force=request.force)
         if rebuilt != STDOUT:
             talk.say(f"wrote {written}")
+
+
+@command(f"verified root output_only {DATA} {TALK}")
+def verify(request: Request, verified: Path, root: Path | None, output_only: bool) -> None:
+    """Check that an output, and the checkpoints it was made from, are what their report says.
+
+    Sizes, SHA-256, and whether safetensors files load. One error line for each fault, exit code 3.
+    """
+    without_blas()
+    from sewa_cli.commands.verify import run_verify
+
+    with request.talk as talk:
+        found = run_verify(verified, root=root, output_only=output_only, events=talk)
+    request.tell(found)
+    if faults := [f"{row.path}: {row.fault}" for row in found.files if not row.ok]:
+        raise CheckpointError(*faults)
 
 
 @command(f"methods_from {DATA} config sets")

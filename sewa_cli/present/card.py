@@ -46,6 +46,8 @@ def model_card(
 
     Plain values, since a card is also written where no report was asked for.
     """
+    unknown = dict.fromkeys(("sewa_method", "sewa_steps"), "unknown")
+    metadata = {**unknown, WRITTEN_BY: "(unknown version)", **metadata}  # `apply` knows no more
     library = "peft" if is_adapter else "transformers"
     head = ["---", f"library_name: {library}", "tags:", "- sewa", "- weight-averaging", "---"]
     count = len(sources)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.inspect import Found, Inspection, Motion
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Interval, TaskHead
+    from sewa_cli.report.verify import Verification
     from sewa_cli.report.windows import Windows
 
 LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
@@ -352,6 +353,16 @@ def _ways(motion: Motion) -> Rows:
 
 def _name(one: Found) -> str:
     return one.path if one.step is None else f"step {one.step}"
+
+
+def verify(report: Verification) -> Sheet:
+    """A row for each file."""
+    rows: Rows = [one.model_dump(include={"path", "role", "ok", "fault"}) for one in report.files]
+    read: Rows = [
+        {"role": one.role, "found": one.fault or "as it was", "path": one.path}
+        for one in report.files
+    ]
+    return Sheet(rows, [("", read)])
 
 
 def facts(report: TaskHead) -> Sheet:
