@@ -1,4 +1,4 @@
-"""A file that is cut short while it is mapped: one line that names it, and exit code 3."""
+"""What would end a process without a word, a file cut short or no room: one line, exit code 3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.shells import environment
+from helpers.shells import environment, shell
+from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGBUS"), reason="no SIGBUS here")
@@ -44,10 +45,10 @@ with says_what_was_cut():
 def read_cut(path: Path, read: str, first: str = "") -> subprocess.CompletedProcess[str]:
     path.write_bytes(bytes(4_000_000))
     more = "import torch" if "torch" in read else ""
-    return ended("-c", first + MAPPED.replace("{read}", read).replace("{more}", more), path)
+    return started("-c", first + MAPPED.replace("{read}", read).replace("{more}", more), path)
 
 
-def ended(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def started(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         capture_output=True,
@@ -80,7 +81,7 @@ def test_afterwards_a_bus_error_is_what_it_was(tmp_path: Path) -> None:
     once = "with says_what_was_cut(): pass\nos.truncate(path, 4096); mapped[2_000_000]"
     code = MAPPED.partition("with says_what_was_cut")[0].replace("{more}", "") + once
     (tmp_path / "a").write_bytes(bytes(4_000_000))
-    assert ended("-c", code, tmp_path / "a").returncode == -signal.SIGBUS
+    assert started("-c", code, tmp_path / "a").returncode == -signal.SIGBUS
 
 
 TASK = """
@@ -121,7 +122,7 @@ sys.exit(main(sys.argv[1:]))
         ("safetensors", "safe_open", ["select", "ckpts", "--K", "2", "-o", "out.safetensors"]),
     ],
 )
-def test_a_command_ends_with_one_line_and_no_output(
+def test_a_command_ends_with_one_line_and_leaves_nothing(
     tmp_path: Path, where: str, name: str, command: list[str]
 ) -> None:
     (tmp_path / "ckpts").mkdir()
@@ -132,9 +133,31 @@ def test_a_command_ends_with_one_line_and_no_output(
     (tmp_path / "sewa.yaml").write_text("task: ./task.py\ndevice: cpu\n")
     before = {path.name for path in tmp_path.iterdir()}
     code = CUTS.format(where=where, name=name, path=str(paths[2]))
-    done = ended("-c", code, *command, cwd=tmp_path)
+    done = started("-c", code, *command, cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert errors == [f"error: {paths[2]}: {CUT}"]
-    new = {path.name for path in tmp_path.iterdir()} - before - {"__pycache__"}
-    assert not [name for name in new if not name.startswith(".")]
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
+
+
+@pytest.mark.parametrize("command", ["average", "inspect"])
+def test_too_little_address_space_is_one_line(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"w": torch.ones(2)}, path)
+    output = f"-o {tmp_path / 'o.safetensors'}" if command == "average" else ""
+    done = shell(f"ulimit -v 120000; sewa {command} {path} {output}")
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.startswith("error: `ulimit -v` leaves 117.2 MiB of address space")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_out_of_memory_is_no_bug_of_ours(
+    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("sewa_cli.commands.inspect.run_inspect", fail)
+    ended = sewa("inspect", tmp_path)
+    assert ended.code == 3
+    assert ended.error.startswith("there is not enough memory")
