@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test ruff types tests lint data quality picture bench clean
+.PHONY: demo test ruff types tests fuzz lint data quality picture bench clean
 
 # with the extras that are asked for, each in its pinned version
 define install
@@ -43,6 +43,11 @@ tests: $(VENV)/.tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: ruff types
+
+# so many damaged and forged files, each to the command that reads it; failures are kept
+N ?= 100000
+fuzz: $(VENV)/.tests
+	$(BIN)/python tests/faults/fuzz.py --n $(N) --jobs 2 --into fuzz-failures
 
 # real data for the paper's three settings, into sample_configs/data/: fetched with checksums, and
 # for cloning recorded from experts that are trained here (some ten minutes)

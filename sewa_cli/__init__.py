@@ -5,9 +5,10 @@ from sewa_cli import select
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # to import `typing` takes time in which `__main__` hears no Ctrl-C
 if TYPE_CHECKING:
+    from typing import Any
+
     from sewa_cli.api import select
     from sewa_cli.commands.select import Selection
 

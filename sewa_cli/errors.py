@@ -14,17 +14,17 @@ Raised where the fault is found; only `cli` turns them into a line and an exit c
 
 
 class SewaError(Exception):
+    """One or more faults, of which each is shown on a line of its own."""
+
     exit_code = 1
-
-
-class ConfigError(SewaError):
-    """One or more faults in the flags or the YAML, one line each."""
-
-    exit_code = 2
 
     def __init__(self, *faults: str) -> None:
         super().__init__("\n".join(faults))
         self.faults = faults
+
+
+class ConfigError(SewaError):
+    exit_code = 2
 
 
 class CheckpointError(SewaError):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 
 class Events:
     """Keeps the warnings for the report, each once; the command line's own talks as well."""
@@ -16,6 +19,9 @@ class Events:
         if text not in self.warnings:
             self.warnings.append(text)
             self.show_warning(text)
+
+    def found(self, paths: Sequence[Path]) -> None:
+        """The checkpoints, before any is read; this may refuse them."""
 
     def show_warning(self, text: str) -> None: ...
 

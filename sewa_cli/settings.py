@@ -32,8 +32,9 @@ def _as_bytes(value: object) -> object:
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
         if found is None or found[2].upper() not in _UNITS:
-            raise ValueError(f"must be a size such as 8GiB or 500MB, found {value!r}")
-        return int(float(found[1]) * _UNITS[found[2].upper()])
+            raise ValueError(f"must be a size such as 8GiB or 500MB, found {value!r:.100}")
+        size = float(found[1]) * _UNITS[found[2].upper()]
+        return int(size) if size < 2**64 else size  # digits without end are Inf
     return refuse_bool(value)
 
 
@@ -43,4 +44,4 @@ CountOrNone = Annotated[Whole, Field(ge=0)]  # zero: none at all
 Positive = Annotated[float, BeforeValidator(refuse_bool), Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(refuse_bool), Field(gt=0, lt=1)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
-Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1)]
+Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1, lt=2**64)]

@@ -1,9 +1,12 @@
-"""Values as people read them: sizes, numbers, lists of names, one line of an error."""
+"""Values as people read them: sizes, numbers, names, one line of an error."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import isfinite
+
+JOINERS = "\u200c\u200d"  # invisible, but without them Persian, Hindi and emoji are misspelt
 
 
 def size(number: float) -> str:
@@ -32,6 +35,52 @@ def few(names: Sequence[str], most: int = 3) -> str:
 def with_K(name: str, K: int | None) -> str:
     """An average's name, with its budget where it has one: `lawa K=10`."""
     return name if K is None else f"{name} K={K}"
+
+
+def shown(text: object, most: int | None = None) -> str:
+    """On one line, as it can be shown to a person: `a\\x1b[2Jb`, `a\\nb`, `a\\u202eb`.
+
+    Names come from files, and whoever made these may have put into them what moves the cursor,
+    looks like a line of ours or turns the reading direction. A backslash stays one: paths have
+    them. With `most`, what is longer loses its middle; the ends say where it was and what to do.
+    """
+    line = str(text)
+    if not line.isprintable():
+        line = "".join(map(_escaped, line))
+    if most is not None and len(line) > most:
+        half = (most - 3) // 2
+        line = f"{line[:half]} … {line[-half:]}"
+    return line
+
+
+def shown_lines(text: str) -> str:
+    """That for each line of a text that is meant to have several."""
+    return "\n".join(map(shown, text.split("\n")))
+
+
+def markdown(text: object) -> str:
+    """As `shown`, and nothing in it is taken for the end of a cell, HTML, a link or a picture."""
+    return re.sub(r"[\\|<]|(?<=])\(", r"\\\g<0>", shown(text))
+
+
+def code(name: object) -> str:
+    """A name in Markdown, as code where that can hold it: nothing can be escaped in there."""
+    text = shown(name)
+    if set(text).isdisjoint("\\`|"):
+        return f"`{text}`"
+    return markdown(text).replace("`", r"\`")
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable() or character in JOINERS:
+        return character
+    from unicodedata import category
+
+    # control, format, half of a pair; ends of a line and of a paragraph. What else is not printable
+    # is a kind of space, a private sign, or younger than our Unicode: that does no harm
+    if category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return character.encode("unicode_escape").decode("ascii")
+    return character
 
 
 def one_line(text: object, most: int | None = None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sewa_cli.checkpoints.checkpoint import Checkpoint, TensorInfo, read_json
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+from sewa_cli.files import MIB
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -33,7 +34,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.exists():
         raise Unfinished(f"{path}: is missing; an adapter cannot be loaded without it")
-    return read_json(path)
+    return read_json(path, 16 * MIB)
 
 
 def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
@@ -47,8 +48,8 @@ def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
         for key in _PRODUCT:
             if found.get(key) != expected.get(key):
                 raise CheckpointError(
-                    f"{checkpoint.path / CONFIG}: {key}: expected {expected.get(key)!r} as in "
-                    f"{adapters[0].path.name}, found {found.get(key)!r}"
+                    f"{checkpoint.path / CONFIG}: {key}: expected {expected.get(key)!r:.100} as in "
+                    f"{adapters[0].path.name}, found {found.get(key)!r:.100}"
                 )
 
 

@@ -6,8 +6,6 @@ Each format has a module that turns its files into a `Header`; the rest of the p
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from sewa_cli.dtypes import WORDS, Array
 from sewa_cli.errors import CheckpointError, Unfinished
+from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 WRITTEN_BY: Final = "sewa_version"  # metadata key of our own outputs
 FLOATS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
 
+MOST_JSON: Final = 256 * MIB  # of an index, or of all that a trainer has logged
 # what a checkpoint is to its trainer, and so what an average of such checkpoints should be
 Kind = Literal["file", "set", "folder", "adapter", "torch", "distributed"]
 
@@ -55,7 +55,7 @@ class Stamp(NamedTuple):
 
 def stamp_of(file: Path) -> Stamp:
     with reading(file):
-        about = file.stat()
+        about = check_regular(file)
     return Stamp(about.st_size, about.st_mtime_ns)
 
 
@@ -173,11 +173,12 @@ def reading(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
+    with reading(path):
+        text = read_bytes(path, most)
     try:
-        with reading(path):
-            content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):  # nested without end
+        content = parse_json(text)
+    except ValueError:
         content = None
     if not isinstance(content, dict):
         raise Unfinished(f"{path}: not a complete JSON object; save the checkpoint again")
@@ -188,15 +189,19 @@ def neighbours(index: Path, names: Collection[Any]) -> list[Path]:
     """The files that an index names, sorted. A name that leads out of its folder is refused."""
     for name in names:
         is_plain = isinstance(name, str) and name == Path(name).name and "\\" not in name
-        if not is_plain or not name.strip(".") or not name.isprintable() or len(name) > 255:
+        if not is_plain or not name.strip(".") or not name.isprintable():
             raise CheckpointError(
                 f"{index}: names {name!r:.100}, which is not a file in its own folder; refused"
             )
     files = sorted({index.with_name(name) for name in names})
-    for file in files:
-        if file.is_symlink() and Path(os.path.realpath(file)).parent != index.parent.resolve():
-            raise CheckpointError(f"{file}: is a link out of its folder; put the file itself there")
-    if missing := [file for file in files if not file.is_file()]:
+    with reading(index):  # a name may be longer than the system allows
+        for file in files:
+            if file.is_symlink() and real(file).parent != real(index.parent):
+                raise CheckpointError(
+                    f"{file}: is a link out of its folder; put the file itself there"
+                )
+        missing = [file for file in files if not file.is_file()]
+    if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise Unfinished(f"{missing[0]}: is missing{more}, but {index.name} names it")
     return files

@@ -33,7 +33,8 @@ from sewa_cli.checkpoints.pytorch import (
 )
 from sewa_cli.dtypes import DTYPES, Array, as_array
 from sewa_cli.errors import CheckpointError, Unfinished
-from sewa_cli.text import one_line
+from sewa_cli.files import MIB, open_regular, read_bytes
+from sewa_cli.text import one_line, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -224,7 +225,9 @@ class _Stored:
             return self._read(*self._entries[name])
         except Exception as error:  # damaged bytes fail in many ways
             reason = one_line(error, 160)
-            raise CheckpointError(f"{self._folder}: {name}: cannot be read: {reason}") from error
+            raise CheckpointError(
+                f"{self._folder}: {shown(name, 100)}: cannot be read: {reason}"
+            ) from error
 
     def _read(self, info: TensorInfo, chunks: Mapping[_Chunk, _Place]) -> Tensor:
         import torch
@@ -255,7 +258,7 @@ class _Stored:
 
 
 def _load(folder: Path, place: _Place) -> Any:
-    with (folder / place.file).open("rb") as file:
+    with open_regular(folder / place.file) as file:
         file.seek(place.offset)
         return load_plain(io.BytesIO(file.read(place.length)))
 
@@ -293,7 +296,9 @@ def _open(folder: Path, state_key: str | None) -> Header:
         if way[: len(prefix)] == prefix and (prefix or len(way) == 1):
             name = ".".join(way[len(prefix) :])
             if name in tensors:
-                raise CheckpointError(f"{folder / METADATA}: two tensors are called {name}")
+                raise CheckpointError(
+                    f"{folder / METADATA}: two tensors are called {shown(name, 100)}"
+                )
             tensors[name] = metadata.tensor(key)
     infos = {name: tensors[name].info for name in sorted(tensors)}
     step = next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None)
@@ -303,15 +308,15 @@ def _open(folder: Path, state_key: str | None) -> Header:
 def _read_metadata(folder: Path) -> _Metadata:
     path = folder / METADATA
     with reading(path):
-        data = path.read_bytes()
+        data = read_bytes(path, 256 * MIB)
     try:
         content = _Unpickler(io.BytesIO(data)).load()
     except _Refused as error:
         raise CheckpointError(
-            f"{path}: needs {error} to be loaded, which could run code; {REFUSED}"
+            f"{path}: needs {shown(error, 100)} to be loaded, which could run code; {REFUSED}"
         ) from None
     except Exception as error:  # a torn pickle fails in many ways
-        raise Unfinished(f"{path}: not a complete file ({error!r}); save it again") from error
+        raise Unfinished(f"{path}: not a complete file ({error!r:.160}); save it again") from error
     return _Metadata(content)
 
 

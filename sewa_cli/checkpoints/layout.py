@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,8 @@ from sewa_cli.checkpoints.opening import (
 )
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
+from sewa_cli.files import MIB, real
+from sewa_cli.text import size
 
 _WORDS: dict[Kind, str] = {
     "file": "safetensors file",
@@ -53,6 +54,7 @@ _NOT_WEIGHTS = re.compile(
 )
 _SHARD = re.compile(r".*-\d{5,}-of-\d{5,}\.(safetensors|bin)")
 _FINAL = {MODEL, MODEL + INDEX, MODEL_BIN, MODEL_BIN + INDEX, adapters.WEIGHTS}
+MOST_NAMES = 64 * MIB  # of paths on standard input
 _PLACES = ("checkpoints", "checkpoint", "lightning_logs/version_*/checkpoints")
 
 
@@ -118,11 +120,10 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
     found = Found()
     for path in given:
         if str(path) == "-":
-            lines = (line.strip() for line in sys.stdin)
-            found.paths += [Path(line) for line in lines if line]
+            found.paths += _named_on_stdin()
             if not found.paths:
                 raise CheckpointError("-: no paths arrived on standard input")
-        elif path.is_dir():
+        elif _is_folder(path):
             inside = _look_into(path, found.notes)
             if inside != [path]:  # otherwise the user named the checkpoint itself
                 inside = [p for p in inside if keep_ours or not _is_ours(p)]
@@ -130,10 +131,30 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
             found.paths += inside
         else:
             found.paths.append(path)
-    named = Counter(path.resolve() for path in found.paths)
-    if repeated := [path for path, n in named.items() if n > 1]:
-        raise CheckpointError(f"{repeated[0]}: is given twice; give each checkpoint once")
+    seen: set[Path] = set()
+    for path in found.paths:
+        with reading(path):
+            place = real(path)
+        if place in seen:
+            raise CheckpointError(f"{place}: is given twice; give each checkpoint once")
+        seen.add(place)
     return found
+
+
+def _is_folder(path: Path) -> bool:
+    with reading(path):  # a name may be longer than the system allows
+        return path.is_dir()
+
+
+def _named_on_stdin() -> list[Path]:
+    """One a line; ended by NUL bytes, as `find -print0` does it, where there is one of these."""
+    data = sys.stdin.buffer.read(MOST_NAMES + 1)
+    if len(data) > MOST_NAMES:
+        raise CheckpointError(f"-: more than {size(MOST_NAMES)} of paths on standard input")
+    text = os.fsdecode(data)
+    ended_by_nul = "\0" in text
+    names = text.split("\0") if ended_by_nul else map(str.strip, text.split("\n"))
+    return [Path(name) for name in names if name]
 
 
 def _look_into(folder: Path, notes: list[str]) -> list[Path]:
@@ -212,7 +233,7 @@ def _files(entries: Sequence[Path]) -> list[Path]:
         if p.suffix in (SUFFIX, *pytorch.SUFFIXES)
         and not _NOT_WEIGHTS.fullmatch(p.name)
         and p not in in_sets
-        and not (p.is_symlink() and p.resolve().parent == p.parent.resolve())
+        and not (p.is_symlink() and real(p).parent == real(p.parent))
     ]
     lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)
     if lone is not None:

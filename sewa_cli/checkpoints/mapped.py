@@ -8,7 +8,6 @@ the tensors: an 8-byte length, a JSON header with offsets, the tensors' bytes.
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import struct
 import sys
@@ -21,6 +20,7 @@ import numpy as np
 
 from sewa_cli.dtypes import DTYPES, Array
 from sewa_cli.errors import CheckpointError
+from sewa_cli.files import open_regular, parse_json
 
 
 def views(data: bytes | mmap.mmap) -> dict[str, Array]:
@@ -32,7 +32,7 @@ def views(data: bytes | mmap.mmap) -> dict[str, Array]:
         (length,) = struct.unpack_from("<Q", data)
         if length > len(data) - 8:
             raise ValueError(f"a header of {length} bytes in a file of {len(data)}")
-        header = json.loads(data[8 : 8 + length])
+        header = parse_json(data[8 : 8 + length])
         body = np.frombuffer(data, np.uint8)[8 + length :]
         return {
             name: _view(body, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
@@ -66,7 +66,7 @@ def _mapped(path: Path) -> mmap.mmap:
     # before Python 3.13 every mapping holds a descriptor, and 1000 checkpoints are not rare
     options: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ, **options)
     except OSError as error:
         if error.errno != errno.EMFILE or not _allow_more_files():

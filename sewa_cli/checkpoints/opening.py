@@ -19,6 +19,7 @@ from sewa_cli.checkpoints.checkpoint import (
 )
 from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import CheckpointError, Unfinished
+from sewa_cli.text import shown
 
 MODEL = "model.safetensors"
 MODEL_BIN = "pytorch_model.bin"
@@ -72,17 +73,27 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         raise CheckpointError(f"{path}: holds no tensors")
     for name, info in header.tensors.items():
         if not _is_utf8(name):
-            raise CheckpointError(f"{path}: {name!r}: is not a UTF-8 name; rename the tensor")
+            raise CheckpointError(
+                f"{path}: {shown(name, 100)}: is not a UTF-8 name; rename the tensor"
+            )
         if info.dtype not in DTYPES:  # complex, or several values packed in a byte
-            raise CheckpointError(f"{path}: {name}: {info.dtype} tensors cannot be averaged")
+            raise CheckpointError(
+                f"{path}: {shown(name, 100)}: {info.dtype} tensors cannot be averaged"
+            )
     step, metrics = header.step, header.metrics
     if path.is_dir():
         logged_step, logged = _trainer_state(path)
         step = logged_step if step is None else step
         metrics = logged | metrics
+    step = number_in(path) if step is None else step
+    if step is not None and abs(step) >= 2**63:
+        raise CheckpointError(
+            f"{path}: its step is 2^63 or more, which no trainer counts to; correct its name or "
+            "metadata"
+        )
     return Checkpoint(
         path=path,
-        step=number_in(path) if step is None else step,
+        step=step,
         size=sum(stamp.size for stamp in stamps.values()),
         tensors=header.tensors,
         metadata=header.metadata,

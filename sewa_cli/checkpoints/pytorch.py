@@ -14,7 +14,6 @@ import warnings
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -23,7 +22,8 @@ from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers, r
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
 from sewa_cli.dtypes import WORDS, Array, as_array
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
-from sewa_cli.text import few, one_line
+from sewa_cli.files import open_regular
+from sewa_cli.text import few, one_line, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,9 +35,14 @@ LIGHTNING = "pytorch-lightning_version"
 REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
 _ZIP = b"PK\x03\x04"
 _MOST_TUPLES = 256  # in a tuple, at any depth
+_LONGEST_NAME = 1000
 
 
-class _Nested(pickle.UnpicklingError): ...
+class _Forged(pickle.UnpicklingError): ...
+
+
+class _Global(int):
+    """A name in a pickle, on the stack of `_check_pickle`."""
 
 
 class _Loaded:
@@ -84,7 +89,7 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
 
 def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
-    with reading(path), (base / path).open("rb") as file:
+    with reading(path), open_regular(base / path) as file:
         start = file.read(4)
     try:
         if not start:
@@ -110,7 +115,7 @@ def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
     import torch
 
     if isinstance(source, Path):
-        with source.open("rb") as file:
+        with open_regular(source) as file:
             _check_pickles(file)
     else:
         _check_pickles(source)
@@ -129,12 +134,16 @@ def _check_pickles(file: IO[bytes]) -> None:
     if is_zip:
         _check_archive(file)
     file.seek(0)
-    with suppress(ValueError):
+    try:
         if is_zip:
-            _check_tuples(io.BytesIO(torch._C.PyTorchFileReader(file).get_record("data.pkl")))
+            _check_pickle(io.BytesIO(torch._C.PyTorchFileReader(file).get_record("data.pkl")))
             return
         for _ in range(5):  # magic number, protocol, system, content, keys of the storages
-            _check_tuples(file)
+            _check_pickle(file)
+    except UnicodeDecodeError as error:  # torch has more alphabets for names, and would go on
+        raise _Forged("holds what is no text") from error
+    except ValueError:
+        pass
 
 
 def _check_archive(file: IO[bytes]) -> None:
@@ -158,11 +167,13 @@ def _check_archive(file: IO[bytes]) -> None:
         raise zipfile.BadZipFile("not a complete archive")
 
 
-def _check_tuples(file: IO[bytes]) -> None:
-    """Refuse tuples nested without end: hashing one, as a dict's key, crashes or hangs the process.
+def _check_pickle(file: IO[bytes]) -> None:
+    """Refuse what would crash or hang the process while torch reads it, or says why it does not.
 
-    Follows the pickle's stack without building anything: of each value, only how many tuples it
-    holds. A tuple cannot change later, so that number is final.
+    Tuples nested without end, as hashing one (a dict's key) does; and calls of anything but a short
+    name, as torch searches what it says of them in quadratic time. Follows the pickle's stack
+    without building anything: of each value, only how many tuples it holds. A tuple cannot change
+    later, so that number is final.
     """
     import pickletools  # slow to import
 
@@ -182,8 +193,15 @@ def _check_tuples(file: IO[bytes]) -> None:
             is_tuple = op.name.startswith("TUPLE")
             holds = 1 + sum(taken) if is_tuple else max(taken, default=0)
             if holds > _MOST_TUPLES:
-                raise _Nested("holds tuples nested without end")
-            stack[start:] = [holds] * len(op.stack_after)
+                raise _Forged("holds tuples nested without end")
+            if op.name in ("REDUCE", "NEWOBJ") and not isinstance((taken or [0])[0], _Global):
+                raise _Forged("calls what is no function")
+            made = _Global() if op.name == "STACK_GLOBAL" else holds
+            stack[start:] = [made] * len(op.stack_after)
+        elif op.name == "GLOBAL":
+            if len(str(arg)) > _LONGEST_NAME:
+                raise _Forged("names a function in too many words")
+            stack.append(_Global())
         elif op.stack_after:
             stack.append(memo.get(arg, 0) if op.name.endswith("GET") else 0)
 
@@ -208,7 +226,7 @@ def _bare(content: Any) -> Any:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    if isinstance(error, _Nested):
+    if isinstance(error, _Forged):
         return str(error)
     wanted = re.search(r"(?:GLOBAL|global) ([\w.]+\.[\w.]+)", one_line(error))
     if wanted is not None:
@@ -259,7 +277,7 @@ def no_such_key(path: Path, state_key: str, there: Iterable[Any]) -> ConfigError
 
 
 def _few(keys: Iterable[Any]) -> str:
-    return few(list(map(str, keys)), 8) or "nothing"
+    return few([shown(key, 40) for key in keys], 8) or "nothing"
 
 
 def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
@@ -269,8 +287,8 @@ def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
     for name, value in state.items():
         if not isinstance(name, str) or not is_tensor(value):
             raise CheckpointError(
-                f"{where}: {name} is {_kind(value)}, not a tensor; save the tensors alone, or name "
-                "their key with --state-key"
+                f"{where}: {shown(name, 100)} is {_kind(value)}, not a tensor; save the tensors "
+                "alone, or name their key with --state-key"
             )
     return dict(state)
 
@@ -284,7 +302,9 @@ def is_tensor(value: object) -> bool:
 def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
     check_dense(tensor, f"{path}: {name}: ")
     if tensor.nbytes > path.stat().st_size:  # an expanded tensor: one value, repeated
-        raise CheckpointError(f"{path}: {name}: is larger than the whole file; save a copy of it")
+        raise CheckpointError(
+            f"{path}: {shown(name, 100)}: is larger than the whole file; save a copy of it"
+        )
     return TensorInfo(word_of(tensor.dtype), tuple(tensor.shape))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,8 @@ from sewa_cli.checkpoints.checkpoint import (
 from sewa_cli.checkpoints.mapped import map_file
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import CheckpointError, Unfinished
+from sewa_cli.files import check_regular, parse_json
+from sewa_cli.text import one_line, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +45,10 @@ class _Mapped:
             if path not in self._handles:
                 self._handles[path] = safe_open(self._base / path, framework="pt")
             tensor: Tensor = self._handles[path].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path}: {name}: cannot be read: {error}") from error
+        # torch's: no room to map so much, a shape that is too large
+        except (SafetensorError, OSError, RuntimeError, TypeError) as error:
+            what = f"{path}: {shown(name, 100)}: cannot be read"
+            raise CheckpointError(f"{what}: {one_line(error, 160)}") from error
         return tensor
 
     def read_array(self, name: str) -> Array:
@@ -71,7 +74,7 @@ def open_set(index: Path) -> Header:
         found, about = _read_header(shard)
         check_holds(shard, names, found)
         if extra := sorted(found.keys() - names):
-            raise _mismatch(shard, f"{index.name} does not list its {extra[0]}")
+            raise _mismatch(shard, f"{index.name} does not list its {shown(extra[0], 100)}")
         tensors |= found
         metadata |= about
     return _header(index, (index, *shards_of(places)), tensors, metadata, places)
@@ -107,7 +110,7 @@ def shards_of(places: Mapping[str, Path]) -> dict[Path, set[str]]:
 
 def check_holds(shard: Path, names: set[str], found: Mapping[str, Any]) -> None:
     if missing := sorted(names - found.keys()):
-        raise _mismatch(shard, f"has no {missing[0]}")
+        raise _mismatch(shard, f"has no {shown(missing[0], 100)}")
 
 
 def _mismatch(shard: Path, what: str) -> CheckpointError:
@@ -117,6 +120,7 @@ def _mismatch(shard: Path, what: str) -> CheckpointError:
 def is_ours(path: Path, key: str) -> bool:
     """Whether a file's metadata has this key; a broken file has none."""
     try:
+        check_regular(path)
         with safe_open(path, framework="numpy") as file:
             return key in (file.metadata() or {})
     except (SafetensorError, OSError):
@@ -125,6 +129,8 @@ def is_ours(path: Path, key: str) -> bool:
 
 def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
+        with reading(path):
+            check_regular(path)
         with reading(path), safe_open(path, framework="numpy") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             tensors = {
@@ -133,7 +139,7 @@ def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
             }
             return tensors, dict(file.metadata() or {})
     except SafetensorError as error:
-        reason = str(error).removeprefix("Error while deserializing header: ")
+        reason = shown(str(error).removeprefix("Error while deserializing header: "), 300)
         raise Unfinished(
             f"{path}: not a complete safetensors file ({reason}); remove it or save it again"
         ) from error
@@ -145,15 +151,16 @@ def _step(path: Path, metadata: Mapping[str, str]) -> int | None:
     try:
         return int(metadata["step"])
     except ValueError:
+        found = shown(metadata["step"], 40)
         raise CheckpointError(
-            f"{path}: metadata step: expected a whole number, found {metadata['step']!r}"
+            f"{path}: metadata step: expected a whole number, found {found!r}"
         ) from None
 
 
 def _metrics(metadata: Mapping[str, str]) -> dict[str, float]:
     """JSON under `metrics`, if the trainer wrote any."""
     try:
-        found = json.loads(metadata.get("metrics", "{}"))
-    except (ValueError, RecursionError):  # nested without end
+        found = parse_json(metadata.get("metrics", "{}"))
+    except ValueError:
         return {}
     return plain_numbers(found) if isinstance(found, dict) else {}

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.main import without_blas
-from sewa_cli.cli.options import PATHS, Request, add_command
+from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
+from sewa_cli.files import real
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
-STDOUT = "-"
 SPAN = "last every from_step to_step"
 DATA = "format json"
 TALK = "quiet verbose"
@@ -67,8 +68,8 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
     if ready_task is not None and ready_task not in READY_MADE:
         known = ", ".join(READY_MADE)
         raise ConfigError(f"--task: no ready-made {ready_task!r}; there are {known}")
-    for path in write_template(ready_task or "init", folder, request.force):
-        request.write(f"{path}\n")
+    check_one_a_line([folder], "choose another name")
+    request.write_paths(write_template(ready_task or "init", folder, request.force))
 
 
 @command(f"demo_folder seed force {TALK}")
@@ -78,16 +79,20 @@ def demo(request: Request, demo_folder: Path) -> None:
     from sewa_cli.demo import run_demo
     from sewa_cli.present import summary
 
+    check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
-    talk.say(summary(selection.report).rstrip())
-    request.write("".join(f"{path}\n" for path in selection.paths))
+    talk.say(*summary(selection.report).splitlines())
+    request.write_paths(selection.paths)
     sewa = _called_from(demo_folder)
     talk.say(
-        f"\ntry next:\n  cd {quote(str(demo_folder))}\n  {sewa} select ckpts/ --K 5\n"
-        f"  {sewa} select ckpts/ --K 10 --json | jq .average\n"
-        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors"
+        "",
+        "try next:",
+        f"  cd {quote(str(demo_folder))}",
+        f"  {sewa} select ckpts/ --K 5",
+        f"  {sewa} select ckpts/ --K 10 --json | jq .average",
+        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors",
     )
 
 
@@ -109,7 +114,7 @@ def _shorter(program: str, folder: Path) -> str:
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task K solver solver_from iterations stable guard "
-    "fallback lora bn output report output_dtype shard_size force plot paths_format json "
+    "fallback lora bn output report output_dtype shard_size force plot paths_format json print0 "
     f"config sets memory device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool) -> None:
@@ -142,12 +147,12 @@ def select(request: Request, dry_run: bool) -> None:
     report = selection.report
     # the score table is either data or words
     is_table = request.form in ("table", "markdown")
-    talk.say("\n".join(say(report)) if is_table else summary(report).rstrip())
+    talk.say(*(say(report) if is_table else summary(report).splitlines()))
     request.draw(report)
     if request.form != PATHS:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:
-        request.write("".join(f"{path}\n" for path in selection.paths))
+        request.write_paths(selection.paths)
     # a fallback has already taken the better one
     if request.config.strict and report.beaten_by and report.learned is None:
         best = report.beaten_by[0]
@@ -180,7 +185,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
     if output_best is not None:
         report = report or report_path(output_best)
-    files = [path.resolve() for path in (output_best, report, request.plot) if path is not None]
+    files = [real(path) for path in (output_best, report, request.plot) if path is not None]
     if len(set(files)) < len(files):
         raise ConfigError("--output-best, --report and --plot must name different files")
     options: dict[str, Any] = {
@@ -234,7 +239,7 @@ def validate(request: Request) -> None:
 
 @command(
     f"ckpts {SPAN} state_key method K weights methods_from lora output recipe output_dtype "
-    f"shard_size force paths_format json config sets seed {TALK}"
+    f"shard_size force paths_format json print0 config sets seed {TALK}"
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.
@@ -272,7 +277,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     if written == STDOUT:
         return
     if request.form == PATHS:
-        request.write("".join(f"{source.path}\n" for source in averaged.sources))
+        request.write_paths(source.path for source in averaged.sources)
     elif report is not None and request.form == "json":
         request.write(show(report, "json"))
     else:
@@ -293,31 +298,38 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-@command(f"past rebuilt force {TALK}")
-def apply(request: Request, past: Path, rebuilt: str) -> None:
+@command(f"past rebuilt root force {TALK}")
+def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None:
     """Build a report's averaged file again, byte for byte, without the task.
 
     Refuses when a checkpoint's size or SHA-256 is not what the report says.
     """
     without_blas()
-    from pydantic import ValidationError
-
     from sewa_cli.commands.apply import run_apply
-    from sewa_cli.report.recipe import Rebuildable
+    from sewa_cli.report.recipe import read_report
 
-    try:
-        report = Rebuildable.model_validate_json(past.read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{past}: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise CheckpointError(f"{past}: not a report of sewa: {where}: {first['msg']}") from error
+    report = read_report(past)
     with request.talk as talk:
         target = request.stdout if rebuilt == STDOUT else Path(rebuilt)
-        written = run_apply(report, past, target, force=request.force)
+        written = run_apply(report, past, target, root=root, force=request.force)
         if rebuilt != STDOUT:
             talk.say(f"wrote {written}")
+
+
+@command(f"verified root output_only {DATA} {TALK}")
+def verify(request: Request, verified: Path, root: Path | None, output_only: bool) -> None:
+    """Check that an output, and the checkpoints it was made from, are what their report says.
+
+    Sizes, SHA-256, and whether safetensors files load. One error line for each fault, exit code 3.
+    """
+    without_blas()
+    from sewa_cli.commands.verify import run_verify
+
+    with request.talk as talk:
+        found = run_verify(verified, root=root, output_only=output_only, events=talk)
+    request.tell(found)
+    if faults := [f"{row.path}: {row.fault}" for row in found.files if not row.ok]:
+        raise CheckpointError(*faults)
 
 
 @command(f"methods_from {DATA} config sets")

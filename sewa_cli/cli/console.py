@@ -6,11 +6,16 @@ import gc
 import shlex
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sewa_cli.cli.main import stop_if_interrupted, typed
+from sewa_cli.cli.main import typed
+from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
+from sewa_cli.interrupts import stop_if_interrupted
+from sewa_cli.text import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,11 +24,20 @@ if TYPE_CHECKING:
 SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
 
 
+def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
+    """Refuse, before any work, paths that whoever reads what we print would take for others."""
+    for path in paths:
+        if str(path).splitlines() != [str(path)]:
+            raise CheckpointError(
+                f"{path}: has a line break in its name, and paths are printed one a line; {advice}"
+            )
+
+
 class Talk(Events):
     """Bars on a terminal, else a line now and then; `quiet` leaves errors; `verbose` adds notes.
 
-    A plain line is written as it is. rich is for what has a colour or a bar: to import it takes as
-    long as to average a small network's files.
+    Whatever names are in it, a line is one line and moves no cursor. rich is for what has a colour
+    or a bar: to import it takes as long as to average a small network's files.
     """
 
     def __init__(self, quiet: bool, verbose: bool) -> None:
@@ -34,6 +48,7 @@ class Talk(Events):
         self._bars: Progress | None = None
         self._stages: dict[str, TaskID] = {}
         self._last_line = time.monotonic()
+        self.one_a_line = False  # the paths of checkpoints are to be printed so
 
     def __enter__(self) -> Talk:
         if not gc.isenabled():  # as `__main__` leaves it: all is imported now, the work begins
@@ -46,33 +61,38 @@ class Talk(Events):
         if self._bars is not None:
             self._bars.stop()
 
+    def found(self, paths: Sequence[Path]) -> None:
+        if self.one_a_line:
+            check_one_a_line(paths, "--print0 ends them with a NUL byte, for xargs -0")
+
     def note(self, text: str) -> None:
         if self._verbose:
-            self._console.print(text, style="dim")
+            self._console.print(shown(text), style="dim")
 
-    def say(self, text: str) -> None:
-        if self._bars is not None:  # it stands above them
-            self._console.print(text)
-        elif not self._quiet:
-            sys.stderr.write(f"{text}\n")
-            sys.stderr.flush()
+    def say(self, *lines: str) -> None:
+        for line in map(shown, lines):
+            if self._bars is not None:  # it stands above them
+                self._console.print(line)
+            elif not self._quiet:
+                sys.stderr.write(f"{line}\n")
+                sys.stderr.flush()
 
     def show_warning(self, text: str) -> None:
-        self._console.print(f"warning: {text}", style="yellow")
+        self._console.print(f"warning: {shown(text)}", style="yellow")
 
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
         stop_if_interrupted()
         if self._quiet:
             return
-        shown = "" if loss is None else f"loss {loss:.4f}"
+        now = "" if loss is None else f"loss {loss:.4f}"
         if sys.stderr.isatty():
             bars = self._bars or self._start_bars()
             if stage not in self._stages:
-                self._stages[stage] = bars.add_task(stage, total=total, loss="")
-            bars.update(self._stages[stage], completed=done, loss=shown)
+                self._stages[stage] = bars.add_task(shown(stage), total=total, loss="")
+            bars.update(self._stages[stage], completed=done, loss=now)
         elif time.monotonic() - self._last_line >= SECONDS:
             self._last_line = time.monotonic()
-            self.say(f"{stage} {done}/{total} {shown}".rstrip())
+            self.say(f"{stage} {done}/{total} {now}".rstrip())
 
     @cached_property
     def _console(self) -> Console:
@@ -92,7 +112,7 @@ class Talk(Events):
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._bars = Progress(
-            TextColumn("{task.description:>10}"),
+            TextColumn("{task.description:>10}", markup=False),
             BarColumn(),
             TextColumn("{task.completed}/{task.total}"),
             TextColumn("{task.fields[loss]}"),

@@ -5,57 +5,61 @@ from __future__ import annotations
 import errno
 import io
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType, SimpleNamespace
 from typing import IO, Any, TextIO, cast
 
-from sewa_cli.errors import ConfigError, OutputError, SewaError, UserCodeError
+from sewa_cli import interrupts
+from sewa_cli.errors import CheckpointError, OutputError, SewaError, UserCodeError
+from sewa_cli.text import one_line, shown, shown_lines
 
-INTERRUPTED = 130
+LONGEST = 2_000  # characters of an error's line
 typed: list[str] = []  # the arguments of the command that runs
-_interrupt = SimpleNamespace(came=False)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     typed[:] = arguments
+    handlers = interrupts.catch()
     try:
-        _catch_signals()
-        _open_closed_streams()
-        # OpenMP's threads spin while they wait; on a busy machine that makes a small run many
-        # times slower. Only takes effect before torch is imported.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        from sewa_cli.cli.app import app
-
-        code = app(arguments, prog_name="sewa", standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        code = interrupts.work(lambda: _run(arguments))
     except BaseException as error:
-        if _interrupt.came or isinstance(error, KeyboardInterrupt):
-            code = INTERRUPTED
+        if interrupts.came() or isinstance(error, KeyboardInterrupt):
+            code = interrupts.CODE
         else:
             code = _tell(error, verbose="-v" in arguments or "--verbose" in arguments)
-    if code == INTERRUPTED:
-        _say("interrupted; nothing half-written is left")
+    interrupts.decide(code)
+    if code == interrupts.CODE:
+        _say(interrupts.LINE)
+    interrupts.give_back(handlers)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    _open_closed_streams()
+    # OpenMP's threads spin while they wait; on a busy machine that makes a small run many times
+    # slower. Only takes effect before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from sewa_cli.cli.app import app
+
+    code = app(arguments, prog_name="sewa", standalone_mode=False)
+    if sys.stdout is not None:
+        sys.stdout.flush()
     return code if isinstance(code, int) else 0
 
 
 def _tell(error: BaseException, verbose: bool) -> int:
     """One line for what ended the command. Returns the exit code."""
     if isinstance(error, SewaError):
-        if isinstance(error, UserCodeError):
-            whole = traceback.format_exception(error.__cause__ or error)
-            _say("".join(whole).rstrip() if verbose else error.frames)
-        elif verbose:
-            _say(traceback.format_exc())
-        faults = error.faults if isinstance(error, ConfigError) else str(error).splitlines()
-        for fault in faults:
-            _say(f"error: {fault}")
+        if verbose:
+            _say_traceback(error.__cause__ or error if isinstance(error, UserCodeError) else error)
+        elif isinstance(error, UserCodeError):
+            _say(shown_lines(error.frames))
+        for fault in error.faults:
+            _say_error(fault)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         return _pipe_closed()
@@ -66,18 +70,20 @@ def _tell(error: BaseException, verbose: bool) -> int:
         return error.code if isinstance(error.code, int) else 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
         _hush(sys.stdout)  # typer's own prints; data go through `_Stdout`
-        _say(f"error: standard output: cannot be written: {error.strerror}")
+        _say_error(f"standard output: cannot be written: {error.strerror}")
         return OutputError.exit_code
     # a usage error of typer's; without a message where it has shown the help instead
     if callable(format_message := getattr(error, "format_message", None)):
         if message := format_message().rstrip("."):
-            _say(f"error: {message}. See `sewa --help`")
+            _say_error(f"{message}. See `sewa --help`")
         return 2
     if verbose:
-        _say(traceback.format_exc())
-    what = " ".join(str(error).split())
+        _say_traceback(error)
+    if isinstance(error, MemoryError) or "failed to map segment" in str(error):  # of a library
+        _say_error("there is not enough memory; free some, or raise `ulimit -v`")
+        return CheckpointError.exit_code
     where = "-v shows where, please report it"
-    _say(f"error: a bug in sewa: {type(error).__name__}: {what}; {where}")
+    _say_error(f"a bug in sewa: {type(error).__name__}: {one_line(error)}; {where}")
     return 1
 
 
@@ -169,32 +175,6 @@ def _open_closed_streams() -> None:
         sys.stderr = cast(TextIO, _Stderr(sys.stderr))
 
 
-def _catch_signals() -> None:
-    """What asks us to end is a KeyboardInterrupt, so that nothing half-written is left."""
-    _interrupt.came = False
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        number = getattr(signal, name, None)
-        # one that is ignored (by nohup, by a shell for its background jobs) stays so
-        if number and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _end_as_if_interrupted)
-
-
-def _end_as_if_interrupted(_signal: int, _frame: FrameType | None) -> None:
-    # C code may catch it, print it and raise another in its place: numpy does, while imported
-    _interrupt.came = True
-    sys.excepthook = sys.unraisablehook = _say_nothing
-    raise KeyboardInterrupt
-
-
-def _say_nothing(*_: object) -> None: ...
-
-
-def stop_if_interrupted() -> None:
-    """For the places between two steps: an interrupt that some `except:` has swallowed counts."""
-    if _interrupt.came:
-        raise KeyboardInterrupt
-
-
 def _pipe_closed() -> int:
     """The reader has had enough: not an error. Python must not try to flush again at exit."""
     _hush(sys.stdout)
@@ -206,6 +186,17 @@ def _hush(stream: TextIO) -> None:
     """What still goes there goes nowhere; the descriptor, as Python flushes once more at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _say_error(fault: str) -> None:
+    """One line, whatever the names in it are."""
+    _say(f"error: {shown(fault, LONGEST)}")
+
+
+def _say_traceback(error: BaseException) -> None:
+    """Set in, so that no line of it can be taken for one of ours."""
+    for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+        _say(f"  {shown(line)}")
 
 
 def _say(text: str) -> None:

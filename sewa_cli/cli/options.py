@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -11,11 +11,12 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from sewa_cli.cli.console import Talk
+from sewa_cli.cli.guard import MIB, check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
 from sewa_cli.present import FORMS
 from sewa_cli.report import KINDS
-from sewa_cli.text import one_line
+from sewa_cli.text import one_line, shown_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from sewa_cli.task import Task
 
 FORMATS: Final = tuple(FORMS)
+STDOUT: Final = "-"
+WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema")
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
 PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
     ".png": {},
@@ -123,11 +126,15 @@ _WRITE: Final = {
     "format": Flag(f"--format {'|'.join(FORMATS)}", "Of what is printed:", None),
     "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Of what is printed:", None),
     "json": Flag("--json", "Short for --format json.", None),
+    "print0": Flag("--print0", "Paths end with a NUL byte, for xargs -0.", None),
 }
 _RUN: Final = {
     "folder": Flag("DIR", "Where to; the working directory by default.", None, Path()),
     "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo")),
     "past": Flag("REPORT", "A report of `select`, `average` or `compare`.", None, ...),
+    "verified": Flag("REPORT", "A report, or an output with its report beside it.", None, ...),
+    "root": Flag("--root DIR", "Look for the report's files under this folder only.", None),
+    "output_only": Flag("--output-only", "Leave the checkpoints out.", None),
     "kind": Flag("|".join(KINDS), "Of which report:", None, "select"),
     "config": Flag("--config -c FILE", "Default: sewa.yaml here, if there is one.", None),
     "sets": Flag("--set KEY=VALUE", "Override any key: --set compare.bootstrap=500", None),
@@ -159,6 +166,7 @@ class Request:
         self.plot: Path | None = given.pop("plot", None)
         form = "paths_format" if "paths_format" in given else "format"
         self.form = _form(given.pop(form, None), given.pop("json", False), FLAGS[form].choices)
+        self._print0: bool = given.pop("print0", False)
         self._sets: list[str] = given.pop("sets", None) or []
         has_config = "config" in given
         self._with_solver = "task" in given  # whoever has no task chooses nothing
@@ -200,27 +208,37 @@ class Request:
             )
         with seeded(self.config.seed):  # a task may shuffle while it is imported
             task = load_task(self.config.task, self.config.args)
-        for line in (f"task {task.source}", *task.notes):
-            self.talk.say(line)
+        self.talk.say(f"task {task.source}", *task.notes)
         return task
 
     def check_stdout(self, output: str | None) -> None:
-        if output == "-" and self.form != PATHS:
-            flag = "--json" if self.form == "json" else f"--format {self.form}"
-            raise ConfigError(f"{flag} and --output - both want standard output; use --report")
+        """Who wants it, and whether checkpoints' paths can be told apart there."""
+        form = "--json" if self.form == "json" else f"--format {self.form}"
+        if self._print0 and self.form != PATHS:
+            raise ConfigError(f"--print0 is for paths; leave out {form}")
+        if output != STDOUT:
+            self.talk.one_a_line = self.form == PATHS and not self._print0
+        elif self._print0:
+            raise ConfigError("--print0: with --output - no paths are printed; leave it out")
+        elif self.form != PATHS:
+            raise ConfigError(f"{form} and --output - both want standard output; use --report")
 
     def write(self, text: str) -> None:
-        """Data."""
-        self.stdout.write(text.encode())
+        """Data: exact, but nothing in them moves the cursor of a terminal."""
+        text = shown_lines(text) if self.stdout.isatty() else text
+        self.stdout.write(text.encode(errors="surrogateescape"))  # as file names are decoded
         self.stdout.flush()
+
+    def write_paths(self, paths: Iterable[Path]) -> None:
+        end = "\0" if self._print0 else "\n"
+        self.write("".join(f"{path}{end}" for path in paths))
 
     def tell(self, report: Head) -> None:
         """Data to standard output, words to standard error, a picture to its file."""
         from sewa_cli.present import say, show
 
         self.write(show(report, self.form))
-        for sentence in say(report):
-            self.talk.say(sentence)
+        self.talk.say(*say(report))
         self.draw(report)
 
     def draw(self, report: Head) -> None:
@@ -246,7 +264,8 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
 
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
-            with stdout_for_data() as stdout:
+            check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
+            with says_what_was_cut(), stdout_for_data() as stdout:
                 request = Request(given, stdout)
                 function(request, **given)
 

@@ -20,6 +20,7 @@ from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
+from sewa_cli.files import real
 from sewa_cli.output.destination import paths_of
 from sewa_cli.report.inspect import Found, Gap, Inspection, Motion
 from sewa_cli.session import heading, open_candidates, warn_of_no_steps
@@ -36,8 +37,8 @@ def run_inspect(
     events = events or Events()
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
-    inputs = {path.resolve() for path in paths_of(found)}
-    if picture is not None and picture.resolve() in inputs:
+    inputs = {real(path) for path in paths_of(found)}
+    if picture is not None and real(picture) in inputs:
         raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
     warn_of_no_steps(candidates, events)
     scans = []

@@ -14,7 +14,8 @@ from pydantic_core import ErrorDetails
 
 from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config
 from sewa_cli.errors import ConfigError
-from sewa_cli.text import one_line
+from sewa_cli.files import DEPTH
+from sewa_cli.text import one_line, shown
 
 DEFAULT_FILE = "sewa.yaml"
 
@@ -74,15 +75,15 @@ def load_config(
 
         key, equals, raw = text.partition("=")
         try:
-            if not equals or not key:
+            if not equals or not key or key.count(".") >= DEPTH:
                 raise ValueError("must look like key=value")
             if key.startswith("solver.") and sections is not None:
                 flags[key] = read_value(raw)
             else:
                 _put(settings, key, read_value(raw))
-                sources[key] = f"--set {key}"
+                sources[key] = f"--set {shown(key, 100)}"
         except ValueError as error:
-            faults.append(f"--set {text}: {one_line(error)}")
+            faults.append(f"--set {shown(text, 100)}: {one_line(error)}")
     if sections is not None:
         sections.register(settings)
         chosen = settings.get("solver") or sections.default
@@ -121,14 +122,16 @@ def _validate_sections(
         )
     if isinstance(chosen, str) and chosen not in known:
         where = sources.get("solver", f"{file}: solver")
-        faults.append(f"{where}: unknown solver {chosen!r}; there are {', '.join(known)}")
+        faults.append(f"{where}: unknown solver {chosen!r:.100}; there are {', '.join(known)}")
     for name, model in sections.models({*given, str(chosen)}).items():
         section = settings.pop(name, None)
         if model is None:
             whole[name] = section or {}
             if not isinstance(section, dict | None):
                 where = sources.get(name, f"{file}: {name}")
-                faults.append(f"{where}: must be a section with keys of its own, found {section!r}")
+                faults.append(
+                    f"{where}: must be a section with keys of its own, found {section!r:.100}"
+                )
             continue
         try:
             whole[name] = model.model_validate({} if section is None else section).model_dump()
@@ -157,7 +160,7 @@ def _relative_to(
     def join(value: object) -> object:
         if isinstance(value, list):
             return [join(item) for item in value]
-        return str(folder / Path(value).expanduser()) if isinstance(value, str) else value
+        return str(folder / _at_home(value)) if isinstance(value, str) else value
 
     def join_dotted(value: object) -> object:
         if isinstance(value, dict):
@@ -183,6 +186,13 @@ def _relative_to(
     if isinstance(compare := settings.get("compare"), dict) and "methods_from" in compare:
         resolved["compare"] = compare | {"methods_from": join(compare["methods_from"])}
     return resolved
+
+
+def _at_home(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{path}: there is no such home; write the path in full") from None
 
 
 def _is_path(value: object) -> bool:
@@ -217,7 +227,7 @@ def _describe(
 ) -> str:
     """One line: where (the file and the key, or the flag), what, and what was found."""
     key = ".".join(str(part) for part in location if part != "function-before[_as_paths()]")
-    where = f"{file}: {key}"
+    where = f"{file}: {shown(key, 100)}"
     for given, source in sources.items():
         if key == given or given.startswith(f"{key}."):
             where = source
@@ -249,7 +259,7 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
             return str(fault["ctx"]["error"])
         case _:
             what = fault["msg"].replace("Input should be", "must be")
-    return f"{what}, found {found!r}"
+    return f"{what}, found {found!r:.100}"
 
 
 def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[str]:

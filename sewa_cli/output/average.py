@@ -26,18 +26,18 @@ from sewa_cli.checkpoints import (
     Checkpoint,
     Reads,
     check_agreement,
-    files_of,
     open_checkpoint,
     pairs,
-    stamp_of,
 )
+from sewa_cli.checkpoints.checkpoint import Stamp
 from sewa_cli.checkpoints.mapped import views
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
-from sewa_cli.errors import CheckpointError, OutputError
+from sewa_cli.errors import CheckpointError, ConfigError, OutputError
 from sewa_cli.output.lora import Mode, average_factors
 from sewa_cli.output.mean import Room, in_order, is_finite, pieces, thread_count, weighted_mean
 from sewa_cli.output.safetensors import sha256_of, split_into_shards, write_safetensors
+from sewa_cli.output.sources import Places, check_source
 from sewa_cli.report.recipe import Recipe, Source
 from sewa_cli.report.shared import Lora
 
@@ -85,25 +85,21 @@ class Average:
         return average._with_factors(config.lora)
 
     @classmethod
-    def from_recipe(cls, recipe: Recipe, beside: Path) -> Average:
-        """Open a report's sources again; `beside`: the report's folder, in case the run was moved.
+    def from_recipe(cls, recipe: Recipe, places: Places) -> Average:
+        """Open a report's sources again. Refuses those that are not what they were.
 
-        Refuses sources that are not what they were.
+        The recipe may be a stranger's: a field that does not fit the sources is refused by name.
         """
-        above = beside.resolve().parents[:2]  # the report may stand in a folder of its own
-        folders = [beside, Path(recipe.working_directory), Path(), *above]
+        with ThreadPoolExecutor(thread_count()) as pool:
+            found = list(pool.map(partial(_checked, places=places), recipe.sources))
         reads = Reads()
-        sources = [_open(source, folders, reads, recipe.state_key) for source in recipe.sources]
+        sources = [_open(path, stamps, reads, recipe.state_key) for path, stamps in found]
         check_agreement(sources)
         lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
         if lost is not None:
             raise CheckpointError(
                 f"{sources[0].path}: {lost}: no such tensor; is the report intact?"
             )
-        try:
-            replaced = views(base64.b64decode(recipe.replaced)) if recipe.replaced else {}
-        except ValueError as error:
-            raise CheckpointError(f"recipe.replaced: {error}; is the report intact?") from error
         average = cls(
             sources=tuple(sources),
             coefficients=tuple(source.coefficient for source in recipe.sources),
@@ -111,9 +107,20 @@ class Average:
             dtype=recipe.dtype,
             state_key=recipe.state_key,
             metadata=recipe.metadata,
-            replaced=replaced,
+            replaced=unpack(recipe),
         )
-        return average if recipe.lora is None else average._with_factors(recipe.lora)
+        for name, array in average.replaced.items():
+            if (array.dtype, array.shape) != (average.dtype_of(name), average._shape(name)):
+                raise CheckpointError(
+                    f"recipe.replaced: {name}: has not the dtype and shape of the output; is the "
+                    "report intact?"
+                )
+        if recipe.lora is None:
+            return average
+        factors = {name for pair in pairs(sources[0].tensors) for name in pair}
+        if sources[0].kind != "adapter" or not factors <= set(recipe.tensors.values()):
+            raise CheckpointError("recipe.lora: does not fit the sources; is the report intact?")
+        return average._with_factors(recipe.lora)
 
     def _with_factors(self, mode: Mode) -> Average:
         if self.sources[0].kind != "adapter":
@@ -271,21 +278,29 @@ def _metadata(
     return about if K is None else {**about, "sewa_K": str(K)}
 
 
+def unpack(recipe: Recipe) -> dict[str, Array]:
+    """The tensors that were not averaged, by their names in the output."""
+    try:
+        replaced = recipe.replaced and views(base64.b64decode(recipe.replaced, validate=True))
+        if unknown := (replaced or {}).keys() - recipe.tensors.keys():
+            raise ValueError(f"{min(unknown)!r:.100} is not in recipe.tensors")
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise CheckpointError(f"recipe.replaced: {error}; is the report intact?") from error
+    return replaced or {}
+
+
+def _checked(source: Source, places: Places) -> tuple[Path, dict[Path, Stamp]]:
+    path = places.find(source.path)
+    return path, check_source(path, source, places)
+
+
 def _open(
-    source: Source, folders: Sequence[Path], reads: Reads, state_key: str | None
+    path: Path, stamps: Mapping[Path, Stamp], reads: Reads, state_key: str | None
 ) -> Checkpoint:
-    """A source of a recipe, in the first of these folders that has it, if it is what it was."""
-    # an absolute path stays itself
-    path = next((f / source.path for f in folders if (f / source.path).exists()), None)
-    if path is None:
-        raise CheckpointError(f"{source.path}: the report's checkpoint is gone")
-    files = files_of(path)
-    stamps = {file: stamp_of(file) for file in files}
-    changed = f"{path}: has changed since the report: expected"
-    if (size := sum(stamp.size for stamp in stamps.values())) != source.size:
-        raise CheckpointError(f"{changed} {source.size} bytes, found {size}")
-    if (digest := sha256_of(files, path)) != source.sha256:
-        raise CheckpointError(f"{changed} SHA-256 {source.sha256[:12]}…, found {digest[:12]}…")
-    checkpoint = open_checkpoint(path, reads, state_key)
-    checkpoint.stamps |= stamps  # from before the hash: what is read must be what was hashed
+    """A source of a recipe; what is read of it must be what was hashed."""
+    try:
+        checkpoint = open_checkpoint(path, reads, state_key)
+    except ConfigError as error:  # of a flag that nobody has typed
+        raise CheckpointError(f"recipe.state_key: {error}") from error
+    checkpoint.stamps |= stamps
     return checkpoint

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from sewa_cli.text import shown
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -26,11 +28,11 @@ FORMS: Final = dict.fromkeys(("table", "json", "jsonl", "csv", "markdown"), "tab
 
 
 def say(report: Head) -> list[str]:
-    """Verdicts and what else there is to know, a sentence each."""
+    """Verdicts and what else there is to know, a sentence each, on one line whatever it names."""
     from sewa_cli.present import sentences
 
     make: Callable[[Any], list[str]] = getattr(sentences, report.kind, lambda _: [])
-    return make(report)
+    return [shown(sentence) for sentence in make(report)]
 
 
 def show(report: Head, form: str = "table") -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sewa_cli.checkpoints import WRITTEN_BY
 from sewa_cli.report.shared import Lora, Scores
-from sewa_cli.text import number
+from sewa_cli.text import code, markdown, number, shown
 
 if TYPE_CHECKING:
     from sewa_cli.report.average import AverageReport
@@ -46,29 +46,34 @@ def model_card(
 
     Plain values, since a card is also written where no report was asked for.
     """
+    unknown = dict.fromkeys(("sewa_method", "sewa_steps"), "unknown")
+    metadata = {**unknown, WRITTEN_BY: "(unknown version)", **metadata}  # `apply` knows no more
     library = "peft" if is_adapter else "transformers"
     head = ["---", f"library_name: {library}", "tags:", "- sewa", "- weight-averaging", "---"]
     count = len(sources)
     K = f", K = {metadata['sewa_K']}" if "sewa_K" in metadata else ""
     facts = {
-        "method": f"`{metadata['sewa_method']}`{K}",
-        "steps": metadata["sewa_steps"].replace(",", ", "),
-        "weights": metadata.get("sewa_coefficients", "equal").replace(",", ", "),
-        "dtype": dtype or "as in the checkpoints",
-        "sources": ", ".join(f"`{PurePath(path).name}`" for path in sources),
+        "method": f"{code(metadata['sewa_method'])}{markdown(K)}",
+        "steps": markdown(metadata["sewa_steps"].replace(",", ", ")),
+        "weights": markdown(metadata.get("sewa_coefficients", "equal").replace(",", ", ")),
+        "dtype": markdown(dtype or "as in the checkpoints"),
+        "sources": ", ".join(code(PurePath(path).name) for path in sources),
     }
     if lora is not None:
         facts["LoRA"] = describe_lora(lora)
     parts = [
         "\n".join(head),
         f"# Average of {count} checkpoints" if count > 1 else "# One checkpoint, chosen",
-        f"Made by sewa {metadata[WRITTEN_BY]} from the checkpoints of one training run.",
+        f"Made by sewa {markdown(metadata[WRITTEN_BY])} from the checkpoints of one training run.",
         "\n".join(["| | |", "|---|---|", *(_row(*fact) for fact in facts.items())]),
     ]
     if scores:
         parts.append("\n".join(_losses(scores)))
     if command is not None:
-        parts.append(f"```console\n$ {command}\n```")
+        fence = "```"
+        while fence in command:
+            fence += "`"
+        parts.append(f"{fence}console\n$ {shown(command)}\n{fence}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -96,12 +101,12 @@ def describe_lora(lora: Lora) -> str:
 
 def _losses(averages: Mapping[str, Scores]) -> Iterator[str]:
     metrics = list(dict.fromkeys(m for scores in averages.values() for m in scores.metrics or {}))
-    yield _row("average", "selection loss", "held-out loss", *metrics)
+    yield _row("average", "selection loss", "held-out loss", *map(markdown, metrics))
     yield "|---|---|---|" + "---|" * len(metrics)
     for name, scores in averages.items():
         found = [(scores.metrics or {}).get(metric) for metric in metrics]
         values = [scores.selection_loss, scores.heldout_loss, *found]
-        yield _row(name, *(number(value, 6) for value in values))
+        yield _row(markdown(name), *(number(value, 6) for value in values))
 
 
 def _row(*cells: str) -> str:

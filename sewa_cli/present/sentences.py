@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.select import BudgetOption, Report
     from sewa_cli.report.shared import Interval
     from sewa_cli.report.validate import Validation
+    from sewa_cli.report.verify import Verification
     from sewa_cli.report.windows import Reach, Windows
 
 
@@ -193,3 +194,11 @@ def _after(report: Windows, reach: Reach) -> str:
 
 def validate(_: Validation) -> list[str]:
     return ["everything fits together"]
+
+
+def verify(report: Verification) -> list[str]:
+    """One verdict, and what it does not cover."""
+    count, faults = len(report.files), sum(not one.ok for one in report.files)
+    files = "the file is" if count == 1 else f"all {count} files are"
+    verdict = f"{faults} of {count} files {'is' if faults == 1 else 'are'} not" if faults else files
+    return [f"{verdict} as the report says", *(f"not checked: {it}" for it in report.unchecked)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.report.part import to_json
-from sewa_cli.text import few, number, size, with_K
+from sewa_cli.text import few, markdown, number, shown, size, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison, Row
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.inspect import Found, Inspection, Motion
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Interval, TaskHead
+    from sewa_cli.report.verify import Verification
     from sewa_cli.report.windows import Windows
 
 LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
@@ -44,25 +45,29 @@ def render(rows: Sequence[Mapping[str, Cell]], form: str) -> str:
         dicts = (dict(zip(columns, line, strict=True)) for line in cells)
         return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in dicts)
     if form == "csv":
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([columns, *cells])  # None: an empty cell
-        return text.getvalue()
-    shown = [[" ".join(_plain(cell).split()) for cell in line] for line in cells]
+        return _csv(columns) + "".join(map(_csv, cells))
+    lines = [[*map(shown, columns)], *([shown(_plain(cell)) for cell in line] for line in cells)]
     right = [not any(isinstance(line[i], str) for line in cells) for i in range(len(columns))]
     if form == "markdown":
         rule = ["---:" if is_right else "---" for is_right in right]
-        escaped = [[cell.replace("|", "\\|") for cell in line] for line in [columns, *shown]]
-        lines = [f"| {' | '.join(line)} |" for line in [escaped[0], rule, *escaped[1:]]]
-    else:
-        widths = [max(len(line[i]) for line in [columns, *shown]) for i in range(len(columns))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if is_right else cell.ljust(width)
-                for cell, width, is_right in zip(line, widths, right, strict=True)
-            ).rstrip()
-            for line in [columns, *shown]
-        ]
-    return "".join(f"{line}\n" for line in lines)
+        lines = [[markdown(cell) for cell in line] for line in lines]
+        return "".join(f"| {' | '.join(line)} |\n" for line in [lines[0], rule, *lines[1:]])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "".join(
+        "  ".join(
+            cell.rjust(width) if is_right else cell.ljust(width)
+            for cell, width, is_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
+
+
+def _csv(cells: Sequence[Cell]) -> str:
+    """None is an empty cell. The writer quotes what is in its own line's end: \\r and \\n."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\r\n").writerow(cells)
+    return line.getvalue().removesuffix("\r\n") + "\n"
 
 
 def _plain(value: Cell) -> str:
@@ -87,17 +92,18 @@ class Sheet:
 
 def _part(title: str, found: Rows | dict[str, str] | str, form: str) -> str:
     if isinstance(found, str):
-        text = f"{found}\n"
+        text = f"{markdown(found) if form == 'markdown' else shown(found)}\n"
     elif isinstance(found, list):
         text = render(found, form)
     elif form == "markdown":
         text = render([{"": name, " ": value} for name, value in found.items()], form)
     else:
-        width = max(map(len, found))
-        text = "".join(f"{name:>{width}}  {value}\n" for name, value in found.items())
+        facts = {shown(name): shown(value) for name, value in found.items()}
+        width = max(map(len, facts))
+        text = "".join(f"{name:>{width}}  {value}\n" for name, value in facts.items())
     if not title:
         return text
-    return f"**{title}**\n\n{text}" if form == "markdown" else f"{title}\n{text}"
+    return f"**{markdown(title)}**\n\n{text}" if form == "markdown" else f"{shown(title)}\n{text}"
 
 
 def _metrics(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:
@@ -108,15 +114,15 @@ def _metrics(found: Mapping[str, float | None] | None, taken: Container[str]) ->
 def listing(found: Mapping[str, Mapping[str, Any]]) -> Sheet:
     """What there is to choose from: names, a line about each, and what else is known."""
     rows: Rows = []
-    shown: Rows = []
+    seen: Rows = []
     for name, about in found.items():
         options = about.get("options", {})
         given = " ".join(f"{key}={value}" for key, value in options.items())
         row: dict[str, Cell] = {"name": name, **about}
         rows.append({**row, "options": given} if "options" in about else row)
         known = "".join(f" [{key}={value}]" for key, value in options.items())
-        shown.append({"name": name, "what it does": f"{about['line']}{known}"})
-    return Sheet(rows, [("", shown)])
+        seen.append({"name": name, "what it does": f"{about['line']}{known}"})
+    return Sheet(rows, [("", seen)])
 
 
 def select(report: Report) -> Sheet:
@@ -128,7 +134,7 @@ def select(report: Report) -> Sheet:
         chosen = {report.written: report.average}
     titles = {"uniform": f"uniform (all {report.k})", "lawa": "lawa (equal intervals)"}
     rows: Rows = []
-    shown: Rows = []
+    seen: Rows = []
     for name, scores in {**chosen, **report.references}.items():
         losses: dict[str, Cell] = {
             "selection_loss": scores.selection_loss,
@@ -142,8 +148,8 @@ def select(report: Report) -> Sheet:
         }
         if report.heldout_rows is not None:
             cells[f"held-out loss ({report.heldout_rows})"] = scores.heldout_loss
-        shown.append({**cells, **metrics})
-    return Sheet(rows, [("", shown)])
+        seen.append({**cells, **metrics})
+    return Sheet(rows, [("", seen)])
 
 
 def evaluate(report: Evaluation) -> Sheet:
@@ -172,14 +178,14 @@ def compare(report: Comparison) -> Sheet:
     }
     # for people: an interval is one column, names are short, and no column says nothing
     said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
-    shown: Rows = []
+    seen: Rows = []
     for row in rows:
         cells = {name: cell for name, cell in row.items() if name in said}
         for low, high in (("low", "high"), ("minus_best_low", "minus_best_high")):
             if cells.pop(high, None) is not None:
                 cells[low] = f"{_plain(row[low])} .. {_plain(row[high])}"
-        shown.append({names.get(name, name): cell for name, cell in cells.items()})
-    return Sheet(rows, [("", shown)])
+        seen.append({names.get(name, name): cell for name, cell in cells.items()})
+    return Sheet(rows, [("", seen)])
 
 
 def _compared(row: Row) -> dict[str, Cell]:
@@ -280,7 +286,7 @@ def inspect(report: Inspection) -> Sheet:
     found = report.checkpoints
     losses = dict.fromkeys(name for one in found for name in one.logged if "loss" in name)
     rows: Rows = []
-    shown: Rows = []
+    seen: Rows = []
     for one in found:
         twin = None if one.same_as is None else found[one.same_as]
         cells = one.model_dump(exclude={"logged", "nonfinite", "same_as"})
@@ -288,7 +294,7 @@ def inspect(report: Inspection) -> Sheet:
         rows.append({**cells, **_metrics(one.logged, cells)})
         notes = [f"NaN or Inf in {few(one.nonfinite, 2)}"] if one.nonfinite else []
         notes += [f"same as {_name(twin)}"] if twin else []
-        shown.append(
+        seen.append(
             {
                 "step": one.step,
                 **{name: one.logged.get(name) for name in losses},
@@ -303,7 +309,7 @@ def inspect(report: Inspection) -> Sheet:
         )
     ways = [] if report.motion is None else [("", _ways(report.motion))]
     facts = ("", _facts_of_run(report))
-    return Sheet(rows, [facts, ("", shown), *ways, ("", report.explanation)])
+    return Sheet(rows, [facts, ("", seen), *ways, ("", report.explanation)])
 
 
 def _facts_of_run(report: Inspection) -> dict[str, str]:
@@ -349,6 +355,16 @@ def _name(one: Found) -> str:
     return one.path if one.step is None else f"step {one.step}"
 
 
+def verify(report: Verification) -> Sheet:
+    """A row for each file."""
+    rows: Rows = [one.model_dump(include={"path", "role", "ok", "fault"}) for one in report.files]
+    read: Rows = [
+        {"role": one.role, "found": one.fault or "as it was", "path": one.path}
+        for one in report.files
+    ]
+    return Sheet(rows, [("", read)])
+
+
 def facts(report: TaskHead) -> Sheet:
     """Everything but the head, by name: one row for programs, a line each for people."""
     head = {"schema_version", "kind", "versions", "created", "config", "warnings", "seed"}
@@ -356,12 +372,12 @@ def facts(report: TaskHead) -> Sheet:
     for name, value in found.pop("placement", {}).items():
         found["tier reason" if name == "reason" else name] = value
     row: dict[str, Cell] = {}
-    shown: dict[str, str] = {}
+    seen: dict[str, str] = {}
     for name, value in found.items():
         row[name.replace(" ", "_")] = ", ".join(value) if isinstance(value, list) else value
         is_size = name.endswith(("_bytes", "bytes_read"))
-        shown[name.replace("_", " ")] = size(value) if is_size else _word(value)
-    return Sheet([row], [("", shown)])
+        seen[name.replace("_", " ")] = size(value) if is_size else _word(value)
+    return Sheet([row], [("", seen)])
 
 
 validate = forecast = facts

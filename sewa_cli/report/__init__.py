@@ -22,6 +22,7 @@ KINDS: Final = {
     "inspect": "Inspection",
     "validate": "Validation",
     "average": "AverageReport",
+    "verify": "Verification",
 }
 
 

@@ -1,31 +1,49 @@
-"""How to build an averaged file again."""
+"""How to build an averaged file again; read from reports that anyone may have written."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from sewa_cli.errors import CheckpointError
+from sewa_cli.files import read_bytes
 from sewa_cli.report.part import Part
+from sewa_cli.text import one_line
 
-
-class Source(Part):
-    """An input of the averaged file, and its weight in it."""
-
-    path: str
-    coefficient: float
-    size: int
-    sha256: str = Field(
-        description="of several files (a sharded set, a folder): of what `sha256sum` lists for them"
-    )
+MOST: Final = 2**26  # bytes of a report that are read
+VALUES: Final = 400_000  # in it: of each that is wrong, pydantic keeps a kilobyte
+LONGEST: Final = 4096  # of a path, as the system has it
+LARGEST: Final = 2**63 - 1  # of a file, as the system has it
+SHA256: Final = "^[0-9a-f]{64}$"
+RESERVED: Final = "__metadata__"  # in a safetensors file
 
 
 class OutputFile(Part):
     """A file of what was written, as it was then."""
 
-    path: str = Field(description="relative to the folder that the output stands in")
-    size: int = Field(ge=0)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    path: str = Field(
+        min_length=1,
+        max_length=LONGEST,
+        description="relative to the folder that the output stands in",
+    )
+    size: int = Field(ge=0, le=LARGEST)
+    sha256: str = Field(pattern=SHA256)
+
+
+class Source(Part):
+    """An input of the averaged file, and its weight in it."""
+
+    path: str = Field(min_length=1, max_length=LONGEST)
+    coefficient: float = Field(allow_inf_nan=False)
+    size: int = Field(ge=0, le=LARGEST)
+    sha256: str = Field(
+        pattern=SHA256,
+        description="of several files (a set, a folder): of what `sha256sum` lists for them",
+    )
 
 
 class Recipe(Part):
@@ -33,9 +51,13 @@ class Recipe(Part):
 
     working_directory: str = Field(description="what relative paths in `sources` are relative to")
     sources: list[Source] = Field(
-        min_length=1, description="in step order; integer tensors come from the last"
+        min_length=1,
+        fail_fast=True,  # a fault is kept in memory, and there may be a million
+        description="in step order; integer tensors come from the last",
     )
-    tensors: dict[str, str] = Field(description="name in the output → name in the checkpoints")
+    tensors: dict[str, str] = Field(
+        min_length=1, description="name in the output → name in the checkpoints"
+    )
     dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = Field(
         description="of floating-point tensors; null: as in the checkpoints"
     )
@@ -44,7 +66,10 @@ class Recipe(Part):
         None, description="recomputed tensors, as base64 of a safetensors file"
     )
     shard_size: int | None = Field(
-        None, ge=1, description="bytes by which the output was split into a set; null: one file"
+        None,
+        ge=1,
+        le=LARGEST,
+        description="bytes by which the output was split into a set; null: one file",
     )
     state_key: str | None = Field(None, description="--state-key, with which the sources were read")
     lora: Literal["factors", "merged"] | None = Field(
@@ -53,9 +78,45 @@ class Recipe(Part):
 
 
 class Rebuildable(BaseModel):
-    """As much of any report as `sewa apply` needs."""
+    """As much of any report as `sewa apply` and `sewa verify` need."""
 
     model_config = ConfigDict(defer_build=True)
 
     schema_version: Literal[1, 2]
     recipe: Recipe
+    kind: str | None = None
+    output: str | None = Field(None, min_length=1, max_length=LONGEST)
+    files: list[OutputFile] | None = Field(None, fail_fast=True)
+
+
+def read_report(path: Path) -> Rebuildable:
+    """A report that describes an average. Nothing in it is believed before it is checked."""
+    try:
+        text = read_bytes(path, MOST)
+        if sum(text.count(sign) for sign in b",[{") > VALUES:
+            raise CheckpointError(f"{path}: not a report of sewa: has more than {VALUES:,} values")
+        report = Rebuildable.model_validate_json(text)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        said = one_line(f"{where}: {first['msg']}", 200)
+        raise CheckpointError(f"{path}: not a report of sewa: {said}") from None
+    if faults := list(_faults(report.recipe)):
+        raise CheckpointError(*(f"{path}: {fault}; is the report intact?" for fault in faults))
+    return report
+
+
+def _faults(recipe: Recipe) -> Iterator[str]:
+    """What no method, solver or user of sewa could have made it write."""
+    coefficients = [source.coefficient for source in recipe.sources]
+    total = sum(coefficients)
+    # beyond 1e9 they would not sum to one within rounding, nor give anything but rounding
+    if not abs(total - 1) <= 1e-6 or max(map(abs, coefficients)) > 1e9:
+        yield f"recipe.sources: the coefficients sum to {total:.6g} instead of 1"
+    if not {"", RESERVED}.isdisjoint(recipe.tensors):
+        yield f"recipe.tensors: a tensor cannot be called {RESERVED}, nor nothing at all"
+    source, times = Counter(recipe.tensors.values()).most_common(1)[0]
+    if times > 1:
+        yield f"recipe.tensors: {one_line(source, 100)} is written {times} times"

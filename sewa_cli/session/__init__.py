@@ -36,6 +36,7 @@ def open_named(
     if not found:
         where = ", ".join(str(path) for path in config.checkpoints)
         raise CheckpointError(f"{where}: holds no checkpoints")
+    events.found([checkpoint.path for checkpoint in found])
     return found
 
 

@@ -113,7 +113,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         f"{short}: {name} must be a function" for name, f in functions.items() if not callable(f)
     ]
     if faults:
-        raise TaskError("\n".join(faults))
+        raise TaskError(*faults)
     _check_args(functions, args, short)
 
     def with_args(name: str) -> Callable[[], Any]:

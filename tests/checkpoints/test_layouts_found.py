@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 import warnings as stdlib_warnings
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.shells import standard_input
 from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
@@ -400,7 +400,7 @@ def test_folders_may_come_on_standard_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
     paths = run_of_folders(tmp_path)
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{path}\n" for path in paths[:2])))
+    monkeypatch.setattr("sys.stdin", standard_input("".join(f"{path}\n" for path in paths[:2])))
     ended = sewa("average", "-", "-o", tmp_path / "out")
     assert ended.out.split() == [str(path) for path in paths[:2]]
     assert (tmp_path / "out" / "model.safetensors").is_file()

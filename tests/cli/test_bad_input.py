@@ -15,6 +15,7 @@ from typing import Protocol
 
 import pytest
 import torch
+from helpers.shells import standard_input
 from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 
@@ -231,14 +232,14 @@ def test_two_checkpoints_of_one_step_are_told(run_dir: Path, refused: Refused) -
 def test_a_dash_with_nothing_on_stdin_is_told(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n\n"))
+    monkeypatch.setattr(sys, "stdin", standard_input("\n\n"))
     check_says(refused(FILES, "select", "-"), "-: no paths arrived on standard input")
 
 
 def test_a_path_on_stdin_that_is_not_there_is_named(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO("ckpts/step-10.safetensors\nckpts/typo-20\n"))
+    monkeypatch.setattr(sys, "stdin", standard_input("ckpts/step-10.safetensors\nckpts/typo-20\n"))
     check_says(refused(FILES, "select", "-"), "ckpts/typo-20: No such file")
 
 

@@ -112,7 +112,7 @@ def test_an_interrupt_in_the_middle_of_writing_leaves_no_file() -> None:
     assert not list(Path().glob(".sewa*"))
 
 
-BOTH = pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+ALL = pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 SAID = "interrupted; nothing half-written is left\n"
 
 
@@ -125,7 +125,7 @@ def instead_of(module: str, text: str) -> str:
 
 
 @pytest.mark.usefixtures("run_dir")
-@BOTH
+@ALL
 def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(name: str) -> None:
     """As numpy's C code does: it prints what it has caught and raises an ImportError."""
     here = instead_of(
@@ -143,7 +143,7 @@ def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(na
     assert not Path("out.safetensors").exists()
 
 
-@BOTH
+@ALL
 @pytest.mark.usefixtures("run_dir")
 def test_an_interrupt_while_the_commands_are_imported_is_told_in_a_line(name: str) -> None:
     here = instead_of("typer", f"import os, signal\nos.kill(os.getpid(), signal.{name})\n")
@@ -152,7 +152,7 @@ def test_an_interrupt_while_the_commands_are_imported_is_told_in_a_line(name: st
 
 
 @pytest.mark.usefixtures("run_dir")
-@BOTH
+@ALL
 def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name: str) -> None:
     swallow = (
         "import os, signal\n"

@@ -31,16 +31,20 @@ REPORTS = {
     "inspect": ["inspect"],
     "validate": ["validate"],
     "average": ["average", "ckpts"],
+    "verify": ["verify", "mean.report.json"],
 }
 LISTS = {"methods": ["methods"], "solvers": ["solvers"]}
 COMMANDS = {**REPORTS, **LISTS}
 ROWS = {"select": 4, "forecast": 1, "compare": 2, "windows": 6, "evaluate": 2}
-ROWS |= {"inspect": 12, "validate": 1, "average": 12}
+ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13}
 
 
 @pytest.fixture
-def measured(run_dir: Path) -> Path:
+def measured(run_dir: Path, sewa: Sewa) -> Path:
+    """Besides, an average to verify."""
     (run_dir / "task.py").write_text(TASK + METRIC)
+    mean = ["-o", "mean.safetensors", "--report", "mean.report.json"]
+    assert sewa("average", "ckpts", *mean).code == 0
     return run_dir
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.shells import standard_input
 from helpers.tiny import Sewa
 from hypothesis import given
 from hypothesis import strategies as st
@@ -525,7 +525,7 @@ def test_paths_come_from_standard_input(
     ckpts: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = "".join(f"{path}\n" for path in ckpts.iterdir())
-    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    monkeypatch.setattr(sys, "stdin", standard_input(lines))
     assert "8, steps 10 to 80" in sewa("inspect", "-").out
 
 

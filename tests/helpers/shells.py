@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -34,6 +35,11 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         check=False,
     )
+
+
+def standard_input(text: str) -> io.TextIOWrapper:
+    """To stand in the place of `sys.stdin`."""
+    return io.TextIOWrapper(io.BytesIO(os.fsencode(text)))
 
 
 def environment() -> dict[str, str]:

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 from helpers.tiny import Sewa
+from markdown_it import MarkdownIt
 from safetensors.torch import load_file, save_file
 
-from sewa_cli.present.card import card_of
+from sewa_cli.present.card import card_of, model_card
 from sewa_cli.report.average import AverageReport
 from sewa_cli.report.compare import Comparison
 from sewa_cli.report.part import Part
 from sewa_cli.report.select import Report
+from sewa_cli.report.shared import Scores
+from sewa_cli.text import shown_lines
 
 
 @pytest.fixture
@@ -59,3 +62,27 @@ def test_the_report_of_an_average_says_what_was_run(sewa: Sewa) -> None:
         "checkpoint-40", "checkpoint-80", "checkpoint-120",
     ]  # fmt: skip
     assert report["warnings"] == []
+
+
+HOSTILE = ["a|b", "a`b", "a\nb", "\\", "<img src=x>", "![x](http://a.b)", "\x1b[2J\u202e", "```\n"]
+
+
+def test_no_name_breaks_out_of_the_card() -> None:
+    """Names come from folders, reports that others made, and arguments."""
+    for name in HOSTILE:
+        card = model_card(
+            {"sewa_version": name, "sewa_method": name, "sewa_K": name, "sewa_steps": name},
+            [name, "checkpoint-10"],
+            scores={name: Scores(selection_loss=0.5, metrics={name: 1.0})},
+            command=f"sewa average '{name}' -o out",
+        )
+        assert card == shown_lines(card)
+        body = card.split("---\n", 2)[2]
+        tokens = MarkdownIt("commonmark").enable("table").parse(body)
+        kinds = [token.type for token in tokens]
+        assert kinds.count("table_open") == 2
+        assert kinds.count("td_open") == 5 * 2 + 1 * 4
+        assert kinds.count("fence") == 1
+        assert kinds.count("heading_open") == 1
+        inside = {child.type for token in tokens for child in token.children or []}
+        assert inside.isdisjoint({"html_inline", "link_open", "image"})

@@ -380,6 +380,25 @@ def test_any_comparison_can_be_drawn_and_read(demo: Report, rows: list[Row], hel
     assert_readable(plot_comparison(comparison(demo, rows, heldout)))
 
 
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_any_name_can_be_drawn(tmp_path: Path, demo: Report, suffix: str) -> None:
+    names = [
+        "$x_1$ \\frac",
+        "$",
+        "a\\$b",
+        "\x1b[2J",
+        "a\nb\0",
+        "\u202e",
+        "\udcff",
+        "_a",
+        "模型👩\u200d🔬",
+    ]
+    rows = [row(name, None, 0.1 * i) for i, name in enumerate(names, 1)]
+    rows += [row(name, K, 0.1 * i) for i, name in enumerate(names, 1) for K in (3, 9)]
+    save_figure(plot_comparison(comparison(demo, rows)), tmp_path / f"p{suffix}")
+    assert label("a\x1b[2J\nb") == r"a\x1b[2J\nb"
+
+
 def test_a_label_keeps_every_letter() -> None:
     assert label("ema:decay=0.99,match=window", 18) == "ema:decay=0.99,\nmatch=window"
     assert label("a$b$") == r"a\$b\$"

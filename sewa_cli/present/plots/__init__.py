@@ -15,6 +15,8 @@ from math import isfinite, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
+from sewa_cli.text import shown
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -49,7 +51,7 @@ def house() -> Iterator[None]:
 
 def label(name: str, width: int = 30) -> str:
     """A user's word as a label: wrapped, no `$` taken for a formula, no `_` for "keep it out"."""
-    marked = re.sub(r"([,:;/])(?=\S)", "\\1\0 ", name)  # good places to break a line
+    marked = re.sub(r"([,:;/])(?=\S)", "\\1\0 ", shown(name))  # good places to break a line
     lines = "\n".join(wrap(marked, width))
     text = lines.replace("\0 ", "").replace("\0", "").replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ValidationError, model_validator
 
 from sewa_cli.config import explain
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.files import check_regular, real
 from sewa_cli.settings import Count, Seed, Settings, Share
 from sewa_cli.task.ready.tables import Row, open_table
 
@@ -18,8 +19,13 @@ Part = Literal["selection", "heldout", "training"]
 
 
 def _must_exist(path: Path) -> Path:
-    if not path.exists():
-        raise ValueError(f"{path}: no such file or folder")
+    try:
+        if not path.is_dir():
+            check_regular(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file or folder") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
     return path
 
 
@@ -47,7 +53,7 @@ class DataArgs(Settings):
             raise ValueError(
                 "`data` is split into selection and held-out rows; leave out `heldout`"
             )
-        if self.heldout is not None and self.heldout.resolve() == self.selection.resolve():  # type: ignore[union-attr]
+        if self.heldout is not None and real(self.heldout) == real(self.selection):  # type: ignore[arg-type]
             raise ValueError("`heldout` is the same as `selection`; `data` would be split")
         if self.data is None and "heldout_fraction" in self.model_fields_set:
             raise ValueError("`heldout_fraction` splits `data`, and there is none")

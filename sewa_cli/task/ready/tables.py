@@ -6,13 +6,13 @@ Nothing is written or downloaded, and only the rows that are asked for are kept.
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sewa_cli.errors import TaskError
+from sewa_cli.files import parse_json
 from sewa_cli.text import few, one_line
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -97,7 +97,7 @@ def _json_lines(path: Path) -> Table:
                 file.seek(offset)
                 where = f"{path}: row {number}"
                 try:
-                    values = json.loads(file.readline())
+                    values = parse_json(file.readline())
                 except ValueError as error:
                     raise TaskError(f"{where}: is not JSON: {one_line(error)}") from error
                 if not isinstance(values, dict):

@@ -1,0 +1,178 @@
+"""`sewa verify`: are an output, and the checkpoints it was made from, what their report says?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path, PurePath
+
+from sewa_cli.checkpoints import SUFFIX, Reads, open_checkpoint, pytorch
+from sewa_cli.checkpoints.checkpoint import reading
+from sewa_cli.checkpoints.safetensors import INDEX
+from sewa_cli.config import STDOUT, Config
+from sewa_cli.errors import CheckpointError
+from sewa_cli.events import Events
+from sewa_cli.files import check_regular, open_regular, real
+from sewa_cli.output.average import unpack
+from sewa_cli.output.destination import report_path
+from sewa_cli.output.mean import thread_count
+from sewa_cli.output.safetensors import belongs_to_set, index_path
+from sewa_cli.output.sources import Places, check_content, check_inside, check_source, is_there
+from sewa_cli.report.recipe import OutputFile, Source, read_report
+from sewa_cli.report.verify import Checked, Role, Verification
+from sewa_cli.session import heading
+from sewa_cli.text import few
+
+
+def run_verify(
+    target: Path,
+    *,
+    root: Path | None = None,
+    output_only: bool = False,
+    events: Events | None = None,
+) -> Verification:
+    """Hold a report's files against it.
+
+    target: the report, or an output that has its report beside it. root: the one folder to look
+    for the files in. Faults of files are in what is returned; those of the report are raised.
+    """
+    events = events or Events()
+    named = None if _is_report(target) else target if target.name else real(target)
+    path = target if named is None else _report_of(named)
+    report = read_report(path)
+    unpack(report.recipe)
+    places = Places.of(report, path, root)
+    sources = [] if output_only else report.recipe.sources
+    unchecked = ["the checkpoints (--output-only)"] if output_only else []
+    rows: list[Checked] = []
+    with ThreadPoolExecutor(thread_count()) as pool:
+        beside = pool.map(partial(_check_source, places=places), sources)  # begins at once
+        if report.output is None or report.output == STDOUT:
+            unchecked.append("the output, which went to standard output")
+        else:
+            try:
+                output = _find_output(report.output, places, path.parent, named)
+            except CheckpointError as error:
+                rows.append(_fault("output", report.output, error))
+            else:
+                check = partial(_check_file, output=output, recorded=PurePath(report.output).name)
+                rows += pool.map(check, report.files or ())
+                rows += [*_check_whole(output, rows, report.files is not None, unchecked)]
+        for done, row in enumerate(beside, 1):
+            rows.append(row)
+            events.progress("checking", done, len(sources))
+    if not rows:
+        raise CheckpointError(f"{path}: its output went to standard output: nothing to check")
+    return Verification(
+        **heading(Config(), events), report=str(path), files=rows, unchecked=unchecked
+    )
+
+
+def _is_report(target: Path) -> bool:
+    """By its name or, as a report may have any, by how it begins; an index is part of an output."""
+    if target.suffix == ".json":
+        return not target.name.endswith(INDEX)
+    try:
+        with open_regular(target) as file:
+            return file.read(64).lstrip().startswith(b"{")
+    except OSError:
+        return False
+
+
+def _report_of(output: Path) -> Path:
+    report = report_path(output.with_name(output.name.removesuffix(INDEX)))
+    if not is_there(report):
+        raise CheckpointError(f"{output}: has no report {report.name} beside it; name its report")
+    return report
+
+
+def _find_output(recorded: str, places: Places, beside: Path, named: Path | None) -> Path:
+    """What to open: the file, the folder, or of a set its index."""
+    name = PurePath(recorded).name
+    if named is not None:
+        without_suffix = name == f"{named.name}{SUFFIX}" and not is_there(named)
+        return named.with_name(name) if without_suffix or name == index_path(named).name else named
+    near = beside / name
+    return near if places.root is None and is_there(near) else places.find(recorded)
+
+
+def _check_source(source: Source, places: Places) -> Checked:
+    try:
+        path = places.find(source.path)
+    except CheckpointError as error:
+        return _fault("source", source.path, error)
+    return _checked("source", path, lambda: check_source(path, source, places))
+
+
+def _check_file(file: OutputFile, output: Path, recorded: str) -> Checked:
+    """A file of the output, which may have another name now than was recorded."""
+    first, *rest = PurePath(file.path).parts or [".."]
+    if first == ".." or ".." in rest or PurePath(file.path).is_absolute():
+        fault = "is not in the output's folder; is the report intact?"
+        return Checked(path=file.path, role="output", ok=False, fault=fault)
+    path = output.parent.joinpath(output.name if first == recorded else first, *rest)
+
+    def check() -> None:
+        if not is_there(path):
+            raise CheckpointError(f"{path}: is gone")
+        check_inside(path, output if output.is_dir() else output.parent)
+        check_content(path, [path], file.size, file.sha256)
+
+    return _checked("output", path, check)
+
+
+def _check_whole(
+    output: Path, rows: list[Checked], has_hashes: bool, unchecked: list[str]
+) -> Iterator[Checked]:
+    """Whether it loads, if its files are as they were; and whether there are others among them."""
+    strangers = []
+    if has_hashes:
+        strangers = [*_strangers(output, {row.path for row in rows}, unchecked)]
+        yield from strangers
+    else:
+        unchecked.append("the output's sizes and hashes, which this report does not have")
+    if output.suffix in pytorch.SUFFIXES:
+        unchecked.append(f"whether {output} loads: it is a PyTorch file")
+    if all(row.ok for row in rows) and not strangers:
+        loads = _checked("output", output, lambda: _load(output))
+        if not loads.ok or not rows:
+            yield loads
+
+
+def _strangers(output: Path, known: set[str], unchecked: list[str]) -> Iterator[Checked]:
+    """Weights that a loader might take for the output's, or together with them."""
+    folder = output if output.is_dir() else output.parent
+    with reading(folder):
+        others = [path for path in sorted(folder.iterdir()) if str(path) not in known]
+    if folder == output:
+        weights = [path for path in others if path.name.endswith((SUFFIX, SUFFIX + INDEX))]
+        if harmless := [path.name for path in others if path not in weights]:
+            unchecked.append(f"what the report does not know in {output}: {few(harmless)}")
+    elif output.suffix in pytorch.SUFFIXES:
+        weights = []
+    else:
+        alone = output.with_name(output.name.removesuffix(INDEX))  # loaders prefer it to a set
+        weights = [path for path in others if path == alone or belongs_to_set(path, alone)]
+    for path in weights:
+        yield Checked(path=str(path), role="output", ok=False, fault="is not in the report")
+
+
+def _load(output: Path) -> None:
+    if not output.is_dir():
+        with reading(output):
+            check_regular(output)
+    if output.suffix not in pytorch.SUFFIXES:
+        open_checkpoint(output, Reads())
+
+
+def _checked(role: Role, path: Path, check: Callable[[], object]) -> Checked:
+    try:
+        check()
+    except CheckpointError as error:
+        return _fault(role, str(path), error)
+    return Checked(path=str(path), role=role, ok=True)
+
+
+def _fault(role: Role, path: str, error: CheckpointError) -> Checked:
+    return Checked(path=path, role=role, ok=False, fault=str(error).removeprefix(f"{path}: "))

@@ -1,0 +1,96 @@
+"""What asks us to end: Ctrl-C, SIGTERM, a terminal that closes. One line and exit code 130.
+
+Imports next to nothing, so that `__main__` can be ready for them before all else. What comes while
+Python itself starts, before the first line of ours, is Python's to answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+CODE = 130
+LINE = "interrupted; nothing half-written is left"
+_NUMBERS = [
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    if hasattr(signal, name)
+]
+_came = False
+_decided: int | None = None  # the exit code, once there is nothing left to interrupt
+
+
+def catch() -> list[tuple[int, Any]]:
+    """Returns the handlers that were there, for `give_back`.
+
+    One that is ignored (by nohup, by a shell for its background jobs) stays so.
+    """
+    global _came, _decided
+    _came, _decided = False, None
+    found = [(number, signal.getsignal(number)) for number in _NUMBERS]
+    caught = [(n, h) for n, h in found if h in (signal.SIG_DFL, signal.default_int_handler)]
+    for number, _ in caught:
+        signal.signal(number, _end)
+    return caught
+
+
+def give_back(handlers: list[tuple[int, Any]]) -> None:
+    for number, handler in handlers:
+        signal.signal(number, handler)
+
+
+def ignore() -> None:
+    """Python puts back what kills before it clears up, which it does at the very end."""
+    for number in _NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def work(function: Callable[[], T]) -> T:
+    """Calls it. Only in here is an interrupt an exception, so whoever calls this can catch it."""
+    return function()
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    """Raises inside `work`, where there may be something to clear up; elsewhere ends at once."""
+    global _came
+    _came = True
+    # C code may catch it, print it and raise another in its place: numpy does, while imported
+    sys.excepthook = sys.unraisablehook = _say_nothing
+    frame: FrameType | None = sys._getframe()  # it may be called later than the signal came
+    while frame is not None:
+        if frame.f_code is work.__code__:
+            raise KeyboardInterrupt
+        frame = frame.f_back
+    try:
+        if _decided is None:
+            os.write(2, f"{LINE}\n".encode())
+    finally:  # whether anybody hears it or not
+        os._exit(CODE if _decided is None else _decided)
+
+
+def _say_nothing(*_: object) -> None: ...
+
+
+def came() -> bool:
+    return _came
+
+
+def decide(code: int) -> None:
+    """From now on an interrupt only ends the process earlier: what was to be done is done."""
+    global _decided
+    _decided = code
+
+
+def stop_if_interrupted() -> None:
+    """For the places between two steps: an interrupt that some `except:` has swallowed counts."""
+    if _came:
+        raise KeyboardInterrupt

@@ -1,0 +1,106 @@
+"""Where the files of a report are, and whether they are still what the report says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from sewa_cli.checkpoints import files_of, stamp_of
+from sewa_cli.checkpoints.checkpoint import Stamp, reading
+from sewa_cli.errors import CheckpointError
+from sewa_cli.files import check_regular, real
+from sewa_cli.output.safetensors import sha256_of
+from sewa_cli.report.recipe import Rebuildable, Source
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a report's files are looked for: in these folders or, if it is given, under one root.
+
+    Never elsewhere: a report may come from a stranger.
+    """
+
+    folders: tuple[Path, ...]
+    root: Path | None = None
+
+    @classmethod
+    def of(cls, report: Rebuildable, read_from: Path, root: Path | None = None) -> Places:
+        """Beside the report; where its run is, if it was moved with it; where the report says."""
+        if root is not None and not (is_there(root) and root.is_dir()):
+            raise CheckpointError(f"--root: {root}: no such folder")
+        beside, working = read_from.parent, Path(report.recipe.working_directory)
+        return cls((beside, *_moved(working, report.output, beside), working), root)
+
+    def find(self, recorded: str) -> Path:
+        """The first that is there; under a root, by as many of its last components as are there."""
+        if self.root is None:  # an absolute path stays itself
+            places = [folder / recorded for folder in self.folders]
+            hint = "neither beside the report nor where it says; --root DIR tells where to look"
+        else:
+            path = PurePath(recorded)
+            parts = path.relative_to(path.anchor).parts
+            ups = [i for i, part in enumerate(parts) if part == ".."]
+            first = ups[-1] + 1 if ups else 0
+            places = [self.root.joinpath(*parts[i:]) for i in range(first, len(parts))]
+            hint = f"not under {self.root}"
+        found = next((place for place in places if is_there(place)), None)
+        if found is None:
+            raise CheckpointError(f"{recorded}: is gone: {hint}")
+        self.check_inside(found)
+        return found
+
+    def check_inside(self, path: Path) -> None:
+        if self.root is not None:
+            check_inside(path, self.root)
+
+
+def _moved(working: Path, output: str | None, beside: Path) -> tuple[Path, ...]:
+    """What was the working directory: as far above the report as it was above the output."""
+    try:
+        depth = len((working / (output or "")).relative_to(working).parts) - 1
+    except ValueError:
+        return ()
+    above = real(beside).parents
+    return (above[depth - 1],) if 0 < depth <= len(above) else ()
+
+
+def is_there(path: Path) -> bool:
+    """Unlike `Path.exists`, also for what no file can be called."""
+    return os.path.exists(path)  # noqa: PTH110
+
+
+def check_inside(path: Path, folder: Path) -> None:
+    """Refuse what is a link out of a folder, or stands behind one."""
+    if not real(path).is_relative_to(real(folder)):
+        raise CheckpointError(f"{path}: leads out of {folder}; put the file itself there")
+
+
+def check_source(path: Path, source: Source, places: Places) -> dict[Path, Stamp]:
+    """Refuse a checkpoint that is not what it was; returns the stamps of the files it is made of.
+
+    They are from before the hash, so that what is read later can be shown to be what was hashed.
+    """
+    if not path.is_dir():
+        with reading(path):
+            check_regular(path)
+    files = files_of(path)
+    if files == (path,) and path.is_dir():
+        raise CheckpointError(f"{path}: has changed since the report: its weights are gone")
+    for file in files:
+        places.check_inside(file)
+    return check_content(path, files, source.size, source.sha256)
+
+
+def check_content(path: Path, files: Sequence[Path], size: int, sha256: str) -> dict[Path, Stamp]:
+    for file in files:
+        with reading(file):
+            check_regular(file)
+    stamps = {file: stamp_of(file) for file in files}
+    changed = f"{path}: has changed since the report: expected"
+    if (found := sum(stamp.size for stamp in stamps.values())) != size:
+        raise CheckpointError(f"{changed} {size} bytes, found {found}")
+    if (digest := sha256_of(files, path)) != sha256:
+        raise CheckpointError(f"{changed} SHA-256 {sha256[:12]}…, found {digest[:12]}…")
+    return stamps

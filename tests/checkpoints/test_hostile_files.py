@@ -1,0 +1,301 @@
+"""Files that would hang, blow up or crash whoever reads them: each is one line, at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from safetensors.torch import save_file
+
+from sewa_cli import files
+
+DEEP = "[" * 100_000 + "]" * 100_000
+ENDLESS = "9" * 5000  # digits: more than Python reads into an int
+
+
+def save(path: Path, **metadata: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"w": torch.ones(6)}, path, metadata or None)
+    return path
+
+
+def check_refused(sewa: Sewa, folder: Path, words: str, *arguments: object) -> None:
+    """Exit code 3 and one short line with these words; nothing was written."""
+    before = sorted(folder.rglob("*"))
+    ended = sewa(*arguments)
+    assert (ended.code, ended.out) == (3, ""), ended.err
+    assert words in ended.error
+    assert len(ended.error) < 700
+    assert sorted(folder.rglob("*")) == before
+
+
+# ---- not a file at all ------------------------------------------------------------------------
+
+
+def listen(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        before = Path.cwd()
+        os.chdir(path.parent)  # the name of a socket must be short
+        server.bind(path.name)
+        os.chdir(before)
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a socket": listen,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a.safetensors.index.json", "plain"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("command", ["average", "inspect"])
+def test_what_is_not_a_file_is_refused_and_never_waited_for(
+    tmp_path: Path, sewa: Sewa, kind: str, name: str, command: str
+) -> None:
+    KINDS[kind](tmp_path / name)
+    sound = save(tmp_path / "b.safetensors")
+    output = ["-o", tmp_path / "o.safetensors"] if command == "average" else []
+    words = f"{name}: is {kind}, not a file"
+    check_refused(sewa, tmp_path, words, command, tmp_path / name, sound, *output)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("flag", ["--config", "--methods-from"])
+def test_a_pipe_is_no_file_of_settings_or_code(tmp_path: Path, sewa: Sewa, flag: str) -> None:
+    os.mkfifo(tmp_path / "pipe.py")
+    ended = sewa("methods", flag, tmp_path / "pipe.py")
+    assert ended.code == (2 if flag == "--config" else 4)
+    assert "pipe.py: is a pipe, not a file" in ended.error
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("flags", [["select", "--task"], ["solvers", "--solver-from"]])
+def test_a_pipe_is_no_python_file(run_dir: Path, sewa: Sewa, flags: list[str]) -> None:
+    os.mkfifo(run_dir / "pipe.py")
+    ended = sewa(*flags, run_dir / "pipe.py")
+    assert ended.code == 4
+    assert "pipe.py: is a pipe, not a file" in ended.error
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_among_the_files_of_a_checkpoint_is_not_read(tmp_path: Path, sewa: Sewa) -> None:
+    for step in (1, 2):
+        save(tmp_path / f"run/checkpoint-{step}/model.safetensors")
+        os.mkfifo(tmp_path / f"run/checkpoint-{step}/trainer_state.json")
+    assert sewa("inspect", tmp_path / "run").code == 0
+
+
+def test_a_pipe_put_in_the_place_of_a_file_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    monkeypatch.setattr(files, "check_regular", lambda _: None)  # as if it was a file just now
+    with pytest.raises(OSError, match="is a pipe"):
+        files.read_bytes(tmp_path / "pipe", 100)
+
+
+@pytest.mark.parametrize("name", ["loop.safetensors", "loop", "loop/a.safetensors"])
+@pytest.mark.parametrize("command", ["average", "inspect"])
+def test_links_that_go_in_circles_are_one_line(
+    tmp_path: Path, sewa: Sewa, name: str, command: str
+) -> None:
+    (tmp_path / name.partition("/")[0]).symlink_to(name.partition("/")[0])
+    output = ["-o", tmp_path / "o.safetensors"] if command == "average" else []
+    check_refused(sewa, tmp_path, "symbolic links", command, tmp_path / name, *output)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "/".join(["x" * 200] * 30)])
+def test_a_name_longer_than_the_system_allows_is_one_line(
+    tmp_path: Path, sewa: Sewa, name: str
+) -> None:
+    ended = sewa("inspect", tmp_path / name)
+    assert ended.code == 3
+    assert ended.error.endswith("File name too long")
+
+
+# ---- more than can be read --------------------------------------------------------------------
+
+
+def sparse(path: Path, start: bytes, size: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(start)
+    os.truncate(path, size)
+    return path
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "name", ["m.safetensors.index.json", "d/.metadata", "a/trainer_state.json"]
+)
+def test_small_files_without_end_are_not_read(tmp_path: Path, sewa: Sewa, name: str) -> None:
+    save(tmp_path / "a/model.safetensors")
+    path = sparse(tmp_path / name, b"{", 2**40)
+    where = path if path.suffix == ".json" and "/" not in name else path.parent
+    check_refused(sewa, tmp_path, "is larger than 256.0 MiB", "inspect", where)
+
+
+@pytest.mark.timeout(60)
+def test_a_file_too_large_to_be_mapped_is_one_line(tmp_path: Path, sewa: Sewa) -> None:
+    values = 2**40
+    entry = {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}
+    header = json.dumps({"w": entry}).encode()
+    start = struct.pack("<Q", len(header)) + header
+    path = sparse(tmp_path / "a.safetensors", start, len(start) + 4 * values)
+    check_refused(sewa, tmp_path, "a.safetensors: w: cannot be read", "inspect", path)
+
+
+# ---- what is in them --------------------------------------------------------------------------
+
+
+def raw(path: Path, header: str, body: bytes = bytes(24)) -> Path:
+    data = header.encode()
+    path.write_bytes(struct.pack("<Q", len(data)) + data + body)
+    return path
+
+
+TENSOR = '"w": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}'
+
+
+@pytest.mark.parametrize(
+    ("header", "body", "words"),
+    [
+        (f'{{"__metadata__": {DEEP}, {TENSOR}}}', 24, "not a complete safetensors file"),
+        (f'{{"__metadata__": {{"step": "{ENDLESS}"}}, {TENSOR}}}', 24, "expected a whole number"),
+        (f'{{"__metadata__": {{"step": "{2**63}"}}, {TENSOR}}}', 24, "2^63 or more"),
+        (f'{{"__metadata__": {{"step": "{"x" * 9999}"}}, {TENSOR}}}', 24, "whole number"),
+        (
+            '{"w": {"dtype": "F32", "shape": [0, 18446744073709551615], "data_offsets": [0, 0]}}',
+            0,
+            "w: cannot be read",
+        ),
+        (TENSOR.join("{}").replace("F32", "F" * 9999), 24, "unknown variant"),
+    ],
+)
+def test_a_forged_header_is_one_short_line(
+    tmp_path: Path, sewa: Sewa, header: str, body: int, words: str
+) -> None:
+    path = raw(tmp_path / "a.safetensors", header, bytes(body))
+    check_refused(sewa, tmp_path, words, "inspect", path)
+
+
+@pytest.mark.parametrize("metrics", [DEEP, f'{{"loss": {ENDLESS}}}', '{"loss": 1e400, "x": NaN}'])
+def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path, sewa: Sewa, metrics: str) -> None:
+    path = save(tmp_path / "a.safetensors", metrics=metrics)
+    ended = sewa("inspect", path, "--json")
+    assert json.loads(ended.out)["checkpoints"][0]["logged"] == {}
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        DEEP,
+        f'{{"global_step": 1, "more": {DEEP}}}',
+        '{"global_step": Infinity}',
+        '{"global_step": NaN}',
+        '{"global_step": 1e400}',
+        f'{{"global_step": 1{"0" * 400}}}',
+        f'{{"global_step": {ENDLESS}}}',
+        f'{{"global_step": {2**63}}}',
+    ],
+)
+def test_a_trainer_state_without_sense_is_one_line(tmp_path: Path, sewa: Sewa, state: str) -> None:
+    save(tmp_path / "checkpoint-1/model.safetensors")
+    (tmp_path / "checkpoint-1/trainer_state.json").write_text(state)
+    check_refused(sewa, tmp_path, "checkpoint-1", "inspect", tmp_path / "checkpoint-1")
+
+
+def test_a_loss_of_many_digits_is_no_metric(tmp_path: Path, sewa: Sewa) -> None:
+    save(tmp_path / "checkpoint-1/model.safetensors")
+    logged = f'{{"global_step": 1, "log_history": [{{"step": 1, "a": {ENDLESS}, "b": 2}}]}}'
+    (tmp_path / "checkpoint-1/trainer_state.json").write_text(logged)
+    ended = sewa("inspect", tmp_path / "checkpoint-1", "--json")
+    assert json.loads(ended.out)["checkpoints"][0]["logged"] == {"b": 2.0}
+
+
+def test_a_name_of_many_digits_is_no_step(tmp_path: Path, sewa: Sewa) -> None:
+    path = save(tmp_path / f"step-{'9' * 200}.safetensors")
+    check_refused(sewa, tmp_path, "its step is 2^63 or more", "inspect", path)
+
+
+def test_a_step_of_many_digits_in_a_pytorch_file_is_one_line(tmp_path: Path, sewa: Sewa) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"state_dict": {"w": torch.ones(2)}, "step": 10**400}, path)
+    check_refused(sewa, tmp_path, "its step is 2^63 or more", "inspect", path)
+
+
+@pytest.mark.parametrize("name", ["\\u0000", "a\\ud800", "é" * 200, "x" * 300, "x" * 30_000])
+def test_an_index_may_not_name_what_no_file_is_called(
+    tmp_path: Path, sewa: Sewa, name: str
+) -> None:
+    index = tmp_path / "m.safetensors.index.json"
+    index.write_text(f'{{"weight_map": {{"w": "{name}"}}}}')
+    check_refused(sewa, tmp_path, "m.safetensors.index.json: ", "inspect", index)
+
+
+@pytest.mark.parametrize("content", [DEEP, f'{{"r": {DEEP}}}'])
+def test_adapter_settings_without_end_are_one_line(
+    tmp_path: Path, sewa: Sewa, content: str
+) -> None:
+    save(tmp_path / "step-1/adapter_model.safetensors")
+    (tmp_path / "step-1/adapter_config.json").write_text(content)
+    check_refused(sewa, tmp_path, "adapter_config.json: not a", "inspect", tmp_path / "step-1")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_pytorch_file_with_a_name_without_end_is_refused_at_once(
+    tmp_path: Path, sewa: Sewa, zipped: bool
+) -> None:
+    """torch searches its own error message in quadratic time: 100 kB would take minutes."""
+    path = tmp_path / "a.pt"
+    torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=zipped)
+    data, name = path.read_bytes(), b"ctorch._utils\n_rebuild_tensor_v2\n"
+    assert name in data
+    if not zipped:
+        path.write_bytes(data.replace(name, b"c" + b"x" * 300_000 + b"\ny\n"))
+        check_refused(sewa, tmp_path, "too many words", "inspect", path)
+        return
+    path.write_bytes(b"\x80\x02X\xe0\x93\x04\0" + b"x" * 300_000 + b")\x81.")
+    check_refused(sewa, tmp_path, "calls what is no function", "inspect", path)
+
+
+# ---- the helper itself ------------------------------------------------------------------------
+
+
+def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("[1, 2]")
+    assert files.read_json(path, 6) == [1, 2]
+    with pytest.raises(OSError, match=r"is larger than 5 B"):
+        files.read_json(path, 5)
+
+
+def test_a_link_to_a_file_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").symlink_to("a")
+    assert stat.S_ISREG(files.check_regular(tmp_path / "b").st_mode)
+    assert files.read_bytes(tmp_path / "b", 1) == b"x"
+
+
+@pytest.mark.parametrize(("levels", "ok"), [(files.DEPTH, True), (files.DEPTH + 1, False)])
+def test_json_has_so_many_levels(levels: int, ok: bool) -> None:
+    text = "[" * levels + "]" * levels
+    if ok:
+        assert files.parse_json(text) == json.loads(text)
+    else:
+        with pytest.raises(ValueError, match="levels"):
+            files.parse_json(text)
+
+
+def test_a_number_too_large_for_a_float_is_infinite() -> None:
+    assert files.parse_json(f"[{ENDLESS}, -{ENDLESS}, 12]") == [float("inf"), -float("inf"), 12]

@@ -1,0 +1,591 @@
+"""`sewa verify` finds every byte that is not as the report says, and looks nowhere else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from helpers.tiny import WEIGHTS, Sewa, train_tiny
+from safetensors.torch import load_file, save_file
+
+from sewa_cli.commands.verify import run_verify
+
+
+def change(report: str | Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    found = json.loads(Path(report).read_text())
+    edit(found)
+    Path(report).write_text(json.dumps(found))
+
+
+def flip(path: str | Path, at: int = -1) -> None:
+    content = bytearray(Path(path).read_bytes())
+    content[at] ^= 1
+    Path(path).write_bytes(content)
+
+
+def faults(err: str) -> list[str]:
+    return [line.removeprefix("error: ") for line in err.splitlines() if line.startswith("error: ")]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of a user, with three checkpoints."""
+    folder = tmp_path / "run"
+    train_tiny(folder / "ckpts", k=3)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def one(work: Path, sewa: Sewa) -> Path:
+    """avg.safetensors of three checkpoints, and its report."""
+    options = ["-o", "avg.safetensors", "--report", "avg.report.json"]
+    assert sewa("average", "ckpts", *options).code == 0
+    return work
+
+
+@pytest.fixture
+def sharded(work: Path, sewa: Sewa) -> Path:
+    """The same in several files."""
+    options = ["--shard-size", "300", "--report", "avg.report.json"]
+    assert sewa("average", "ckpts", "-o", "avg.safetensors", *options).code == 0
+    assert len(list(Path().glob("avg*.safetensors*"))) > 2
+    return work
+
+
+@pytest.fixture
+def folder(work: Path, sewa: Sewa) -> Path:
+    """The average of Hugging Face folders: out/ and out.report.json."""
+    for path in sorted(Path("ckpts").iterdir()):
+        step = path.stem.removeprefix("step-")
+        checkpoint = Path("hf") / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        path.rename(checkpoint / "model.safetensors")
+        (checkpoint / "config.json").write_text('{"model_type": "tiny"}\n')
+        (checkpoint / "trainer_state.json").write_text(f'{{"global_step": {step}}}\n')
+    ended = sewa("average", "hf", "-o", "out", "--report", "out.report.json")
+    assert ended.code == 0, ended.err
+    return work
+
+
+# ---- all is right ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("target", ["avg.report.json", "avg.safetensors", "avg"])
+def test_an_output_and_its_sources_are_as_the_report_says(sewa: Sewa, target: str) -> None:
+    ended = sewa("verify", target)
+    assert ended.code == 0, ended.err
+    assert "all 4 files are as the report says" in ended.err
+    assert "not checked" not in ended.err
+    assert ended.out.count("as it was") == 4
+
+
+@pytest.mark.usefixtures("sharded")
+@pytest.mark.parametrize(
+    "target", ["avg.report.json", "avg.safetensors", "avg", "avg.safetensors.index.json"]
+)
+def test_a_set_is_verified_by_any_of_its_names(sewa: Sewa, target: str) -> None:
+    ended = sewa("verify", target)
+    assert ended.code == 0, ended.err
+    count = len(list(Path().glob("avg*.safetensors*"))) + 3
+    assert f"all {count} files are as the report says" in ended.err
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("target", ["out.report.json", "out", "out/"])
+def test_a_folder_is_verified_file_by_file(sewa: Sewa, target: str) -> None:
+    ended = sewa("verify", target, "--json")
+    assert ended.code == 0, ended.err
+    rows = json.loads(ended.out)["files"]
+    assert [row["path"] for row in rows if row["role"] == "output"] == [
+        "out/README.md",
+        "out/config.json",
+        "out/model.safetensors",
+    ]
+    assert [row["path"] for row in rows if row["role"] == "source"] == [
+        f"hf/checkpoint-{step}" for step in (10, 20, 30)
+    ]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_folder_is_verified_from_inside_of_it(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("out")
+    assert sewa("verify", ".").code == 0
+
+
+@pytest.mark.usefixtures("work")
+def test_a_pytorch_file_is_hashed_and_said_not_to_be_loaded(sewa: Sewa) -> None:
+    assert sewa("average", "ckpts", "-o", "avg.pt", "--report", "avg.report.json").code == 0
+    ended = sewa("verify", "avg.pt")
+    assert ended.code == 0, ended.err
+    assert "not checked: whether avg.pt loads" in ended.err
+    flip("avg.pt", 200)
+    ended = sewa("verify", "avg.pt")
+    assert ended.code == 3
+    assert ended.error.startswith("avg.pt: has changed since the report: expected SHA-256")
+
+
+@pytest.mark.usefixtures("one")
+def test_every_format_has_a_row_for_each_file(sewa: Sewa) -> None:
+    report = json.loads(sewa("verify", "avg.safetensors", "--json").out)
+    jsonschema.validate(report, json.loads(sewa("schema", "verify").out))
+    assert report["kind"] == "verify"
+    assert report["report"] == "avg.report.json"
+    assert [row["ok"] for row in report["files"]] == [True] * 4
+    lines = sewa("verify", "avg.safetensors", "--format", "jsonl").out.splitlines()
+    assert json.loads(lines[0]) == {
+        "path": "avg.safetensors",
+        "role": "output",
+        "ok": True,
+        "fault": None,
+    }
+    assert sewa("verify", "avg.safetensors", "--format", "csv").out.startswith(
+        "path,role,ok,fault\navg.safetensors,output,True,\n"
+    )
+
+
+@pytest.mark.usefixtures("one")
+def test_a_report_may_have_any_name(sewa: Sewa) -> None:
+    Path("avg.report.json").rename("notes")
+    assert sewa("verify", "notes").code == 0
+
+
+@pytest.mark.usefixtures("one")
+def test_it_imports_neither_torch_nor_what_else_is_slow() -> None:
+    code = (
+        "import sys; from sewa_cli.cli import main; code = main(sys.argv[1:]);"
+        "print({'torch', 'rich', 'yaml'} & set(sys.modules), file=sys.stderr); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, "verify", "avg.safetensors"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.splitlines()[-1] == "set()"
+
+
+# ---- something is not --------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("at", [0, 9, -1])
+@pytest.mark.parametrize("victim", ["avg.safetensors", "ckpts/step-20.safetensors"])
+def test_one_flipped_bit_is_found(sewa: Sewa, victim: str, at: int) -> None:
+    flip(victim, at)
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert ended.error.startswith(f"{victim}: has changed since the report: expected SHA-256")
+    assert "1 of 4 files is not as the report says" in ended.err
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("victim", ["avg.safetensors", "ckpts/step-20.safetensors"])
+def test_what_was_cut_short_or_made_longer_is_found(sewa: Sewa, victim: str) -> None:
+    whole = Path(victim).read_bytes()
+    for content in (whole[:-1], whole + b"\0", b""):
+        Path(victim).write_bytes(content)
+        ended = sewa("verify", "avg.report.json")
+        assert ended.code == 3
+        assert ended.error.startswith(f"{victim}: has changed since the report: expected")
+        assert f"{len(whole)} bytes, found {len(content)}" in ended.error
+
+
+@pytest.mark.usefixtures("one")
+def test_all_faults_are_told_not_only_the_first(sewa: Sewa) -> None:
+    flip("avg.safetensors")
+    Path("ckpts/step-10.safetensors").unlink()
+    flip("ckpts/step-30.safetensors")
+    ended = sewa("verify", "avg.report.json", "--json")
+    assert ended.code == 3
+    assert [line.split(":")[0] for line in faults(ended.err)] == [
+        "avg.safetensors",
+        "ckpts/step-10.safetensors",
+        "ckpts/step-30.safetensors",
+    ]
+    # a program gets the same as data
+    rows = json.loads(ended.out)["files"]
+    assert [row["ok"] for row in rows] == [False, False, True, False]
+    assert "is gone" in rows[1]["fault"]
+
+
+@pytest.mark.usefixtures("one")
+def test_two_checkpoints_that_were_swapped_are_both_told(sewa: Sewa) -> None:
+    a, b = Path("ckpts/step-10.safetensors"), Path("ckpts/step-20.safetensors")
+    one, two = a.read_bytes(), b.read_bytes()
+    a.write_bytes(two)
+    b.write_bytes(one)
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert [line.split(":")[0] for line in faults(ended.err)] == [str(a), str(b)]
+
+
+@pytest.mark.usefixtures("one")
+def test_without_the_checkpoints_the_output_alone_is_verified(sewa: Sewa) -> None:
+    shutil.rmtree("ckpts")
+    ended = sewa("verify", "avg.safetensors")
+    assert ended.code == 3
+    assert all("is gone" in fault for fault in faults(ended.err))
+    ended = sewa("verify", "avg.safetensors", "--output-only")
+    assert ended.code == 0, ended.err
+    assert "the file is as the report says" in ended.err
+    assert "not checked: the checkpoints (--output-only)" in ended.err
+
+
+@pytest.mark.usefixtures("sharded")
+def test_every_file_of_a_set_is_held_against_the_report(sewa: Sewa) -> None:
+    files = sorted(Path().glob("avg*.safetensors*"))
+    for file in files:
+        kept = file.read_bytes()
+        flip(file)
+        ended = sewa("verify", "avg.safetensors", "--output-only")
+        assert ended.code == 3
+        assert ended.error.startswith(f"{file}: has changed since the report")
+        file.unlink()
+        ended = sewa("verify", "avg.safetensors", "--output-only")
+        assert ended.code == 3
+        assert ended.error == f"{file}: is gone"
+        file.write_bytes(kept)
+    assert sewa("verify", "avg.safetensors").code == 0
+
+
+@pytest.mark.usefixtures("sharded")
+@pytest.mark.parametrize("name", ["avg-00001-of-00009.safetensors", "avg.safetensors"])
+def test_weights_of_another_run_among_those_of_a_set_are_a_fault(sewa: Sewa, name: str) -> None:
+    shutil.copy("ckpts/step-10.safetensors", name)
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert ended.error == f"{name}: is not in the report"
+    ended = sewa("verify", "avg")
+    assert ended.error == f"{name}: is not in the report"
+
+
+@pytest.mark.usefixtures("one")
+def test_an_older_set_beside_a_file_is_a_fault(sewa: Sewa) -> None:
+    Path("avg.safetensors.index.json").write_text("{}")
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert ended.error == "avg.safetensors.index.json: is not in the report"
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_weights_in_a_folder_are_a_fault_and_other_files_are_named(sewa: Sewa) -> None:
+    Path("out/.gitattributes").write_text("*.safetensors filter=lfs\n")
+    ended = sewa("verify", "out")
+    assert ended.code == 0, ended.err
+    assert "not checked: what the report does not know in out: .gitattributes" in ended.err
+    shutil.copy("out/model.safetensors", "out/adapter_model.safetensors")
+    ended = sewa("verify", "out")
+    assert ended.code == 3
+    assert ended.error == "out/adapter_model.safetensors: is not in the report"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_source_folder_without_its_weights_is_a_fault(sewa: Sewa) -> None:
+    Path("hf/checkpoint-20/model.safetensors").unlink()
+    ended = sewa("verify", "out")
+    assert ended.code == 3
+    assert ended.error == "hf/checkpoint-20: has changed since the report: its weights are gone"
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_config_that_was_edited_in_an_averaged_folder_is_a_fault(sewa: Sewa) -> None:
+    Path("out/config.json").write_text('{"model_type": "TINY"}\n')
+    ended = sewa("verify", "out")
+    assert ended.code == 3
+    assert ended.error.startswith("out/config.json: has changed since the report: expected SHA-256")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_link_out_of_an_averaged_folder_is_a_fault(sewa: Sewa) -> None:
+    Path("out/model.safetensors").rename("elsewhere.safetensors")
+    Path("out/model.safetensors").symlink_to("../elsewhere.safetensors")
+    ended = sewa("verify", "out")
+    assert ended.code == 3
+    assert ended.error.startswith("out/model.safetensors: leads out of out")
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("victim", ["avg.safetensors", "ckpts/step-20.safetensors"])
+def test_a_pipe_in_the_place_of_a_file_is_told_and_not_waited_for(sewa: Sewa, victim: str) -> None:
+    Path(victim).unlink()
+    os.mkfifo(victim)
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert ended.error == f"{victim}: is a pipe, not a file"
+
+
+@pytest.mark.usefixtures("one")
+def test_an_output_that_has_the_right_hash_but_does_not_load_is_a_fault(sewa: Sewa) -> None:
+    content = b"not safetensors"
+    Path("avg.safetensors").write_bytes(content)
+    wrong = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    change("avg.report.json", lambda report: report["files"][0].update(wrong))
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert ended.error.startswith("avg.safetensors: not a complete safetensors file")
+
+
+@pytest.mark.usefixtures("one")
+def test_an_older_report_is_verified_as_far_as_it_goes(sewa: Sewa) -> None:
+    change("avg.report.json", lambda report: report.pop("files"))
+    ended = sewa("verify", "avg.safetensors")
+    assert ended.code == 0, ended.err
+    assert "not checked: the output's sizes and hashes" in ended.err
+    flip("avg.safetensors", 0)  # the header's length
+    ended = sewa("verify", "avg.safetensors")
+    assert ended.code == 3
+    assert ended.error.startswith("avg.safetensors: not a complete safetensors file")
+
+
+@pytest.mark.usefixtures("work")
+def test_what_went_to_standard_output_has_its_sources_verified(sewa: Sewa) -> None:
+    assert sewa("average", "ckpts", "-o", "-", "--report", "r.json").code == 0
+    ended = sewa("verify", "r.json")
+    assert ended.code == 0, ended.err
+    assert "all 3 files are as the report says" in ended.err
+    assert "not checked: the output, which went to standard output" in ended.err
+    ended = sewa("verify", "r.json", "--output-only")
+    assert ended.code == 3
+    assert "nothing to check" in ended.error
+
+
+# ---- where it looks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["avg.report.json", "avg.safetensors"])
+def test_a_run_that_was_moved_is_verified_where_it_is(
+    one: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    moved = tmp_path / "moved"
+    one.rename(moved)
+    ended = sewa("verify", f"moved/{target}")
+    assert ended.code == 0, ended.err
+    flip(moved / "ckpts/step-20.safetensors")
+    assert sewa("verify", f"moved/{target}").code == 3
+
+
+def test_a_run_that_was_moved_is_found_from_an_output_in_a_folder_of_it(
+    work: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("results/new").mkdir(parents=True)
+    options = ["-o", "results/new/avg.safetensors", "--report", "results/new/avg.report.json"]
+    assert sewa("average", "ckpts", *options).code == 0
+    monkeypatch.chdir(tmp_path)
+    work.rename(tmp_path / "moved")
+    assert sewa("verify", "moved/results/new/avg.safetensors").code == 0
+    ended = sewa("apply", "moved/results/new/avg.report.json", "-o", "again.safetensors")
+    assert ended.code == 0, ended.err
+
+
+def test_a_report_that_was_copied_away_still_finds_what_it_describes(
+    one: Path, tmp_path: Path, sewa: Sewa
+) -> None:
+    shutil.copy(one / "avg.report.json", tmp_path / "r.json")
+    ended = sewa("verify", tmp_path / "r.json")
+    assert ended.code == 0, ended.err
+    assert str(one / "avg.safetensors") in ended.out
+
+
+def test_an_output_that_was_renamed_with_its_report_is_verified(folder: Path, sewa: Sewa) -> None:
+    Path("out").rename("best")
+    Path("out.report.json").rename("best.report.json")
+    assert sewa("verify", "best").code == 0
+    assert not (folder / "out").exists()
+
+
+def test_files_of_the_working_directory_are_not_taken_for_those_of_a_report(
+    one: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor are those above the report."""
+    (tmp_path / "a/b").mkdir(parents=True)
+    shutil.copy("avg.report.json", tmp_path / "a/b/r.json")
+    shutil.copytree("ckpts", tmp_path / "other/ckpts")
+    shutil.copytree("ckpts", tmp_path / "a/ckpts")
+    shutil.rmtree(one)
+    monkeypatch.chdir(tmp_path / "other")
+    for command in (["verify"], ["apply", "-o", "again.safetensors"]):
+        ended = sewa(*command, tmp_path / "a/b/r.json")
+        assert ended.code == 3
+        assert all("is gone" in fault for fault in faults(ended.err))
+        assert "--root DIR" in ended.err
+    assert sewa("apply", tmp_path / "a/b/r.json", "--root", ".", "-o", "x.safetensors").code == 0
+
+
+def test_under_a_root_files_are_found_by_their_last_components(
+    one: Path, tmp_path: Path, sewa: Sewa
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    shutil.copytree("ckpts", root / "ckpts")
+    shutil.copy("avg.safetensors", root)
+    for prefix in ("", "../run/", f"{one}/", "./x/../../"):
+
+        def record(report: dict[str, Any], prefix: str = prefix) -> None:
+            for source in report["recipe"]["sources"]:
+                source["path"] = f"{prefix}ckpts/{Path(source['path']).name}"
+            report["output"] = f"{prefix}avg.safetensors"
+
+        change("avg.report.json", record)
+        ended = sewa("verify", "avg.report.json", "--root", root)
+        assert ended.code == 0, ended.err
+        assert ended.out.count(str(root)) == 4
+    flip(root / "ckpts/step-10.safetensors")  # and only there
+    ended = sewa("verify", "avg.report.json", "--root", root)
+    assert ended.code == 3
+    assert ended.error.startswith(str(root / "ckpts/step-10.safetensors"))
+
+
+@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_link_out_of_the_root_is_refused(
+    one: Path, tmp_path: Path, sewa: Sewa, command: list[str], kind: str
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree("ckpts", root / "ckpts")
+    shutil.copy("avg.safetensors", root)
+    place = root / "ckpts" / ("step-20.safetensors" if kind == "file" else "")
+    shutil.rmtree(place) if kind == "folder" else place.unlink()
+    place.symlink_to(one / place.relative_to(root))
+    ended = sewa(*command, "avg.report.json", "--root", root)
+    assert ended.code == 3
+    assert all(f"leads out of {root}" in fault for fault in faults(ended.err))
+    assert not Path("again.safetensors").exists()
+
+
+def test_a_shard_that_is_a_link_out_of_the_root_is_refused(
+    folder: Path, tmp_path: Path, sewa: Sewa
+) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(folder, root)
+    weights = root / "hf/checkpoint-20/model.safetensors"
+    weights.unlink()
+    weights.symlink_to(folder / "hf/checkpoint-20/model.safetensors")
+    ended = sewa("verify", root / "out.report.json", "--root", root)
+    assert ended.code == 3
+    assert "model.safetensors: leads out of" in ended.error
+
+
+@pytest.mark.usefixtures("one")
+def test_a_root_that_is_not_there_is_told(sewa: Sewa) -> None:
+    for root in ("nowhere", "avg.safetensors", "x" * 300):
+        ended = sewa("verify", "avg.safetensors", "--root", root)
+        assert ended.code == 3
+        assert ended.error == f"--root: {root}: no such folder"
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../secret", ".", ".."])
+@pytest.mark.usefixtures("one")
+def test_a_report_cannot_have_files_looked_at_outside_of_the_outputs_folder(
+    sewa: Sewa, path: str
+) -> None:
+    change("avg.report.json", lambda report: report["files"][0].update(path=path))
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert "is not in the output's folder; is the report intact?" in faults(ended.err)[0]
+
+
+# ---- what is no report -------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("one")
+def test_an_output_without_a_report_is_told_with_a_hint(sewa: Sewa) -> None:
+    for target in ("ckpts/step-10.safetensors", "ckpts", "nowhere.safetensors"):
+        ended = sewa("verify", target)
+        assert ended.code == 3
+        name = f"{Path(target).stem}.report.json"
+        assert ended.error == f"{target}: has no report {name} beside it; name its report"
+
+
+@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
+@pytest.mark.usefixtures("one")
+def test_a_pipe_or_a_device_as_a_report_is_refused_at_once(sewa: Sewa, command: list[str]) -> None:
+    os.mkfifo("fifo.json")
+    Path("zero.json").symlink_to("/dev/zero")
+    Path("loop.json").symlink_to("loop.json")
+    Path("sparse.json").touch()
+    os.truncate("sparse.json", 2**40)
+    for name, said in (
+        ("fifo.json", "is a pipe"),
+        ("zero.json", "is a device"),
+        ("loop.json", "symbolic links"),
+        ("sparse.json", "larger than 64.0 MiB"),
+        ("ckpts.json", "No such file"),
+    ):
+        ended = sewa(*command, name)
+        assert ended.code == 3
+        assert said in ended.error
+
+
+@pytest.mark.usefixtures("one")
+def test_a_report_of_endless_values_is_refused_before_they_are_read(sewa: Sewa) -> None:
+    Path("many.json").write_text('{"schema_version": 2, "recipe": [' + "{}," * 10**6 + "{}]}")
+    ended = sewa("verify", "many.json")
+    assert ended.code == 3
+    assert "has more than" in ended.error
+    Path("deep.json").write_text("[" * 10**5)
+    assert sewa("verify", "deep.json").code == 3
+
+
+@pytest.mark.usefixtures("one")
+def test_a_report_that_makes_no_sense_is_refused_as_apply_refuses_it(sewa: Sewa) -> None:
+    change("avg.report.json", lambda report: report["recipe"]["sources"][0].update(coefficient=5.0))
+    ended = sewa("verify", "avg.report.json")
+    assert ended.code == 3
+    assert "recipe.sources: the coefficients sum to 5.66667 instead of 1" in ended.error
+
+
+# ---- together with the other commands ----------------------------------------------------------
+
+
+def test_apply_over_the_output_of_the_very_report_leaves_both_right(one: Path, sewa: Sewa) -> None:
+    before = (one / "avg.safetensors").read_bytes()
+    flip("avg.safetensors")
+    assert sewa("verify", "avg.safetensors").code == 3
+    ended = sewa("apply", "avg.report.json", "-o", "avg.safetensors", "--force")
+    assert ended.code == 0, ended.err
+    assert (one / "avg.safetensors").read_bytes() == before
+    assert sewa("verify", "avg.safetensors").code == 0
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_reports_of_select_and_compare_are_verified_too(sewa: Sewa) -> None:
+    assert sewa("select", "-o", "s.safetensors").code == 0
+    assert sewa("compare", "--methods", "last,uniform", "--output-best", "c.safetensors").code == 0
+    for name in ("s", "c"):
+        ended = sewa("verify", f"{name}.safetensors")
+        assert ended.code == 0, ended.err
+        flip(f"{name}.safetensors")
+        assert sewa("verify", f"{name}.safetensors").code == 3
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_comparison_that_wrote_no_average_has_nothing_to_verify(sewa: Sewa) -> None:
+    assert sewa("compare", "--methods", "last,uniform", "--report", "c.json").code == 0
+    ended = sewa("verify", "c.json")
+    assert ended.code == 3
+    assert "c.json: not a report of sewa: recipe: " in ended.error
+
+
+def test_from_python_faults_are_in_the_result(one: Path) -> None:
+    flip("avg.safetensors")
+    found = run_verify(Path("avg.safetensors"), output_only=True)
+    assert [(row.path, row.ok) for row in found.files] == [("avg.safetensors", False)]
+    assert (one / "avg.safetensors").stat().st_size > WEIGHTS
+
+
+def test_a_source_with_a_tensor_more_is_not_what_it_was(one: Path, sewa: Sewa) -> None:
+    path = one / "ckpts/step-10.safetensors"
+    save_file({**load_file(path), "more": torch.zeros(1)}, path)
+    assert sewa("verify", "avg.safetensors").code == 3
