@@ -1,0 +1,54 @@
+"""Every fault at every point of every case: `make faults`. Prints the table of docs/reliability.md.
+
+python tests/faults/run.py [WORD ...]   only cases with all of these words, as in the table
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[above]) for above in (1, 2)]
+
+from faults.cases import Stage
+from faults.driver import Driver
+from faults.sweep import all_cases, errors, interrupts, kills
+
+SWEEPS = {
+    "kill": kills,
+    "interrupt": interrupts,
+    "full disk": lambda stage, case: errors(stage, case, errno.ENOSPC, for_good=True),
+    "I/O error": lambda stage, case: errors(stage, case, errno.EIO, for_good=False),
+}
+FIGURES = ("points", "runs", "mixtures", "litter", "other")
+
+
+def main(words: list[str]) -> int:
+    totals = {name: dict.fromkeys(FIGURES, 0) for name in SWEEPS}
+    print(row("case", "fault", *FIGURES), row(*["---"] * (2 + len(FIGURES))), sep="\n")
+    with tempfile.TemporaryDirectory() as root, Driver() as driver:
+        stage = Stage(Path(root) / "stage", driver)
+        for case in all_cases():
+            if not all(word in str(case) for word in words):
+                continue
+            for name, sweep in SWEEPS.items():
+                tally = sweep(stage, case)
+                found = tally.figures()
+                print(row(case, name, *found.values()), flush=True)
+                for fault in tally.faults:
+                    print(f"{case}: {fault}", file=sys.stderr)
+                for figure, count in found.items():
+                    totals[name][figure] += count
+    for name, total in totals.items():
+        print(row("all", name, *total.values()))
+    return any(total[kind] for total in totals.values() for kind in FIGURES[2:])
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
