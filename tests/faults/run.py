@@ -14,7 +14,8 @@ sys.path[:0] = [str(Path(__file__).parents[above]) for above in (1, 2)]
 
 from faults.cases import Stage
 from faults.driver import Driver
-from faults.sweep import all_cases, errors, interrupts, kills
+from faults.pairs import collide, kinds
+from faults.sweep import Tally, all_cases, errors, interrupts, kills
 
 SWEEPS = {
     "kill": kills,
@@ -22,6 +23,7 @@ SWEEPS = {
     "full disk": lambda stage, case: errors(stage, case, errno.ENOSPC, for_good=True),
     "I/O error": lambda stage, case: errors(stage, case, errno.EIO, for_good=False),
 }
+SEEDS = [*range(8), *[None] * 8]  # of each kind of pair; 200 in all
 FIGURES = ("points", "runs", "mixtures", "litter", "other")
 
 
@@ -34,16 +36,24 @@ def main(words: list[str]) -> int:
             if not all(word in str(case) for word in words):
                 continue
             for name, sweep in SWEEPS.items():
-                tally = sweep(stage, case)
-                found = tally.figures()
-                print(row(case, name, *found.values()), flush=True)
-                for fault in tally.faults:
-                    print(f"{case}: {fault}", file=sys.stderr)
-                for figure, count in found.items():
-                    totals[name][figure] += count
+                add(totals[name], str(case), name, sweep(stage, case))
+        totals["pair"] = dict.fromkeys(FIGURES, 0)
+        for pair in kinds():
+            if not all(word in f"pair: {pair.name}" for word in words):
+                continue
+            add(totals["pair"], f"pair: {pair.name}", "pair", collide(stage, pair, SEEDS))
     for name, total in totals.items():
         print(row("all", name, *total.values()))
     return any(total[kind] for total in totals.values() for kind in FIGURES[2:])
+
+
+def add(total: dict[str, int], case: str, name: str, tally: Tally) -> None:
+    found = tally.figures()
+    print(row(case, name, *found.values()), flush=True)
+    for fault in tally.faults:
+        print(f"{case}: {fault}", file=sys.stderr)
+    for figure, count in found.items():
+        total[figure] += count
 
 
 def row(*cells: object) -> str:
