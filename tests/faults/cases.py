@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from helpers.tiny import TASK, train_tiny
+
 from faults.driver import Driver, Ended, Run
 from faults.judge import Files, Scene, files_in, loads, put
-from helpers.tiny import TASK, train_tiny
 
 FORMS = ("file", "set", "set of three", "folder", "folder of shards")
 # bytes; the network has 64 + 384 and 8 + 128
@@ -60,14 +61,14 @@ class Case:
         name = ["-o", self.output]
         shards = ["--shard-size", SIZES[self.form]] if self.form in SIZES else []
         report = ["--report", self.report_name] if self.report == "report" else []
+        size = ["--set", f"shard_size={SIZES[self.form]}"] if shards else []
+        quick = ["--K", "3", "--solver", "gumbel", "--iterations", "2"]
+        few = ["--methods", "uniform,lawa", "--K", "3", "--set", "compare.bootstrap=100"]
         own = {
             "average": ["average", self.inputs, *name, *shards, *report],
             "apply": ["apply", f"../inputs/{self.form}.report.json", "-o", self.output],
-            "select": ["select", self.inputs, *task, "--K", "3", *name, *shards]
-            + ["--solver", "gumbel", "--iterations", "2"],
-            "compare": ["compare", self.inputs, *task, "--methods", "uniform,lawa", "--K", "3"]
-            + ["--output-best", self.output, "--set", "compare.bootstrap=100"]
-            + (["--set", f"shard_size={SIZES[self.form]}"] if shards else []),
+            "select": ["select", self.inputs, *task, *name, *shards, *quick],
+            "compare": ["compare", self.inputs, *task, "--output-best", self.output, *few, *size],
             "inspect": ["inspect", self.inputs, "--plot", "out.png"],
             "init": ["init", "."],
         }[self.command]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+
 from faults.cases import Stage
 from faults.driver import Driver
 

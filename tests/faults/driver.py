@@ -1,4 +1,4 @@
-"""Commands of `sewa` with faults: `Driver` asks the process of `inject.py`, which forks for each."""
+"""Commands of `sewa` with faults: `Driver` asks the process of `inject.py`, which forks."""
 
 from __future__ import annotations
 

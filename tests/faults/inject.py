@@ -37,8 +37,8 @@ from typing import Any
 assert shutil.rmtree.avoids_symlink_attacks
 assert tempfile
 
-# The calls that change files; a new way to publish goes into one of these four lines. `os` also
-# opens: only to create or truncate is that a change. `strace` shows if one is missing (test_points).
+# The calls that change files; a new way to publish goes into one of these four lines, and
+# test_points shows if one is missing. To open is a change only if it creates or truncates.
 BY_PATH = "open mkdir rmdir unlink remove link symlink rename replace truncate chmod utime mkfifo"
 BY_DESCRIPTOR = "write writev pwrite fsync fdatasync ftruncate posix_fallocate sendfile fchmod"
 LOCKS = "flock lockf"  # of fcntl
@@ -74,7 +74,7 @@ class Faults:
         number, self.number = self.number, self.number + 1
         self.note(f"{kind} {path.removeprefix(self.folder)}")
         self._pause(kind)
-        if lacks in self._run["lacking"]:
+        if lacks is not None and lacks in self._run["lacking"]:
             raise OSError(LACKING[lacks], os.strerror(LACKING[lacks]))
         self._signal(number, "before")
         error, at = self._run["error"], self._run["at"]
@@ -117,14 +117,13 @@ def absolute(path: Any, folder: Any = None) -> str | None:
     """Of a path, perhaps relative to the descriptor of a folder, or of a descriptor."""
     if isinstance(path, int):
         try:
-            return os.readlink(f"/proc/self/fd/{path}")
+            return str(Path(f"/proc/self/fd/{path}").readlink())
         except OSError:
             return None
-    text = os.fsdecode(path)
-    base = os.getcwd() if folder in (None, -100) else absolute(folder) or ""
-    whole = os.path.join(base, text)
+    base = Path.cwd() if folder in (None, -100) else Path(absolute(folder) or "")
+    whole = base / os.fsdecode(path)
     # the last part may be a link, which is what is changed
-    return os.path.join(os.path.realpath(os.path.dirname(whole)), os.path.basename(whole))
+    return str(whole.parent.resolve() / whole.name) if whole.name != ".." else str(whole.resolve())
 
 
 def wrap(module: Any, name: str, *, fd: bool = False, lacks: str | None = None) -> None:
@@ -248,7 +247,7 @@ def wrap_everything() -> None:
         found = look_up(library, name)
         return Foreign(name, found) if name in FOREIGN.split() else found
 
-    ctypes.CDLL.__getitem__ = looked_up  # type: ignore[method-assign, assignment]
+    ctypes.CDLL.__getitem__ = looked_up  # type: ignore[method-assign]
 
 
 # ---- the server --------------------------------------------------------------------------------
@@ -324,7 +323,9 @@ def start(
         for (_, end), descriptor in zip(pipes[:2], (1, 2), strict=True):
             os.dup2(end, descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        code = child(run, main, Faults(run, pipes[2][1], meeting))
+        notes = os.dup2(pipes[2][1], 250)  # out of the way: a run has only its own files open
+        os.closerange(3, notes)
+        code = child(run, main, Faults(run, notes, meeting))
     finally:
         os._exit(code)
 

@@ -1,4 +1,4 @@
-"""What is in a folder, looked at as a loader would: the old average, the new one, none, or worse."""
+"""What is in a folder, as a loader sees it: the old average, the new one, none, or worse."""
 
 from __future__ import annotations
 
@@ -119,9 +119,10 @@ class Scene:
 
     def is_after(self, now: Files) -> bool:
         """All of the new: but for the time it took, the report too."""
-        if {**now, self.report: b""} != {**self.after, self.report: b""}:
+        rest = [(n, data) for n, data in now.items() if n != self.report]
+        if now.keys() != self.after.keys() or any(self.after[n] != data for n, data in rest):
             return False
-        return self.report not in self.after or not self.mixtures(now)
+        return not self.mixtures(now)
 
 
 def same_recipe(now: Files, then: Files, report: str) -> bool:

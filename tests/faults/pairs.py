@@ -13,6 +13,7 @@ from faults.sweep import Tally, one_line
 
 Argv = list[str]
 REPORT = ".report.json"
+APART = {"a": ["--shard-size", "450"], "b.safetensors": ["--report", f"b{REPORT}"]}
 
 
 @dataclass(frozen=True)
@@ -45,18 +46,17 @@ def kinds() -> Iterator[Pair]:
     for form in ("file", "set"):
         new, other = (average(form, "--last", n) for n in ("2", "3"))
         yield Pair(f"{form}, no --force", new, other, both=False)
-    folders = [average("folder", "--last", n, over="folder") for n in ("2", "3")]
-    yield Pair("folder over folder", *folders, outputs=("out",), older=average("folder"))
-    new_folders = [average("folder", "--last", n) for n in ("2", "3")]
-    yield Pair("folder, no --force", *new_folders, outputs=("out",), both=False)
+    one, two = (average("folder", "--last", n, over="folder") for n in ("2", "3"))
+    yield Pair("folder over folder", one, two, outputs=("out",), older=average("folder"))
+    one, two = (average("folder", "--last", n) for n in ("2", "3"))
+    yield Pair("folder, no --force", one, two, outputs=("out",), both=False)
     plain = ["average", "../inputs/files", "--last"]
     names = ("averaged.safetensors", "averaged-2.safetensors")
     yield Pair("no name", [*plain, "2"], [*plain, "3"], names)
-    sets = [[*plain, n, "--shard-size", "450"] for n in ("2", "3")]
-    yield Pair("sets, no name", *sets, names)
-    apart = [[*average("set", "--last", "2"), "-o", name] for name in ("a", "b.safetensors")]
-    apart = [[*argv, "--report", f"{name}{REPORT}"] for argv, name in zip(apart, "ab", strict=True)]
-    yield Pair("two outputs in one folder", *apart, outputs=("a", "b.safetensors"))
+    one, two = ([*plain, n, "--shard-size", "450"] for n in ("2", "3"))
+    yield Pair("sets, no name", one, two, names)
+    one, two = ([*plain, "2", "-o", name, *reporting] for name, reporting in APART.items())
+    yield Pair("two outputs in one folder", one, two, tuple(APART))
 
 
 def collide(stage: Stage, pair: Pair, seeds: Iterable[int | None]) -> Tally:

@@ -1,6 +1,6 @@
 """Every fault at every point of every case: `make faults`. Prints the table of docs/reliability.md.
 
-python tests/faults/run.py [WORD ...]   only cases with all of these words, as in the table
+PYTHONPATH=tests python -m faults.run [WORD ...]   only cases that have all of these words
 """
 
 from __future__ import annotations
@@ -8,16 +8,15 @@ from __future__ import annotations
 import errno
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[above]) for above in (1, 2)]
-
-from faults.cases import Stage
+from faults.cases import Case, Stage
 from faults.driver import Driver
 from faults.pairs import collide, kinds
 from faults.sweep import Tally, all_cases, errors, interrupts, kills
 
-SWEEPS = {
+SWEEPS: dict[str, Callable[[Stage, Case], Tally]] = {
     "kill": kills,
     "interrupt": interrupts,
     "full disk": lambda stage, case: errors(stage, case, errno.ENOSPC, for_good=True),

@@ -51,9 +51,7 @@ def run_of(fault: str) -> str:
     return fault.split(": ")[0].split(", next run")[0]
 
 
-def undisturbed(
-    stage: Stage, case: Case, **faults: object
-) -> tuple[Tally, Scene, Sequence[str]]:
+def undisturbed(stage: Stage, case: Case, **faults: object) -> tuple[Tally, Scene, Sequence[str]]:
     """The case itself, and its points; of what --force replaces nothing is left."""
     force, before = case.over is not None, stage.prepare(case)
     scene = stage.scene(case, before, force, **faults)
@@ -80,9 +78,7 @@ def kills(stage: Stage, case: Case, every: int = 1, **faults: object) -> Tally:
         tally.runs += 1
         where = f"killed {when} {at} {points[at]}"
         stage.clear(scene.before)
-        ended = stage.run(
-            case.argv(force), at=at, when=when, signal=int(signal.SIGKILL), **faults
-        )
+        ended = stage.run(case.argv(force), at=at, when=when, signal=int(signal.SIGKILL), **faults)
         now = files_in(stage.out)
         tally.expect(ended.code == -signal.SIGKILL, where, f"exit {ended.code}")
         tally.judge(where, scene, now, settled=False)

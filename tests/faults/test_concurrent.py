@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from faults.cases import Stage
 from faults.pairs import Pair, collide, kinds
 

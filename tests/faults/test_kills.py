@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from faults.cases import BYSTANDERS, Case, Stage
 from faults.judge import files_in
 from faults.sweep import interrupts, kills

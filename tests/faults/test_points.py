@@ -1,4 +1,4 @@
-"""No call that changes the output folder escapes the injection: the system's own list is the same."""
+"""No call that changes the output folder escapes the injection: strace sees the same ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from faults.cases import Case, Stage
 from faults.driver import Driver
 
@@ -76,5 +77,7 @@ def places(name: str, arguments: str, folder: Path) -> list[Path]:
     if name.startswith(("write", "pwrite")):
         return [Path(re.split("[<>]", arguments)[1])]
     if name.endswith(("at", "at2")):
-        return [Path(*pair) for pair in re.findall(r'<([^>]*)>(?:\(deleted\))?, "([^"]*)"', arguments)]
+        return [
+            Path(*pair) for pair in re.findall(r'<([^>]*)>(?:\(deleted\))?, "([^"]*)"', arguments)
+        ]
     return [folder / path for path in re.findall(r'"([^"]*)"', arguments)]
