@@ -13,6 +13,17 @@ from faults.driver import Driver
 
 @pytest.fixture(scope="session")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """For commands that need no torch; a process without it forks in half the time."""
+    yield from _stage(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """For all others."""
+    yield from _stage(tmp_path_factory)
+
+
+def _stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     if sys.platform != "linux":
         pytest.skip("crash tests read /proc and fork")
     with Driver() as driver:

@@ -9,5 +9,6 @@ from faults.pairs import Pair, collide, kinds
 
 
 @pytest.mark.parametrize("pair", list(kinds()), ids=lambda pair: pair.name)
-def test_two_runs_at_once_are_not_mixed(stage: Stage, pair: Pair) -> None:
+def test_two_runs_at_once_are_not_mixed(request: pytest.FixtureRequest, pair: Pair) -> None:
+    stage: Stage = request.getfixturevalue("learning" if "select" in pair.name else "stage")
     assert collide(stage, pair, [None, 1]).faults == []

@@ -15,22 +15,24 @@ from faults.cases import BYSTANDERS, Case, Stage
 from faults.judge import files_in
 from faults.sweep import interrupts, kills
 
-AVERAGES = [
-    Case("average", "file"),
+WHOLLY = [  # every point
     Case("average", "file", "file"),
-    Case("average", "file", "set"),
-    Case("average", "set"),
     Case("average", "set", "set"),
+    Case("average", "folder", "folder"),
+]
+PARTLY = [  # every third
+    Case("average", "file"),
+    Case("average", "file", "set"),
+    Case("average", "file", "file", "stale"),
+    Case("average", "set"),
     Case("average", "set", "file"),
     Case("average", "set", "set of three"),
     Case("average", "folder"),
-    Case("average", "folder", "folder"),
     Case("average", "folder of shards", "folder"),
     Case("apply", "set", "set", "none"),
     Case("apply", "folder", "folder", "stale"),
-    Case("average", "file", "file", "stale"),
 ]
-SLOWER = [  # a few points each: what publishes is the same
+LEARNING = [  # a few points each
     Case("select", "set", "set"),
     Case("select", "folder", "folder"),
     Case("compare", "file", "file"),
@@ -39,24 +41,26 @@ SLOWER = [  # a few points each: what publishes is the same
 ]
 
 
-@pytest.mark.parametrize("case", AVERAGES, ids=str)
+@pytest.mark.parametrize("case", [*WHOLLY, *PARTLY], ids=str)
 def test_a_kill_at_any_point_leaves_old_none_or_new_and_the_next_run_clears_up(
     stage: Stage, case: Case
 ) -> None:
-    assert kills(stage, case).faults == []
+    assert kills(stage, case, every=1 if case in WHOLLY else 3).faults == []
 
 
-@pytest.mark.parametrize("case", AVERAGES, ids=str)
+@pytest.mark.parametrize("case", [*WHOLLY, *PARTLY], ids=str)
 def test_an_interrupt_at_any_point_leaves_all_as_it_was_or_all_done(
     stage: Stage, case: Case
 ) -> None:
-    assert interrupts(stage, case, every=2, term=False).faults == []
+    assert interrupts(stage, case, every=1 if case in WHOLLY else 4, term=False).faults == []
 
 
-@pytest.mark.parametrize("case", SLOWER, ids=str)
-def test_every_command_that_writes_survives_kills_and_interrupts(stage: Stage, case: Case) -> None:
-    assert kills(stage, case, every=5).faults == []
-    assert interrupts(stage, case, every=7).faults == []
+@pytest.mark.parametrize("case", LEARNING, ids=str)
+def test_every_command_that_writes_survives_kills_and_interrupts(
+    learning: Stage, case: Case
+) -> None:
+    assert kills(learning, case, every=7).faults == []
+    assert interrupts(learning, case, every=9).faults == []
 
 
 def test_a_run_killed_before_it_publishes_leaves_nothing_at_all(stage: Stage) -> None:

@@ -38,12 +38,12 @@ FORCED = [case for case in FORMS if case.over is not None]
 
 @pytest.mark.parametrize("case", FORCED, ids=str)
 def test_a_disk_that_is_full_at_any_point_changes_nothing(stage: Stage, case: Case) -> None:
-    assert errors(stage, case, errno.ENOSPC, for_good=True, every=2).faults == []
+    assert errors(stage, case, errno.ENOSPC, for_good=True, every=3).faults == []
 
 
 @pytest.mark.parametrize("case", FORCED, ids=str)
 def test_a_call_that_fails_at_any_point_changes_nothing(stage: Stage, case: Case) -> None:
-    assert errors(stage, case, errno.EIO, for_good=False, every=2).faults == []
+    assert errors(stage, case, errno.EIO, for_good=False, every=3).faults == []
 
 
 @pytest.mark.parametrize("case", FORCED, ids=str)
@@ -164,7 +164,7 @@ def test_what_a_poorer_file_system_does_not_promise_is_little(
 ) -> None:
     """Never a mixture. Without locks the leftovers of the dead cannot be told from the living's."""
     for case in FORCED:
-        tally = kills(stage, case, every=5, lacking=lacking)
+        tally = kills(stage, case, every=8, lacking=lacking)
         assert tally.mixtures == []
         assert "flock" in lacking or tally.litter == []
         assert tally.other == []
