@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test ruff types tests fuzz lint data quality picture bench clean
+.PHONY: demo test faults fuzz ruff types tests lint data quality picture bench clean
 
 # with the extras that are asked for, each in its pinned version
 define install
@@ -30,6 +30,11 @@ demo: $(VENV)/.demo
 # types are checked beside the tests; what fails first does not keep the other from its end
 test: ruff
 	$(MAKE) --no-print-directory --jobs=2 types tests
+
+# kills, interrupts and failing calls at every point where files change, and 200 pairs of runs at
+# once: the tables of docs/reliability.md; some half an hour
+faults: $(VENV)/.tests
+	PYTHONPATH=tests $(BIN)/python -m faults.run
 
 ruff: $(VENV)/.tests
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from faults import fuzz
 
 CASES = 330  # thirty of each kind

@@ -1,0 +1,209 @@
+"""A full disk, a read-only folder, few descriptors, little memory, a poor file system, long names.
+
+Whatever a run is short of, it says so in one line, and nothing was changed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.shells import environment
+from safetensors.numpy import save_file
+
+from faults.cases import BYSTANDERS, Case, Stage
+from faults.inject import LACKING
+from faults.judge import average_in, files_in, loads
+from faults.sweep import errors, kills, undisturbed
+
+FORMS = [
+    Case("average", "file", "file"),
+    Case("average", "set"),
+    Case("average", "set", "set"),
+    Case("average", "set", "file"),
+    Case("average", "folder"),
+    Case("average", "folder", "folder"),
+]
+FORCED = [case for case in FORMS if case.over is not None]
+
+
+# ---- a full disk -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FORCED, ids=str)
+def test_a_disk_that_is_full_at_any_point_changes_nothing(stage: Stage, case: Case) -> None:
+    assert errors(stage, case, errno.ENOSPC, for_good=True, every=3).faults == []
+
+
+@pytest.mark.parametrize("case", FORCED, ids=str)
+def test_a_call_that_fails_at_any_point_changes_nothing(stage: Stage, case: Case) -> None:
+    assert errors(stage, case, errno.EIO, for_good=False, every=3).faults == []
+
+
+@pytest.mark.parametrize("case", FORCED, ids=str)
+def test_no_file_may_be_larger_than_so_many_bytes(stage: Stage, case: Case) -> None:
+    """The system's own limit, so that each of the writes is the one that fails in turn."""
+    tally, scene, _ = undisturbed(stage, case)
+    assert tally.faults == []
+    sizes = sorted({len(data) for name, data in scene.after.items() if name not in BYSTANDERS})
+    for limit in (0, *(size - 1 for size in sizes)):
+        stage.clear(scene.before)
+        ended = stage.run(case.argv(force=True), limits={"FSIZE": limit})
+        assert ended.code == 3, f"{limit}: {ended.err}"
+        assert len(ended.errors()) == 1
+        assert files_in(stage.out) == scene.before, limit
+    assert stage.run(case.argv(force=True), limits={"FSIZE": max(sizes) + 1}).code == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("output", ["-", "out.safetensors"])
+def test_a_standard_output_that_takes_nothing_is_told(stage: Stage, output: str) -> None:
+    """The average that was written before its paths could not be printed is whole."""
+    stage.clear(BYSTANDERS)
+    argv = [sys.executable, "-m", "sewa_cli", "average", "../inputs/files", "-o", output]
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            argv, cwd=stage.out, env=environment(), stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr.decode().count("error: ") == 1
+    assert b"Traceback" not in ended.stderr
+    written = files_in(stage.out).keys() - BYSTANDERS.keys()
+    assert written <= {output}
+    loads(stage.out, written)
+
+
+# ---- a folder that may not be written to -------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", FORCED, ids=str)
+def test_a_read_only_folder_is_refused_in_one_line(stage: Stage, case: Case) -> None:
+    before = stage.prepare(case)
+    stage.out.chmod(0o555)
+    try:
+        ended = stage.run(case.argv(force=True), mortal=True)
+    finally:
+        stage.out.chmod(0o755)
+    assert ended.code == 3, ended.err
+    assert "not writable" in ended.errors()[0]
+    assert files_in(stage.out) == before
+
+
+# ---- few descriptors, little memory ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", [Case("average", "set", "set"), Case("average", "folder")], ids=str
+)
+def test_few_descriptors_are_enough_or_are_told_of(stage: Stage, case: Case) -> None:
+    tally, scene, _ = undisturbed(stage, case)
+    assert tally.faults == []
+    for limit in range(8, 24):
+        stage.clear(scene.before)
+        ended = stage.run(case.argv(case.over is not None), limits={"NOFILE": limit})
+        now = files_in(stage.out)
+        assert "Traceback" not in ended.err
+        assert ended.code in (0, 3), f"{limit}: {ended.err}"
+        assert scene.is_after(now) if ended.code == 0 else now == scene.before, limit
+        assert len(ended.errors()) == (ended.code == 3), ended.err
+
+
+def test_a_set_of_more_files_than_there_are_descriptors_is_whole_or_not_there(
+    stage: Stage, tmp_path: Path
+) -> None:
+    tensors = {f"t{n}": np.full(4, n, np.float32) for n in range(150)}
+    for step in (1, 2):
+        save_file(tensors, tmp_path / f"step-{step}.safetensors")
+    stage.clear(BYSTANDERS)
+    argv = ["average", str(tmp_path), "-o", "out.safetensors", "--shard-size", "16"]
+    ended = stage.run(argv, limits={"NOFILE": 64})
+    assert (ended.code, len(ended.errors())) in [(0, 0), (3, 1)], ended.err
+    now = files_in(stage.out)
+    assert len(average_in(now, "out.safetensors")) == (151 if ended.code == 0 else 0)
+    assert len(now) == len(average_in(now, "out.safetensors")) + len(BYSTANDERS)
+
+
+@pytest.mark.parametrize("kilobytes", [120_000, 160_000])
+def test_little_address_space_is_no_bug_of_ours(stage: Stage, kilobytes: int) -> None:
+    stage.clear(BYSTANDERS)
+    sewa = f"exec {sys.executable} -m sewa_cli average ../inputs/files -o out.safetensors"
+    ended = subprocess.run(
+        ["bash", "-c", f"ulimit -v {kilobytes}; {sewa}"],
+        cwd=stage.out,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode in (0, 3), ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert files_in(stage.out).keys() - BYSTANDERS.keys() <= {"out.safetensors"}
+
+
+# ---- file systems that can do less -------------------------------------------------------------
+
+POOR = [[one] for one in LACKING] + [list(LACKING)]
+
+
+@pytest.mark.parametrize("lacking", POOR, ids="+".join)
+def test_a_poorer_file_system_will_do(stage: Stage, lacking: list[str]) -> None:
+    for case in FORMS:
+        tally, *_ = undisturbed(stage, case, lacking=lacking)
+        assert tally.faults == []
+
+
+@pytest.mark.parametrize("lacking", POOR, ids="+".join)
+def test_what_a_poorer_file_system_does_not_promise_is_little(
+    stage: Stage, lacking: list[str]
+) -> None:
+    """Never a mixture. Without locks the leftovers of the dead cannot be told from the living's."""
+    for case in FORCED:
+        tally = kills(stage, case, every=8, lacking=lacking)
+        assert tally.mixtures == []
+        assert "flock" in lacking or tally.litter == []
+        assert tally.other == []
+
+
+def test_without_exchange_a_folder_that_a_kill_has_left_absent_comes_back(stage: Stage) -> None:
+    """There are two renames then, and a moment between them; the next run takes back the first."""
+    case, lacking = Case("average", "folder", "folder"), ["renameat2"]
+    _, scene, points = undisturbed(stage, case, lacking=lacking)
+    for at in range(len(points)):
+        stage.clear(scene.before)
+        stage.run(case.argv(force=True), at=at, signal=int(signal.SIGKILL), lacking=lacking)
+        if scene.state(files_in(stage.out)) == "absent":
+            ended = stage.run(case.argv(force=False), lacking=lacking)
+            assert "exists" in ended.err, f"{points[at]}: {ended.err}"
+            assert scene.state(files_in(stage.out)) == "old", points[at]
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def test_a_name_may_be_as_long_as_the_system_lets_it_be(stage: Stage) -> None:
+    longest = os.pathconf(stage.out, "PC_NAME_MAX")
+    file, report = ("x" * (longest - len(end)) + end for end in (".safetensors", ".json"))
+    folder = "y" * longest
+    files, folders = "../inputs/files", "../inputs/folders"
+    for argv, names in (
+        (["average", files, "-o", file], {file}),
+        (
+            ["average", files, "-o", "out.safetensors", "--report", report],
+            {"out.safetensors", report},
+        ),
+        (["average", folders, "-o", folder], {folder}),
+        (["apply", "../inputs/file.report.json", "-o", file], {file}),
+    ):
+        for force in ([], ["--force"]):
+            if not force:
+                stage.clear(BYSTANDERS)
+            ended = stage.run([*argv, *force])
+            assert ended.code == 0, ended.err
+            now = files_in(stage.out)
+            assert {name.split("/")[0] for name in now} - BYSTANDERS.keys() == names
