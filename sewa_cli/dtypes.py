@@ -34,6 +34,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+RESERVED = "__metadata__"  # no tensor of a safetensors file can be called that
 WORDS = {dtype.name: word for word, dtype in DTYPES.items()}  # NumPy and torch share these names
 
 

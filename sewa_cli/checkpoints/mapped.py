@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sewa_cli.dtypes import DTYPES, Array
+from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import open_regular, parse_json
 
@@ -37,7 +37,7 @@ def views(data: bytes | mmap.mmap) -> dict[str, Array]:
         return {
             name: _view(body, entry["dtype"], tuple(entry["shape"]), *entry["data_offsets"])
             for name, entry in header.items()
-            if name != "__metadata__"
+            if name != RESERVED
         }
     except (struct.error, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not a safetensors file: {error}") from error

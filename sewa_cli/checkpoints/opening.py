@@ -17,7 +17,7 @@ from sewa_cli.checkpoints.checkpoint import (
     reading,
     stamp_of,
 )
-from sewa_cli.dtypes import DTYPES
+from sewa_cli.dtypes import DTYPES, RESERVED
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.text import shown
 
@@ -76,6 +76,8 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
             raise CheckpointError(
                 f"{path}: {shown(name, 100)}: is not a UTF-8 name; rename the tensor"
             )
+        if name == RESERVED:
+            raise CheckpointError(f"{path}: {name}: no safetensors file can hold it; rename it")
         if info.dtype not in DTYPES:  # complex, or several values packed in a byte
             raise CheckpointError(
                 f"{path}: {shown(name, 100)}: {info.dtype} tensors cannot be averaged"

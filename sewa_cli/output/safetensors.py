@@ -14,17 +14,21 @@ import re
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 
 from sewa_cli.checkpoints import SUFFIX
 from sewa_cli.checkpoints.safetensors import INDEX
-from sewa_cli.dtypes import DTYPES, Array
-from sewa_cli.errors import CheckpointError
+from sewa_cli.dtypes import DTYPES, RESERVED, Array
+from sewa_cli.errors import CheckpointError, OutputError
+from sewa_cli.files import open_regular
+from sewa_cli.text import size as size_of
 
 _ALIGNMENT = 8
+_LONGEST_HEADER = 100_000_000  # bytes that the library reads
 _STRIDE = 2**24  # bytes that go to the disk at a time
 Entry = tuple[str, tuple[int, ...], int]  # dtype word, shape, bytes
 
@@ -40,7 +44,7 @@ def write_safetensors(
     pieces: given the names in the order of the file, gives each tensor's data in one or more parts.
     Wider dtypes first, then by name, as the library orders them: every tensor is then aligned.
     """
-    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+    header: dict[str, object] = {RESERVED: dict(sorted(metadata.items()))}
     order = sorted(entries, key=lambda name: (-DTYPES[entries[name][0]].itemsize, name))
     offset = 0
     for name in order:
@@ -50,6 +54,11 @@ def write_safetensors(
         offset += size
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > _LONGEST_HEADER:
+        raise OutputError(
+            f"the names of {len(entries)} tensors take {size_of(len(text))}, and safetensors loads "
+            f"{size_of(_LONGEST_HEADER)}; split the output with --shard-size"
+        )
     file.write(struct.pack("<Q", len(text)) + text)
     written = dict.fromkeys(order, 0)
     begun = end = 0
@@ -152,7 +161,7 @@ def sha256_of(files: Sequence[Path], owner: Path) -> str:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_regular(path) as file:
+            return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error

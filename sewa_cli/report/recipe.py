@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
 
+from sewa_cli.dtypes import RESERVED
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import read_bytes
 from sewa_cli.report.part import Part
 from sewa_cli.text import one_line
 
 MOST: Final = 2**26  # bytes of a report that are read
-VALUES: Final = 400_000  # in it: of each that is wrong, pydantic keeps a kilobyte
+MOST_VALUES: Final = 4_000_000  # in it
 LONGEST: Final = 4096  # of a path, as the system has it
 LARGEST: Final = 2**63 - 1  # of a file, as the system has it
 SHA256: Final = "^[0-9a-f]{64}$"
-RESERVED: Final = "__metadata__"  # in a safetensors file
 
 
 class OutputFile(Part):
@@ -92,13 +93,12 @@ class Rebuildable(BaseModel):
 def read_report(path: Path) -> Rebuildable:
     """A report that describes an average. Nothing in it is believed before it is checked."""
     try:
-        text = read_bytes(path, MOST)
-        if sum(text.count(sign) for sign in b",[{") > VALUES:
-            raise CheckpointError(f"{path}: not a report of sewa: has more than {VALUES:,} values")
-        report = Rebuildable.model_validate_json(text)
+        report = Rebuildable.model_validate(_wanted(read_bytes(path, MOST)))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
-    except ValidationError as error:
+    except ValueError as error:
+        if not isinstance(error, ValidationError):
+            raise CheckpointError(f"{path}: not a report of sewa: {one_line(error, 200)}") from None
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         said = one_line(f"{where}: {first['msg']}", 200)
@@ -108,6 +108,22 @@ def read_report(path: Path) -> Rebuildable:
     return report
 
 
+def _wanted(text: bytes) -> dict[str, Any]:
+    """What `Rebuildable` has of it; pydantic would keep a kilobyte of each value that is wrong."""
+    if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MOST_VALUES:
+        raise ValueError(f"has more than {MOST_VALUES:,} values")
+    content = from_json(text)
+    if not isinstance(content, dict):
+        raise ValueError("is no JSON object")
+    recipe = content.get("recipe")
+    for name in ("tensors", "metadata"):
+        part = recipe.get(name) if isinstance(recipe, dict) else None
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if type(value) is not str:
+                raise ValueError(f"recipe.{name}.{key}: Input should be a valid string")
+    return {name: content[name] for name in Rebuildable.model_fields if name in content}
+
+
 def _faults(recipe: Recipe) -> Iterator[str]:
     """What no method, solver or user of sewa could have made it write."""
     coefficients = [source.coefficient for source in recipe.sources]
@@ -115,8 +131,8 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     # beyond 1e9 they would not sum to one within rounding, nor give anything but rounding
     if not abs(total - 1) <= 1e-6 or max(map(abs, coefficients)) > 1e9:
         yield f"recipe.sources: the coefficients sum to {total:.6g} instead of 1"
-    if not {"", RESERVED}.isdisjoint(recipe.tensors):
-        yield f"recipe.tensors: a tensor cannot be called {RESERVED}, nor nothing at all"
+    if RESERVED in recipe.tensors:
+        yield f"recipe.tensors: a tensor cannot be called {RESERVED}"
     source, times = Counter(recipe.tensors.values()).most_common(1)[0]
     if times > 1:
         yield f"recipe.tensors: {one_line(source, 100)} is written {times} times"

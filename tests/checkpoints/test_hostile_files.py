@@ -299,3 +299,15 @@ def test_json_has_so_many_levels(levels: int, ok: bool) -> None:
 
 def test_a_number_too_large_for_a_float_is_infinite() -> None:
     assert files.parse_json(f"[{ENDLESS}, -{ENDLESS}, 12]") == [float("inf"), -float("inf"), 12]
+
+
+def test_a_pytorch_file_with_a_tensor_that_safetensors_cannot_hold_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for n in (1, 2):
+        torch.save({"__metadata__": torch.ones(2), "w": torch.ones(2)}, f"step-{n}.pt")
+    ended = sewa("average", "step-1.pt", "step-2.pt", "-o", "out.safetensors")
+    assert ended.code == 3
+    assert "step-1.pt: __metadata__: no safetensors file can hold it; rename it" in ended.error
+    assert not Path("out.safetensors").exists()

@@ -530,7 +530,7 @@ def test_a_pipe_or_a_device_as_a_report_is_refused_at_once(sewa: Sewa, command: 
 
 @pytest.mark.usefixtures("one")
 def test_a_report_of_endless_values_is_refused_before_they_are_read(sewa: Sewa) -> None:
-    Path("many.json").write_text('{"schema_version": 2, "recipe": [' + "{}," * 10**6 + "{}]}")
+    Path("many.json").write_text('{"schema_version": 2, "recipe": [' + "{}," * (3 * 10**6) + "{}]}")
     ended = sewa("verify", "many.json")
     assert ended.code == 3
     assert "has more than" in ended.error

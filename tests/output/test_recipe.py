@@ -148,7 +148,6 @@ NAN, INF = float("nan"), float("inf")
         (recipe(sources=[]), "recipe.sources: "),
         (recipe(tensors={}), "recipe.tensors: "),
         (renamed("__metadata__"), "recipe.tensors: a tensor cannot be called __metadata__"),
-        (renamed(""), "recipe.tensors: a tensor cannot be called"),
         (tensors(another="0.bias"), "recipe.tensors: 0.bias is written 2 times"),
         (tensors(another="lost"), "lost: no such tensor"),
         (tensors(another=None), "recipe.tensors.another: "),
