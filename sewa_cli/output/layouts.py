@@ -134,7 +134,8 @@ def _with_dtype(path: Path, dtype: str) -> bytes:
     for key in ("dtype", "torch_dtype"):
         if key in config:
             config[key] = dtype
-    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+    # escaped as transformers does it; half a character has no other way into a file
+    return (json.dumps(config, indent=2) + "\n").encode()
 
 
 def _write_torch(average: Average, file: IO[bytes]) -> None:

@@ -709,16 +709,15 @@ def run(
                     *lines, child.heard = (child.heard + some).split(b"\n")
                     for line in lines:
                         child.left.pop(0)
-                        _count(tally, *json.loads(line))
+                        _count(tally, say, *json.loads(line))
                 else:
                     _, status = os.waitpid(child.pid, 0)
                     ready.unregister(child.pipe)
                     del children[key.fd]
                     os.close(child.pipe)
                     if child.left:
-                        number = child.left.pop(0)
-                        tally.cases += 1
-                        tally.failures[number] = f"ended with {os.waitstatus_to_exitcode(status)}"
+                        why = f"ended with {os.waitstatus_to_exitcode(status)}"
+                        _count(tally, say, child.left.pop(0), "all", -1, SECONDS, 0, why)
                     if child.left:
                         batches.append(child.left)
             for child in children.values():
@@ -748,7 +747,14 @@ def _fork(numbers: list[int], seed: int, found: dict[str, Seed]) -> Child:
 
 
 def _count(
-    tally: Tally, number: int, kind: str, code: int, seconds: float, more: int, why: str | None
+    tally: Tally,
+    say: Callable[[str], None],
+    number: int,
+    kind: str,
+    code: int,
+    seconds: float,
+    more: int,
+    why: str | None,
 ) -> None:
     tally.cases += 1
     tally.codes[str(code)] += 1
@@ -756,6 +762,7 @@ def _count(
     tally.memory = max(tally.memory, more)
     if why is not None:
         tally.failures[number] = f"{kind}: {why}"
+        say(f"case {number}: {kind}: {why}")
 
 
 def keep(number: int, seed: int, why: str, into: Path) -> str:
@@ -774,14 +781,16 @@ if __name__ == "__main__":
     parser.add_argument("--n", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--start", type=int, default=0, help="the number of the first case")
     parser.add_argument("--only", type=int, help="the number of one case")
     parser.add_argument("--into", type=Path, default=Path("fuzz-failures"))
     given = parser.parse_args()
-    wanted = range(given.n) if given.only is None else [given.only]
+    start = given.start if given.only is None else given.only
+    wanted = range(start, start + (given.n if given.only is None else 1))
     tally = run(wanted, given.seed, given.jobs, lambda text: print(text, flush=True))  # noqa: T201
     if given.only is not None:
         keep(given.only, given.seed, tally.failures.get(given.only, "passed"), given.into)
     for number, why in sorted(tally.failures.items())[:100]:
-        print(f"case {number}: {why}\n  {keep(number, given.seed, why, given.into)}")  # noqa: T201
+        print(f"{why}\n  {keep(number, given.seed, why, given.into)}")  # noqa: T201
     print(tally)  # noqa: T201
     sys.exit(bool(tally.failures))
