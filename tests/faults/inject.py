@@ -45,9 +45,9 @@ LOCKS = "flock lockf"  # of fcntl
 FOREIGN = "renameat2 renamex_np linkat syscall"  # of the C library, called by ctypes
 
 CREATING = os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
-# a name that was taken away has left its place in the folder free, so a rename back needs no space
-TAKING_SPACE = {"open", "write", "writev", "pwrite", "mkdir", "link", "symlink", "fsync"}
-TAKING_SPACE |= {"fdatasync", "posix_fallocate", "sendfile"}
+# what fails from then on when a disk is full; names that were there before can be given again
+TAKING_SPACE = {"open", "write", "writev", "pwrite", "mkdir", "symlink", "fsync", "fdatasync"}
+TAKING_SPACE |= {"posix_fallocate", "sendfile"}
 # what a file system may lack, and how that shows
 LACKING = {
     "O_TMPFILE": errno.EOPNOTSUPP,
@@ -75,8 +75,6 @@ class Faults:
         number, self.number = self.number, self.number + 1
         self.note(f"{kind} {path.removeprefix(self.folder)}")
         self._pause(kind)
-        if lacks is not None and lacks in self._run["lacking"]:
-            raise OSError(LACKING[lacks], os.strerror(LACKING[lacks]))
         self._signal(number, "before")
         error, at = self._run["error"], self._run["at"]
         if error is not None:
@@ -84,6 +82,8 @@ class Faults:
             if number == at or for_good:
                 raise OSError(error, os.strerror(error))
         try:
+            if lacks is not None and lacks in self._run["lacking"]:
+                raise OSError(LACKING[lacks], os.strerror(LACKING[lacks]))
             return call()
         finally:
             self._signal(number, "after")

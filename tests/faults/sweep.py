@@ -12,6 +12,7 @@ from faults.inject import TAKING_SPACE
 from faults.judge import Files, Scene, files_in
 
 REMOVING = {"unlink", "remove", "rmdir"}
+NAMING = {"link", "rename", "replace", "renameat2"}
 
 
 @dataclass
@@ -147,7 +148,7 @@ def errors(stage: Stage, case: Case, error: int, *, for_good: bool, every: int =
     tally, scene, points = undisturbed(stage, case)
     for at in range(0, len(points), every):
         kind = points[at].split()[0]
-        if for_good and kind not in TAKING_SPACE:
+        if for_good and kind not in TAKING_SPACE | NAMING:
             continue
         tally.runs += 1
         where = f"errno {error} at {at} {points[at]}"

@@ -110,8 +110,12 @@ def test_few_descriptors_are_enough_or_are_told_of(stage: Stage, case: Case) -> 
         now = files_in(stage.out)
         assert "Traceback" not in ended.err
         assert ended.code in (0, 3), f"{limit}: {ended.err}"
-        assert scene.is_after(now) if ended.code == 0 else now == scene.before, limit
         assert len(ended.errors()) == (ended.code == 3), ended.err
+        if scene.litter(now):  # to clear a folder away takes descriptors too
+            stage.run(["average", case.inputs, "-o", "another"])
+            left = files_in(stage.out)
+            now = {name: data for name, data in left.items() if name.split("/")[0] != "another"}
+        assert scene.is_after(now) if ended.code == 0 else now == scene.before, limit
 
 
 def test_a_set_of_more_files_than_there_are_descriptors_is_whole_or_not_there(
