@@ -82,6 +82,9 @@ def _tell(error: BaseException, verbose: bool) -> int:
     if isinstance(error, MemoryError) or "failed to map segment" in str(error):  # of a library
         _say_error("there is not enough memory; free some, or raise `ulimit -v`")
         return CheckpointError.exit_code
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        _say_error("too many files are open; raise `ulimit -n`")
+        return CheckpointError.exit_code
     where = "-v shows where, please report it"
     _say_error(f"a bug in sewa: {type(error).__name__}: {one_line(error)}; {where}")
     return 1

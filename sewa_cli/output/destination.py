@@ -18,6 +18,7 @@ from sewa_cli.checkpoints.safetensors import is_ours
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
+from sewa_cli.files import open_regular, real
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import (
     Form,
@@ -139,12 +140,12 @@ class Outputs:
         if not isinstance(self.average, Path) or not self.force:
             return []
         output, staying = self.average, set(new)
-        reports = [path for path in (self.report,) if path is not None and path.exists()]
-        index = [path for path in (index_path(output),) if path.exists()]
+        reports = [path for path in (self.report,) if path is not None and os.path.lexists(path)]
+        index = [path for path in (index_path(output),) if os.path.lexists(path)]
         older = [
             path
             for path in (output, *(p for p in _set_at(output) if not _is_foreign(p)))
-            if path not in (*index, *staying) and path.exists()
+            if path not in (*index, *staying) and os.path.lexists(path)
         ]
         if self.form != "file":
             index = older = []
@@ -155,8 +156,8 @@ class Outputs:
         if not isinstance(self.average, Path):
             return []
         beside = report_path(self.average)
-        kept = [path.resolve() for path in (*self.inputs, self.report) if path is not None]
-        return [] if beside.resolve() in kept or not _is_report(beside) else [beside]
+        kept = [real(path) for path in (*self.inputs, self.report) if path is not None]
+        return [] if real(beside) in kept or not _is_report(beside) else [beside]
 
 
 def _is_foreign(path: Path) -> bool:
@@ -166,9 +167,11 @@ def _is_foreign(path: Path) -> bool:
 
 def _is_report(path: Path) -> bool:
     """One of ours, by how it begins: `to_json` writes the version first."""
-    if not path.is_file():
+    try:
+        file = open_regular(path)
+    except OSError:
         return False
-    with as_output_error(path), path.open("rb") as file:
+    with file:
         return re.match(rb'\s*\{\s*"schema_version"', file.read(64)) is not None
 
 

@@ -179,13 +179,13 @@ class Journal:
         """With the parent locked, or another run could take it for a dead one's."""
         folder = parent / f".sewa-{secrets.token_hex(8)}"
         folder.mkdir(mode=0o700)
-        journal = cls(parent, folder, open_folder(folder))
-        lock(journal._descriptor)
         try:
+            journal = cls(parent, folder, open_folder(folder))
+            lock(journal._descriptor)
             for name in ("made", "new", "old"):
                 (folder / name).mkdir()
         except OSError:
-            journal.clear()
+            remove(folder)
             raise
         return journal
 
