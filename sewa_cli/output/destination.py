@@ -84,7 +84,7 @@ class Outputs:
 
     def refuse(self) -> None:
         """As things are now; once more when the names are about to change."""
-        taken = {path.resolve() for path in self.inputs}
+        taken = {real(path) for path in self.inputs}
         folders = {path for path in taken if path.is_dir()}
         is_folder = self.form == "folder"
         for path in (self.average, self.report):
@@ -93,7 +93,7 @@ class Outputs:
             check_free(
                 path, self.force, folder_is_ours if is_folder and path == self.average else None
             )
-            place = path.resolve()
+            place = real(path)
             if place in taken or not folders.isdisjoint(place.parents):
                 raise _is_an_input(path)
             if is_folder and any(place in one.parents for one in taken):
@@ -231,7 +231,7 @@ def decide_outputs(
         recover(wanted.parent)
         average = wanted if force else free_name(wanted)
     report = config.report or (report_path(average) if always_report else None)
-    if report is not None and report.resolve() == average.resolve():
+    if report is not None and real(report) == real(average):
         raise ConfigError(f"{report}: --report and --output name the same file")
     return replace(outputs_at(config, average, report, force, like, command), wanted=wanted)
 

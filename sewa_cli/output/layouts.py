@@ -20,6 +20,7 @@ from sewa_cli.checkpoints.checkpoint import read_json
 from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, SewaError
+from sewa_cli.files import real
 from sewa_cli.output.average import Average
 from sewa_cli.output.publication import StagedFolder
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
@@ -108,7 +109,7 @@ def _beside(folder: Path) -> list[Path]:
     """From the checkpoint; what it has not, from the run's folder above it."""
     folder = folder if folder.is_dir() else folder.parent  # one file among folders
     found: dict[str, Path] = {}
-    for place in (folder.resolve().parent, folder):
+    for place in (real(folder).parent, folder):
         for path in sorted(place.iterdir()):
             is_wanted = any(fnmatch(path.name, pattern) for pattern in BESIDE)
             # code beside the checkpoints is the user's script; only in them is it the model's
@@ -116,7 +117,7 @@ def _beside(folder: Path) -> list[Path]:
                 found[path.name] = path
     for path in found.values():
         # a stranger's checkpoint would take along whatever file of ours it names
-        if folder.resolve().parent not in path.resolve().parents:
+        if real(folder).parent not in real(path).parents:
             raise CheckpointError(f"{path}: is a link out of its run; put the file itself there")
     return list(found.values())
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sewa_cli.errors import OutputError
+from sewa_cli.files import real
 
 
 @contextmanager
@@ -65,5 +66,5 @@ def _check_folder(path: Path) -> None:
 
 def _is_for_devices(folder: Path) -> bool:
     """Whether what stands in it is the system's; /dev/shm is for anybody's files."""
-    place = folder.resolve()
+    place = real(folder)
     return place in (Path("/dev"), Path("/dev/fd")) or Path("/proc") in (place, *place.parents)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from sewa_cli.errors import OutputError
+from sewa_cli.files import real
 from sewa_cli.output.place import as_output_error, check_free
 from sewa_cli.output.system import (
     copy,
@@ -396,14 +397,14 @@ class Publication:
         """While it lasts nobody else publishes beside these: between looking and publishing."""
         with ExitStack() as stack:
             with as_output_error(next(path for path in paths if path is not None)):
-                parents = {path.parent.resolve() for path in paths if path is not None}
+                parents = {real(path.parent) for path in paths if path is not None}
                 stack.enter_context(locked(parents, self._tell))
             self._holds = parents
             yield
             self._holds = set()
 
     def _journal(self, parent: Path) -> Journal:
-        parent = parent.resolve()
+        parent = real(parent)
         if parent not in self._journals:
             with locked({parent} - self._holds, self._tell):
                 self._journals[parent] = Journal.create(parent)
@@ -459,7 +460,8 @@ class Publication:
                 journal.take_back(plan)
             raise
         for journal in plans:
-            journal.commit()
+            with suppress(OSError):  # all names are right; the next run will see that
+                journal.commit()
 
 
 def write_file(path: Path, write: Callable[[IO[bytes]], object], force: bool = False) -> None:

@@ -24,7 +24,7 @@ from sewa_cli.checkpoints import SUFFIX
 from sewa_cli.checkpoints.safetensors import INDEX
 from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError, OutputError
-from sewa_cli.files import open_regular
+from sewa_cli.files import open_regular, real
 from sewa_cli.text import size as size_of
 
 _ALIGNMENT = 8
@@ -127,7 +127,7 @@ def belongs_to_set(path: Path, output: Path) -> bool:
     """Whether it has a name that a file of a set called `output` has, whatever their number."""
     shard = rf"{re.escape(_stem(output))}-\d{{5,}}-of-\d{{5,}}{re.escape(SUFFIX)}"
     named = path.name == index_path(output).name or re.fullmatch(shard, path.name)
-    return bool(named) and path.parent.resolve() == output.parent.resolve()
+    return bool(named) and real(path.parent) == real(output.parent)
 
 
 def index_of(output: Path, shards: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:

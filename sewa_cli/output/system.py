@@ -17,6 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
+from sewa_cli.files import real
+
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
 _OPEN_FILES = "/proc/self/fd"
@@ -174,7 +176,7 @@ def locked(folders: Iterable[Path], tell: Callable[[str], None] | None = None) -
 
     The folders themselves are locked, so no file is left of it.
     """
-    places = {identity(folder.resolve()): folder.resolve() for folder in folders}
+    places = {identity(real(folder)): real(folder) for folder in folders}
     with ExitStack() as stack:
         # in the same order in every process, or two could wait for each other
         for _, folder in sorted((key, folder) for key, folder in places.items() if key):

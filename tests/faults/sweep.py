@@ -159,7 +159,7 @@ def errors(stage: Stage, case: Case, error: int, *, for_good: bool, every: int =
         # what cannot be removed stays for the next run
         tally.judge(where, scene, now, settled=kind not in REMOVING)
         if scene.litter(now) and kind in REMOVING:
-            stage.run(case.argv(force=True))
+            stage.run(argv)
             tally.judge(f"{where}, next run", scene, files_in(stage.out), settled=True)
         one_line(tally, where, ended)
         if not scene.mixtures(now) and not scene.litter(now):
