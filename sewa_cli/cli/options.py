@@ -14,6 +14,7 @@ from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import MIB, check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
+from sewa_cli.files import real
 from sewa_cli.present import FORMS
 from sewa_cli.report import KINDS
 from sewa_cli.text import one_line, shown_lines
@@ -179,6 +180,9 @@ class Request:
         if has_config:
             _ = self.config  # its faults come before all others
         if self.plot is not None:
+            others = [self.config.output, self.config.report] if has_config else []
+            if real(self.plot) in [real(Path(path)) for path in others if path is not None]:
+                raise ConfigError(f"{self.plot}: --plot must name another file than the others")
             check_plot(self.plot, self.force)
 
     @cached_property

@@ -46,7 +46,7 @@ def run_average(
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, events.command, always_report=False)
-    outputs = outputs.check([*paths_of(found), *protected])
+    outputs = outputs.check([*paths_of(found), *protected], events.show_warning)
     check_lora(config, newest)
     average = Average.of(candidates, coefficients, config=config, method=method)
     warn_of_factors(average.lora, events)

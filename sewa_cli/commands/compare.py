@@ -43,7 +43,7 @@ def run_compare(
         check_budget(0, session.checkpoints)
         asked.check(len(session.checkpoints))
         outputs = outputs_at(config, output_best, report, force, session.newest, events.command)
-        outputs = outputs.check([*session.inputs, *protected])
+        outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
         run = comparing(session)
         evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
         every = [one for draft in drafts for one in draft.evaluated]

@@ -117,7 +117,7 @@ def _select(
     outputs = None
     if write:
         outputs = decide_outputs(config, force, stdout, session.newest, events.command)
-        outputs = outputs.check([*session.inputs, *protected])
+        outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
 
     references, choice = run.retry(lambda: _learn(run, config.K))
     name = (config.solver or "") if choice.name == LEARNED else choice.name

@@ -69,7 +69,7 @@ def run_windows(
         if not slices:
             raise ConfigError(f"windows: {size} checkpoints in a window, but only {k} take part")
         outputs = outputs_at(config, None, report, force, session.newest, events.command)
-        outputs = outputs.check([*session.inputs, *protected])
+        outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
         if len(slices) == 1:
             events.warn(
                 f"there is only one window: {size} of {k} checkpoints; nothing can be said about "

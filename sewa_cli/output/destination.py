@@ -21,6 +21,7 @@ from sewa_cli.events import Events
 from sewa_cli.files import open_regular, real
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import (
+    CARD,
     Form,
     Write,
     check_beside,
@@ -73,13 +74,19 @@ class Outputs:
     def is_set(self, average: Average) -> bool:
         return self.form == "file" and len(average.shards(self.shard_size)) > 1
 
-    def check(self, inputs: Iterable[Path]) -> Outputs:
+    def check(self, inputs: Iterable[Path], tell: Callable[[str], None] | None = None) -> Outputs:
         """Refuse now what would fail in the end, and what would overwrite an input."""
-        found = replace(self, inputs=tuple(inputs))
+        inputs = tuple(inputs)
+        found = replace(self, inputs=inputs)
         for path in (self.average, self.report):
             if isinstance(path, Path):
-                recover(path.parent)
-        found.refuse()
+                recover(path.parent, tell)
+        try:
+            found.refuse()
+        except OutputError:
+            if (other := found.settled()) == found:
+                raise
+            return other.check(inputs, tell)  # another run has taken the name just now
         return found
 
     def refuse(self) -> None:
@@ -98,6 +105,8 @@ class Outputs:
                 raise _is_an_input(path)
             if is_folder and any(place in one.parents for one in taken):
                 raise OutputError(f"{path}: holds one of the inputs, which are never overwritten")
+            if is_folder and self.report is not None and place in real(self.report).parents:
+                raise ConfigError(f"{self.report}: --report is in the folder {path}; put it beside")
         if isinstance(self.average, Path) and self.form == "file":
             self._check_set(self.average)
         for path in self._stale():
@@ -140,24 +149,25 @@ class Outputs:
         if not isinstance(self.average, Path) or not self.force:
             return []
         output, staying = self.average, set(new)
-        reports = [path for path in (self.report,) if path is not None and os.path.lexists(path)]
-        index = [path for path in (index_path(output),) if os.path.lexists(path)]
-        older = [
-            path
-            for path in (output, *(p for p in _set_at(output) if not _is_foreign(p)))
-            if path not in (*index, *staying) and os.path.lexists(path)
-        ]
-        if self.form != "file":
-            index = older = []
-        return [*reports, *self._stale(), *index, *older]
+        gone = [*([] if self.report is None else [self.report]), *self._stale()]
+        older: list[Path] = []
+        if self.form == "file":
+            index, older = index_path(output), _set_at(output)
+            is_kept = any(map(_is_foreign, older)) and index not in staying
+            gone += [index] if not is_kept else []
+            gone += [p for p in (output, *older) if p not in (index, *staying)]
+        return [p for p in gone if os.path.lexists(p) and not (p in older and _is_foreign(p))]
 
     def _stale(self) -> list[Path]:
         """A report beside the output that will not describe it any more."""
         if not isinstance(self.average, Path):
             return []
         beside = report_path(self.average)
-        kept = [real(path) for path in (*self.inputs, self.report) if path is not None]
-        return [] if real(beside) in kept or not _is_report(beside) else [beside]
+        if real(beside) in map(real, self.inputs) or not _is_report(beside):
+            return []
+        # --report may be a link to it, which is then replaced, and it is not
+        new = None if self.report is None else real(self.report.parent) / self.report.name
+        return [] if real(beside.parent) / beside.name == new else [beside]
 
 
 def _is_foreign(path: Path) -> bool:
@@ -247,7 +257,11 @@ def free_name(wanted: Path) -> Path:
 
 def _set_at(output: Path) -> list[Path]:
     """Files of a sharded set of this name that are there already."""
-    return [path for path in sorted(output.parent.iterdir()) if belongs_to_set(path, output)]
+    try:
+        inside = sorted(output.parent.iterdir())
+    except OSError:  # a folder that may be written, but not read
+        return []
+    return [path for path in inside if belongs_to_set(path, output)]
 
 
 def report_path(output: Path) -> Path:
@@ -274,7 +288,7 @@ def write_results(
         report = make_report()
         for stage in stages:
             if isinstance(stage, StagedFolder) and average is not None:
-                with stage.file("README.md") as card:  # last, as it has the losses
+                with stage.file(CARD) as card:  # last, as it has the losses
                     card.write(_card(average, report, outputs.command).encode())
         digests = [] if report is None else _digests(stages)
         if average is not None:

@@ -25,6 +25,7 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.publication import StagedFolder
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
 
+CARD = "README.md"
 Form = Literal["file", "folder", "torch"]
 Write = Callable[[IO[bytes]], object]
 # what a model needs beside its weights to be loaded and used
@@ -45,6 +46,7 @@ BESIDE = (
     "*.jinja",
     "*.py",  # the model's own code, which config.json may name
 )
+_WRITTEN = (*BESIDE, CARD)
 # a trainer's state, of no use to an average
 _TRAINING = ("optim", "lr_sched", "sched", "scaler", "amp", "loops", "callbacks")
 
@@ -67,11 +69,19 @@ def inherited_shard_size(like: Checkpoint) -> int | None:
 
 
 def folder_is_ours(folder: Path) -> bool:
+    """Whether --force may replace it: an average of ours, and nothing else is in it."""
     try:
         weights = [file for file in files_of(folder) if file.suffix == SUFFIX]
-    except SewaError:
+        inside = list(folder.iterdir())
+    except (SewaError, OSError):
         return False
-    return bool(weights) and is_ours(weights[0], WRITTEN_BY)
+    return bool(weights) and all(
+        is_ours(path, WRITTEN_BY)
+        if path.suffix == SUFFIX
+        else path.is_file()
+        and (path.name.endswith(INDEX) or any(fnmatch(path.name, name) for name in _WRITTEN))
+        for path in inside
+    )
 
 
 def plan_files(
@@ -116,8 +126,11 @@ def _beside(folder: Path) -> list[Path]:
             if path.is_file() and is_wanted and (place == folder or path.suffix != ".py"):
                 found[path.name] = path
     for path in found.values():
-        # a stranger's checkpoint would take along whatever file of ours it names
-        if real(folder).parent not in real(path).parents:
+        # a stranger's checkpoint would take along whatever file of ours it names; but in the
+        # cache of the Hugging Face hub every file is a link
+        place, run = real(path), real(folder).parent
+        is_cached = run.name == "snapshots" and run.parent / "blobs" in place.parents
+        if run not in place.parents and not is_cached:
             raise CheckpointError(f"{path}: is a link out of its run; put the file itself there")
     return list(found.values())
 

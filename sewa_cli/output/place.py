@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from sewa_cli.errors import OutputError
 from sewa_cli.files import real
+
+_JOURNAL = re.compile(r"\.sewa-[0-9a-f]{16}")
+
+
+def is_journal(name: str) -> bool:
+    """Of a publication, which is cleared away with it."""
+    return _JOURNAL.fullmatch(name) is not None
 
 
 @contextmanager
@@ -31,12 +39,16 @@ def check_free(path: Path, force: bool, is_ours: Callable[[Path], bool] | None =
         str(path).encode()
     except UnicodeEncodeError:
         raise OutputError(f"{str(path)!r}: is not a UTF-8 name; choose another") from None
+    if is_journal(path.name):
+        raise OutputError(f"{path}: is a name that sewa clears away; choose another")
     with as_output_error(path):
         _check_file(path) if is_ours is None else _check_folder(path)
         if path.exists() and not force:
             raise OutputError(f"{path}: exists; use --force to replace it, or another name")
         if path.exists() and is_ours and any(path.iterdir()) and not is_ours(path):
-            raise OutputError(f"{path}: is a folder that sewa did not write; choose another name")
+            raise OutputError(
+                f"{path}: has files in it that sewa did not write; choose another name"
+            )
         if not path.parent.is_dir():
             raise OutputError(f"{path.parent}: no such folder; make it first")
         if not os.access(path.parent, os.W_OK):

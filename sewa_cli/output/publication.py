@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import platform
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
 from sewa_cli.errors import OutputError
-from sewa_cli.files import real
-from sewa_cli.output.place import as_output_error, check_free
+from sewa_cli.files import read_bytes, read_json, real
+from sewa_cli.output.place import as_output_error, check_free, is_journal
 from sewa_cli.output.system import (
     copy,
     exchange,
@@ -40,10 +41,10 @@ from sewa_cli.output.system import (
     unnamed_file,
 )
 
-_JOURNAL = re.compile(r"\.sewa-[0-9a-f]{16}")
+_DAY = 86_400  # seconds
 _MOST_UNNAMED = 64  # each holds a descriptor, and often there are no more than 256
 _LONGEST_PLAN = 2**24  # bytes
-Identity = tuple[int, int]
+Identity = int
 Tell = Callable[[str], None]
 
 
@@ -63,11 +64,13 @@ class StagedFile:
         self.path = path
         self.file = file
         self._at = at
+        self._sealed = False
 
     def seal(self) -> None:
         """All bytes are on the disk: what can fail for want of space has not failed."""
-        if not self.file.closed:
+        if not self._sealed:
             sync(self.file)
+        self._sealed = True
         if self._at is not None:  # descriptors are few
             self.file.close()
 
@@ -163,6 +166,7 @@ class Plan:
 class Journal:
     """The hidden folder of a publication, beside its outputs; its live writer holds a lock on it.
 
+    host        whose it is: some locks are not seen by other hosts
     made/N      being written
     new/NAME    waits for its name; or, exchanged, is what had that name before
     old/NAME    had that name before
@@ -183,6 +187,7 @@ class Journal:
         try:
             journal = cls(parent, folder, open_folder(folder))
             lock(journal._descriptor)
+            (folder / "host").write_text(platform.node(), encoding="utf-8")
             for name in ("made", "new", "old"):
                 (folder / name).mkdir()
         except OSError:
@@ -279,19 +284,52 @@ class Journal:
 
     def commit(self) -> None:
         """From now on there is nothing to take back."""
-        self.sync()
+        with suppress(OSError):  # all names are right; that they stay is all that it could tell
+            self.sync()
         (self._folder / "plan.json").unlink(missing_ok=True)
 
-    def settle(self) -> None:
-        """Of a dead run: finish it if its output is there, or else take it back; and clear away."""
+    def settle(self) -> bool:
+        """Of a dead run: finish it if its output is there, or else take it back; and clear away.
+
+        False, and nothing is touched: it may be alive, or things are not as its plan knows them.
+        What is in the journal may then be all that is left of them.
+        """
+        if not self._is_from_here():
+            return False
         if (self._folder / "plan.json").exists():
             plan = _read_plan(self._folder / "plan.json")
-            if plan is None:
-                return  # not ours, or damaged: what is in it may be all that is left
+            if plan is None or not self._knows(plan):
+                return False
             is_there = identity(self._parent / plan.main) == plan.new.get(plan.main)
             self.finish(plan) if is_there else self.undo(plan)
             self.commit()
-        self.clear()
+        remove(self._folder)
+        return True
+
+    def _is_from_here(self) -> bool:
+        """A lock may be this host's alone; who was on another has not written for a day."""
+        try:
+            host = read_bytes(self._folder / "host", 1000).decode("utf-8")
+        except (OSError, ValueError):
+            host = ""
+        if host in (platform.node(), ""):  # or it was killed before it could say
+            return True
+        written = (*self._folder.glob("made/*"), *self._folder.glob("made/*/*"))
+        newest = max(path.lstat().st_mtime for path in (self._folder, *written))
+        return newest < time.time() - _DAY
+
+    def _knows(self, plan: Plan) -> bool:
+        """All that it names is there, and nothing else has its names.
+
+        Not so after a copy to another disk, or where somebody else has published since.
+        """
+        for name in {**plan.old, **plan.new}:
+            known = {plan.old.get(name), plan.new.get(name)} - {None}
+            here = {identity(p) for p in (self._folder / "old" / name, self.new(name))}
+            there = identity(self._parent / name)
+            if (there is not None and there not in known) or not known <= {there, *here}:
+                return False
+        return True
 
     def clear(self) -> None:
         if not (self._folder / "plan.json").exists():
@@ -302,50 +340,57 @@ class Journal:
 def _read_plan(path: Path) -> Plan | None:
     """A plan may be a stranger's: names must be plain names, or it is none."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            content: Any = json.loads(file.read(_LONGEST_PLAN))
+        content: Any = read_json(path, _LONGEST_PLAN)
         new, old = (
-            {_plain(name): (int(device), int(number)) for name, (device, number) in part.items()}
-            for part in (content["new"], content["old"])
+            {_plain(name): _number(found) for name, found in content[part].items()}
+            for part in ("new", "old")
         )
         return Plan(new, old, [_plain(name) for name in content["gone"]], _plain(content["main"]))
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
 
 
 def _plain(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\0" in name or _JOURNAL.fullmatch(name):
+    os.fsencode(name)
+    if name in ("", ".", "..") or "/" in name or "\0" in name or is_journal(name):
         raise ValueError(name)
     return name
 
 
-def recover(folder: Path) -> None:
+def _number(found: object) -> int:
+    if type(found) is not int:
+        raise TypeError(found)
+    return found
+
+
+def recover(folder: Path, tell: Tell | None = None) -> None:
     """Clear away what killed runs have left in a folder; those of live ones are locked."""
-    if not _journals(folder):
-        return
-    with suppress(OSError), held_off(), locked([folder]):
-        for found in _journals(folder):
-            with suppress(OSError):
-                descriptor = open_folder(found)
+    if _journals(folder):
+        with suppress(OSError), locked([folder], tell):
+            _recover(folder, tell)
+
+
+def _recover(folder: Path, tell: Tell | None) -> None:
+    """With the folder locked."""
+    for found in _journals(folder):
+        with suppress(OSError), held_off():
+            descriptor = open_folder(found)
+            try:
                 is_ours = os.fstat(descriptor).st_uid == os.geteuid()
                 if is_ours and lock(descriptor):
-                    Journal(folder, found, descriptor).settle()
-                else:
-                    os.close(descriptor)
+                    settled = Journal(folder, found, descriptor).settle()
+                    if not settled and tell is not None:
+                        tell(
+                            f"{found}: is left of a run on another host, or does not fit what is "
+                            "there; what a killed run replaced may be in it: look, and remove it"
+                        )
+            finally:
+                os.close(descriptor)
 
 
 def _journals(folder: Path) -> list[Path]:
     try:
-        return [p for p in folder.iterdir() if _JOURNAL.fullmatch(p.name) and not p.is_symlink()]
+        return [p for p in folder.iterdir() if is_journal(p.name) and not p.is_symlink()]
     except OSError:
         return []  # told when something is to be written there
 
@@ -375,7 +420,7 @@ class Publication:
 
     def file(self, path: Path) -> StagedFile:
         """To be written; its path may still change."""
-        with as_output_error(path), held_off():
+        with as_output_error(path):
             few = len(self._stages) < _MOST_UNNAMED
             unnamed = unnamed_file(path.parent) if few else None
             if unnamed is not None:
@@ -387,7 +432,7 @@ class Publication:
             return stage
 
     def folder(self, path: Path) -> StagedFolder:
-        with as_output_error(path), held_off():
+        with as_output_error(path):
             stage = StagedFolder(path, self._journal(path.parent).make())
             self._stages.append(stage)
             return stage
@@ -400,13 +445,16 @@ class Publication:
                 parents = {real(path.parent) for path in paths if path is not None}
                 stack.enter_context(locked(parents, self._tell))
             self._holds = parents
+            for parent in parents:  # somebody may have been killed since the work began
+                _recover(parent, None)
             yield
             self._holds = set()
 
     def _journal(self, parent: Path) -> Journal:
         parent = real(parent)
         if parent not in self._journals:
-            with locked({parent} - self._holds, self._tell):
+            # an interrupt may end the waiting, but not come between making it and knowing of it
+            with locked({parent} - self._holds, self._tell), held_off():
                 self._journals[parent] = Journal.create(parent)
         return self._journals[parent]
 

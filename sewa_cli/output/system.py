@@ -114,21 +114,23 @@ def replace(source: Path, target: Path, keep: Path) -> None:
     source.rename(target)
 
 
-def identity(path: Path) -> tuple[int, int] | None:
-    """Which file it is, under whatever name; None: there is none."""
+def identity(path: Path) -> int | None:
+    """Which file of its disk it is, under whatever name; None: there is none.
+
+    Its number alone: that of the disk may be another after the next start.
+    """
     try:
-        about = path.lstat()
-    except OSError:
+        return path.lstat().st_ino
+    except (OSError, ValueError):
         return None
-    return about.st_dev, about.st_ino
 
 
 def remove(path: Path) -> None:
     """A file or a folder, if it is there and can be."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
+    with suppress(OSError, RecursionError):  # a stranger's folder, thousands of levels deep
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink()
 
 
@@ -142,12 +144,17 @@ def sync(file: IO[bytes]) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make new names themselves survive a power cut, where the system can do that."""
-    with suppress(OSError):
+    try:
         descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 # ---- locks ---------------------------------------------------------------------------------------
@@ -176,10 +183,12 @@ def locked(folders: Iterable[Path], tell: Callable[[str], None] | None = None) -
 
     The folders themselves are locked, so no file is left of it.
     """
-    places = {identity(real(folder)): real(folder) for folder in folders}
     with ExitStack() as stack:
-        # in the same order in every process, or two could wait for each other
-        for _, folder in sorted((key, folder) for key, folder in places.items() if key):
+        # each once, in the same order in every process, or two could wait for each other
+        places = {
+            (s.st_dev, s.st_ino): folder for folder in map(real, folders) for s in [folder.stat()]
+        }
+        for _, folder in sorted(places.items()):
             descriptor = open_folder(folder)
             stack.callback(os.close, descriptor)
             if lock(descriptor) is False:

@@ -332,9 +332,9 @@ def test_a_folder_is_not_replaced_without_force_and_never_if_it_is_not_ours(
         3,
         "out: exists; use --force to replace it, or another name",
     )
-    Path("out/stray").write_text("from before")
+    Path("out/vocab_of_before.txt").write_text("from before")
     assert sewa("average", "run", "-o", "out", "--force", "--last", 2).code == 0
-    assert not Path("out/stray").exists()
+    assert not Path("out/vocab_of_before.txt").exists()
     Path("mine").mkdir()
     Path("mine/thesis.tex").write_text("years of work")
     ended = sewa("average", "run", "-o", "mine", "--force")

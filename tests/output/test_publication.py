@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -434,19 +435,114 @@ def test_what_a_live_run_has_is_left_alone(tmp_path: Path) -> None:
     assert contents(tmp_path) == {"out/": b"", "out/inside": b"new"}
 
 
+def journal_of(folder: Path, plan: object) -> Path:
+    journal = folder / ".sewa-0123456789abcdef"
+    for part in ("new", "old", "made"):
+        (journal / part).mkdir(parents=True)
+    (journal / "plan.json").write_text(json.dumps(plan))
+    return journal
+
+
 def test_a_strangers_journal_can_neither_bring_nor_take_a_file(tmp_path: Path) -> None:
     (tmp_path / "mine").write_bytes(b"mine")
-    (tmp_path.parent / "outside").write_bytes(b"mine")
-    journal = tmp_path / ".sewa-0123456789abcdef"
+    known = {"sewa.yaml": 1, "mine": 2, "m": 3}
+    plan = {"new": known, "old": known, "gone": ["mine"], "main": "m"}
+    journal = journal_of(tmp_path, plan)
     for part in ("new", "old"):
-        (journal / part).mkdir(parents=True)
         (journal / part / "sewa.yaml").write_text("task: evil.py")
         (journal / part / "mine").write_bytes(b"theirs")
-    known = {"sewa.yaml": [1, 2], "mine": [1, 2], "m": [1, 2]}
-    plan = {"new": known, "old": known, "gone": ["mine"], "main": "m"}
-    (journal / "plan.json").write_text(json.dumps(plan))
+    before, told = contents(tmp_path), list[str]()
+    recover(tmp_path, told.append)
+    assert contents(tmp_path) == before
+    assert "does not fit what is there" in told[0]
+
+
+def killed_between(folder: Path) -> Path:
+    """The old index and report are out, one shard is the new one, the other still the old."""
+    for name, text in OLD_SET.items():
+        (folder / name).write_bytes(text)
+    for nth in range(1, 100):
+        child = os.fork()
+        if child == 0:
+            try:
+                publish_and_die(nth, folder, "nothing")
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        if {(folder / f"shard-{n}").read_bytes() for n in (1, 2)} == {b"old", b"new"}:
+            (journal,) = folder.glob(".sewa-*")
+            return journal
+        recover(folder)
+    raise AssertionError("no such moment")
+
+
+def test_what_a_killed_run_replaced_is_not_cleared_away_in_a_copy(tmp_path: Path) -> None:
+    """On another disk the files have other numbers: nobody knows any more which is which."""
+    (tmp_path / "one").mkdir()
+    journal = killed_between(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    before = contents(tmp_path / "two")
+    recover(tmp_path / "two")
+    write(tmp_path / "two" / "other", b"new")
+    assert contents(tmp_path / "two") == before | {"other": b"new"}
+    assert (tmp_path / "two" / journal.name / "old" / "index").read_bytes() == b"old"
+    recover(tmp_path / "one")
+    assert contents(tmp_path / "one") == OLD_SET
+
+
+def test_what_a_killed_run_replaced_does_not_come_back_beside_what_came_after(
+    tmp_path: Path,
+) -> None:
+    killed_between(tmp_path)
+    for name in ("index", "shard-1"):  # of somebody who knows nothing of journals
+        (tmp_path / "theirs").write_bytes(b"theirs")
+        (tmp_path / "theirs").replace(tmp_path / name)
+    before = contents(tmp_path)
     recover(tmp_path)
-    assert contents(tmp_path) == {"mine": b"mine"}
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_was_killed_while_another_worked_is_settled_before_that_one_publishes(
+    tmp_path: Path,
+) -> None:
+    with Publication(force=True) as publication:
+        stage = staged(publication, tmp_path / "other", b"new")
+        killed_between(tmp_path)
+        with publication.locked(stage.path):
+            assert contents(tmp_path) == OLD_SET
+            publication.publish([stage])
+    assert contents(tmp_path) == OLD_SET | {"other": b"new"}
+
+
+def test_a_journal_of_another_host_is_left_alone_for_a_day(tmp_path: Path) -> None:
+    """Its lock may not be seen here."""
+    left = tmp_path / ".sewa-0123456789abcdef" / "made" / "1"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    (left.parents[1] / "host").write_text("elsewhere")
+    before = contents(tmp_path)
+    recover(tmp_path)
+    assert contents(tmp_path) == before
+    for path in (left / "model.safetensors", left, left.parents[1]):
+        os.utime(path, (0, 0))
+    recover(tmp_path)
+    assert contents(tmp_path) == {}
+
+
+def test_a_strangers_journal_of_any_depth_is_no_reason_to_fail(tmp_path: Path) -> None:
+    deep = tmp_path / ".sewa-0123456789abcdef" / "made"
+    deep.mkdir(parents=True)
+    here = os.open(deep, os.O_RDONLY)
+    for _ in range(1500):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    recover(tmp_path)
+    write(tmp_path / "out", b"new")
+    assert (tmp_path / "out").read_bytes() == b"new"
+    subprocess.run(["rm", "-rf", deep.parent], check=True)  # pytest cannot either
 
 
 @pytest.mark.parametrize(
@@ -455,11 +551,13 @@ def test_a_strangers_journal_can_neither_bring_nor_take_a_file(tmp_path: Path) -
         b"",
         b"[]",
         b"[" * 100_000,
-        b'{"new": {"../outside": [1, 2]}, "old": {}, "gone": [], "main": "m"}',
+        b'{"new": {"../outside": 1}, "old": {}, "gone": [], "main": "m"}',
         b'{"new": {}, "old": {}, "gone": [".."], "main": "m"}',
         b'{"new": {"a": [1]}, "old": {}, "gone": [], "main": "m"}',
-        b'{"new": {"a": [1e999, 2]}, "old": {}, "gone": [], "main": "m"}',
-        b'{"new": {"a\\u0000": [1, 2]}, "old": {}, "gone": [], "main": 3}',
+        b'{"new": {"a": 1e999}, "old": {}, "gone": [], "main": "m"}',
+        b'{"new": {"a": true}, "old": {}, "gone": [], "main": "m"}',
+        b'{"new": {"a\\u0000": 1}, "old": {}, "gone": [], "main": 3}',
+        b'{"new": {"\\ud800": 1}, "old": {}, "gone": [], "main": "\\ud800"}',
         b'{"new": {}, "old": {}, "gone": 5, "main": "m"}',
     ],
 )
@@ -508,6 +606,39 @@ def test_the_second_waits_until_the_first_has_published(tmp_path: Path) -> None:
     other.join(10)
     assert order == ["first", "second"]
     assert told == [f"waiting for another process that writes into {tmp_path.resolve()}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_waits_for_a_lock_can_be_interrupted(tmp_path: Path, number: int) -> None:
+    (tmp_path / ".sewa-0123456789abcdef").mkdir()  # a folder output, and something to clear away
+    program = (
+        "import sys, pathlib, signal\n"
+        "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
+        "from sewa_cli.output.publication import Publication, recover\n"
+        "place = pathlib.Path(sys.argv[1])\n"
+        "try:\n    recover(place, lambda _: print('waiting', flush=True))\n"
+        "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"
+        "with Publication(tell=lambda _: print('waiting', flush=True)) as p:\n"
+        "    p.folder(place / 'out')\n"
+    )
+    with (
+        system.locked([tmp_path]),
+        subprocess.Popen(
+            [sys.executable, "-c", program, tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for expected in ("waiting", "interrupted"):
+            assert process.stdout.readline().strip() == expected
+            process.send_signal(number) if expected == "waiting" else None
+        assert process.stdout.readline().strip() == "waiting"
+        process.send_signal(number)
+        assert process.wait(20) != 0
+    recover(tmp_path)
+    assert contents(tmp_path) == {}
 
 
 def test_two_folders_are_locked_in_the_same_order_whoever_names_them_how(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 import torch
 from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
+
+from sewa_cli.output.destination import Outputs
 
 SHARDS = ["--shard-size", "400"]
 
@@ -149,6 +152,71 @@ def test_a_folder_and_its_report_are_replaced_together(sewa: Sewa, run: Path) ->
     assert load_file("o/model.safetensors")["a"][0] == 2
 
 
+@pytest.mark.parametrize("mine", ["notes.txt", "eval/scores.json", "other.safetensors"])
+def test_a_folder_with_anything_of_yours_in_it_is_not_replaced(
+    sewa: Sewa, run: Path, mine: str
+) -> None:
+    assert sewa("average", run, "-o", "o").code == 0
+    (Path("o") / mine).parent.mkdir(exist_ok=True)
+    if mine.endswith(".safetensors"):
+        save_file({"mine": torch.ones(2)}, Path("o") / mine)
+    else:
+        (Path("o") / mine).write_text("mine")
+    before = there()
+    ended = sewa("average", run, "-o", "o", "--force")
+    assert ended.code == 3
+    assert "o: has files in it that sewa did not write" in ended.error
+    assert there() == before
+
+
+def test_a_report_in_the_folder_that_is_written_is_refused(sewa: Sewa, run: Path) -> None:
+    for flags in ([], ["--force"]):
+        ended = sewa("average", run, "-o", "o", "--report", "o/report.json", *flags)
+        assert ended.code in (2, 3)
+        assert "o" in ended.error
+        assert sewa("average", run, "-o", "o", "--force").code == 0
+    assert "is in the folder o; put it beside" in ended.error
+
+
+def test_a_name_that_would_be_cleared_away_is_refused(sewa: Sewa, run: Path) -> None:
+    for given, name in ((run, ".sewa-0123456789abcdef"), ("ckpts", ".sewa-0123456789abcdef")):
+        ended = sewa("average", given, "-o", name)
+        assert ended.code == 3
+        assert "is a name that sewa clears away" in ended.error
+
+
+def test_files_that_are_links_into_the_hubs_cache_are_copied(sewa: Sewa, run: Path) -> None:
+    Path("hub/blobs").mkdir(parents=True)
+    Path("hub/snapshots").mkdir()
+    for n in (1, 2):
+        shutil.move(run / f"checkpoint-{n}", f"hub/snapshots/{n}")
+        for name in ("model.safetensors", "config.json", "vocab.txt"):
+            place = Path(f"hub/snapshots/{n}/{name}")
+            place.rename(f"hub/blobs/{n}{name}")
+            place.symlink_to(f"../../blobs/{n}{name}")
+    ended = sewa("average", "hub/snapshots/1", "hub/snapshots/2", "-o", "o")
+    assert ended.code == 0, ended.err
+    assert Path("o/vocab.txt").read_text() == "words"
+
+
+def test_a_foreign_index_survives_a_set_that_fits_into_one_file(sewa: Sewa) -> None:
+    shard, index = "out-00001-of-00001.safetensors", "out.safetensors.index.json"
+    save_file({"mine": torch.ones(2)}, shard)
+    Path(index).write_text(json.dumps({"weight_map": {"mine": shard}}))
+    arguments = ["average", "ckpts", "-o", "out.safetensors", "--force", "--shard-size", "10GB"]
+    assert sewa(*arguments).code == 0
+    assert there() == {shard, index, "out.safetensors"}
+
+
+def test_a_link_to_the_old_report_does_not_keep_it(sewa: Sewa) -> None:
+    arguments = ["average", "ckpts", "-o", "out.safetensors"]
+    assert sewa(*arguments, "--report", "out.report.json").code == 0
+    Path("link.json").symlink_to("out.report.json")
+    assert sewa(*arguments, "--report", "link.json", "--force", "--last", 1).code == 0
+    assert there() == {"out.safetensors", "link.json"}
+    check_report("link.json")
+
+
 @pytest.mark.parametrize("where", ["run/checkpoint-2", "run"])
 def test_a_link_out_of_the_run_is_not_copied_into_the_output(
     sewa: Sewa, run: Path, where: str
@@ -211,6 +279,22 @@ def test_a_name_that_is_taken_while_the_run_works_is_no_reason_to_fail(
         if name.endswith(".index.json"):
             named = set(json.loads(Path(name).read_text())["weight_map"].values())
             assert named == there() - {"r.json", name}
+
+
+def test_a_name_that_is_taken_while_the_run_begins_is_no_reason_to_fail(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = Outputs.refuse, iter(range(100))
+
+    def refuse(outputs: Outputs) -> None:
+        if next(calls) == 0:
+            Path("averaged.safetensors").write_text("of another run")
+        real(outputs)
+
+    monkeypatch.setattr(Outputs, "refuse", refuse)
+    ended = sewa("average", "ckpts")
+    assert ended.code == 0, ended.err
+    assert there() == {"averaged.safetensors", "averaged-2.safetensors"}
 
 
 def test_what_a_killed_run_left_is_cleared_away_by_the_next(sewa: Sewa) -> None:
