@@ -91,7 +91,8 @@ class StagedFile:
             raise
         except OSError:
             return False
-        sync_folder(self.path.parent)
+        with suppress(OSError):  # it is there
+            sync_folder(self.path.parent)
         return True
 
     def arrive(self, place: Path) -> None:
