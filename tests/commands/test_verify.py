@@ -629,6 +629,19 @@ def test_a_report_of_endless_values_is_refused_before_they_are_read(sewa: Sewa) 
 
 
 @pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
+def test_a_report_that_gives_a_source_twice_is_refused(sewa: Sewa, command: list[str]) -> None:
+    def repeat(report: dict[str, Any]) -> None:
+        first = report["recipe"]["sources"][0]
+        report["recipe"]["sources"] = [first | {"coefficient": 1 / 20_000}] * 20_000
+
+    change("avg.report.json", repeat)
+    ended = sewa(*command, "avg.report.json")
+    assert ended.code == 3
+    assert "step-10.safetensors is given 20000 times; is the report intact?" in ended.error
+
+
+@pytest.mark.usefixtures("one")
 def test_a_report_that_makes_no_sense_is_refused_as_apply_refuses_it(sewa: Sewa) -> None:
     change("avg.report.json", lambda report: report["recipe"]["sources"][0].update(coefficient=5.0))
     ended = sewa("verify", "avg.report.json")
