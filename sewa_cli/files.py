@@ -18,6 +18,7 @@ from sewa_cli.text import size
 
 MIB: Final = 2**20
 DEPTH: Final = 100  # levels of JSON or YAML
+MOST_VALUES: Final = 4_000_000  # in JSON; the worst of them take 100 bytes each, and a microsecond
 _DIGITS: Final = 300  # of a number that a float can still hold
 _NO_NAME: Final = "is not a name that a file can have"
 _KINDS: Final = {
@@ -84,6 +85,7 @@ def parse_json(text: bytes | str) -> Any:
     """UTF-8, at most DEPTH levels; a number too large for a float is Infinity, like 1e999."""
     if isinstance(text, bytes):
         text = text.decode("utf-8")
+    check_values(text)
     try:
         content = json.loads(text, parse_int=_whole)
     except RecursionError:
@@ -98,6 +100,17 @@ def parse_json(text: bytes | str) -> Any:
 
 
 _NESTS: Final = (dict, list)
+
+
+def check_values(json: bytes | str) -> None:
+    """ValueError if there are too many to parse; signs within strings count too, which is rare."""
+    signs = ",:[{"
+    if isinstance(json, str):
+        count = sum(map(json.count, signs))
+    else:
+        count = sum(map(json.count, signs.encode()))
+    if count > MOST_VALUES:
+        raise ValueError(f"has more than {MOST_VALUES:,} values, the most that are read")
 
 
 def _whole(digits: str) -> int | float:

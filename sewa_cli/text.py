@@ -91,3 +91,8 @@ def one_line(text: object, most: int | None = None) -> str:
 def finite(value: float | None) -> float | None:
     """JSON has no NaN: what is not finite is null."""
     return value if value is not None and isfinite(value) else None
+
+
+def is_utf8(name: str) -> bool:
+    """If not, no report and no safetensors file could hold it."""
+    return name == name.encode(errors="replace").decode()

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from math import isfinite
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 WRITTEN_BY: Final = "sewa_version"  # metadata key of our own outputs
 FLOATS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
 
-MOST_JSON: Final = 256 * MIB  # of an index, or of all that a trainer has logged
+MOST_JSON: Final = 64 * MIB  # of an index, or of all that a trainer has logged
+MOST_TENSORS: Final = 200_000  # in a checkpoint; ten times what the largest models have
 # what a checkpoint is to its trainer, and so what an average of such checkpoints should be
 Kind = Literal["file", "set", "folder", "adapter", "torch", "distributed"]
 
@@ -178,11 +180,21 @@ def read_json(path: Path, most: int = MOST_JSON) -> dict[str, Any]:
         text = read_bytes(path, most)
     try:
         content = parse_json(text)
-    except ValueError:
+    except (JSONDecodeError, UnicodeDecodeError):
         content = None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
     if not isinstance(content, dict):
         raise Unfinished(f"{path}: not a complete JSON object; save the checkpoint again")
     return content
+
+
+def check_count(path: Path, tensors: Collection[str]) -> None:
+    """Before anything is done for each of them."""
+    if len(tensors) > MOST_TENSORS:
+        raise CheckpointError(
+            f"{path}: has {len(tensors):,} tensors; the most that are read are {MOST_TENSORS:,}"
+        )
 
 
 def neighbours(index: Path, names: Collection[Any]) -> list[Path]:

@@ -59,6 +59,9 @@ _ALLOWED = {("torch.distributed.checkpoint.metadata", name) for name in _METADAT
 }
 _DTYPE = re.compile(r"(b?float|complex|bool|bits|q?u?int)\w*")
 _MOST = 64  # dimensions of a tensor, levels of a state dict
+_MOST_METADATA = 64 * MIB
+_MOST_OPCODES = 4_000_000  # a chunk of a tensor has seventy
+_LONGEST_NUMBER = MIB  # in a file
 
 # opcodes of numbers, text, lists and dicts; those that make or change an object are below
 _PLAIN = """
@@ -81,10 +84,29 @@ class _Record:
 class _Refused(pickle.UnpicklingError): ...
 
 
+class _TooMany(Exception): ...
+
+
+class _Counted(dict[int, Any]):
+    """What each opcode does; refuses when there are too many of them."""
+
+    count = 0
+
+    def __getitem__(self, code: int) -> Any:
+        self.count += 1
+        if self.count > _MOST_OPCODES:
+            raise _TooMany
+        return super().__getitem__(code)
+
+
 class _Unpickler(pickle._Unpickler):
     """Python's own unpickler, not the one in C: it has no opcodes but those listed here."""
 
     stack: list[Any]
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.dispatch = _Counted(self.dispatch)  # type: ignore[misc]
 
     def find_class(self, module: str, name: str) -> _Record:
         is_dtype = module == "torch" and _DTYPE.fullmatch(name)
@@ -308,13 +330,15 @@ def _open(folder: Path, state_key: str | None) -> Header:
 def _read_metadata(folder: Path) -> _Metadata:
     path = folder / METADATA
     with reading(path):
-        data = read_bytes(path, 256 * MIB)
+        data = read_bytes(path, _MOST_METADATA)
     try:
-        content = _Unpickler(io.BytesIO(data)).load()
+        content = _Unpickler(data).load()
     except _Refused as error:
         raise CheckpointError(
             f"{path}: needs {shown(error, 100)} to be loaded, which could run code; {REFUSED}"
         ) from None
+    except _TooMany:
+        raise CheckpointError(f"{path}: holds too many values to be read") from None
     except Exception as error:  # a torn pickle fails in many ways
         raise Unfinished(f"{path}: not a complete file ({error!r:.160}); save it again") from error
     return _Metadata(content)
@@ -356,6 +380,8 @@ def _number(folder: Path, metadata: _Metadata, key: str) -> int | None:
     """A whole number that was saved with the weights, such as the step."""
     place = metadata.places.get((key, None))
     if place is None or not metadata.is_a("BytesStorageMetadata", key):
+        return None
+    if place.length > _LONGEST_NUMBER:
         return None
     try:
         value = _load(folder, place)

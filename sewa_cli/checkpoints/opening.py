@@ -19,7 +19,7 @@ from sewa_cli.checkpoints.checkpoint import (
 )
 from sewa_cli.dtypes import DTYPES, RESERVED
 from sewa_cli.errors import CheckpointError, Unfinished
-from sewa_cli.text import shown
+from sewa_cli.text import is_utf8, shown
 
 MODEL = "model.safetensors"
 MODEL_BIN = "pytorch_model.bin"
@@ -56,7 +56,7 @@ def kind_of(path: Path) -> Kind:
 
 def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> Checkpoint:
     """Read the header of one file, or of a folder that is one checkpoint."""
-    if not _is_utf8(str(path)):
+    if not is_utf8(str(path)):
         raise CheckpointError(f"{str(path)!r}: is not a UTF-8 name; rename it")
     with reading(path):
         path.stat()
@@ -72,7 +72,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     if not header.tensors:
         raise CheckpointError(f"{path}: holds no tensors")
     for name, info in header.tensors.items():
-        if not _is_utf8(name):
+        if not is_utf8(name):
             raise CheckpointError(
                 f"{path}: {shown(name, 100)}: is not a UTF-8 name; rename the tensor"
             )
@@ -107,11 +107,6 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         _open=header.open,
         _base=Path() if path.is_absolute() else Path.cwd(),
     )
-
-
-def _is_utf8(name: str) -> bool:
-    """If not, no report and no safetensors file could hold it."""
-    return name == name.encode(errors="replace").decode()
 
 
 def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:

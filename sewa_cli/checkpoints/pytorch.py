@@ -22,7 +22,7 @@ from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers, r
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
 from sewa_cli.dtypes import WORDS, Array, as_array
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
-from sewa_cli.files import open_regular
+from sewa_cli.files import MIB, open_regular
 from sewa_cli.text import few, one_line, shown
 
 if TYPE_CHECKING:
@@ -36,9 +36,36 @@ REFUSED = "refused, none of it was run; where you trust it, save its weights as 
 _ZIP = b"PK\x03\x04"
 _MOST_TUPLES = 256  # in a tuple, at any depth
 _LONGEST_NAME = 1000
+_LONGEST_VALUE = 16 * MIB
+_MOST_PICKLED = 64 * MIB  # of a file's pickles; its tensors' bytes are not in them
+_MOST_OPCODES = 2_000_000  # a tensor has thirty
+_MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
 
 
 class _Forged(pickle.UnpicklingError): ...
+
+
+class _Pickled:
+    """A file's pickles, read no further than it takes to hold names and plain values."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._left = _MOST_PICKLED
+        self.tell = file.tell
+
+    def read(self, count: int) -> bytes:
+        self._take(count)
+        return self._file.read(count)
+
+    def readline(self) -> bytes:
+        line = self._file.readline(_LONGEST_VALUE + 1)
+        self._take(len(line))
+        return line
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if count > _LONGEST_VALUE or self._left < 0:
+            raise _Forged("holds names or plain values without end")
 
 
 class _Global(int):
@@ -136,10 +163,12 @@ def _check_pickles(file: IO[bytes]) -> None:
     file.seek(0)
     try:
         if is_zip:
-            _check_pickle(io.BytesIO(torch._C.PyTorchFileReader(file).get_record("data.pkl")))
+            content = torch._C.PyTorchFileReader(file).get_record("data.pkl")
+            _check_pickle(_Pickled(io.BytesIO(content)))
             return
+        pickled = _Pickled(file)
         for _ in range(5):  # magic number, protocol, system, content, keys of the storages
-            _check_pickle(file)
+            _check_pickle(pickled)
     except UnicodeDecodeError as error:  # torch has more alphabets for names, and would go on
         raise _Forged("holds what is no text") from error
     except ValueError:
@@ -147,15 +176,11 @@ def _check_pickles(file: IO[bytes]) -> None:
 
 
 def _check_archive(file: IO[bytes]) -> None:
-    """Refuse what is compressed, perhaps a bomb.
+    """Refuse what is compressed, perhaps a bomb, and lists or pickles without end.
 
     PyTorch finds the list of members by its offset, Python by its size: unless they agree, and
     nothing follows, each could see another list.
     """
-    with zipfile.ZipFile(file) as archive:
-        if any(member.compress_type for member in archive.infolist()):
-            raise ValueError("it is compressed, which PyTorch never does")
-        start = archive.start_dir
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - 98))
     large, link, end = struct.unpack("<56s20s22s", file.read().rjust(98, b"\0"))
@@ -163,11 +188,21 @@ def _check_archive(file: IO[bytes]) -> None:
     if is_large := link.startswith(b"PK\6\7"):  # more than 4 GB, or as if
         (offset,) = struct.unpack_from("<Q", large, 48)
     is_linked = large.startswith(b"PK\6\6") and struct.unpack_from("<Q", link, 8) == (size - 98,)
-    if not end.startswith(b"PK\5\6") or offset != start or is_large > is_linked:
+    if not end.startswith(b"PK\5\6") or is_large > is_linked:
         raise zipfile.BadZipFile("not a complete archive")
+    if size - offset > _MOST_MEMBERS:
+        raise _Forged("is an archive of too many members")
+    with zipfile.ZipFile(file) as archive:
+        if archive.start_dir != offset:
+            raise zipfile.BadZipFile("not a complete archive")
+        for member in archive.infolist():
+            if member.compress_type:
+                raise ValueError("it is compressed, which PyTorch never does")
+            if member.filename.endswith("data.pkl") and member.file_size > _MOST_PICKLED:
+                raise _Forged("holds names or plain values without end")
 
 
-def _check_pickle(file: IO[bytes]) -> None:
+def _check_pickle(file: _Pickled) -> None:
     """Refuse what would crash or hang the process while torch reads it, or says why it does not.
 
     Tuples nested without end, as hashing one (a dict's key) does; and calls of anything but a short
@@ -180,7 +215,9 @@ def _check_pickle(file: IO[bytes]) -> None:
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[Any, int] = {}
-    for op, arg, _ in pickletools.genops(file):
+    for count, (op, arg, _) in enumerate(pickletools.genops(file)):  # type: ignore[arg-type]
+        if count > _MOST_OPCODES:
+            raise _Forged(f"holds more than {_MOST_OPCODES:,} values")
         if op.name == "MEMOIZE" or op.name.endswith("PUT"):
             memo[len(memo) if arg is None else arg] = stack[-1] if stack else 0
         elif op.name == "MARK":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from sewa_cli.checkpoints.checkpoint import (
     Header,
     TensorInfo,
+    check_count,
     neighbours,
     plain_numbers,
     read_json,
@@ -20,14 +22,16 @@ from sewa_cli.checkpoints.checkpoint import (
 from sewa_cli.checkpoints.mapped import map_file
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import CheckpointError, Unfinished
-from sewa_cli.files import check_regular, parse_json
-from sewa_cli.text import one_line, shown
+from sewa_cli.files import MIB, open_regular, parse_json
+from sewa_cli.text import one_line, shown, size
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIX = ".safetensors"
 INDEX = ".index.json"
+MOST_HEADER = 32 * MIB
+_LIBRARY_MOST = 100_000_000  # beyond that the library refuses a header, and says so
 
 
 class _Mapped:
@@ -96,6 +100,7 @@ def read_index(index: Path) -> dict[str, Path]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise CheckpointError(f"{index}: has no weight_map, so it is not an index of shards")
+    check_count(index, names)
     neighbours(index, names.values())
     return {tensor: index.with_name(name) for tensor, name in names.items()}
 
@@ -120,19 +125,27 @@ def _mismatch(shard: Path, what: str) -> CheckpointError:
 def is_ours(path: Path, key: str) -> bool:
     """Whether a file's metadata has this key; a broken file has none."""
     try:
-        check_regular(path)
-        with safe_open(path, framework="numpy") as file:
+        with _opened(path) as file:
             return key in (file.metadata() or {})
     except (SafetensorError, OSError):
         return False  # opening it will say what is wrong
 
 
+def _opened(path: Path) -> Any:
+    """The library's handle; of a file with a header that it would take minutes to read, none."""
+    with open_regular(path) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if MOST_HEADER < length <= _LIBRARY_MOST:
+            raise OSError(errno.EFBIG, f"has a header larger than {size(MOST_HEADER)}")
+    return safe_open(path, framework="numpy")
+
+
 def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     try:
-        with reading(path):
-            check_regular(path)
-        with reading(path), safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        with reading(path), _opened(path) as file:
+            names = file.keys()
+            check_count(path, names)
+            slices = {name: file.get_slice(name) for name in names}
             tensors = {
                 name: TensorInfo(part.get_dtype(), tuple(part.get_shape()))
                 for name, part in slices.items()

@@ -293,6 +293,7 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
 def _typer_info(name: str) -> Any:
     flag = FLAGS[name]
     options: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": False}
+    options["readable"] = False  # that is: not for typer to check; whoever opens it says what it is
     if flag.choices:
         options["autocompletion"] = lambda: flag.choices
     if len(flag.choices) > 3:  # too many to stand in their column

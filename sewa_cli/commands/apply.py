@@ -10,6 +10,7 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, paths_of, write_results
 from sewa_cli.output.layouts import folder_is_ours, form_of
 from sewa_cli.output.place import check_free
+from sewa_cli.output.publication import recover
 from sewa_cli.output.sources import Places
 from sewa_cli.report.recipe import Rebuildable
 
@@ -28,6 +29,7 @@ def run_apply(
     """
     shard_size = report.recipe.shard_size
     if isinstance(output, Path):  # before the sources are hashed, which takes long
+        recover(output.parent)
         check_free(output, force, folder_is_ours if output.is_dir() else None)
     elif shard_size is not None:
         raise ConfigError(

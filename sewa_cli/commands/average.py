@@ -15,7 +15,7 @@ from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs, paths_of, write_results
 from sewa_cli.output.lora import check_lora, warn_of_factors
 from sewa_cli.report.average import AverageReport
-from sewa_cli.session import check_alike, heading, open_candidates, open_named
+from sewa_cli.session import check_alike, check_names, heading, open_candidates, open_named
 from sewa_cli.session.extensions import propose
 
 
@@ -47,6 +47,8 @@ def run_average(
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, events.command, always_report=False)
     outputs = outputs.check([*paths_of(found), *protected], events.show_warning)
+    if outputs.report is not None or with_report:
+        check_names(config)
     check_lora(config, newest)
     average = Average.of(candidates, coefficients, config=config, method=method)
     warn_of_factors(average.lora, events)

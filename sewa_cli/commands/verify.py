@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePath
 
-from sewa_cli.checkpoints import SUFFIX, Reads, open_checkpoint, pytorch
+from sewa_cli.checkpoints import SUFFIX, Reads, files_of, open_checkpoint, pytorch
+from sewa_cli.checkpoints.adapters import CONFIG
 from sewa_cli.checkpoints.checkpoint import reading
 from sewa_cli.checkpoints.safetensors import INDEX
 from sewa_cli.config import STDOUT, Config
@@ -24,6 +25,9 @@ from sewa_cli.report.verify import Checked, Role, Verification
 from sewa_cli.session import heading
 from sewa_cli.text import few
 
+# what loaders look for in a folder, by how its name ends
+_LOADED = (SUFFIX, *pytorch.SUFFIXES, INDEX, ".distcp", ".metadata", ".pkl", ".py", CONFIG)
+
 
 def run_verify(
     target: Path,
@@ -38,9 +42,15 @@ def run_verify(
     for the files in. Faults of files are in what is returned; those of the report are raised.
     """
     events = events or Events()
-    named = None if _is_report(target) else target if target.name else real(target)
+    named = None if _is_report(target) else _named(target)
     path = target if named is None else _report_of(named)
     report = read_report(path)
+    was_streamed = report.output is None or report.output == STDOUT
+    if named is not None and was_streamed:
+        raise CheckpointError(
+            f"{named}: went to standard output, so that {path.name} does not have its hash; name "
+            "the report to check the checkpoints alone"
+        )
     unpack(report.recipe)
     places = Places.of(report, path, root)
     sources = [] if output_only else report.recipe.sources
@@ -48,7 +58,7 @@ def run_verify(
     rows: list[Checked] = []
     with ThreadPoolExecutor(thread_count()) as pool:
         beside = pool.map(partial(_check_source, places=places), sources)  # begins at once
-        if report.output is None or report.output == STDOUT:
+        if report.output is None or was_streamed:
             unchecked.append("the output, which went to standard output")
         else:
             try:
@@ -63,7 +73,7 @@ def run_verify(
             rows.append(row)
             events.progress("checking", done, len(sources))
     if not rows:
-        raise CheckpointError(f"{path}: its output went to standard output: nothing to check")
+        raise CheckpointError(f"{path}: has no hash of its output: nothing to check")
     return Verification(
         **heading(Config(), events), report=str(path), files=rows, unchecked=unchecked
     )
@@ -78,6 +88,14 @@ def _is_report(target: Path) -> bool:
             return file.read(64).lstrip().startswith(b"{")
     except OSError:
         return False
+
+
+def _named(target: Path) -> Path:
+    """An output by its own name: `.` and `..` have one too, but not the root of all folders."""
+    named = real(target) if target.name in ("", "..") else target
+    if not named.name.removesuffix(INDEX):
+        raise CheckpointError(f"{target}: is not an output of sewa; name a report")
+    return named
 
 
 def _report_of(output: Path) -> Path:
@@ -125,10 +143,11 @@ def _check_file(file: OutputFile, output: Path, recorded: str) -> Checked:
 def _check_whole(
     output: Path, rows: list[Checked], has_hashes: bool, unchecked: list[str]
 ) -> Iterator[Checked]:
-    """Whether it loads, if its files are as they were; and whether there are others among them."""
+    """Faults: others among its files or, if all files are as they were, that it does not load."""
+    known = {row.path for row in rows}
     strangers = []
     if has_hashes:
-        strangers = [*_strangers(output, {row.path for row in rows}, unchecked)]
+        strangers = [_unknown(path) for path in _strangers(output, known, unchecked)]
         yield from strangers
     else:
         unchecked.append("the output's sizes and hashes, which this report does not have")
@@ -136,26 +155,29 @@ def _check_whole(
         unchecked.append(f"whether {output} loads: it is a PyTorch file")
     if all(row.ok for row in rows) and not strangers:
         loads = _checked("output", output, lambda: _load(output))
-        if not loads.ok or not rows:
+        if not loads.ok:
             yield loads
+        elif has_hashes:
+            yield from (_unknown(path) for path in files_of(output) if str(path) not in known)
 
 
-def _strangers(output: Path, known: set[str], unchecked: list[str]) -> Iterator[Checked]:
-    """Weights that a loader might take for the output's, or together with them."""
+def _strangers(output: Path, known: set[str], unchecked: list[str]) -> Iterator[Path]:
+    """What a loader might take for the output's weights or code, or together with them."""
     folder = output if output.is_dir() else output.parent
     with reading(folder):
         others = [path for path in sorted(folder.iterdir()) if str(path) not in known]
     if folder == output:
-        weights = [path for path in others if path.name.endswith((SUFFIX, SUFFIX + INDEX))]
-        if harmless := [path.name for path in others if path not in weights]:
+        loaded = [path for path in others if path.name.endswith(_LOADED)]
+        if harmless := [path.name for path in others if path not in loaded]:
             unchecked.append(f"what the report does not know in {output}: {few(harmless)}")
-    elif output.suffix in pytorch.SUFFIXES:
-        weights = []
-    else:
+        yield from loaded
+    elif output.suffix not in pytorch.SUFFIXES:
         alone = output.with_name(output.name.removesuffix(INDEX))  # loaders prefer it to a set
-        weights = [path for path in others if path == alone or belongs_to_set(path, alone)]
-    for path in weights:
-        yield Checked(path=str(path), role="output", ok=False, fault="is not in the report")
+        yield from (path for path in others if path == alone or belongs_to_set(path, alone))
+
+
+def _unknown(path: Path) -> Checked:
+    return Checked(path=str(path), role="output", ok=False, fault="is not in the report")
 
 
 def _load(output: Path) -> None:

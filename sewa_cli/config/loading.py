@@ -24,7 +24,8 @@ def find_config(explicit: Path | None) -> Path | None:
     """The file named by --config, else ./sewa.yaml if there is one."""
     if explicit is not None:
         return explicit
-    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+    path = Path(DEFAULT_FILE)
+    return path if os.path.lexists(path) else None  # whatever it is: reading it tells
 
 
 class Sections(Protocol):

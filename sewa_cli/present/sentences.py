@@ -199,6 +199,10 @@ def validate(_: Validation) -> list[str]:
 def verify(report: Verification) -> list[str]:
     """One verdict, and what it does not cover."""
     count, faults = len(report.files), sum(not one.ok for one in report.files)
-    files = "the file is" if count == 1 else f"all {count} files are"
-    verdict = f"{faults} of {count} files {'is' if faults == 1 else 'are'} not" if faults else files
+    if count == 1:
+        verdict = f"the file {'is not' if faults else 'is'}"
+    elif faults:
+        verdict = f"{faults} of {count} files {'is' if faults == 1 else 'are'} not"
+    else:
+        verdict = f"the {count} files checked are" if report.unchecked else f"all {count} files are"
     return [f"{verdict} as the report says", *(f"not checked: {it}" for it in report.unchecked)]

@@ -12,12 +12,12 @@ from pydantic_core import from_json
 
 from sewa_cli.dtypes import RESERVED
 from sewa_cli.errors import CheckpointError
-from sewa_cli.files import read_bytes
+from sewa_cli.files import check_values, read_bytes
 from sewa_cli.report.part import Part
 from sewa_cli.text import one_line
 
 MOST: Final = 2**26  # bytes of a report that are read
-MOST_VALUES: Final = 4_000_000  # in it
+MOST_SOURCES: Final = 100_000
 LONGEST: Final = 4096  # of a path, as the system has it
 LARGEST: Final = 2**63 - 1  # of a file, as the system has it
 SHA256: Final = "^[0-9a-f]{64}$"
@@ -53,6 +53,7 @@ class Recipe(Part):
     working_directory: str = Field(description="what relative paths in `sources` are relative to")
     sources: list[Source] = Field(
         min_length=1,
+        max_length=MOST_SOURCES,
         fail_fast=True,  # a fault is kept in memory, and there may be a million
         description="in step order; integer tensors come from the last",
     )
@@ -110,8 +111,7 @@ def read_report(path: Path) -> Rebuildable:
 
 def _wanted(text: bytes) -> dict[str, Any]:
     """What `Rebuildable` has of it; pydantic would keep a kilobyte of each value that is wrong."""
-    if sum(text.count(sign) for sign in (b",", b"[", b"{")) > MOST_VALUES:
-        raise ValueError(f"has more than {MOST_VALUES:,} values")
+    check_values(text)
     content = from_json(text)
     if not isinstance(content, dict):
         raise ValueError("is no JSON object")
@@ -131,6 +131,9 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     # beyond 1e9 they would not sum to one within rounding, nor give anything but rounding
     if not abs(total - 1) <= 1e-6 or max(map(abs, coefficients)) > 1e9:
         yield f"recipe.sources: the coefficients sum to {total:.6g} instead of 1"
+    path, times = Counter(source.path for source in recipe.sources).most_common(1)[0]
+    if times > 1:
+        yield f"recipe.sources: {one_line(path, 100)} is given {times} times"
     if RESERVED in recipe.tensors:
         yield f"recipe.tensors: a tensor cannot be called {RESERVED}"
     source, times = Counter(recipe.tensors.values()).most_common(1)[0]

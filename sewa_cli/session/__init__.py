@@ -6,17 +6,20 @@ what every report begins with.
 
 from __future__ import annotations
 
+import json
 import platform
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from sewa_cli import __version__, checkpoints
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import Config
-from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.report.shared import Versions
+from sewa_cli.text import is_utf8
 
 
 def open_named(
@@ -62,6 +65,21 @@ def warn_of_no_steps(candidates: list[Checkpoint], events: Events) -> None:
         events.warn(
             "no checkpoint has a step in its metadata or name; they are taken in the order given"
         )
+
+
+def check_names(config: Config, task: str | None = None) -> None:
+    """Refuse now, not after all the work, what no report could hold."""
+    try:
+        here = str(Path.cwd())
+    except OSError as error:
+        raise CheckpointError(f"the working directory: {error.strerror}; go to another") from error
+    if not is_utf8(here):
+        raise CheckpointError(f"{here}: the working directory is not a UTF-8 name; rename it")
+    if task is not None and not is_utf8(task):
+        raise TaskError(f"{task}: is not a UTF-8 name; rename it")
+    for key, value in config.model_dump(mode="json").items():
+        if not is_utf8(json.dumps(value, ensure_ascii=False)):
+            raise ConfigError(f"{key}: {value}: is not UTF-8, as all in a report is; rename it")
 
 
 def heading(

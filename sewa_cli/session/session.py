@@ -26,7 +26,7 @@ from sewa_cli.output.destination import paths_of
 from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, LeftOut, Placement
-from sewa_cli.session import heading, open_candidates, warn_of_no_steps
+from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cost import Clock
 from sewa_cli.session.extensions import make_solver, solvers_that_find_k
 from sewa_cli.solvers import Choice, Problem, Solver
@@ -127,6 +127,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
         task, guard = _guarded(task, config.guard, config.seed)
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
+    check_names(config, task.source)
     objective = build_objective(config, task, candidates[-1])
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)

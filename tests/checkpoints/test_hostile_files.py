@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
 from sewa_cli import files
+from sewa_cli.checkpoints import distributed, pytorch
+from sewa_cli.checkpoints.checkpoint import MOST_TENSORS
 
 DEEP = "[" * 100_000 + "]" * 100_000
 ENDLESS = "9" * 5000  # digits: more than Python reads into an int
@@ -141,7 +144,7 @@ def test_small_files_without_end_are_not_read(tmp_path: Path, sewa: Sewa, name: 
     save(tmp_path / "a/model.safetensors")
     path = sparse(tmp_path / name, b"{", 2**40)
     where = path if path.suffix == ".json" and "/" not in name else path.parent
-    check_refused(sewa, tmp_path, "is larger than 256.0 MiB", "inspect", where)
+    check_refused(sewa, tmp_path, "is larger than 64.0 MiB", "inspect", where)
 
 
 @pytest.mark.timeout(60)
@@ -248,7 +251,9 @@ def test_adapter_settings_without_end_are_one_line(
 ) -> None:
     save(tmp_path / "step-1/adapter_model.safetensors")
     (tmp_path / "step-1/adapter_config.json").write_text(content)
-    check_refused(sewa, tmp_path, "adapter_config.json: not a", "inspect", tmp_path / "step-1")
+    check_refused(
+        sewa, tmp_path, "adapter_config.json: is nested more", "inspect", tmp_path / "step-1"
+    )
 
 
 @pytest.mark.timeout(60)
@@ -311,3 +316,115 @@ def test_a_pytorch_file_with_a_tensor_that_safetensors_cannot_hold_is_refused(
     assert ended.code == 3
     assert "step-1.pt: __metadata__: no safetensors file can hold it; rename it" in ended.error
     assert not Path("out.safetensors").exists()
+
+
+# ---- files that would take minutes and all memory ------------------------------------------------
+
+
+def test_json_of_endless_values_is_refused_before_they_are_parsed(
+    tmp_path: Path, sewa: Sewa
+) -> None:
+    many = "[" + "[]," * (files.MOST_VALUES // 2) + "[]]"
+    with pytest.raises(ValueError, match="has more than"):
+        files.parse_json(many)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(f'{{"weight_map": {many}}}')
+    folder = tmp_path / "checkpoint-1"
+    folder.mkdir()
+    save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
+    (folder / "trainer_state.json").write_text(f'{{"global_step": 1, "log_history": {many}}}')
+    for target, name in ((index, index), (folder, folder / "trainer_state.json")):
+        ended = sewa("inspect", target)
+        assert ended.code == 3
+        assert ended.error.startswith(f"{name}: has more than 4,000,000 values")
+
+
+def write_header(path: Path, header: bytes) -> None:
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["average", "-o", "out"]])
+def test_a_safetensors_file_of_endless_tensors_is_refused(
+    tmp_path: Path, sewa: Sewa, command: list[str]
+) -> None:
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    tensors = {f"t{i}": empty for i in range(MOST_TENSORS + 1)}
+    write_header(tmp_path / "a-1.safetensors", json.dumps(tensors).encode())
+    ended = sewa(*command, tmp_path / "a-1.safetensors")
+    assert ended.code == 3
+    assert "has 200,001 tensors; the most that are read are 200,000" in ended.error
+    write_header(tmp_path / "a-1.safetensors", b"{}".ljust(33 * 2**20))
+    for target in (tmp_path, tmp_path / "a-1.safetensors"):
+        ended = sewa(*command, target)
+        assert ended.code == 3
+        assert "has a header larger than 32.0 MiB" in ended.error
+
+
+def test_an_index_of_endless_tensors_is_refused(tmp_path: Path, sewa: Sewa) -> None:
+    index = tmp_path / "model.safetensors.index.json"
+    places = {f"t{i}": "model-1.safetensors" for i in range(MOST_TENSORS + 1)}
+    index.write_text(json.dumps({"weight_map": places}))
+    ended = sewa("inspect", index)
+    assert ended.code == 3
+    assert "has 200,001 tensors" in ended.error
+
+
+@pytest.mark.parametrize(
+    "start", [b"\x80\x04\x8e" + (3 * 2**30).to_bytes(8, "little"), b"\x80\x02cx"]
+)
+def test_a_value_without_end_in_a_pytorch_file_is_not_read(
+    tmp_path: Path, sewa: Sewa, start: bytes
+) -> None:
+    path = tmp_path / "a-1.pt"
+    path.write_bytes(start)
+    os.truncate(path, 3 * 2**30 + 100)  # a hole
+    ended = sewa("inspect", path)
+    assert ended.code == 3
+    assert "holds names or plain values without end; refused" in ended.error
+
+
+def test_a_pickle_of_endless_values_is_refused(
+    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pytorch, "_MOST_OPCODES", 1000)
+    pickled = b"\x80\x02" + b"(]" * 1000 + b"."
+    legacy, archive = tmp_path / "a-1.pt", tmp_path / "b-1.pt"
+    legacy.write_bytes(pickled)
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("b/data.pkl", pickled)
+        file.writestr("b/version", "3\n")
+    for path in (legacy, archive):
+        ended = sewa("inspect", path)
+        assert ended.code == 3
+        assert "holds more than 1,000 values; refused" in ended.error
+
+
+def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sewa) -> None:
+    path = tmp_path / "a-1.pt"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("a/data.pkl", bytes(65 * 2**20))
+        file.writestr("a/version", "3\n")
+    ended = sewa("inspect", path)
+    assert ended.code == 3
+    assert "holds names or plain values without end; refused" in ended.error
+
+
+def test_an_archive_of_endless_members_is_refused(tmp_path: Path, sewa: Sewa) -> None:
+    path = tmp_path / "a-1.pt"
+    torch.save({"w": torch.zeros(1)}, path)
+    content = path.read_bytes()
+    start, end = int.from_bytes(content[-6:-2], "little"), content[-22:]
+    path.write_bytes(content[:start] + bytes(17 * 2**20) + end)
+    ended = sewa("inspect", path)
+    assert ended.code == 3
+    assert "is an archive of too many members; refused" in ended.error
+
+
+def test_metadata_of_endless_values_are_refused(
+    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "_MOST_OPCODES", 1000)
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + b"(]" * 1000 + b".")
+    ended = sewa("inspect", tmp_path)
+    assert ended.code == 3
+    assert ended.error == f"{tmp_path / '.metadata'}: holds too many values to be read"

@@ -305,3 +305,74 @@ def test_what_was_written_is_named_on_one_line(hostile: list[Path], sewa: Sewa) 
     ended = sewa("average", hostile[0], "-o", "out\nerror: forged.safetensors")
     assert ended.code == 0, ended.err
     assert ended.err == "wrote out\\nerror: forged.safetensors\n"
+
+
+# ---- what no report could hold is told before the work ------------------------------------------
+
+
+@pytest.fixture
+def no_work(run_dir: Path) -> Path:
+    """A run whose task must not be called."""
+    Path("task.py").write_text(TASK + "\ndef build_model(): raise RuntimeError('work was done')\n")
+    return run_dir
+
+
+@pytest.mark.parametrize("command", [["select"], ["average", "--report", "r.json", "-o", "a"]])
+def test_a_working_directory_that_is_not_utf8_is_told_before_the_work(
+    no_work: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    here = Path(os.fsdecode(bytes(no_work) + b"/w\xff"))
+    here.mkdir()
+    for name in ("task.py", "sewa.yaml", "ckpts"):
+        (here / name).symlink_to(no_work / name)
+    monkeypatch.chdir(here)
+    ended = sewa(*command, no_work / "ckpts")
+    assert ended.code == 3, ended.err
+    assert ended.error.endswith("the working directory is not a UTF-8 name; rename it")
+    assert sorted(path.name for path in here.iterdir()) == ["ckpts", "sewa.yaml", "task.py"]
+
+
+def test_a_working_directory_that_is_gone_is_told(
+    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = run_dir / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    options = ["-o", run_dir / "a.safetensors", "--report", run_dir / "a.report.json"]
+    ended = sewa("average", run_dir / "ckpts", *options)
+    monkeypatch.chdir(run_dir)
+    assert ended.code == 3, ended.err
+    assert ended.error.startswith("the working directory: No such file or directory")
+    assert not Path("a.safetensors").exists()
+
+
+@pytest.mark.usefixtures("no_work")
+def test_a_task_or_a_file_of_settings_that_is_not_utf8_is_told_before_the_work(sewa: Sewa) -> None:
+    odd = os.fsdecode(b"t\xff.py")
+    Path("task.py").rename(odd)
+    ended = sewa("select", "--task", odd)
+    assert ended.code == 4, ended.err
+    assert ended.error.endswith("is not a UTF-8 name; rename it")
+    Path(odd).rename("task.py")
+    ended = sewa("select", "-o", os.fsdecode(b"o\xff.safetensors"))
+    assert ended.code == 2, ended.err
+    assert ended.error.startswith("output: ")
+
+
+@pytest.mark.parametrize("kind", ["is a pipe", "is a folder", "symbolic links"])
+def test_a_sewa_yaml_that_is_no_file_is_not_passed_over(
+    run_dir: Path, sewa: Sewa, kind: str
+) -> None:
+    path = run_dir / "sewa.yaml"
+    path.unlink()
+    if kind == "is a pipe":
+        os.mkfifo(path)
+    elif kind == "is a folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path.name)
+    ended = sewa("average", "ckpts", "-o", "a.safetensors")
+    assert ended.code == 2, ended.err
+    assert ended.error.startswith("sewa.yaml: ")
+    assert kind in ended.error

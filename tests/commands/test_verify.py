@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -342,6 +343,7 @@ def test_an_older_report_is_verified_as_far_as_it_goes(sewa: Sewa) -> None:
     ended = sewa("verify", "avg.safetensors")
     assert ended.code == 0, ended.err
     assert "not checked: the output's sizes and hashes" in ended.err
+    assert ended.out.count("as it was") == 3  # not of what has no hash
     flip("avg.safetensors", 0)  # the header's length
     ended = sewa("verify", "avg.safetensors")
     assert ended.code == 3
@@ -353,11 +355,99 @@ def test_what_went_to_standard_output_has_its_sources_verified(sewa: Sewa) -> No
     assert sewa("average", "ckpts", "-o", "-", "--report", "r.json").code == 0
     ended = sewa("verify", "r.json")
     assert ended.code == 0, ended.err
-    assert "all 3 files are as the report says" in ended.err
+    assert "the 3 files checked are as the report says" in ended.err
     assert "not checked: the output, which went to standard output" in ended.err
+    assert " all " not in ended.err
+    assert ended.out.count("as it was") == 3
     ended = sewa("verify", "r.json", "--output-only")
     assert ended.code == 3
     assert "nothing to check" in ended.error
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("content", [None, b"", b"other"])
+def test_a_named_output_that_went_to_standard_output_cannot_be_verified(
+    sewa: Sewa, content: bytes | None
+) -> None:
+    assert sewa("average", "ckpts", "-o", "-", "--report", "out.report.json").code == 0
+    if content is not None:
+        Path("out.safetensors").write_bytes(content)
+    ended = sewa("verify", "out.safetensors")
+    assert ended.code == 3
+    assert "does not have its hash; name the report to check the checkpoints alone" in ended.error
+
+
+@pytest.mark.usefixtures("work")
+@pytest.mark.parametrize("output", ["avg.safetensors", "avg.pt"])
+@pytest.mark.parametrize("by", ["output", "report"])
+def test_an_output_that_is_not_among_the_hashes_is_a_fault(
+    sewa: Sewa, output: str, by: str
+) -> None:
+    assert sewa("average", "ckpts", "-o", output, "--report", "avg.report.json").code == 0
+    change("avg.report.json", lambda report: report["files"].clear())
+    Path("avg.pt").write_bytes(b"garbage")
+    ended = sewa("verify", output if by == "output" else "avg.report.json")
+    assert ended.code == 3
+    assert ended.error == f"{output}: is not in the report"
+
+
+def lose(report: str, end: str) -> None:
+    def edit(found: dict[str, Any]) -> None:
+        found["files"] = [file for file in found["files"] if not file["path"].endswith(end)]
+
+    change(report, edit)
+
+
+@pytest.mark.usefixtures("sharded")
+@pytest.mark.parametrize("end", [".index.json", "avg-00001-of-00002.safetensors"])
+def test_a_file_of_a_set_that_is_not_among_the_hashes_is_a_fault(sewa: Sewa, end: str) -> None:
+    lose("avg.report.json", end)
+    ended = sewa("verify", "avg.safetensors")
+    assert ended.code == 3
+    assert ended.error.endswith(f"{end}: is not in the report")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("end", ["model.safetensors", ""])
+def test_weights_of_a_folder_that_are_not_among_the_hashes_are_a_fault(
+    sewa: Sewa, end: str
+) -> None:
+    lose("out.report.json", end)
+    ended = sewa("verify", "out")
+    assert ended.code == 3
+    assert ended.error == "out/model.safetensors: is not in the report"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "adapter_config.json",
+        "adapter_model.bin",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "last.ckpt",
+        "modeling_tiny.py",
+        ".metadata",
+    ],
+)
+def test_what_a_loader_would_find_in_a_folder_beside_the_weights_is_a_fault(
+    sewa: Sewa, name: str
+) -> None:
+    Path("out", name).write_text("{}")
+    ended = sewa("verify", "out")
+    assert ended.code == 3
+    assert ended.error == f"out/{name}: is not in the report"
+
+
+@pytest.mark.usefixtures("folder")
+def test_other_files_in_a_folder_are_told_and_no_fault(sewa: Sewa) -> None:
+    for name in (".gitattributes", "notes.txt"):
+        Path("out", name).touch()
+    ended = sewa("verify", "out")
+    assert ended.code == 0
+    assert "what the report does not know in out: .gitattributes, notes.txt" in ended.err
+    assert "the 6 files checked are as the report says" in ended.err
 
 
 # ---- where it looks ----------------------------------------------------------------------------
@@ -539,11 +629,69 @@ def test_a_report_of_endless_values_is_refused_before_they_are_read(sewa: Sewa) 
 
 
 @pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
+def test_a_report_that_gives_a_source_twice_is_refused(sewa: Sewa, command: list[str]) -> None:
+    def repeat(report: dict[str, Any]) -> None:
+        first = report["recipe"]["sources"][0]
+        report["recipe"]["sources"] = [first | {"coefficient": 1 / 20_000}] * 20_000
+
+    change("avg.report.json", repeat)
+    ended = sewa(*command, "avg.report.json")
+    assert ended.code == 3
+    assert "step-10.safetensors is given 20000 times; is the report intact?" in ended.error
+
+
+@pytest.mark.usefixtures("one")
 def test_a_report_that_makes_no_sense_is_refused_as_apply_refuses_it(sewa: Sewa) -> None:
     change("avg.report.json", lambda report: report["recipe"]["sources"][0].update(coefficient=5.0))
     ended = sewa("verify", "avg.report.json")
     assert ended.code == 3
     assert "recipe.sources: the coefficients sum to 5.66667 instead of 1" in ended.error
+
+
+@pytest.mark.usefixtures("one")
+def test_folders_without_a_name_of_their_own_are_told(
+    sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for target in ("/", "//", ".index.json"):
+        ended = sewa("verify", target)
+        assert ended.code == 3
+        assert ended.error.endswith("is not an output of sewa; name a report")
+    Path("inner").mkdir()
+    monkeypatch.chdir("inner")
+    ended = sewa("verify", "..")
+    assert ended.code == 3
+    assert (
+        ended.error
+        == f"{tmp_path / 'run'}: has no report run.report.json beside it; name its report"
+    )
+
+
+@pytest.mark.usefixtures("one")
+@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
+def test_a_report_that_may_not_be_read_is_told_in_our_words(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    """As `chmod 000` would have it, which does not stop root."""
+    unpatched = os.open
+
+    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
+        if str(path) == "avg.report.json":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return unpatched(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "access", lambda *_, **__: False)
+    monkeypatch.setattr(os, "open", refuse)
+    ended = sewa(*command, "avg.report.json")
+    assert ended.code == 3
+    assert ended.error == "avg.report.json: Permission denied"
+
+
+@pytest.mark.usefixtures("one")
+def test_the_verdict_on_one_file_is_plain_english(sewa: Sewa) -> None:
+    flip("avg.safetensors")
+    ended = sewa("verify", "avg.safetensors", "--output-only")
+    assert "the file is not as the report says" in ended.err
 
 
 # ---- together with the other commands ----------------------------------------------------------
