@@ -38,7 +38,7 @@ _MOST_TUPLES = 256  # in a tuple, at any depth
 _LONGEST_NAME = 1000
 _LONGEST_VALUE = 16 * MIB
 _MOST_PICKLED = 64 * MIB  # of a file's pickles; its tensors' bytes are not in them
-_MOST_OPCODES = 2_000_000  # a tensor has thirty
+_MOST_OPCODES = 1_500_000  # of all pickles in a file; a tensor has thirty
 _MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
 
 
@@ -51,6 +51,7 @@ class _Pickled:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._left = _MOST_PICKLED
+        self.opcodes = 0
         self.tell = file.tell
 
     def read(self, count: int) -> bytes:
@@ -215,8 +216,9 @@ def _check_pickle(file: _Pickled) -> None:
     stack: list[int] = []
     marks: list[int] = []
     memo: dict[Any, int] = {}
-    for count, (op, arg, _) in enumerate(pickletools.genops(file)):  # type: ignore[arg-type]
-        if count > _MOST_OPCODES:
+    for op, arg, _ in pickletools.genops(file):  # type: ignore[arg-type]
+        file.opcodes += 1
+        if file.opcodes > _MOST_OPCODES:
             raise _Forged(f"holds more than {_MOST_OPCODES:,} values")
         if op.name == "MEMOIZE" or op.name.endswith("PUT"):
             memo[len(memo) if arg is None else arg] = stack[-1] if stack else 0
