@@ -59,8 +59,8 @@ _ALLOWED = {("torch.distributed.checkpoint.metadata", name) for name in _METADAT
 }
 _DTYPE = re.compile(r"(b?float|complex|bool|bits|q?u?int)\w*")
 _MOST = 64  # dimensions of a tensor, levels of a state dict
-_MOST_METADATA = 64 * MIB
-_MOST_OPCODES = 4_000_000  # a chunk of a tensor has seventy
+_MOST_METADATA = 128 * MIB
+_MOST_OPCODES = 12_000_000  # a chunk of a tensor has seventy: 70B parameters on 64 ranks
 _LONGEST_NUMBER = MIB  # in a file
 
 # opcodes of numbers, text, lists and dicts; those that make or change an object are below

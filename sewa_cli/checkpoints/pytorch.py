@@ -38,7 +38,7 @@ _MOST_TUPLES = 256  # in a tuple, at any depth
 _LONGEST_NAME = 1000
 _LONGEST_VALUE = 16 * MIB
 _MOST_PICKLED = 64 * MIB  # of a file's pickles; its tensors' bytes are not in them
-_MOST_OPCODES = 1_500_000  # of all pickles in a file; a tensor has thirty
+_MOST_OPCODES = 3_000_000  # of all pickles in a file; a tensor has thirty
 _MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
 
 
