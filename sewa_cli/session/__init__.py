@@ -77,7 +77,8 @@ def check_names(config: Config, task: str | None = None) -> None:
         raise CheckpointError(f"{here}: the working directory is not a UTF-8 name; rename it")
     if task is not None and not is_utf8(task):
         raise TaskError(f"{task}: is not a UTF-8 name; rename it")
-    for key, value in config.model_dump(mode="json").items():
+    files = {"output", "report"}  # these are looked at where they are to be written
+    for key, value in config.model_dump(mode="json", exclude=files).items():
         if not is_utf8(json.dumps(value, ensure_ascii=False)):
             raise ConfigError(f"{key}: {value}: is not UTF-8, as all in a report is; rename it")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,7 @@ def test_a_broken_config_is_told_before_anything_is_averaged(
     (run / "checkpoint-2" / "config.json").write_bytes(content.encode("latin-1"))
     ended = sewa("average", run, "-o", "o", "--output-dtype", "bfloat16")
     assert ended.code == 3, ended.err
-    assert "config.json: not a complete JSON object" in ended.error
+    assert re.search("config.json: (not a complete JSON object|is nested more)", ended.error)
     assert there() == set()
 
 
