@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CODE = 130
 LINE = "interrupted; nothing half-written is left"
-_NUMBERS = [
+NUMBERS = [
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     if hasattr(signal, name)
@@ -36,7 +36,7 @@ def catch() -> list[tuple[int, Any]]:
     """
     global _came, _decided
     _came, _decided = False, None
-    found = [(number, signal.getsignal(number)) for number in _NUMBERS]
+    found = [(number, signal.getsignal(number)) for number in NUMBERS]
     caught = [(n, h) for n, h in found if h in (signal.SIG_DFL, signal.default_int_handler)]
     for number, _ in caught:
         signal.signal(number, _end)
@@ -50,7 +50,7 @@ def give_back(handlers: list[tuple[int, Any]]) -> None:
 
 def ignore() -> None:
     """Python puts back what kills before it clears up, which it does at the very end."""
-    for number in _NUMBERS:
+    for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 

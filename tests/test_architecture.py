@@ -11,7 +11,18 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "sewa_cli"
 FLOORS = [
-    {"config", "settings", "errors", "dtypes", "events", "files", "interrupts", "text", "rng"},
+    {
+        "config",
+        "settings",
+        "errors",
+        "dtypes",
+        "events",
+        "files",
+        "interrupts",
+        "system",
+        "text",
+        "rng",
+    },
     {"trajectory", "checkpoints", "task", "report", "callbacks"},
     {"objective", "present"},
     {"solvers", "methods", "output"},

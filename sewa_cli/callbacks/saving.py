@@ -12,11 +12,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from sewa_cli.system import lock
 
 log = logging.getLogger(__name__)
 Folder = str | os.PathLike[str]
@@ -49,7 +51,7 @@ def save_weights(
     temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"  # hidden from every loader
     try:
         with temporary.open("xb") as file:  # the lock says that somebody still writes it
-            _lock(file)
+            lock(file.fileno())
             save_file(_bare_weights(model, dtype), temporary, metadata)
             os.fsync(file.fileno())
             os.replace(temporary, path)
@@ -63,19 +65,8 @@ def _clear_leftovers(folder: Path) -> None:
     """What trainings have left that were killed while they saved."""
     for left in folder.glob(".step-*.safetensors.*.tmp"):
         with suppress(OSError), left.open("rb") as file:
-            if _lock(file):
+            if lock(file.fileno()):
                 left.unlink()
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Whether nobody else had it; where there are no locks, nobody knows."""
-    try:
-        import fcntl  # not on Windows
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (ImportError, OSError):
-        return False
-    return True
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -13,12 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
-from typing import Final
 
 from sewa_cli.errors import CheckpointError
 from sewa_cli.text import shown, size
 
-MIB: Final = 2**20
 MAPS = "/proc/self/maps"
 _once = Lock()
 _CUT = "was cut short while it was being read; try again when nothing writes to it"

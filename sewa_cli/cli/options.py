@@ -11,10 +11,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from sewa_cli.cli.console import Talk
-from sewa_cli.cli.guard import MIB, check_address_space, says_what_was_cut
+from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.errors import ConfigError
-from sewa_cli.files import real
+from sewa_cli.files import MIB, real
 from sewa_cli.present import FORMS
 from sewa_cli.report import KINDS
 from sewa_cli.text import one_line, shown_lines
@@ -313,8 +313,8 @@ def check_plot(path: Path, force: bool) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
+    from sewa_cli.output.journal import recover
     from sewa_cli.output.place import check_free
-    from sewa_cli.output.publication import recover
 
     recover(path.parent)
     check_free(path, force)

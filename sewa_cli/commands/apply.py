@@ -8,9 +8,9 @@ from typing import IO
 from sewa_cli.errors import ConfigError
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, paths_of, write_results
+from sewa_cli.output.journal import recover
 from sewa_cli.output.layouts import folder_is_ours, form_of
 from sewa_cli.output.place import check_free
-from sewa_cli.output.publication import recover
 from sewa_cli.output.sources import Places
 from sewa_cli.report.recipe import Rebuildable
 

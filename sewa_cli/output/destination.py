@@ -20,6 +20,7 @@ from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import open_regular, real
 from sewa_cli.output.average import Average
+from sewa_cli.output.journal import recover
 from sewa_cli.output.layouts import (
     CARD,
     Form,
@@ -39,7 +40,6 @@ from sewa_cli.output.publication import (
     Stage,
     StagedFile,
     StagedFolder,
-    recover,
 )
 from sewa_cli.output.safetensors import belongs_to_set, index_path, shard_path
 from sewa_cli.present.card import model_card, scores_of

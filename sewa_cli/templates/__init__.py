@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.errors import OutputError
+from sewa_cli.output.journal import recover
 from sewa_cli.output.place import check_free
-from sewa_cli.output.publication import recover, write_file
+from sewa_cli.output.publication import write_file
 
 
 def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:

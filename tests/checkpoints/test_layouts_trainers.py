@@ -378,7 +378,7 @@ def test_a_fault_while_writing_leaves_nothing_behind_and_the_older_folder_in_pla
 def test_a_report_that_cannot_get_its_place_takes_the_folder_back(
     llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
-    from sewa_cli.output.publication import Journal, Plan
+    from sewa_cli.output.journal import Journal, Plan
 
     work_in(llama, tmp_path, monkeypatch)
     assert sewa("average", "run", "-o", "out").code == 0

@@ -19,11 +19,13 @@ from pathlib import Path
 
 import pytest
 
+from sewa_cli import system
 from sewa_cli.errors import OutputError
+from sewa_cli.output import journal as journals
 from sewa_cli.output import publication as publishing
-from sewa_cli.output import system
+from sewa_cli.output.journal import recover
 from sewa_cli.output.place import check_free
-from sewa_cli.output.publication import Publication, Stage, recover, write_file
+from sewa_cli.output.publication import Publication, Stage, write_file
 
 Lacks = Callable[[str], None]
 
@@ -42,7 +44,7 @@ def lacks(monkeypatch: pytest.MonkeyPatch) -> Lacks:
             monkeypatch.setattr(system, "_rename_call", lambda: None)
         if what in ("locks", "all"):
             monkeypatch.setattr(system, "lock", lambda *_, **__: None)
-            monkeypatch.setattr(publishing, "lock", lambda *_, **__: None)
+            monkeypatch.setattr(journals, "lock", lambda *_, **__: None)
         if what in ("hard links", "all"):
             monkeypatch.setattr(os, "link", fails)
 
@@ -301,13 +303,13 @@ def test_what_cannot_be_taken_back_now_is_put_back_by_the_next_run(
         def broken(*_: object, **__: object) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        def take_out(_: publishing.Journal, name: str) -> None:
+        def take_out(_: journals.Journal, name: str) -> None:
             real(_, name)
             for call in ("link", "rename", "replace"):
                 patch.setattr(os, call, broken)
 
-        real = publishing.Journal.take_out
-        patch.setattr(publishing.Journal, "take_out", take_out)
+        real = journals.Journal.take_out
+        patch.setattr(journals.Journal, "take_out", take_out)
         words = r"index: cannot be written: .*what was there before is in \.sewa-\w+, and the next"
         with pytest.raises(OutputError, match=words):
             a_set(tmp_path, b"new", publication)
@@ -340,13 +342,13 @@ def test_a_report_that_cannot_get_its_place_takes_the_folder_back(
     before = contents(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    real = publishing.Journal.begin
+    real = journals.Journal.begin
 
-    def begin(journal: publishing.Journal, plan: publishing.Plan) -> None:
+    def begin(journal: journals.Journal, plan: journals.Plan) -> None:
         real(journal, plan)
         (elsewhere / "report").write_bytes(b"theirs")
 
-    monkeypatch.setattr(publishing.Journal, "begin", begin)
+    monkeypatch.setattr(journals.Journal, "begin", begin)
     with Publication(force=True) as publication:
         folder = staged_folder(publication, tmp_path / "out", b"new")
         report = staged(publication, elsewhere / "report", b"new")
@@ -380,7 +382,7 @@ def publish_and_die(nth: int, folder: Path, lacking: str) -> None:
     patch.setattr(os, "fsync", lambda _: None)
     for name in ("rename", "link", "replace", "mkdir", "fsync", "unlink", "rmdir"):
         patch.setattr(os, name, counted(getattr(os, name)))
-    for module in (system, publishing):
+    for module in (system, journals):
         patch.setattr(module, "exchange", counted(system.exchange))
     with Publication(force=True) as publication:
         a_set(folder, b"new", publication)
@@ -614,7 +616,8 @@ def test_who_waits_for_a_lock_can_be_interrupted(tmp_path: Path, number: int) ->
     program = (
         "import sys, pathlib, signal\n"
         "signal.signal(signal.SIGTERM, signal.default_int_handler)\n"
-        "from sewa_cli.output.publication import Publication, recover\n"
+        "from sewa_cli.output.journal import recover\n"
+        "from sewa_cli.output.publication import Publication\n"
         "place = pathlib.Path(sys.argv[1])\n"
         "try:\n    recover(place, lambda _: print('waiting', flush=True))\n"
         "except KeyboardInterrupt:\n    print('interrupted', flush=True)\n"

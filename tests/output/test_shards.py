@@ -21,8 +21,8 @@ from sewa_cli.config import load_config
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
 from sewa_cli.output import average as recipe
+from sewa_cli.output.journal import Journal, Plan
 from sewa_cli.output.mean import weighted_mean
-from sewa_cli.output.publication import Journal, Plan
 from sewa_cli.output.safetensors import belongs_to_set, split_into_shards
 
 SIZE = 450  # bytes; the tiny network has 64 + 384 and 8 + 128

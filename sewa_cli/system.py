@@ -1,4 +1,4 @@
-"""What publishing wants from the system; where the system has less, what is done instead.
+"""What writing wants from the system; where the system has less, what is done instead.
 
 Linux has all of it on its own file systems. docs/reliability.md says what is lost elsewhere.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sewa_cli.files import real
+from sewa_cli.interrupts import NUMBERS
 
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
@@ -214,9 +215,8 @@ def held_off() -> Iterator[None]:
     came: list[int] = []
     handlers: dict[int, Any] = {}
     try:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is not None:
+        for number in NUMBERS:
+            if signal.getsignal(number) is not None:
                 handlers[number] = signal.signal(number, lambda n, _: came.append(n))
         yield
     finally:
