@@ -11,7 +11,7 @@ import yaml
 from sewa_cli.config.models import Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import DEPTH, MIB, read_bytes
-from sewa_cli.text import one_line, shown
+from sewa_cli.text import is_utf8, one_line, shown
 
 MOST_BYTES: Final = MIB // 4  # PyYAML takes a second for it
 MOST_VALUES: Final = 100_000  # with each alias counted as what it stands for
@@ -74,14 +74,10 @@ class _Loader(yaml.SafeLoader):
             raise _fault(f"is no {node.tag.rpartition(':')[2]}", mark) from error
         if isinstance(value, int) and abs(value) >= 2**64:
             raise _fault("is a number of 2^64 or more", mark)
-        if isinstance(value, str) and not _is_text(value):
+        # no file can be called so, and no report can hold it
+        if isinstance(value, str) and ("\0" in value or not is_utf8(value)):
             raise _fault("has a NUL or half a character in it", mark)
         return value
-
-
-def _is_text(value: str) -> bool:
-    """If not, no file can be called so and no report can hold it."""
-    return "\0" not in value and value == value.encode(errors="replace").decode()
 
 
 def _fault(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
