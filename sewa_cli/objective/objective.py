@@ -69,6 +69,21 @@ class Objective:
         self.model.set(flat)
         return self.mean_loss(self.selection)[0]
 
+    @torch.no_grad()
+    def learning_value(self, flat: Tensor) -> float:
+        """That with BatchNorm as a mask is learned with: on the batch's own statistics."""
+        if not self.batch_statistics:
+            return self.value(flat)
+        self.model.set(flat)
+        self.model.module.eval()
+        total, seen = 0.0, 0
+        for batch in self.selection:
+            if (n := rows(batch)) > 0:
+                with self._learning(batch):
+                    total += n * float(self._outputs_and_loss(batch)[1])
+                seen += n
+        return total / seen if seen else self.value(flat)
+
     def gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
         self.model.set(flat)

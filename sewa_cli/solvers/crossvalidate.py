@@ -17,14 +17,15 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import Coefficients, Run, parse_one
+from sewa_cli.methods.family import Name, grid
 from sewa_cli.solvers import LEARNED, Problem
 from sewa_cli.solvers.linear import relax
-from sewa_cli.solvers.linear.surrogate import Labels, Surrogate, mean
+from sewa_cli.solvers.linear.outputs import Labels
+from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 
 if TYPE_CHECKING:
     from sewa_cli.solvers.linear.rounds import Linear
 
-Name = tuple[str, int | None]  # of an average, and its K
 FOLD_ITERATIONS = 30  # each K begins where the one before it ended
 
 
@@ -46,21 +47,8 @@ class Budget:
     labels: Labels  # `noise`: they say nothing, and the mean of all is taken
 
 
-def grid(k: int) -> list[int]:
-    """1, 2, 5, 10, 20, 50 … below k."""
-    steps = (digit * 10**power for power in range(len(str(k))) for digit in (1, 2, 5))
-    return [K for K in steps if k > K]
-
-
 def simple_average(name: str, K: int | None, k: int) -> Coefficients:
     return parse_one(name)(Run(k), K)[0]
-
-
-def simple_averages(k: int) -> dict[Name, Coefficients]:
-    """Those that learn nothing, besides the last one and the mean of all."""
-    names: list[Name] = [("ema", None)]
-    names += [(name, K) for name in ("latest", "lawa") for K in grid(k)[1:]]
-    return {key: simple_average(*key, k) for key in names}
 
 
 def choose_budget(
@@ -130,7 +118,7 @@ class _Folds:
 
     def __init__(self, surrogate: Surrogate, folds: int, seed: int) -> None:
         self._surrogate = surrogate
-        self.by_row = surrogate.splits()
+        self.by_row = surrogate.splits(surrogate.base)
         counts = surrogate.counts
         rows = [1] * sum(counts) if self.by_row else counts
         if len(rows) < folds:
@@ -143,9 +131,7 @@ class _Folds:
     def without(self, fold: int) -> Surrogate:
         """On all rows but the fold's."""
         rest = self.assigned != fold
-        return (
-            self._surrogate.on(rest) if self.by_row else self._surrogate.on_batches(rest.tolist())
-        )
+        return self._surrogate.on(rest) if self.by_row else self._surrogate.on_batches(rest)
 
     def losses(self, outputs: Tensor) -> Tensor:
         """Of each unit, [units]."""

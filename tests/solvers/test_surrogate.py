@@ -243,7 +243,7 @@ def test_a_smaller_room_makes_the_cache_bfloat16_and_a_smaller_one_takes_fewer_r
 def test_rows_make_samples_whose_losses_add_up() -> None:
     problem = Problem()
     surrogate = problem.surrogate()
-    assert surrogate.splits()
+    assert surrogate.splits(surrogate.base)
     outputs = surrogate.mix(mean([0, 1], problem.k))
     each = surrogate.unit_losses(outputs)
     assert each is not None
@@ -295,7 +295,7 @@ def test_labels_that_were_shuffled_are_noise_and_a_loss_without_labels_sees_none
 def test_a_loss_over_the_whole_batch_does_not_split() -> None:
     problem = Problem(loss=lambda outputs, _: outputs.var(dim=0).sum())
     surrogate = problem.surrogate()
-    assert not surrogate.splits()
+    assert not surrogate.splits(surrogate.base)
     assert surrogate.unit_losses(surrogate.base) is None
     whole = surrogate.batch_losses(surrogate.base)
     assert len(whole) == 2

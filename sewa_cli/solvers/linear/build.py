@@ -11,14 +11,8 @@ from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.objective.split import draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.linear.surrogate import (
-    Part,
-    Size,
-    Surrogate,
-    flatten,
-    run_model,
-    shapes_of,
-)
+from sewa_cli.solvers.linear.outputs import Outputs, Part, flatten, run_model, shapes_of
+from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.text import size
 from sewa_cli.trajectory import Layout
 from sewa_cli.trajectory.deltas import Deltas, rows_at_once
@@ -30,6 +24,44 @@ SPARE = 12
 FEWEST = 32  # rows that are kept however many numbers they have
 
 
+def frame(
+    problem: Problem,
+    flat: Tensor,
+    extra: int = 0,
+    most: int | None = None,
+    section: str = "linear",
+) -> tuple[Outputs, Tensor]:
+    """The rows whose outputs fit into the problem's room, and the model's outputs [O] at `flat`.
+
+    `extra`: outputs [O] that the caller will keep beside the cache. `most`: numbers to keep for
+    each checkpoint, for the sake of time; FEWEST rows are kept whatever they are. `section` of
+    sewa.yaml has it.
+    """
+    objective = problem.objective
+    model = objective.model
+    model.module.eval()
+    batches = [batch for batch in objective.selection if rows(batch) > 0]
+    if not batches:
+        raise TaskError("selection_data(): there are no batches with rows in them")
+    model.set(flat)
+    parts: list[Part] = []
+    outputs: list[Tensor] = []
+    for batch in _that_fit(problem, batches, extra, most):
+        start = parts[-1].where.stop if parts else 0
+        out = run_model(objective, batch, problem.seed)
+        outputs.append(flatten(out))
+        where = slice(start, start + len(outputs[-1]))
+        parts.append(Part(batch, rows(batch), where, shapes_of(out)))
+    found = Outputs(objective, parts, problem.seed, sum(map(rows, batches)))
+    if (kept := sum(found.counts)) < found.of_rows:
+        tight = 2 * least(problem.trajectory.k, found.numbers, extra) > problem.room
+        problem.events.warn(
+            f"outputs of {kept} of the {found.of_rows} selection rows fit into "
+            f"{'--memory' if tight else f'{section}.outputs'}; the choice is made on those"
+        )
+    return found, torch.cat(outputs).to(model.device)
+
+
 def build(
     problem: Problem,
     base: Tensor,
@@ -37,6 +69,7 @@ def build(
     extra: int = 0,
     most: int | None = None,
     on_row: Callable[[int, Tensor], None] | None = None,
+    framed: Outputs | None = None,
 ) -> Surrogate:
     """Run the model at the base [P], then once for each of the k checkpoints, in their order:
 
@@ -44,29 +77,16 @@ def build(
 
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
-    outputs, else fewer rows of the data. `most`: numbers to keep for each checkpoint, for the sake
-    of time; FEWEST rows are kept whatever they are. `on_row` sees each checkpoint as it is read.
+    outputs, else fewer rows of the data (`framed`, or as `frame` finds them). `on_row` sees each
+    checkpoint as it is read.
     """
-    objective, k, seed = problem.objective, problem.trajectory.k, problem.seed
-    model = objective.model
-    model.module.eval()
-    batches = [batch for batch in objective.selection if rows(batch) > 0]
-    if not batches:
-        raise TaskError("selection_data(): there are no batches with rows in them")
-    of_rows = sum(rows(batch) for batch in batches)
-    model.set(base)
-    batches = _that_fit(problem, batches, extra, most)
-    parts: list[Part] = []
-    outputs: list[Tensor] = []
-    for batch in batches:
-        start = parts[-1].where.stop if parts else 0
-        out = run_model(objective, batch, seed)
-        outputs.append(flatten(out))
-        where = slice(start, start + len(outputs[-1]))
-        parts.append(Part(batch, rows(batch), where, shapes_of(out)))
-    at_base = torch.cat(outputs).to(model.device)
-    del outputs
-    numbers = len(at_base)
+    k, model = problem.trajectory.k, problem.objective.model
+    if framed is None:
+        framed, at_base = frame(problem, base, extra, most)
+    else:
+        model.module.eval()
+        at_base = framed.at(base)
+    numbers = framed.numbers
     wide = _need(k, numbers, torch.float32, extra) <= problem.room  # of few, it is the smaller one
     dtype = torch.float32 if wide else torch.bfloat16
     cache = torch.empty(k, numbers, dtype=dtype, device=model.device)
@@ -74,14 +94,14 @@ def build(
         numbers=numbers,
         dtype=str(dtype).removeprefix("torch."),
         bytes=_need(k, numbers, dtype, extra),
-        rows=sum(part.n for part in parts),
-        of_rows=of_rows,
+        rows=sum(framed.counts),
+        of_rows=framed.of_rows,
     )
     frozen = ~torch.isfinite(at_base)
     origin = torch.where(frozen, 0.0, at_base)
     layout = Layout({"outputs": slice(0, numbers)}, {"outputs": (numbers,)}, numbers, numbers)
     trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
-    surrogate = Surrogate(objective, parts, at_base, trajectory, found, seed)
+    surrogate = Surrogate(framed, at_base, trajectory, found)
     step = torch.empty_like(base)
     for i, row in problem.trajectory.rows():
         if on_row is not None:

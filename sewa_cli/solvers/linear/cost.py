@@ -1,24 +1,27 @@
-"""What the linear solver takes, before any work: passes, reads, bytes, and its own arithmetic."""
+"""What choosing in output space takes, before any work: passes, reads, bytes, arithmetic."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
 from sewa_cli.events import Events
+from sewa_cli.methods.family import family, grid, ladder
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Cost, Problem, Sizes
-from sewa_cli.solvers.crossvalidate import grid, simple_averages
 from sewa_cli.solvers.linear.build import build, least, usual
+from sewa_cli.solvers.linear.pull import EVALUATIONS, STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.stability import QUICK
 from sewa_cli.trajectory.dense import ROWS, Dense
 
 if TYPE_CHECKING:
+    from sewa_cli.solvers.aggregate.solver import Aggregate
     from sewa_cli.solvers.linear.rounds import Linear
 
 TYPICAL = 50  # iterations of projected gradient, of which each takes about two losses
@@ -30,44 +33,65 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     is_auto = sizes.K == AUTO
     K = grid(k)[-1] if is_auto else sizes.K
     quarters = len({i * QUARTERS // k for i in range(k)})
+    simple = len(family(k)) - 2  # the newest and the mean of all are looked at anyway
     forward = B * (1 + (quarters if quarters > 1 else 0))
     forward += settings.rounds * (2 + k) * B
     forward += B * (1 + settings.stable)
-    forward += 2 * B * (1 + (settings.bootstrap > 0))
+    forward += 2 * B * (2 + (settings.bootstrap > 0)) + simple * B
     reads = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + settings.stable)
-    extra = 2
-    if is_auto:
-        forward += len(simple_averages(k)) * B
-        extra += len(simple_averages(k))
-        reads += K  # lawa, whose K was not known in time
+    extra = 2 + simple * is_auto
     probe = _probe(sizes)
     numbers = probe.size.numbers * sizes.rows // probe.size.rows
-    fits = least(k, numbers, extra) <= sizes.room and numbers <= settings.outputs
+    sums = 4 * simple * sizes.objective.model.layout.size
+    summed = sums <= sizes.room // 4
+    room = sizes.room - sums * summed
+    fits = least(k, numbers, extra) <= room and numbers <= settings.outputs
     if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
         forward += (settings.rounds + 4) * B
         reads += 2 * K
+    if not summed:
+        reads += k  # the best simple average, once more
+    evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
+    if is_auto:
+        evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
     return Cost(
         forward=forward,
         reads=reads,
-        bytes=usual(k, min(numbers, settings.outputs), sizes.room, extra),
-        seconds=_seconds(settings, sizes, probe),
-        at_most=is_auto or not fits,
+        bytes=usual(k, min(numbers, settings.outputs), room, extra),
+        seconds=evaluations * _evaluation(sizes, probe),
+        at_most=is_auto or not fits or not summed,
     )
 
 
-def _seconds(settings: Linear.Settings, sizes: Sizes, probe: Surrogate) -> float:
-    """From one loss in output space, and one mixture."""
-    start = perf_counter()
-    probe.loss_and_gradient(torch.full((2,), 1 / 2, dtype=torch.float64))
-    in_outputs = perf_counter() - start
+def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
+    """Climbing the ladder, surveying around it, the rest of the family, the answer's true loss."""
+    k, B = sizes.k, sizes.batches
+    rungs, problems = ladder(k), 1 + settings.folds * (settings.folds + 1) // 2
+    others = sum(name not in rungs for name in family(k))
+    probe = _probe(sizes)
+    numbers = min(probe.size.numbers * sizes.rows // probe.size.rows, settings.outputs)
+    path = problems * len(STRENGTHS) * EVALUATIONS
+    return Cost(
+        forward=B * (3 + len(rungs) + QUARTERS + others + settings.rounds * (k + 2)),
+        reads=(1 + 2 * settings.rounds) * k + k,  # the last: a reference that had no room
+        bytes=usual(k, numbers, sizes.room),
+        seconds=path * settings.rounds * _evaluation(sizes, probe),
+        at_most=True,
+    )
+
+
+def _evaluation(sizes: Sizes, probe: Surrogate) -> float:
+    """Seconds of one loss and gradient in output space: one is timed, and one mixture."""
+    in_outputs = inf
+    for _ in range(3):  # the first pays for what is imported and allocated
+        start = perf_counter()
+        probe.loss_and_gradient(torch.full((2,), 1 / 2, dtype=torch.float64))
+        in_outputs = min(in_outputs, perf_counter() - start)
     wide = torch.empty(min(sizes.k, ROWS), probe.size.numbers)
     start = perf_counter()
     wide.sum(0)
     mixing = (perf_counter() - start) * sizes.k / len(wide)
-    evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
-    if sizes.K == AUTO:
-        evaluations += settings.folds * len(grid(sizes.k)) * 2 * TYPICAL
-    return evaluations * sizes.batches * (in_outputs + 2 * mixing)
+    return sizes.batches * (in_outputs + 2 * mixing)
 
 
 def _probe(sizes: Sizes) -> Surrogate:

@@ -12,31 +12,23 @@ from torch import Tensor
 
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import mean_of
+from sewa_cli.methods.family import Name, family
 from sewa_cli.report.select import BudgetOption
 from sewa_cli.settings import AUTO, Count, CountOrNone, Positive, Whole
 from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Solver, Surveyor, register
-from sewa_cli.solvers.crossvalidate import (
-    Budget,
-    Name,
-    choose_budget,
-    simple_average,
-    simple_averages,
-)
+from sewa_cli.solvers.crossvalidate import Budget, choose_budget, simple_average
 from sewa_cli.solvers.linear import cost, relax
+from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
 from sewa_cli.solvers.linear.relax import Solution
-from sewa_cli.solvers.linear.surrogate import Labels, Surrogate
+from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import Survey
 from sewa_cli.solvers.stability import Stability, most_frequent, resample
-from sewa_cli.text import finite
+from sewa_cli.text import finite, or_inf, with_K
 
-NOISE = (
-    "the loss on the selection data is no better than with their rows mixed up, so the labels say "
-    "nothing about these checkpoints"
-)
-UNSEEN = (
-    "loss() gives the same value whatever rows the batch has: if the model computes its own loss, "
-    "return its outputs from predict() and compute the loss in loss(), or predictions mean little"
-)
+SCOUTED: tuple[Name, ...] = (
+    ("last", None),
+    ("uniform", None),
+)  # both are at hand after the first read
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
 
@@ -88,7 +80,7 @@ class Linear(Surveyor):
         assert cache is not None
         return cache
 
-    def choose_by(self, cache: Surrogate, K: int) -> Choice:
+    def choose_by(self, cache: Surrogate, problem: Problem, K: int) -> Choice:  # noqa: ARG002
         found = relax.solve(cache, K, self.settings.iterations, self.settings.swaps)
         return Choice.of(found.selected, cache.k, probabilities=found.relaxed.tolist())
 
@@ -107,10 +99,8 @@ class Linear(Surveyor):
             raise ConfigError(
                 f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
             )
-        lawa = simple_average("lawa", K, k)
-        search.cache, sums = search.survey.first({("lawa", K): lawa})
-        trajectory.remember(lawa, sums["lawa", K])
-        return search.find(K, search.labels(search.cache))
+        search.cache, simple, _ = search.with_simple_averages()
+        return search.find(K, search.labels(search.cache)).but(simple=simple)
 
     def cost(self, sizes: Sizes) -> Cost:
         return cost.cost(self.settings, sizes)
@@ -197,7 +187,7 @@ class _Search:
     def find_K(self) -> Choice:
         """Learned masks of every size beside the simple averages, cross-validated."""
         settings, problem = self._settings, self._problem
-        here, simple = self._with_simple_averages()
+        here, losses, simple = self.with_simple_averages(keep=True)
         budget = choose_budget(here, simple, settings, problem)
         if budget.labels != "matter":
             problem.events.warn(NOISE if budget.labels == "noise" else UNSEEN)
@@ -209,7 +199,7 @@ class _Search:
             chosen = self.find(option.K, budget.labels)
             other = min((o for o in budget.options if o.name != LEARNED), key=lambda o: o.loss)
             if chosen.details["loss"] < other.loss:
-                return chosen.but(budget=_options(budget))
+                return chosen.but(budget=_options(budget), simple=losses)
             # what was predicted has not come true
             problem.events.warn(
                 f"the learned average's true selection loss is {chosen.details['loss']:.5g}, no "
@@ -221,9 +211,10 @@ class _Search:
             problem.events.warn(f"--stable: `{option.name}` is taken, which learns nothing")
         return Choice(
             simple_average(option.name, option.K, self.k),
-            option.name,
+            with_K(option.name, option.K),
             labels=budget.labels,
             budget=_options(budget),
+            simple=losses,
             holds=size.bytes,
             details={"rounds": [], "cache": asdict(size)},
         )
@@ -244,19 +235,36 @@ class _Search:
         flats = {"last": scouted.last, "uniform": scouted.uniform}
         return {name: self.survey.outputs(here, flat) for name, flat in flats.items()}
 
-    def _with_simple_averages(self) -> tuple[Surrogate, dict[Name, Tensor]]:
-        """The first cache, and outputs [O] of simple averages: true ones, where there is room."""
-        wanted = simple_averages(self.k)
-        vectors = len(wanted) * 4 * self._problem.trajectory.layout.size
+    def with_simple_averages(
+        self, keep: bool = False
+    ) -> tuple[Surrogate, dict[Name, float], dict[Name, Tensor]]:
+        """The first cache; losses of simple averages, true ones where there is room to sum them up.
+
+        Their outputs [O] too, to `keep`. The weights of the best one are remembered: it will be
+        scored as a reference.
+        """
+        trajectory = self._problem.trajectory
+        wanted = {name: c for name, c in family(self.k).items() if name not in SCOUTED}
+        vectors = len(wanted) * 4 * trajectory.layout.size
         summed = wanted if vectors <= self._problem.room // 4 else {}
-        here, sums = self.survey.first(summed, 2 + len(wanted))
-        found = {
-            key: self.survey.outputs(here, sums[key])
-            if key in sums
-            else here.mix(torch.tensor(coefficients, dtype=torch.float64))
-            for key, coefficients in wanted.items()
+        here, sums = self.survey.first(summed, 2 + len(wanted) * keep)
+        losses: dict[Name, float] = {}
+        outputs: dict[Name, Tensor] = {
+            (name, None): out for name, out in self._references(here).items()
         }
-        return here, found | {(name, None): out for name, out in self._references(here).items()}
+        for name, coefficients in wanted.items():
+            if name in sums:
+                out = self.survey.outputs(here, sums[name])
+            else:
+                out = here.mix(torch.tensor(coefficients, dtype=torch.float64))
+            losses[name] = here.loss(out)
+            if keep:
+                outputs[name] = out
+        losses |= {name: here.loss(outputs[name]) for name in SCOUTED}
+        best = min(losses, key=lambda name: or_inf(losses[name]))
+        if best in sums:
+            trajectory.remember(wanted[best], sums[best])
+        return here, losses, outputs
 
     def _solve(self, here: Surrogate, K: int, starts: Sequence[Sequence[int]]) -> Solution:
         iterations, swaps = self._settings.iterations, self._settings.swaps

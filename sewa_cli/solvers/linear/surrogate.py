@@ -1,53 +1,16 @@
-"""The outputs y_i of every checkpoint, and the user's loss of their mixtures.
-
-The rows of the data are kept with the outputs, so that the loss can be taken on any sample of
-them: on a fold, or on rows drawn with repetition.
-"""
+"""The outputs y_i of every checkpoint around a base, and the user's loss of their mixtures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sewa_cli.errors import TaskError
-from sewa_cli.objective.objective import Objective, row_losses
-from sewa_cli.objective.tree import WALK, Nest, change, take_rows, tensors, to_device
-from sewa_cli.rng import seed_torch
+from sewa_cli.objective.tree import has_rows, tensors
+from sewa_cli.solvers.linear.outputs import Outputs
 from sewa_cli.trajectory import Trajectory
-
-MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
-ENOUGH_MIXINGS = 20  # that change anything; fewer prove nothing
-
-# what the labels say: something; nothing; or the loss does not look at the batch at all
-Labels = Literal["matter", "noise", "unseen"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A selection batch, or rows of it; where the whole batch's outputs stand in [O]."""
-
-    batch: Nest
-    n: int  # rows of the whole batch
-    where: slice
-    template: Nest  # its outputs, with shapes alone where the leaves are floating point
-    taken: Tensor | None = None  # which rows, perhaps repeated; None: all of them
-
-    @property
-    def count(self) -> int:
-        return self.n if self.taken is None else len(self.taken)
-
-    def take(self, index: Tensor) -> Part:
-        return replace(self, batch=take_rows(self.batch, self.n, index), taken=index)
-
-    def outputs(self, flat: Tensor) -> Nest:
-        """Of its rows, from those of all batches, flat [O]."""
-        nest = unflatten(self.template, flat)
-        return nest if self.taken is None else take_rows(nest, self.n, self.taken)
 
 
 @dataclass(frozen=True)
@@ -65,34 +28,39 @@ class Size:
         return self.rows == self.of_rows
 
 
-class Surrogate:
+class Surrogate(Outputs):
     """The outputs y_i of k checkpoints around a base, and the user's loss of their mixtures."""
 
-    def __init__(
-        self,
-        objective: Objective,
-        parts: list[Part],
-        base: Tensor,
-        cache: Trajectory,
-        size: Size,
-        seed: int,
-    ) -> None:
+    def __init__(self, framed: Outputs, base: Tensor, cache: Trajectory, size: Size) -> None:
+        super().__init__(framed._objective, framed._parts, framed._seed, framed.of_rows)
         self.base = base  # f(b) [O]: the true outputs of the base
         self.size = size
-        self._objective = objective
-        self._parts = parts
         self._cache = cache
-        self._seed = seed
         self._frozen = ~torch.isfinite(base)  # -Inf of a masked logit, say: no direction changes it
         self._has_frozen = bool(self._frozen.any())
+        self._off: Tensor | None = None  # how far the mixture that is the base is predicted off
 
     @property
     def k(self) -> int:
         return self._cache.k
 
+    def centre(self, coefficients: Tensor) -> None:
+        """Let the outputs of the base be exact; `coefficients` [k] are those of its own mixture.
+
+        A step of finite length sees the model's curvature, (h/2)·Σ c_i f″[w_i − b], which hardly
+        depends on c: every mixture is predicted off by nearly as much.
+        """
+        self._off = None
+        self._off = self.mix(coefficients) - torch.where(self._frozen, 0.0, self.base)
+        self._off.masked_fill_(self._frozen, 0.0)
+
     def mix(self, coefficients: Tensor) -> Tensor:
-        """c [k] → Σ c_i y_i [O]."""
-        mixed = self._cache.mix_few(coefficients.tolist())
+        """c [k] → Σ c_i y_i [O]; they sum to one."""
+        return self._corrected(self._cache.mix_few(coefficients.tolist()))
+
+    def _corrected(self, mixed: Tensor) -> Tensor:
+        if self._off is not None:
+            mixed = mixed - self._off
         return torch.where(self._frozen, self.base, mixed) if self._has_frozen else mixed
 
     def difference(self, gain: int, lose: int) -> Tensor:
@@ -100,24 +68,6 @@ class Surrogate:
         c = [0.0] * self.k
         c[gain], c[lose] = 1.0, -1.0
         return self._cache.mix_few(c)
-
-    def true_outputs(self) -> Tensor:
-        """Of the weights that are in the model now, [O]."""
-        found = torch.empty_like(self.base)
-        for part in self._parts:
-            flat = flatten(run_model(self._objective, part.batch, self._seed))
-            if len(flat) != part.where.stop - part.where.start:
-                raise TaskError("predict() gives outputs whose size depends on the weights")
-            found[part.where] = flat
-        return found
-
-    def loss(self, outputs: Tensor) -> float:
-        """Of outputs [O], a mean over the rows."""
-        with torch.no_grad():
-            return sum(
-                share * float(self._part_loss(part, outputs[part.where].clone()))
-                for part, share in self._shares()
-            )
 
     def loss_of_mean(self, chosen: Sequence[int]) -> float:
         """Of the predicted outputs of their average."""
@@ -141,125 +91,47 @@ class Surrogate:
             gradient = gradient.masked_fill(self._frozen, 0.0)
         return total, self._cache.pull_back(gradient[None])[0].double().cpu()
 
-    def _shares(self) -> Iterator[tuple[Part, float]]:
-        """The batches that have rows, each with its share of all rows."""
-        total = sum(part.count for part in self._parts)
-        return ((part, part.count / total) for part in self._parts if part.count > 0)
+    def gradients(self, C: Tensor, weights: Tensor) -> Tensor:
+        """Of p mixtures C [p, k], each with weights of its own on the rows, [p, O] → [p, k].
 
-    def _part_loss(self, part: Part, outputs: Tensor) -> Tensor:
-        # the batch's containers anew: a loss may pop from them
-        batch = to_device(part.batch, outputs.device)
-        return self._objective.loss(part.outputs(outputs), batch).reshape(()).double()
-
-    # ---- rows --------------------------------------------------------------------------------
+        For a loss that splits into rows: the gradient of a batch's mean has those of its rows, and
+        `weights` (see `row_weights`) makes any other mean of them.
+        """
+        mixed = self._corrected(self._cache.mix(C))
+        gradients = torch.zeros_like(mixed)
+        for part in self._parts:
+            with torch.enable_grad():  # one batch's graph at a time
+                leaf = mixed[:, part.where].detach().requires_grad_(True)
+                # not the leaf itself: a loss may work in place
+                total = torch.stack([self._part_loss(part, one.clone()) for one in leaf]).sum()
+                self._objective.backward(total)
+            if leaf.grad is not None:
+                gradients[:, part.where] = leaf.grad
+        gradients.mul_(weights)
+        if self._has_frozen:
+            gradients.masked_fill_(self._frozen, 0.0)
+        return self._cache.pull_back(gradients).double().cpu()
 
     @property
-    def counts(self) -> list[int]:
-        """Rows of each batch."""
-        return [part.count for part in self._parts]
-
-    def on(self, times: Tensor) -> Surrogate:
-        """The same on a sample of the rows: each as often as `times` [n] says."""
-        split = zip(self._parts, torch.split(times.long(), self.counts), strict=True)
-        return self._with(
-            [part.take(torch.arange(part.n).repeat_interleave(t)) for part, t in split]
+    def is_by_row(self) -> bool:
+        """Whether every number of the outputs belongs to a row."""
+        return all(
+            has_rows(leaf, part.n)
+            for part in self._parts
+            for leaf in tensors(part.template)
+            if leaf.is_floating_point()
         )
 
-    def on_batches(self, chosen: Sequence[bool]) -> Surrogate:
-        return self._with([p for p, is_in in zip(self._parts, chosen, strict=True) if is_in])
-
-    def _with(self, parts: list[Part]) -> Surrogate:
-        other = copy(self)
-        other._parts = parts
-        return other
-
-    def unit_losses(self, outputs: Tensor) -> Tensor | None:
-        """The loss of each row alone [n] float64; None if the loss does not split into rows."""
-        found = []
-        with torch.no_grad():
-            for part in self._parts:
-                nest = part.outputs(outputs[part.where].clone())
-                batch = to_device(part.batch, outputs.device)
-                each = row_losses(self._objective.loss, nest, batch, part.count)
-                if each is None:
-                    return None
-                found.append(each.cpu())
-        together = torch.cat(found)
-        whole = torch.tensor(self.loss(outputs)).double()
-        same = torch.allclose(together.mean(), whole, rtol=1e-4, atol=1e-6)
-        return together if same else None
-
-    def batch_losses(self, outputs: Tensor) -> Tensor:
-        """The loss of each batch [b] float64."""
-        found = [self._with([part]).loss(outputs) for part in self._parts]
-        return torch.tensor(found, dtype=torch.float64)
-
-    def splits(self) -> bool:
-        """Whether some rows of a batch are a batch: the losses of its halves make up its loss."""
-        each = self.unit_losses(self.base)
-        if each is None:
-            return False
-        by_batch = torch.split(each, self.counts)
-        if len(each) > len(by_batch) and all(bool((x == x[0]).all()) for x in by_batch):
-            return False  # a loss that was computed before it was split is the same for each row
-        for part, whole in zip(self._parts, self.batch_losses(self.base).tolist(), strict=True):
-            if part.n < 2:
-                continue
-            halves = [
-                part.take(index) for index in torch.arange(part.n).tensor_split([part.n // 2])
-            ]
-            try:
-                losses = [half.count * self._with([half]).loss(self.base) for half in halves]
-            except Exception:  # whatever the user's loss makes of half a batch
-                return False
-            if not abs(sum(losses) / part.n - whole) <= 1e-6 + 1e-4 * abs(whole):
-                return False
-        return True
-
-    def labels(self, outputs: Sequence[Tensor], seed: int = 0) -> Labels:
-        """Do any of these outputs [O] fit their own rows better than rows that were mixed up?
-
-        Labels that were shuffled, or belong to other data, can still be fitted: by being less sure
-        of everything. A choice by them is worth nothing.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        alike = self._alike()
-        mixed = [self._mixed_up(alike, generator) for _ in range(MIXINGS)]
-        moved = False
-        for own in outputs:
-            loss = self.loss(own)
-            others = torch.tensor([surrogate.loss(own) for surrogate in mixed])
-            # mixing rows of one class, or a batch of one row, changes nothing
-            others = others[(others - loss).abs() > 1e-9 * abs(loss)]
-            if 0 < len(others) < ENOUGH_MIXINGS:
-                return "matter"
-            moved = moved or len(others) > 0
-            if len(others) and loss < float(others.min()):
-                return "matter"
-        alone = all(n == 1 for n in self.counts) and len(alike) == len(self._parts)
-        return "noise" if moved else "matter" if alone else "unseen"
-
-    def _mixed_up(self, alike: list[list[int]], generator: torch.Generator) -> Surrogate:
-        """All outputs, each with another row: of another batch too, where that has its shapes."""
-        order = list(range(len(self._parts)))
-        for group in alike:
-            for place, drawn in enumerate(torch.randperm(len(group), generator=generator).tolist()):
-                order[group[place]] = group[drawn]
-        mixed = [part.take(torch.randperm(part.n, generator=generator)) for part in self._parts]
-        return self._with(
-            [
-                replace(part, batch=mixed[i].batch)
-                for part, i in zip(self._parts, order, strict=True)
-            ]
-        )
-
-    def _alike(self) -> list[list[int]]:
-        """Places of batches with the same shapes throughout."""
-        groups: dict[str, list[int]] = {}
-        for place, part in enumerate(self._parts):
-            shapes = str(shapes_of((part.template, part.batch), all_of=True))
-            groups.setdefault(shapes, []).append(place)
-        return list(groups.values())
+    def row_weights(self, shares: Tensor) -> Tensor:
+        """shares [p, n] of rows in p means → factors [p, O] for the gradients of batch means."""
+        found = torch.empty(len(shares), self.numbers, device=self.base.device)
+        for part, share in zip(self._parts, torch.split(shares, self.counts, 1), strict=True):
+            at = part.where.start
+            for leaf in (x for x in tensors(part.template) if x.is_floating_point()):
+                factor = (part.n * share).float().repeat_interleave(leaf.numel() // part.n, 1)
+                found[:, at : at + leaf.numel()] = factor.to(found.device)
+                at += leaf.numel()
+        return found
 
 
 def mean(chosen: Sequence[int], k: int) -> Tensor:
@@ -267,49 +139,3 @@ def mean(chosen: Sequence[int], k: int) -> Tensor:
     c = torch.zeros(k, dtype=torch.float64)
     c[list(chosen)] = 1 / len(chosen)
     return c
-
-
-# ---- a model's outputs on a batch, as one vector and back --------------------------------------
-
-
-def shapes_of(nest: Nest, all_of: bool = False) -> Nest:
-    """Its floating-point tensors (or all) without their values."""
-
-    def shape(item: Any) -> Any:
-        if not isinstance(item, Tensor):
-            return WALK
-        return item.to("meta") if all_of or item.is_floating_point() else item
-
-    return change(nest, shape)
-
-
-def run_model(objective: Objective, batch: Nest, seed: int) -> Nest:
-    """Without gradients; the same random numbers each time, or differences would be noise."""
-    devices = [objective.model.device] if objective.model.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        seed_torch(seed)
-        outputs = objective.outputs(batch)
-    return change(outputs, lambda x: x.detach().clone() if isinstance(x, Tensor) else WALK)
-
-
-def flatten(nest: Nest) -> Tensor:
-    """All floating-point leaves, one after the other, float32 [o]."""
-    floats = [x.detach().reshape(-1).float() for x in tensors(nest) if x.is_floating_point()]
-    return torch.cat(floats) if floats else torch.empty(0)
-
-
-def unflatten(template: Nest, flat: Tensor) -> Nest:
-    """The template with its floating-point leaves from flat [o]; differentiable in flat."""
-    at = 0
-
-    def fill(item: Any) -> Any:
-        nonlocal at
-        if not isinstance(item, Tensor):
-            return WALK
-        if not item.is_floating_point():
-            return item
-        piece = flat[at : at + item.numel()].view(item.shape)
-        at += item.numel()
-        return piece.to(item.dtype)
-
-    return change(template, fill)

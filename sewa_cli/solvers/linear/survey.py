@@ -18,8 +18,8 @@ from torch import Tensor
 
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.methods import Coefficients, mean_of
+from sewa_cli.methods.family import Name
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.crossvalidate import Name
 from sewa_cli.solvers.linear.build import build
 from sewa_cli.solvers.linear.surrogate import Surrogate
 
@@ -97,7 +97,6 @@ class Survey:
         self._problem = problem
         self._h = h
         self._most = most
-        self._warned = False
         trajectory = problem.trajectory
         self.scouted = scout(trajectory.rows(), trajectory.k, problem.objective.value)
         if not isfinite(self.scouted.loss):
@@ -120,7 +119,7 @@ class Survey:
                     total = sums.setdefault(key, torch.zeros_like(row))
                     total.add_(row, alpha=coefficients[i])
 
-        held = len(wanted) * 4 * self._problem.trajectory.layout.size * (extra > 2)
+        held = len(wanted) * 4 * self._problem.trajectory.layout.size
         return self.around(self.scouted.base, held, extra, add), sums
 
     def around(
@@ -132,15 +131,7 @@ class Survey:
     ) -> Surrogate:
         """The cache around weights [P]; `held`: bytes of the room that are taken."""
         problem = replace(self._problem, room=self._problem.room - held)
-        found = build(problem, flat, self._h, extra, self._most, on_row)
-        if not found.size.has_all_rows and not self._warned:
-            self._warned = True
-            into = "--memory" if found.size.bytes * 2 > problem.room else "linear.outputs"
-            problem.events.warn(
-                f"outputs of {found.size.rows} of the {found.size.of_rows} selection rows fit into "
-                f"{into}; the choice is made on those"
-            )
-        return found
+        return build(problem, flat, self._h, extra, self._most, on_row)
 
     def outputs(self, here: Surrogate, flat: Tensor) -> Tensor:
         """True ones, of weights [P]: a simple average may lie far from the base."""

@@ -1,0 +1,86 @@
+"""Losses by row, and the mean loss and its gradient on many samples of the rows at once.
+
+Where the loss is no mean over rows, whole batches take their place.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sewa_cli.errors import TaskError
+from sewa_cli.solvers.linear.outputs import Outputs
+from sewa_cli.solvers.linear.pull import Gradient
+from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.text import or_inf
+
+AT_ONCE = 4_000_000  # numbers of outputs; more problems than fit into them take turns
+COPIES = 8  # of these, mixed, differentiated and inside the user's loss
+
+
+class Units:
+    """The rows of the selection data (or its batches), each with its weight in the mean."""
+
+    def __init__(self, outputs: Outputs, at: Tensor) -> None:
+        """`at`: outputs [O] of any average, to see whether the loss splits into rows."""
+        self._outputs = outputs
+        self.by_row = outputs.splits(at)
+        counts = outputs.counts
+        each = [1] * sum(counts) if self.by_row else counts
+        self.weights = torch.tensor(each, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    @property
+    def kind(self) -> Literal["rows", "batches"]:
+        return "rows" if self.by_row else "batches"
+
+    def mean(self, losses: Tensor) -> float:
+        """Of losses [units]; what is not finite is behind all else."""
+        return or_inf(float(losses @ self.weights / self.weights.sum()))
+
+    def mean_on(self, losses: Tensor, members: Tensor) -> Tensor:
+        """Of losses [units], over some of them."""
+        return losses[members] @ self.weights[members] / self.weights[members].sum()
+
+    def losses(self, outputs: Tensor) -> Tensor:
+        """outputs [O] → the loss of each unit, [units] float64."""
+        if not self.by_row:
+            return self._outputs.batch_losses(outputs)
+        found = self._outputs.unit_losses(outputs)
+        if found is None:
+            raise TaskError("loss() splits into rows at one average and not at another")
+        return found
+
+    def losses_of(self, surrogate: Surrogate, C: Tensor) -> Tensor:
+        """Predicted, of mixtures C [m, k], [m, units] float64."""
+        return torch.stack([self.losses(surrogate.mix(c)) for c in C])
+
+    def gradient_on(self, surrogate: Surrogate, members: Tensor, room: int) -> Gradient:
+        """members [p, units], bool → C [p, k] ↦ the gradients of p losses, [p, k] float64.
+
+        The p-th is the mean over the p-th sample of the units. `room`: bytes to work in.
+        """
+        at_once = max(1, min(AT_ONCE, room // (4 * COPIES)) // surrogate.numbers)
+        parts = torch.split(torch.arange(len(members)), at_once)
+        shares = members.double() / members.sum(1, keepdim=True)
+
+        def one_by_one(C: Tensor) -> Tensor:
+            """For any loss, by calling it on just those rows or batches."""
+            found = []
+            for member, c in zip(members, C, strict=True):
+                some = (
+                    surrogate.on(member) if self.by_row else surrogate.on_batches(member.tolist())
+                )
+                found.append(some.loss_and_gradient(c)[1])
+            return torch.stack(found)
+
+        def together(C: Tensor) -> Tensor:
+            return torch.cat(
+                [surrogate.gradients(C[p], surrogate.row_weights(shares[p])) for p in parts]
+            )
+
+        return together if self.by_row and surrogate.is_by_row else one_by_one
