@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from math import isfinite
+from math import inf, isfinite
 
 JOINERS = "\u200c\u200d"  # invisible, but without them Persian, Hindi and emoji are misspelt
 
@@ -24,6 +24,11 @@ def number(value: float | None, digits: int = 5) -> str:
     if value is None or not isfinite(value):
         return "–"
     return f"{value:.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits - 1}e}"
+
+
+def or_inf(value: float) -> float:
+    """What is not finite is behind all else."""
+    return value if isfinite(value) else inf
 
 
 def few(names: Sequence[str], most: int = 3) -> str:

@@ -87,6 +87,19 @@ def ema_window(run: Run, K: int) -> Coefficients:
 
 
 @method()
+def power(run: Run, *, gamma: float = 3.0) -> Coefficients:
+    """Weights that grow as a power of the position: late checkpoints count more, early ones fade.
+
+    c_i ∝ i^γ, i = 1…k; γ = 0 is the mean of all. The power-function average of Karras et al. 2024
+    (EDM2), over the checkpoints that there are.
+    """
+    if not 0 <= gamma <= 1000:
+        raise ValueError(f"power: gamma must lie in [0, 1000], found {gamma}")
+    weights = [((i + 1) / run.k) ** gamma for i in range(run.k)]
+    return [weight / sum(weights) for weight in weights]
+
+
+@method()
 def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
     """K checkpoints at random, several times over: mean and spread.
 

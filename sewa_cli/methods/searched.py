@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sewa_cli.methods import Coefficients, Run, mean_of, method
+from sewa_cli.settings import AUTO
 
 
 @method(needs_loss=True)
@@ -12,6 +13,16 @@ def sewa(run: Run, K: int) -> Coefficients:
     The weights that the configured solver chooses: 1/K on K checkpoints. SeWA, Wang et al. 2025.
     """
     return run.learn(K)
+
+
+@method(needs_loss=True)
+def aggregate(run: Run) -> Coefficients:
+    """What `sewa select` does by default: weights between moving averages and what the data want.
+
+    Σ_λ share_λ · c(λ), c(λ) = argmin L(c) + λ·L₀·KL(c ‖ π) on the simplex, π a mean of moving
+    averages, shares by cross-validation (docs/solvers.md).
+    """
+    return run.learn(AUTO)
 
 
 @method(needs_loss=True)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from sewa_cli import methods
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import REGISTRY, Run, mean_of, parse, parse_one
+from sewa_cli.settings import AUTO
 
 ALL = sorted(REGISTRY)
 WITHOUT_LOSS = [name for name in ALL if not REGISTRY[name].needs_loss]
@@ -31,6 +32,9 @@ def quadratic(points: Sequence[float], target: float, steps: Sequence[int] | Non
         return error**2, (2 * error * x).tolist()
 
     def learn(K: int) -> list[float]:
+        if K == AUTO:  # weights on all: the nearer the target, the more
+            near = (1 / (1 + (x - target).abs())).tolist()
+            return [weight / sum(near) for weight in near]
         order = sorted(range(len(points)), key=lambda i: abs(points[i] - target))[:K]
         return mean_of(order, len(points))
 
@@ -58,6 +62,9 @@ RUN = quadratic([0.0, 4.0, 1.0, 3.0], target=2.0)
         ("ema:decay=0.5", None, [0.125, 0.125, 0.25, 0.5]),
         ("ema:decay=0", None, [0, 0, 0, 1]),
         ("ema-window", 3, [0.125, 0.125, 0.25, 0.5]),
+        ("power:gamma=0", None, [0.25] * 4),
+        ("power:gamma=1", None, [0.1, 0.2, 0.3, 0.4]),
+        ("power", None, [0.01, 0.08, 0.27, 0.64]),
         ("wsm:decay=linear", 2, [0, 0, 0.5, 0.5]),
         ("wsm", 2, [0, 0, sqrt(0.5), 1 - sqrt(0.5)]),
         ("wsm", 1, [0, 0, 0, 1]),
@@ -69,6 +76,8 @@ RUN = quadratic([0.0, 4.0, 1.0, 3.0], target=2.0)
         ("forward", 3, [0, 0, 0.5, 0.5]),
         ("forward", 1, [0, 0, 0, 1]),
         ("sewa", 2, [0, 0, 0.5, 0.5]),
+        # at distances 2, 2, 1, 1 from the target
+        ("aggregate", None, [0.2, 0.2, 0.3, 0.3]),
     ],
 )
 def test_coefficients_by_hand(spec: str, K: int | None, expected: list[float]) -> None:
@@ -188,7 +197,7 @@ def test_every_method_has_a_line_a_formula_and_no_more_than_it_says(name: str) -
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("lawaa", "unknown method 'lawaa'; there are best, ema"),
+        ("lawaa", "unknown method 'lawaa'; there are aggregate, best, ema"),
         ("ema:dekay=0.5", "ema has no option 'dekay'"),
         ("ema:0.5", "ema has no option '0.5'"),
         ("ema:decay=fast", "decay must be a number, found 'fast'"),
@@ -207,6 +216,9 @@ def test_an_unknown_method_or_option_is_told(spec: str, words: str) -> None:
         ("swa:start=1.5", None),
         ("swa:every=0", None),
         ("ema:decay=1", None),
+        ("power:gamma=-1", None),
+        ("power:gamma=1001", None),
+        ("power:gamma=nan", None),
         ("wsm:decay=cosine", 2),
         ("lawa", 5),
         ("latest", 0),

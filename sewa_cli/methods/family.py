@@ -1,0 +1,59 @@
+"""The simple averages that a learned one has to beat: all look at nothing but the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sewa_cli.methods import Coefficients, Run, parse_one
+
+Name = tuple[str, int | None]  # a method as one would write it, and its K
+RATIO = 1.6  # from one window to the next
+POWERS = (1, 3, 8)
+STARTS = (0.5, 0.75, 0.9)
+
+
+def windows(k: int) -> list[int]:
+    """1, 2, 3, 4, 7, 10, 17 … below k."""
+    found, window = [1], 1.0
+    while round(window := window * RATIO) < k:
+        found += [round(window)] if round(window) > found[-1] else []
+    return found if k > 1 else []
+
+
+def grid(k: int) -> list[int]:
+    """1, 2, 5, 10, 20, 50 … below k."""
+    steps = (digit * 10**power for power in range(len(str(k))) for digit in (1, 2, 5))
+    return [K for K in steps if k > K]
+
+
+def ladder(k: int) -> list[Name]:
+    """Moving averages from the newest checkpoint alone to the mean of all, ever longer.
+
+    Where a run still moves a short one is good, where it has settled the longest.
+    """
+    return [
+        ("last", None),
+        *(("ema-window", K) for K in (*windows(k)[1:], k, 2 * k) if K > 1),
+        ("uniform", None),
+    ]
+
+
+def family(k: int, steps: Sequence[int] | None = None) -> dict[Name, Coefficients]:
+    """The ladder, `latest`, `lawa` and `wsm` at many K, power decays, `swa` from several starts.
+
+    Where two are the same average, the one that is named first.
+    """
+    run, found = Run(k, steps), dict[Name, Coefficients]()
+    for name in (*ladder(k), *_others(k)):
+        coefficients = parse_one(name[0])(run, name[1])[0]
+        if coefficients not in found.values():
+            found[name] = coefficients
+    return found
+
+
+def _others(k: int) -> Iterator[Name]:
+    yield from (("latest", K) for K in windows(k)[1:])
+    yield from (("lawa", K) for K in grid(k)[1:])
+    yield from (("wsm", K) for K in grid(k)[2:])
+    yield from ((f"power:gamma={gamma}", None) for gamma in POWERS)
+    yield from ((f"swa:start={start}", None) for start in STARTS)
