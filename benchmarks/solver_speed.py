@@ -36,6 +36,7 @@ from sewa_cli.solvers.linear import survey
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
 
+K = 10
 BUDGETS = (5, 10, 20, 50)
 STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer counts
     (Trajectory, "mix", "products with W"),
@@ -159,8 +160,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         def config(**settings: Any) -> Config:
             gumbel = {"iterations": given.iterations}
-            flags = {"checkpoints": (folder,), "device": "cpu", "gumbel": gumbel, **settings}
-            return load_settings(None, flags)
+            flags = {"checkpoints": (folder,), "K": K, "device": "cpu", "gumbel": gumbel}
+            return load_settings(None, {**flags, **settings})
 
         def select(tier: str | None = None, **settings: Any) -> Cost:
             report = run_select(config(**settings), task, write=False).report
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             asked = {"methods": ("sewa",), "K": budgets, "fast": fast}
             return run_compare(config(compare=asked, **settings), task).cost
 
-        budgets = tuple(K for K in BUDGETS if given.checkpoints > K)
+        budgets = tuple(budget for budget in BUDGETS if given.checkpoints > budget)
         small = 64 * P  # bytes: a few rows of W
         large = (4 * given.checkpoints + 64) * P  # all of them
         tables = {

@@ -7,9 +7,9 @@ Four real tasks, five training runs of each (a seed is another run):
     batchnorm   a convolutional network with BatchNorm on digits, 60 checkpoints, 200 rows
     diabetes    a regression on 442 patients, 60 checkpoints, only 100 rows: easy to over-fit
 
-Each run: Gumbel and linear at K=10, linear at K=auto, and K=auto once more with the labels of the
-selection data shuffled, where nothing can be learned. `--study` changes one setting of the linear
-solver at a time instead.
+Each run: Gumbel and linear at K=10, `--sparse` (linear, K by cross-validation), and `--sparse` once
+more with the labels of the selection data shuffled, where nothing can be learned. `--study` changes
+one setting of the linear solver at a time instead.
 """
 
 from __future__ import annotations
@@ -300,8 +300,8 @@ def measure(run: Run) -> dict[str, Any]:
     reports = {
         "gumbel": run.select(solver="gumbel"),
         "linear": run.select(solver="linear"),
-        "auto": run.select(solver="linear", K="auto"),
-        "shuffled": run.select(solver="linear", K="auto", shuffled=True),
+        "sparse": run.select(K="auto", sparse=True),
+        "shuffled": run.select(K="auto", sparse=True, shuffled=True),
     }
     P = sum(t.numel() for t in run.problem.build_model().state_dict().values())
     small = run.config(solver="gumbel", memory=64 * P)  # a few rows of W, and no more
@@ -327,7 +327,7 @@ def brief(report: Report) -> dict[str, Any]:
         "chosen": report.written,
         "K": report.K,
         "k": report.k,
-        "over": gained.over if gained is not None else None,
+        "over": next(iter(report.references)),  # the best simple average by selection rows
         "gained": gained.by if gained is not None else None,
         "interval": (interval.low, interval.high) if interval is not None else None,
         "verdict": verdict(report),
@@ -407,46 +407,57 @@ def difference_rows(found: Sequence[dict[str, Any]]) -> list[dict[str, object]]:
     return rows
 
 
-def auto_rows(found: Sequence[dict[str, Any]], which: str) -> list[dict[str, object]]:
+def sparse_rows(found: Sequence[dict[str, Any]], which: str) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for record in found:
-        auto = record[which]
+        sparse = record[which]
         row: dict[str, object] = {
             "task": record["task"],
             "seed": record["seed"],
-            "taken": auto["chosen"] + ("" if auto["chosen"] == "uniform" else f" K={auto['K']}"),
-            "held-out loss": f"{auto['heldout']:.4f}",
-            "uniform": f"{auto['references']['uniform']:.4f}",
-            "last": f"{auto['references']['last']:.4f}",
+            "taken": _taken(sparse),
+            "held-out loss": f"{sparse['heldout']:.4f}",
+            "uniform": f"{sparse['references']['uniform']:.4f}",
+            "last": f"{sparse['references']['last']:.4f}",
         }
-        if which == "auto":
-            low, high = auto["interval"] or (float("nan"), float("nan"))
-            row["gained (95 %)"] = f"{auto['gained']:+.4f} ({low:+.4f} .. {high:+.4f})"
-            row["over"] = auto["over"]
+        if which == "sparse":
+            row["gained (95 %)"] = _gained(sparse)
+            row["over"] = sparse["over"]
         else:
-            row["said"] = auto["verdict"]
+            row["said"] = sparse["verdict"]
         rows.append(row)
     return rows
 
 
-def surely_worse(auto: dict[str, Any]) -> bool:
-    """A simple average is better than what was taken, beyond the interval that sewa reports."""
-    return auto["interval"] is not None and auto["interval"][1] < 0
+def _taken(sparse: dict[str, Any]) -> str:
+    chosen: str = sparse["chosen"]
+    return chosen if chosen in ("uniform", "last") else f"{chosen} K={sparse['K']}"
+
+
+def _gained(sparse: dict[str, Any]) -> str:
+    if sparse["gained"] is None:  # what was taken is the best simple average itself
+        return "–"
+    low, high = sparse["interval"] or (float("nan"), float("nan"))
+    return f"{sparse['gained']:+.4f} ({low:+.4f} .. {high:+.4f})"
+
+
+def surely_worse(sparse: dict[str, Any]) -> bool:
+    """The best simple average is better than what was taken, beyond the interval sewa reports."""
+    return sparse["interval"] is not None and sparse["interval"][1] < 0
 
 
 def conclude(found: Sequence[dict[str, Any]]) -> list[str]:
     """What the tables say, in sentences."""
     n = len(found)
-    worse = [r for r in found if surely_worse(r["auto"])]
-    by_over = ", ".join(f"{r['task']} {r['seed']} ({r['auto']['over']})" for r in worse)
+    worse = [r for r in found if surely_worse(r["sparse"])]
+    by_over = ", ".join(f"{r['task']} {r['seed']} ({r['sparse']['over']})" for r in worse)
     above = {
-        name: sum(r["auto"]["heldout"] > r["auto"]["references"][name] for r in found)
+        name: sum(r["sparse"]["heldout"] > r["sparse"]["references"][name] for r in found)
         for name in ("uniform", "last")
     }
     safe = [r for r in found if r["shuffled"]["chosen"] != "learned"]
     return [
-        f"K auto is worse than the best of last, uniform and lawa beyond the interval in "
-        f"{len(worse)} of {n} runs{': ' + by_over if worse else ''}; its loss is above that of "
+        f"`--sparse` is worse than the best simple average by selection rows beyond the interval "
+        f"in {len(worse)} of {n} runs{': ' + by_over if worse else ''}; its loss is above that of "
         f"uniform, by however little, in {above['uniform']}, above that of last in "
         f"{above['last']}.",
         f"With shuffled labels it takes a simple average in {len(safe)} of {n} runs.",
@@ -497,8 +508,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = [measure(run) for run in runs]
             for table in (cost_rows(found), difference_rows(found)):
                 print(markdown(table), end="\n\n")
-            for which in ("auto", "shuffled"):
-                print(markdown(auto_rows(found, which)), end="\n\n")
+            for which in ("sparse", "shuffled"):
+                print(markdown(sparse_rows(found, which)), end="\n\n")
             print("\n".join(conclude(found)))
             measured = found
     if given.json is not None:

@@ -29,7 +29,7 @@ def select(
     heldout_data: Data | None = None,
     training_data: Data | None = None,
     metrics: Callable[[nn.Module], Mapping[str, float]] | None = None,
-    K: int | Literal["auto"] = 10,
+    K: int | Literal["auto"] = "auto",
     output: PathLike | None = None,
     force: bool = False,
     events: Events | None = None,

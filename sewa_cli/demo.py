@@ -1,7 +1,9 @@
-"""`sewa demo`: a real run, small enough to watch. Trains, saves 100 checkpoints, selects 10.
+"""`sewa demo`: a real run, small enough to watch. Trains, saves 100 checkpoints, averages them.
 
 The learning rate is high and the batches small, so the weights never settle: that is where the
-last checkpoint is a matter of luck and choosing pays.
+last checkpoint is a matter of luck and choosing pays. Such a run multiplies every rounding error;
+it is trained on one thread, as sums over several round otherwise. Another processor may still give
+another run.
 """
 
 from __future__ import annotations
@@ -68,11 +70,16 @@ def train(
         model = build_model()
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
-    for step in range(1, WARM_UP + CHECKPOINTS * SPACING + 1):
-        chosen = torch.randint(len(labels), (BATCH,), generator=generator)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(images[chosen]), labels[chosen])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if step > WARM_UP and step % SPACING == 0:
-            yield step, model
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for step in range(1, WARM_UP + CHECKPOINTS * SPACING + 1):
+            chosen = torch.randint(len(labels), (BATCH,), generator=generator)
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if step > WARM_UP and step % SPACING == 0:
+                yield step, model
+    finally:
+        torch.set_num_threads(threads)

@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 AUTO = 0  # K: auto
+USUAL = 10  # K, where a number is needed and none was named: the paper's smallest
 
 
 class Settings(BaseModel):

@@ -74,7 +74,7 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
 
 @command(f"demo_folder seed force {TALK}")
 def demo(request: Request, demo_folder: Path) -> None:
-    """Train a small network on real digits, choose 10 of its 100 checkpoints, show the gain."""
+    """Train a small network on real digits, average its 100 checkpoints, show the gain."""
     from sewa_cli.config import load_config
     from sewa_cli.demo import run_demo
     from sewa_cli.present import summary
@@ -90,9 +90,9 @@ def demo(request: Request, demo_folder: Path) -> None:
         "",
         "try next:",
         f"  cd {quote(str(demo_folder))}",
-        f"  {sewa} select ckpts/ --K 5",
-        f"  {sewa} select ckpts/ --K 10 --json | jq .average",
-        f"  {sewa} select ckpts/ --K 10 --last 50 -o last50.safetensors",
+        f"  {sewa} select ckpts/ --K 10",
+        f"  {sewa} select ckpts/ --json | jq .average",
+        f"  {sewa} compare ckpts/",
     )
 
 
@@ -113,12 +113,12 @@ def _shorter(program: str, folder: Path) -> str:
 
 
 @command(
-    f"ckpts {SPAN} nonfinite state_key task K solver solver_from iterations stable guard "
-    "fallback lora bn output report output_dtype shard_size force plot paths_format json print0 "
-    f"config sets memory device seed strict dry_run {TALK}"
+    f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
+    "guard fallback lora bn output report output_dtype shard_size force plot paths_format json "
+    f"print0 config sets memory device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool) -> None:
-    """Learn which K checkpoints to average; write the average and a report.
+    """Learn which checkpoints to average, and with what weights; write the average and a report.
 
     Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
     scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.

@@ -87,7 +87,8 @@ _WHICH: Final = {
 _HOW: Final = {
     "task": Flag("--task TASK", "A .py file, huggingface, classification, or a module."),
     "ready_task": Flag("--task NAME", "huggingface or classification: no task.py needed.", None),
-    "K": Flag("--K -K N", "How many checkpoints to average, or auto."),
+    "K": Flag("--K -K N", "How many checkpoints to average; auto: weights on all that help."),
+    "sparse": Flag("--sparse", "K auto: few checkpoints equally, K by cross-validation."),
     "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),
     "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
     "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
@@ -171,6 +172,7 @@ class Request:
         self._sets: list[str] = given.pop("sets", None) or []
         has_config = "config" in given
         self._with_solver = "task" in given  # whoever has no task chooses nothing
+        self._masks = "methods" in given
         self._config: Path | None = given.pop("config", None)
         self.flags: dict[str, Any] = {}  # key of sewa.yaml → its value, where one was given
         for name in [name for name in given if FLAGS[name].key is not None]:
@@ -191,7 +193,9 @@ class Request:
         from sewa_cli.session.extensions import load_settings
 
         path = find_config(self._config)
-        return load_settings(path, self.flags, self._sets, with_solver=self._with_solver)
+        return load_settings(
+            path, self.flags, self._sets, with_solver=self._with_solver, masks=self._masks
+        )
 
     @property
     def inputs(self) -> list[Path]:

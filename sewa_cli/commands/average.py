@@ -17,6 +17,7 @@ from sewa_cli.output.lora import check_lora, warn_of_factors
 from sewa_cli.report.average import AverageReport
 from sewa_cli.session import check_alike, check_names, heading, open_candidates, open_named
 from sewa_cli.session.extensions import propose
+from sewa_cli.settings import USUAL
 
 
 def run_average(
@@ -82,11 +83,8 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
             f"--method: {spec} needs a loss, so a model and data; use `sewa select`, or `sewa "
             "compare --output-best`"
         )
-    if call.method.has_budget and config.K == AUTO:
-        raise ConfigError(
-            "K: auto is for `sewa select`, which has data to choose by; give a number"
-        )
-    if call.method.has_budget and len(candidates) < config.K:
-        raise ConfigError(f"K: {config.K} of {len(candidates)} checkpoints is too many; take fewer")
+    K = min(USUAL, len(candidates)) if config.K == AUTO else config.K
+    if call.method.has_budget and len(candidates) < K:
+        raise ConfigError(f"K: {K} of {len(candidates)} checkpoints is too many; take fewer")
     run = Run.at([c.step for c in candidates], config.seed)
-    return propose(call, run, config.K)[0]
+    return propose(call, run, K)[0]

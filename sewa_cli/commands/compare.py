@@ -15,8 +15,10 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import outputs_at, write_results
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.extensions import make_solver, solver_for
 from sewa_cli.session.session import Run, Session, check_budget, open_session
+from sewa_cli.settings import USUAL
+from sewa_cli.solvers import WEIGHING
 from sewa_cli.task import Task
 
 
@@ -41,7 +43,7 @@ def run_compare(
             )
         session = open_session(config, task, events)
         check_budget(0, session.checkpoints)
-        asked.check(len(session.checkpoints))
+        asked = asked.of(len(session.checkpoints))
         outputs = outputs_at(config, output_best, report, force, session.newest, events.command)
         outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
         run = comparing(session)
@@ -83,8 +85,9 @@ def run_compare(
 
 def comparing(session: Session) -> Run:
     """W is held for all methods; where outputs are kept too, both share the memory there is."""
-    solver = make_solver(session.config)
-    caches = session.config.compare.fast or "outputs" in solver.needs
+    config = session.config
+    solver = make_solver(config, solver_for(config, USUAL))
+    caches = config.compare.fast or "outputs" in solver.needs or WEIGHING in config.compare.methods
     return Run(session, solver, share=0.5 if caches else 1.0, stream=False)
 
 

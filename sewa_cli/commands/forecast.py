@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from math import ceil
 from typing import Any
 
 import torch
 
 from sewa_cli.checkpoints import TensorInfo, pairs
-from sewa_cli.commands.select import REFERENCES, open_run
+from sewa_cli.commands.select import ALWAYS, open_run
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES
 from sewa_cli.events import Events
-from sewa_cli.methods import parse
+from sewa_cli.methods.family import family
 from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.forecast import Forecast
@@ -45,7 +46,8 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
         if streams and run.solver.reading == "streamed":
             reads += cost.reads  # it remembers the simple averages
         elif tier is not None and not tier.holds:
-            reads += 1 + k + K  # last, the mean of all, lawa: from the files
+            reads += 1 + k + k  # last, the mean of all, the best simple one: from the files
+            reads += k * ceil(len(family(k)) / run.at_once(room)) * streams
         return Forecast(
             **session.head(),
             k=k,
@@ -54,7 +56,7 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
             bytes_read=session.reads.bytes + _bytes(run, reads, K),
             forward_passes=cost.forward + batches.evaluations(K) + batches.fallback(),
             backward_passes=cost.backward,
-            at_most=cost.at_most or config.fallback,
+            at_most=cost.at_most or config.fallback or tier is not None,
             seconds=_seconds(run, cost, reads, batches.evaluations(K)),
         )
 
@@ -75,11 +77,16 @@ class _Batches:
             self._trained = sum(1 for _ in data)
 
     def evaluations(self, K: int) -> int:
-        """`last`, `uniform` and `lawa`, then the average."""
-        sources = {"last": 1, "uniform": 2, "lawa": K}  # one, or several
+        """The simple averages, two or three of them scored, then the average.
+
+        At most: the best of them may be one that is scored anyway.
+        """
         anew = self._run.scorer.recomputes_for
-        simple = [anew(sources[call.label]) for call in parse(REFERENCES)]
-        return len(simple) * self._scored + sum(simple) * self._trained + self._file(K)
+        simple = [anew(1), anew(2), anew(2)]
+        found = len(simple) * self._scored + sum(simple) * self._trained + self._file(K)
+        if self._run.solver.reading == "held":
+            found += len(family(len(self._run.session.checkpoints))) * self.selection
+        return found
 
     def fallback(self) -> int:
         return self._file(2) if self._run.session.config.fallback else 0
@@ -108,7 +115,7 @@ def _bytes(run: Run, reads: int, K: int) -> int:
         factors = sum(_size(newest.tensors[name]) for name in pair)
         factors = -factors if config.lora == "merged" else factors
     total = (reads + 2 * K) * floats - K * statistics + K * factors
-    total += integers * (1 + len(parse(REFERENCES)) + 2)
+    total += integers * (1 + len(ALWAYS) + 1 + 2)
     if config.fallback:  # a simple average of all, at most, evaluated and written besides
         k = len(session.checkpoints)
         total += 2 * (k * floats + integers) + k * abs(factors)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isclose, isfinite
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -13,27 +14,27 @@ from torch import Tensor
 from sewa_cli.config import AUTO, STDOUT, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
-from sewa_cli.methods import Coefficients, parse
-from sewa_cli.methods import Run as Proposing
+from sewa_cli.methods import Coefficients
+from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.intervals import gained
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.present import draw, show, summary
-from sewa_cli.report.select import Better, Report
+from sewa_cli.report.select import Better, Gained, Report, Simple
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import solvers_that_find_k
+from sewa_cli.session.extensions import solver_for
 from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, open_session
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
-from sewa_cli.text import finite, number
+from sewa_cli.text import finite, number, or_inf, with_K
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REFERENCES = "last,uniform,lawa"  # what the learned average has to beat
+ALWAYS: Sequence[Name] = (("last", None), ("uniform", None))  # shown beside the best simple average
 
 
 @dataclass(frozen=True)
@@ -119,25 +120,27 @@ def _select(
         outputs = decide_outputs(config, force, stdout, session.newest, events.command)
         outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
 
-    references, choice = run.retry(lambda: _learn(run, config.K))
-    name = (config.solver or "") if choice.name == LEARNED else choice.name
+    references, simple, choice = run.retry(lambda: _learn(run, config.K))
     with clock("evaluate"):
-        average, scored = _finish(run, choice.coefficients, name)
+        method = solver_for(config, config.K) if choice.name == LEARNED else choice.name
+        average, scored = _finish(run, choice.coefficients, method)
     # what was chosen may be one of them, and has then nothing to gain over itself
     others = {
-        name: simple.scored
-        for name, simple in references.items()
-        if simple.coefficients != choice.coefficients
+        name: reference.scored
+        for name, reference in references.items()
+        if not _same(reference.coefficients, choice.coefficients)
     }
-    gain = gained(scored.heldout, {n: other.heldout for n, other in others.items()}, config.seed)
-    beaten_by = _better(scored.scores, others)
+    over = next(iter(references))
+    gain = gained(scored.heldout, others[over].heldout, config.seed) if over in others else None
+    beaten_by = _better(scored, others, config.seed)
     _warn(session, choice, scored.scores, beaten_by, others)
     session.warn_of_overlap(training=session.objective.batch_statistics)
-    written, instead_of, learned = choice.name, None, None
+    written, instead_of, learned, weights = choice.name, None, None, choice.coefficients
     if config.fallback and beaten_by:
         written, instead_of, learned = beaten_by[0].name, choice.name, scored.scores
+        weights = references[written].coefficients
         with clock("evaluate"):
-            average, scored = _finish(run, references[written].coefficients, written)
+            average, scored = _finish(run, weights, written)
         events.warn(f"--fallback: the {written} average is written instead")
 
     writing_began = time.perf_counter()
@@ -148,7 +151,7 @@ def _select(
     def make_report() -> Report:
         clock.stages["write"] = time.perf_counter() - writing_began
         return Report(
-            **run.report(choice),
+            **run.report(choice, weights),
             K=len(average.sources),
             selected=[i for i, c in enumerate(run.used) if str(c.path) in set(paths)],
             selected_steps=[c.step for c in average.sources],
@@ -157,16 +160,22 @@ def _select(
             selection_rows=scored.selection_rows,
             heldout_rows=scored.heldout_rows,
             average=scored.scores,
-            references={name: simple.scored.scores for name, simple in references.items()},
+            references={name: found.scored.scores for name, found in references.items()},
+            simple=[
+                Simple(name=name, K=K, selection_loss=finite(simple[name, K]))
+                for name, K in sorted(simple, key=lambda one: or_inf(simple[one]))
+            ],
             beaten_by=beaten_by,
             written=written,
             instead_of=instead_of,
             learned=learned,
             labels=choice.labels,
-            gained=gain,
+            gained=Gained(over=over, by=gain[0], interval=gain[1]) if gain else None,
             guard=session.guard,
             details=choice.details or None,
             budget=choice.budget,
+            blend=choice.blend,
+            expected=choice.expected,
             stability=choice.stability,
             batchnorm=scored.batchnorm,
             lora=average.lora,
@@ -189,43 +198,51 @@ def open_run(config: Config, task: Task, events: Events) -> Run:
                 "some of the selection data aside with --guard 0.2"
             )
     solver = chosen_solver(config)
+    config = config.model_copy(update={"solver": solver_for(config, config.K)})
     session = open_session(config, task, events)
     check_budget(config.K, session.checkpoints)
     check_lora(config, session.newest)
     return Run(session, solver)
 
 
-def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], Choice]:
-    """Read, choose, and score the simple averages.
+def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], dict[Name, float], Choice]:
+    """Read, choose, and score the simple averages; the best one by selection rows is the first.
 
-    These first where W is held, so that a broken loss is found early.
+    All of them are run first where W is held, so that a broken loss is found early; a solver that
+    passes over the checkpoints has run them on its way.
     """
     clock = run.session.clock
     with clock("read"):
         run.read()
-    held = run.solver.reading == "held"
-    if held:
+    simple: dict[Name, float] | None = None
+    if run.solver.reading == "held":
         check_budget(K, run.used)
-    references: dict[str, _Simple] = {}
-    if held and K != AUTO:
         with clock("evaluate"):
-            references = _score_references(run, K)
+            simple = run.simple_losses()
+            _check_finite(simple)
     with clock("learn"):
         choice = run.solver.choose(run.problem(), K)
-    if not references:
-        with clock("evaluate"):
-            references = _score_references(run, len(choice.selected) if K == AUTO else K)
-    return references, choice
+    simple = simple or choice.simple
+    with clock("evaluate"):
+        if simple is None:
+            simple = run.simple_losses()
+        _check_finite(simple)
+        best = min(simple, key=lambda name: or_inf(simple[name]))
+        averages = family(run.trajectory.k)
+        scored = {
+            with_K(*name): _Simple(averages[name], run.score(averages[name]))
+            for name in dict.fromkeys((best, *ALWAYS))
+        }
+    return scored, simple, choice
 
 
-def _score_references(run: Run, K: int) -> dict[str, _Simple]:
-    found = {}
-    for call in parse(REFERENCES):
-        coefficients = call(Proposing(run.trajectory.k), K)[0]
-        found[call.label] = _Simple(coefficients, run.score(coefficients))
-    if all(simple.scored.scores.selection_loss is None for simple in found.values()):
+def _check_finite(losses: Mapping[Name, float]) -> None:
+    if not any(map(isfinite, losses.values())):
         raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
-    return found
+
+
+def _same(one: Coefficients, two: Coefficients) -> bool:
+    return all(isclose(a, b, abs_tol=1e-9) for a, b in zip(one, two, strict=True))
 
 
 def _finish(run: Run, coefficients: Coefficients, method: str) -> tuple[Average, Scored]:
@@ -233,14 +250,14 @@ def _finish(run: Run, coefficients: Coefficients, method: str) -> tuple[Average,
     return run.score_file(run.average(coefficients, method, sum(c != 0 for c in coefficients)))
 
 
-def _better(average: Scores, others: dict[str, Scored]) -> list[Better]:
+def _better(chosen: Scored, others: Mapping[str, Scored], seed: int) -> list[Better]:
     """Those with a lower held-out loss, best first; NaN and Inf lose to all."""
-    chosen = average.heldout_loss
-    found = [
-        Better(name=name, heldout_loss=loss, by=None if chosen is None else chosen - loss)
-        for name, other in others.items()
-        if (loss := other.scores.heldout_loss) is not None and (chosen is None or loss < chosen)
-    ]
+    own, found = chosen.scores.heldout_loss, []
+    for name, other in others.items():
+        loss = other.scores.heldout_loss
+        if loss is not None and (own is None or loss < own):
+            by, interval = gained(other.heldout, chosen.heldout, seed) or (None, None)
+            found.append(Better(name=name, heldout_loss=loss, by=by, interval=interval))
     return sorted(found, key=lambda better: better.heldout_loss)
 
 
@@ -249,25 +266,26 @@ def _warn(
     choice: Choice,
     average: Scores,
     beaten_by: Sequence[Better],
-    others: dict[str, Scored],
+    others: Mapping[str, Scored],
 ) -> None:
-    events = session.events
-    for better in beaten_by:
-        own = "NaN or Inf" if average.heldout_loss is None else number(average.heldout_loss)
+    """Of what did better for sure; what lies within the interval is undecided, and no alarm."""
+    events, own = session.events, average.heldout_loss
+    sure = [b for b in beaten_by if own is None or (b.interval and b.interval.low > 0)]
+    for better in sure:
+        loss = "NaN or Inf" if own is None else number(own)
         events.warn(
             f"the {better.name} average did better than the {choice.name} one on held-out data "
-            f"({number(better.heldout_loss)} against {own})"
+            f"({number(better.heldout_loss)} against {loss})"
         )
-    if not beaten_by or choice.name != LEARNED or average.heldout_loss is None:
+    if not sure or choice.name != LEARNED or own is None:
         return
     # the very mark of over-fitting: better on the rows it was chosen by, worse on others
-    better = beaten_by[0]
+    better = sure[0]
     chosen, other = average.selection_loss, others[better.name].scores.selection_loss
     if chosen is not None and other is not None and chosen < other:
-        able = " or ".join(f"--solver {name}" for name in solvers_that_find_k())
-        auto = "" if session.config.K == AUTO else f", or --K auto {able}"
+        auto = "" if session.config.K == AUTO else ", or leave out --K"
         events.warn(
             f"the choice is over-fitted: {other - chosen:.3g} below `{better.name}` on selection "
-            f"rows, {average.heldout_loss - better.heldout_loss:.3g} above it on held-out ones; "
-            f"choose by more rows, or take a larger K{auto}"
+            f"rows, {own - better.heldout_loss:.3g} above it on held-out ones; choose by more "
+            f"rows{auto}"
         )

@@ -63,7 +63,7 @@ def run_windows(
             raise ConfigError("windows: say how many checkpoints a window has: --windows 100")
         session = open_session(config, task, events)
         check_budget(0, session.checkpoints)
-        asked.check(size, "checkpoints in a window")
+        asked = asked.of(size, "checkpoints in a window")
         k, stride = len(session.checkpoints), config.compare.stride or size
         slices = place_windows(k, size, stride)
         if not slices:

@@ -21,7 +21,8 @@ from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.session import Run
-from sewa_cli.solvers import SURVEYING, Problem, Surveyor
+from sewa_cli.settings import AUTO
+from sewa_cli.solvers import SURVEYING, Predicting, Problem, Surveyor
 from sewa_cli.text import finite
 
 T = TypeVar("T")
@@ -95,7 +96,7 @@ class Evaluator:
         self.ledger = Ledger(run)
         self.fast = session.config.compare.fast
         self.solver = make_solver(session.config, SURVEYING) if self.fast else run.solver
-        if self.fast and session.config.solver not in (solvers.DEFAULT, SURVEYING):
+        if self.fast and session.config.solver not in (None, *solvers.BUILTIN):
             session.events.warn("--fast: `sewa` chooses by predicted outputs, not by --solver")
         # a solver that keeps outputs has a second cache beside the first, when it chooses
         room = run.placed.room if self.fast else run.placed.room // 2
@@ -124,10 +125,13 @@ class Evaluator:
 
         def work() -> Coefficients:
             with seeded(self.proposing.seed):
+                solver = self.solver
+                if K == AUTO:  # whichever solver makes masks, this one makes weights
+                    solver = make_solver(self.run.session.config, solvers.WEIGHING)
                 if self.fast:
-                    assert isinstance(self.solver, Surveyor)
-                    return self.solver.choose_by(self._cache(), K).coefficients
-                return self.solver.choose(self._problem, K).coefficients
+                    assert isinstance(solver, Predicting)
+                    return solver.choose_by(self._cache(), self._problem, K).coefficients
+                return solver.choose(self._problem, K).coefficients
 
         return self.ledger.once("learn", [K], work)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -21,6 +21,7 @@ from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
 from sewa_cli.session.session import Run, check_budget
+from sewa_cli.settings import USUAL
 from sewa_cli.text import finite, with_K
 
 SMALL = 0.01  # of the loss: an error that nobody would act on
@@ -45,20 +46,21 @@ class Asked:
                 "lora: compare averages A and B apart; `select` and `average` can merge"
             )
         calls = parse(config.compare.methods)
-        budgets = sorted(set(config.compare.K or (config.K,)))
-        if AUTO in budgets and any(call.method.has_budget for call in calls):
-            raise ConfigError("K: auto is for `sewa select`; name the K to compare: --K 5,10,20")
+        budgets = sorted(set(config.compare.K)) or [config.K]
         return cls(calls, budgets)
 
-    def check(self, k: int, of: str = "checkpoints") -> None:
-        """`sewa` must have something to choose; the others can take all there are."""
+    def of(self, k: int, what: str = "checkpoints") -> Asked:
+        """With the K that are taken of so many; `sewa` must have something to choose."""
+        if self.budgets == [AUTO]:
+            return replace(self, budgets=[min(USUAL, k - 1)])
         K = max(self.budgets)
         for call in self.calls:
             most = k - 1 if call.method.name == "sewa" else k
             if call.method.has_budget and most < K:
                 raise TooFew(
-                    f"K: {K} of {k} {of} is too many for {call.label}; K must be at most {most}"
+                    f"K: {K} of {k} {what} is too many for {call.label}; K must be at most {most}"
                 )
+        return self
 
     def rows(self) -> list[tuple[Call, int | None]]:
         return [
@@ -95,7 +97,7 @@ def evaluate_all(run: Run, asked: Asked, of: str = "checkpoints") -> tuple[Evalu
     with clock("read"):
         run.read()
         check_budget(0, run.used)
-        asked.check(run.trajectory.k, of)
+        asked = asked.of(run.trajectory.k, of)
     evaluator, rows = Evaluator(run), asked.rows()
     drafts = []
     with clock("evaluate"):

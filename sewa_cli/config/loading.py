@@ -31,7 +31,8 @@ def find_config(explicit: Path | None) -> Path | None:
 class Sections(Protocol):
     """Knows the solvers, each of which has a section of its own name in sewa.yaml."""
 
-    default: str | None  # None: the command chooses nothing
+    def default(self, settings: Mapping[str, Any]) -> str | None:
+        """The solver that serves where none is named; None: the command chooses nothing."""
 
     def register(self, settings: Mapping[str, Any]) -> None:
         """Solvers that these settings bring with them."""
@@ -87,9 +88,7 @@ def load_config(
             faults.append(f"--set {shown(text, 100)}: {one_line(error)}")
     if sections is not None:
         sections.register(settings)
-        chosen = settings.get("solver") or sections.default
-        if chosen is not None:
-            settings["solver"] = chosen
+        chosen = settings.get("solver") or sections.default(settings)
         for key, value in flags.items():
             if key.startswith("solver.") and chosen in sections.having(None):
                 put(f"{chosen}{key.removeprefix('solver')}", value)
@@ -116,6 +115,7 @@ def _validate_sections(
     faults, whole = [], dict[str, Any]()
     given = {name for name in settings if name not in Config.model_fields}
     chosen, known = settings.get("solver"), sections.having(None)
+    wanted = {*given, str(chosen or sections.default(settings))}
     if "solvers" in settings:
         faults.append(
             f"{sources.get('solvers', file)}: solvers: unknown key; a solver's settings "
@@ -124,7 +124,7 @@ def _validate_sections(
     if isinstance(chosen, str) and chosen not in known:
         where = sources.get("solver", f"{file}: solver")
         faults.append(f"{where}: unknown solver {chosen!r:.100}; there are {', '.join(known)}")
-    for name, model in sections.models({*given, str(chosen)}).items():
+    for name, model in sections.models(wanted).items():
         section = settings.pop(name, None)
         if model is None:
             whole[name] = section or {}
@@ -142,8 +142,9 @@ def _validate_sections(
                 text = _describe(fault, location, file, sources, list(model.model_fields))
                 source, _, what = text.partition(": unknown key; ")
                 if what and not source.startswith((file, "--set")):
-                    others = ", ".join(sections.having(str(fault["loc"][-1]))) or "no solver"
-                    text = f"{source}: not a setting of the {name} solver; {others} has it"
+                    others = sections.having(str(fault["loc"][-1]))
+                    have = f"{', '.join(others) or 'no solver'} {'have' if others[1:] else 'has'}"
+                    text = f"{source}: not a setting of the {name} solver; {have} it"
                 faults.append(text)
     settings["solvers"] = whole
     return faults

@@ -17,7 +17,9 @@ from pydantic import (
 from sewa_cli.settings import AUTO, Bytes, Count, CountOrNone, Seed, Settings, Share, refuse_bool
 
 STDOUT = "-"
-DEFAULT_METHODS = ("sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy")
+DEFAULT_METHODS = (
+    *("aggregate", "sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy"),
+)
 # tasks of our own by their short names, and those of their `args` that are paths
 READY_MADE = {
     "huggingface": ("model", "data", "selection", "heldout", "training"),
@@ -60,7 +62,7 @@ class CompareConfig(Settings):
 
     methods: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = DEFAULT_METHODS
     K: Annotated[tuple[Count, ...], BeforeValidator(_as_list)] = Field(
-        (), description="budgets; empty: the K above"
+        (), description="budgets; empty: the K above, or 10 if that is auto"
     )
     methods_from: Path | None = Field(None, description="a Python file with methods of your own")
     bootstrap: Annotated[int, BeforeValidator(refuse_bool), Field(ge=100)] = Field(
@@ -86,7 +88,10 @@ class Config(Settings):
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
     checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = ()
     K: Budget = Field(
-        10, description="how many checkpoints to average; auto: as many as the solver finds best"
+        AUTO, description="how many checkpoints to average; auto: weights on all that help"
+    )
+    sparse: bool = Field(
+        False, description="K: auto: few checkpoints, equally, as many as cross-validation finds"
     )
     last: Count | None = Field(None, description="k: only the last so many take part")
     every: Count | None = Field(None, description="only every n-th, counted back from the last")
@@ -97,7 +102,7 @@ class Config(Settings):
     lora: Literal["factors", "merged"] = Field(
         "factors", description="average A and B of adapters apart, or their products"
     )
-    solver: str | None = Field(None, description="`sewa solvers` lists them; null: the default")
+    solver: str | None = Field(None, description="`sewa solvers` lists them; null: by K")
     solver_from: Path | None = Field(None, description="a Python file with solvers of your own")
     solvers: dict[str, dict[str, Any]] = Field({}, description="each one's own section")
     guard: Share | None = Field(

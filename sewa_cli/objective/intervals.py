@@ -7,7 +7,7 @@ hold for all pairs of rows at once, by the bootstrapped maximum of the studentis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from sewa_cli.objective.objective import UnitLosses
-from sewa_cli.report.select import Gained
 from sewa_cli.report.shared import Interval
 
 LEVEL = 0.95
+Gain = tuple[float, Interval | None]  # a mean difference, and its interval where rows are enough
 FEWEST = 20  # with fewer examples than this, resampling them says too little
 
 
@@ -70,25 +70,25 @@ def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 
     )
 
 
-def gained(
-    learned: UnitLosses | None, references: Mapping[str, UnitLosses | None], seed: int
-) -> Gained | None:
-    """How far the learned average lies below the best reference, held out, and how sure that is."""
-    known = {name: u for name, u in references.items() if u is not None and u.is_finite}
-    if learned is None or not learned.is_finite or not known:
-        return None
-    over = min(known, key=lambda name: known[name].mean)
-    by = known[over].mean - learned.mean
-    losses, weights, _ = paired([learned, *known.values()])
+def difference(
+    one: Tensor, two: Tensor, weights: Tensor, seed: int = 0
+) -> tuple[float, Interval | None]:
+    """The mean of one − two, losses [n] of the same units; its interval, where they are enough."""
+    by = float((one - two) @ weights / weights.sum())
     if len(weights) < FEWEST:
-        return Gained(over=over, by=by, interval=None)
-    spread = compare_rows(losses, weights, seed)
-    # the interval is of a difference from the best row: the reference's, or the learned one's
-    if spread.best == 0:
-        low, high = spread.difference_intervals[1 + list(known).index(over)]
-    else:
-        high, low = (-bound for bound in spread.difference_intervals[0])
-    return Gained(over=over, by=by, interval=Interval(low=low, high=high))
+        return by, None
+    spread = compare_rows(torch.stack([one, two]), weights, seed)
+    low, high = spread.difference_intervals[1 - spread.best]  # of the worse minus the better
+    return by, Interval(low=low, high=high) if spread.best else Interval(low=-high, high=-low)
+
+
+def gained(learned: UnitLosses | None, over: UnitLosses | None, seed: int) -> Gain | None:
+    """How far the learned average lies below another one, held out, and how sure that is."""
+    if learned is None or over is None or not (learned.is_finite and over.is_finite):
+        return None
+    losses, weights, _ = paired([over, learned])
+    _, interval = difference(losses[0], losses[1], weights, seed)
+    return over.mean - learned.mean, interval
 
 
 def paired(units: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Literal["rows", "batches"]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sewa_cli.present.card import describe_lora
 from sewa_cli.present.tables import level, percent
-from sewa_cli.text import number, with_K
+from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison
@@ -21,17 +21,13 @@ if TYPE_CHECKING:
 def select(report: Report) -> list[str]:
     """What was chosen, what it took, and whether it was worth it."""
     said = []
+    if report.expected and report.heldout_rows is None:
+        said.append(expected(report))
     if report.budget:
         said.append(budget(report.budget))
     if report.stability:
         said.append(stability(report))
-    if report.k == report.K:
-        said.append(f"took all {report.k} ({report.written})")
-    else:
-        steps = zip(report.selected, report.selected_steps, strict=True)
-        names = ", ".join(str(index if step is None else step) for index, step in steps)
-        what = "checkpoints" if report.selected_steps[0] is None else "steps"
-        said.append(f"chose {report.K} of {report.k}: {what} {names}")
+    said.append(taken(report))
     if report.batchnorm and report.batchnorm.data:
         said.append(
             f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "
@@ -44,9 +40,65 @@ def select(report: Report) -> list[str]:
         f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, learning "
         f"{took.learn:.1f}, evaluating {took.evaluate:.1f}, writing {took.write:.1f})",
         f"checkpoints held in tier `{report.placement.tier}`: {report.placement.reason}",
-        verdict(report),
     ]
-    return said + wrote(report.output)
+    if report.expected and report.heldout_rows is not None:
+        said.append(expected(report))
+    return [*said, verdict(report), *wrote(report.output)]
+
+
+def taken(report: Report) -> str:
+    """Which checkpoints, with what weight."""
+    if report.blend and not report.instead_of:
+        return blend(report)
+    if report.k == report.K:
+        return f"took all {report.k} ({report.written})"
+    steps = zip(report.selected, report.selected_steps, strict=True)
+    names = ", ".join(str(index if step is None else step) for index, step in steps)
+    what = "checkpoints" if report.selected_steps[0] is None else "steps"
+    return f"chose {report.K} of {report.k}: {what} {names}"
+
+
+def blend(report: Report) -> str:
+    """How many checkpoints, how far from a moving average, and from which."""
+    found = report.blend
+    assert found is not None
+    weights = [candidate.weight or 0.0 for candidate in report.candidates]
+    late, half = 0.0, len(weights)
+    while late < 0.5 and half > 0:
+        half -= 1
+        late += weights[half]
+    rungs = sorted(found.prior, key=lambda rung: -rung.share)
+    named = [f"{with_K(r.name, r.K)} ({percent(r.share)})" for r in rungs if r.share >= 0.05]
+    start = few(named or [with_K(rungs[0].name, rungs[0].K)])
+    how = "nothing was learned on top"
+    if found.learned >= 0.005:
+        pull = max(found.path, key=lambda pull: pull.share)
+        under = "" if pull.strength is None else f", most under a pull of {pull.strength:g}"
+        how = f"learning moved {percent(found.learned)} of the weight{under}"
+    return (
+        f"weighed {report.K} of {report.k} checkpoints, worth {found.effective:.3g} equal ones, "
+        f"half of the weight on the last {len(weights) - half}: from {start}; {how}"
+    )
+
+
+def expected(report: Report) -> str:
+    """By nested cross-validation: what held-out rows would say, were there any."""
+    found = report.expected
+    assert found is not None
+    sure = (
+        f" (95 %: {found.interval.low:.5g} .. {found.interval.high:.5g})" if found.interval else ""
+    )
+    against = f"{found.by:.5g}{sure} below" if found.by >= 0 else _above(found.by, found.interval)
+    return (
+        f"expected loss on new rows {number(found.loss)} ± {1.96 * found.error:.2g} (nested "
+        f"cross-validation), {against} that of the best simple average"
+    )
+
+
+def _above(by: float, interval: Interval | None) -> str:
+    low, high = _signed(interval, by)
+    sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"
+    return f"{-by:.5g}{sure} above"
 
 
 def wrote(output: str | None) -> list[str]:
@@ -63,24 +115,32 @@ def verdict(report: Report) -> str:
     instead = f"; `{report.written}` was written instead" if report.instead_of else ""
     if (report.learned or report.average).heldout_loss is None:
         return f"the held-out loss of what was chosen is NaN or Inf{instead}"
-    found = report.gained
-    if found is None:
-        return f"no reference has a finite held-out loss{instead}"
-    if report.labels == "noise" and report.budget and not report.instead_of:
+    if report.labels == "noise" and report.written != "learned" and not report.instead_of:
         return f"no gain: the labels say nothing; `{report.written}` was written"
     if report.written != "learned" and report.instead_of is None:
-        return f"nothing to gain by choosing: cross-validation prefers `{report.written}`"
+        return f"nothing to gain by choosing: `{report.written}` was taken, a simple average"
+    over, best = next(iter(report.references.items()))
+    found = report.gained
+    if found is None and best.heldout_loss is None:
+        return (
+            f"the held-out loss of `{over}`, the best simple average by selection rows, is NaN or "
+            f"Inf{instead}"
+        )
+    if found is None:
+        return f"nothing gained by choosing: what was chosen is `{over}` itself{instead}"
     low, high = _signed(found.interval, found.by)
-    is_certain = low is None or low > 0
-    if found.by < 0:
-        head, way = "choosing did not pay" if is_certain else "no gain", "above"
-    else:
-        head, way = "choosing paid" if is_certain else "no certain gain", "below"
     sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"
-    luck = "; too few rows to rule out luck" if low is None else ""
+    way = "above" if found.by < 0 else "below"
+    if low is None:
+        head, sure = "undecided", "; too few rows to rule out luck"
+    elif low <= 0:
+        head = "undecided"
+    else:
+        head = "choosing did not pay" if found.by < 0 else "choosing paid"
+    where, after = ("", sure) if low is None else (sure, "")
     return (
-        f"{head}: held-out loss {abs(found.by):.5g}{sure} {way} that of `{found.over}`, the best "
-        f"simple average{luck}{instead}"
+        f"{head}: held-out loss {abs(found.by):.5g}{where} {way} that of `{found.over}`, the best "
+        f"simple average by selection rows{after}{instead}"
     )
 
 

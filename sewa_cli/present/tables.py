@@ -132,22 +132,29 @@ def select(report: Report) -> Sheet:
         chosen = {report.instead_of: report.learned}
     elif report.written not in report.references:
         chosen = {report.written: report.average}
-    titles = {"uniform": f"uniform (all {report.k})", "lawa": "lawa (equal intervals)"}
+    best = next(iter(report.references), None)
+    titles = {"uniform": f"uniform (all {report.k})"}
+    if best is not None:
+        titles[best] = f"{titles.get(best, best)} (best simple)"
+    expected = {}
+    if report.expected:  # of what was learned, and of the simple average that folds would choose
+        expected = {next(iter(chosen), ""): report.expected.loss}
+        expected[best or ""] = report.expected.loss + report.expected.by
     rows: Rows = []
     seen: Rows = []
     for name, scores in {**chosen, **report.references}.items():
-        losses: dict[str, Cell] = {
-            "selection_loss": scores.selection_loss,
-            "heldout_loss": scores.heldout_loss,
-        }
-        metrics = _metrics(scores.metrics, {"average", *losses})
-        rows.append({"average": name, **losses, **metrics})
+        losses: dict[str, Cell] = {"selection_loss": scores.selection_loss}
         cells: dict[str, Cell] = {
             "average": titles.get(name, name),
             f"selection loss ({report.selection_rows})": scores.selection_loss,
         }
+        if expected:
+            losses["expected_loss"] = cells["expected loss"] = expected.get(name)
+        losses["heldout_loss"] = scores.heldout_loss
         if report.heldout_rows is not None:
             cells[f"held-out loss ({report.heldout_rows})"] = scores.heldout_loss
+        metrics = _metrics(scores.metrics, {"average", *losses})
+        rows.append({"average": name, **losses, **metrics})
         seen.append({**cells, **metrics})
     return Sheet(rows, [("", seen)])
 

@@ -28,6 +28,9 @@ class Better(Part):
     by: float | None = Field(
         description="held-out loss of the chosen average minus this one's; null: that is not finite"
     )
+    interval: Interval | None = Field(
+        None, description="95 % of `by`, paired by row; null: too few rows"
+    )
 
 
 class BatchNorm(Part):
@@ -42,13 +45,14 @@ class BatchNorm(Part):
 
 
 class Gained(Part):
-    """What choosing was worth on held-out data, against the best of the references."""
+    """What choosing was worth on held-out data, against the best simple average.
+
+    Which one that is was found on the selection rows, as the choice was: a fair comparison.
+    """
 
     over: str
-    by: float = Field(description="held-out loss of that reference minus the learned average's")
-    interval: Interval | None = Field(
-        description="95 %, paired by row, holding for all references at once; null: too few rows"
-    )
+    by: float = Field(description="held-out loss of that average minus the chosen one's")
+    interval: Interval | None = Field(description="95 %, paired by row; null: too few rows")
 
 
 class Guard(Part):
@@ -71,6 +75,54 @@ class BudgetOption(Part):
     chosen: bool
 
 
+class Simple(Part):
+    """A simple average, and its loss on the rows that choose."""
+
+    name: str
+    K: int | None
+    selection_loss: float | None
+
+
+class Expected(Part):
+    """What to expect on new rows, by nested cross-validation: whatever was chosen, was not by them.
+
+    `over`: the simple average that the other folds would have chosen, whichever that was.
+    """
+
+    loss: float
+    error: float = Field(description="standard error of that loss, over rows")
+    by: float = Field(description="expected loss of the best simple average minus this one's")
+    interval: Interval | None = Field(description="95 % of `by`, paired by row; null: too few rows")
+
+
+class Share(Part):
+    """An average with its share in the blend."""
+
+    name: str
+    K: int | None
+    share: float
+
+
+class Pulled(Part):
+    """Weights learned under a pull towards the prior; `strength` null: the prior itself."""
+
+    strength: float | None
+    loss: float | None = Field(description="cross-validated, predicted")
+    behind: float | None = Field(description="mean over rows of its loss minus the best's")
+    error: float | None = Field(description="standard error of `behind`")
+    share: float
+
+
+class Blend(Part):
+    """What the default's weights are made of."""
+
+    prior: list[Share] = Field(description="moving averages, weighed by the selection rows")
+    path: list[Pulled] = Field(description="what was learned from there, weighed alike")
+    weights: list[float] = Field(description="of the prior, by candidate")
+    effective: float = Field(description="1/Σc²: as many equal weights would average as much")
+    learned: float = Field(description="half of Σ|c − prior|: the weight that learning has moved")
+
+
 class ResampledGain(Part):
     mean: float
     low: float
@@ -89,7 +141,7 @@ class StabilityReport(Part):
 
 
 class Report(TaskHead):
-    """The report of `sewa select`."""
+    """The report of `sewa select`; the best simple average is the first of `references`."""
 
     kind: Literal["select"] = "select"
     K: int
@@ -121,7 +173,12 @@ class Report(TaskHead):
     details: dict[str, Any] | None = Field(
         None, description="what the solver found out besides, as it gives it"
     )
-    budget: list[BudgetOption] | None = Field(None, description="K: auto: the options it had")
+    budget: list[BudgetOption] | None = Field(None, description="--sparse: the options it had")
+    blend: Blend | None = Field(None, description="of the solver `aggregate`")
+    expected: Expected | None = None
+    simple: list[Simple] = Field(
+        [], description="the simple averages that were looked at, lowest selection loss first"
+    )
     stability: StabilityReport | None = None
     placement: Placement
     batchnorm: BatchNorm | None

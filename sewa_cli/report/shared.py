@@ -22,6 +22,7 @@ class Candidate(Part):
     index: int
     path: str
     step: int | None
+    weight: float | None = Field(None, description="in the average that was written, by `select`")
     probability: float | None = None
     frequency: float | None = Field(
         None, description="share of the resamples of the selection rows that chose it"

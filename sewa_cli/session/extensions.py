@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from sewa_cli import solvers
-from sewa_cli.config import Config, load_config
+from sewa_cli.config import AUTO, Config, load_config
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
@@ -25,21 +25,29 @@ def load_settings(
     dashes: str = "--",
     *,
     with_solver: bool = True,
+    masks: bool = False,
 ) -> Config:
     """The config, with the chosen solver's section in it, checked and complete.
 
     `with_solver=False`: for commands that choose nothing. No solver is imported, nor torch.
+    `masks`: for commands that ask the solver for some K, whatever K is in the config.
     """
-    return load_config(path, flags, sets, dashes, _Sections(with_solver))
+    return load_config(path, flags, sets, dashes, _Sections(with_solver, masks))
 
 
 class _Sections:
     """The solvers' sections of sewa.yaml."""
 
-    def __init__(self, with_solver: bool) -> None:
-        self.default = solvers.DEFAULT if with_solver else None
+    def __init__(self, with_solver: bool, masks: bool) -> None:
+        self._masks = masks
         self._looks = with_solver
         self._known: list[str] = []
+
+    def default(self, settings: Mapping[str, Any]) -> str | None:
+        if not self._looks:
+            return None
+        is_auto = settings.get("K") in (None, "auto") and not self._masks
+        return solvers.default_for(AUTO if is_auto else 1, bool(settings.get("sparse")))
 
     def register(self, settings: Mapping[str, Any]) -> None:
         file, chosen = settings.get("solver_from"), settings.get("solver")
@@ -82,9 +90,13 @@ def list_solvers(config: Config) -> dict[str, str]:
     return {name: solvers.line_of(solvers.find(name)) for name in solvers.names()}
 
 
-def make_solver(config: Config, name: str | None = None) -> Solver:
-    """The chosen solver with its settings; or another, by name."""
-    name = name or config.solver or solvers.DEFAULT
+def solver_for(config: Config, K: int) -> str:
+    """The chosen solver, or the one that serves such a K."""
+    return config.solver or solvers.default_for(K, config.sparse)
+
+
+def make_solver(config: Config, name: str) -> Solver:
+    """A solver with its settings."""
     found = solvers.find(name)
     settings = found.Settings.model_validate(config.solvers.get(name, {}))
     return found(settings) if found.__module__.startswith("sewa_cli.") else _Fenced(found, settings)
@@ -101,7 +113,8 @@ class _Fenced(Solver):
         self._name = kind.__name__
         with user_code(self._name):
             self._own = kind(settings)
-        self.needs, self.reading, self.finds_k = kind.needs, kind.reading, kind.finds_k  # type: ignore[misc]
+        for name in ("needs", "reading", "finds_k", "takes_k"):
+            setattr(self, name, getattr(kind, name))
 
     @property
     def vectors(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
@@ -15,6 +16,8 @@ from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
+from sewa_cli.methods import Coefficients
+from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
@@ -28,7 +31,7 @@ from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, LeftOut, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cost import Clock
-from sewa_cli.session.extensions import make_solver, solvers_that_find_k
+from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory, fill_row
@@ -99,7 +102,12 @@ class Session:
         head = heading(self.config, self.events, task=task, device=model.device)
         return {**head, "parameters": model.layout.parameters}
 
-    def report(self, used: Sequence[Checkpoint], choice: Choice | None = None) -> dict[str, Any]:
+    def report(
+        self,
+        used: Sequence[Checkpoint],
+        choice: Choice | None = None,
+        weights: Coefficients | None = None,
+    ) -> dict[str, Any]:
         """That, the checkpoints that took part, and what it has cost so far."""
         probabilities = choice.probabilities if choice else None
         frequencies = choice.frequencies if choice else None
@@ -108,6 +116,7 @@ class Session:
                 index=i,
                 path=str(c.path),
                 step=c.step,
+                weight=weights[i] if weights else None,
                 probability=probabilities[i] if probabilities else None,
                 frequency=frequencies[i] if frequencies else None,
                 logged=c.metrics or None,
@@ -276,6 +285,27 @@ class Run:
             model.load(average.tensors())
         self._loaded = (tuple(coefficients), model.version)
 
+    def at_once(self, room: int) -> int:
+        """Simple averages that are mixed in one pass over W."""
+        return max(1, room // 8 // (4 * self.rows.layout.size))  # a product has copies of its own
+
+    def simple_losses(self) -> dict[Name, float]:
+        """Selection losses of the simple averages, as many at a time as there is room for."""
+        averages, objective = family(self.trajectory.k), self.session.objective
+        names, at_once = list(averages), self.at_once(self.placed.room)
+        found: list[float] = []
+
+        def look_at(some: list[Name]) -> None:
+            weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
+            for flat in self.trajectory.mix(weights):
+                found.append(objective.learning_value(flat))
+                self.session.events.progress("simple averages", len(found), len(averages))
+
+        for start in range(0, len(names), at_once):
+            look_at(names[start : start + at_once])  # what it holds goes with it
+        self._loaded = None
+        return dict(zip(names, found, strict=True))
+
     def score(self, coefficients: Sequence[float]) -> Scored:
         """An average that is not written; BatchNorm as for a file of it."""
         self.load(coefficients)
@@ -296,10 +326,12 @@ class Run:
         scored = self.scorer.score_average(len(average.sources))
         return average.with_statistics(scored.statistics), scored
 
-    def report(self, choice: Choice | None = None) -> dict[str, Any]:
-        """What every report over one W says of it."""
+    def report(
+        self, choice: Choice | None = None, weights: Coefficients | None = None
+    ) -> dict[str, Any]:
+        """What every report over one W says of it; `weights`: of the average that is written."""
         return {
-            **self.session.report(self.used, choice),
+            **self.session.report(self.used, choice, weights),
             "k": self.trajectory.k,
             "left_out": self.rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),
@@ -313,8 +345,13 @@ def holding(placement: Placement, more: int) -> Placement:
 
 def chosen_solver(config: Config) -> Solver:
     """With its settings; refused now if it cannot do what it is asked for."""
-    solver = make_solver(config)
+    name = solver_for(config, config.K)
+    solver = make_solver(config, name)
     if config.K == AUTO and not solver.finds_k:
         named = " or ".join(f"--solver {name}" for name in solvers_that_find_k())
-        raise ConfigError(f"K: auto needs a solver that finds K: add {named}")
+        raise ConfigError(f"K: auto needs a solver that finds K: {named}; or name a K")
+    if config.K != AUTO and not solver.takes_k:
+        raise ConfigError(f"K: {config.K}, but {name} weighs all checkpoints; leave out --K")
+    if config.sparse and not solver.takes_k:
+        raise ConfigError(f"sparse: {name} weighs all checkpoints; leave out --solver {name}")
     return solver

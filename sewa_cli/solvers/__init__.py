@@ -28,14 +28,28 @@ from sewa_cli.methods import mean_of
 
 if TYPE_CHECKING:
     from sewa_cli.events import Events
+    from sewa_cli.methods.family import Name
     from sewa_cli.objective.objective import Objective
-    from sewa_cli.report.select import BudgetOption, StabilityReport
+    from sewa_cli.report.select import Blend, BudgetOption, Expected, StabilityReport
     from sewa_cli.trajectory import Trajectory
 
-DEFAULT = "gumbel"
 LEARNED = "learned"  # the name of a choice that no simple average would have made
-BUILTIN = {"gumbel": "sewa_cli.solvers.gumbel", "linear": "sewa_cli.solvers.linear.rounds"}
+BUILTIN = {
+    "aggregate": "sewa_cli.solvers.aggregate.solver",
+    "gumbel": "sewa_cli.solvers.gumbel",
+    "linear": "sewa_cli.solvers.linear.rounds",
+}
+WEIGHING = "aggregate"  # for K auto
 SURVEYING = "linear"  # whose cache of outputs answers `compare --fast`
+
+
+def default_for(K: int, sparse: bool) -> str:
+    """Which engine serves: weights on all for K auto, a mask of the K found, or SeWA's mask."""
+    if K != settings.AUTO:
+        return "gumbel"
+    return "linear" if sparse else WEIGHING
+
+
 REGISTRY: dict[str, type[Solver]] = {}
 
 
@@ -62,7 +76,10 @@ class Choice:
     frequencies: list[float] | None = None  # how often each was chosen on resampled rows
     history: list[float] = field(default_factory=list)  # the loss, by iteration
     labels: Literal["matter", "noise", "unseen"] | None = None
-    budget: list[BudgetOption] | None = None  # K: auto: the options it had
+    budget: list[BudgetOption] | None = None  # K by cross-validation: the options it had
+    blend: Blend | None = None
+    expected: Expected | None = None
+    simple: dict[Name, float] | None = None  # losses of simple averages, where it knows them
     stability: StabilityReport | None = None
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
@@ -114,6 +131,7 @@ class Solver(ABC):
     needs: ClassVar[frozenset[str]] = frozenset({"value"})  # of `Objective.offers`
     reading: ClassVar[Literal["held", "streamed"]] = "held"  # W in memory, or passed over
     finds_k: ClassVar[bool] = False  # whether K may be auto
+    takes_k: ClassVar[bool] = True  # whether it may be a number
 
     def __init__(self, settings: Any = None) -> None:
         self.settings: Any = self.Settings() if settings is None else settings
@@ -135,16 +153,20 @@ class Solver(ABC):
         return Cost(at_most=True)
 
 
-class Surveyor(Solver):
-    """A solver whose cache of outputs other methods can search over: `compare --fast`."""
+class Predicting(Solver):
+    """A solver that can do with a cache of outputs, whoever made it: `compare --fast`."""
+
+    @abstractmethod
+    def choose_by(self, cache: Any, problem: Problem, K: int) -> Choice:
+        """From the cache alone: nothing is read, no true loss is taken."""
+
+
+class Surveyor(Predicting):
+    """A solver whose cache of outputs other methods can search over."""
 
     @abstractmethod
     def surveyed(self, problem: Problem) -> Any:
         """The cache: losses, gradients and mixtures of predicted outputs."""
-
-    @abstractmethod
-    def choose_by(self, cache: Any, K: int) -> Choice:
-        """From the cache alone: nothing is read, no true loss is taken."""
 
 
 def register(name: str, solver: type[Solver]) -> type[Solver]:

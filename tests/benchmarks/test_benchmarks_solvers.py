@@ -33,15 +33,16 @@ def test_the_quality_benchmark_measures_every_solver(
     runs = json.loads((tmp_path / "found").read_text())["runs"]
     assert [(run["task"], run["seed"]) for run in runs] == [("diabetes", 0), ("diabetes", 1)]
     for run in runs:
-        assert all(isfinite(run[w]["heldout"]) for w in ("gumbel", "linear", "auto", "shuffled"))
+        assert all(isfinite(run[w]["heldout"]) for w in ("gumbel", "linear", "sparse", "shuffled"))
         assert run["gumbel"]["K"] == run["linear"]["K"] == 10
-        assert sum(option["chosen"] for option in run["auto"]["options"]) == 1
-        assert run["auto"]["references"]["last"] == run["gumbel"]["references"]["last"]
+        assert sum(option["chosen"] for option in run["sparse"]["options"]) == 1
+        assert run["sparse"]["references"]["last"] == run["gumbel"]["references"]["last"]
+        assert run["sparse"]["over"] == next(iter(run["sparse"]["references"]))
         assert run["linear"]["bytes_read"] < run["bytes_streamed"]["gumbel"] / 10
         assert run["linear"]["forward_equivalents"] < run["gumbel"]["forward_equivalents"]
     assert runs[0]["gumbel"]["heldout"] != runs[1]["gumbel"]["heldout"]  # two runs, not one twice
     assert "| diabetes | linear |" in printed
-    assert "K auto is worse than the best of last, uniform and lawa" in printed
+    assert "`--sparse` is worse than the best simple average by selection rows" in printed
     assert "With shuffled labels it takes a simple average in" in printed
 
 

@@ -383,7 +383,9 @@ def test_a_section_given_as_one_value_is_told_even_beside_a_flag_into_it(
 ) -> None:
     (run_dir / "sewa.yaml").write_text("task: ./task.py\ncheckpoints: ckpts/\ngumbel: fast\n")
     check_says(refused(USAGE), "sewa.yaml: gumbel: ", "found 'fast'")
-    check_says(refused(USAGE, "select", "--iterations", 5), "sewa.yaml: gumbel: ", "section")
+    check_says(
+        refused(USAGE, "select", "--K", 4, "--iterations", 5), "sewa.yaml: gumbel: ", "section"
+    )
 
 
 def test_a_config_that_is_not_there_is_named(refused: Refused) -> None:

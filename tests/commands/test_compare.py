@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import REGISTRY, Run, method, parse_one
+from sewa_cli.text import with_K
 
 EVERY = ",".join(REGISTRY)
 
@@ -75,13 +76,42 @@ def test_the_losses_are_those_that_the_user_computes(sewa: Sewa) -> None:
 def test_select_and_compare_agree(sewa: Sewa) -> None:
     assert sewa("select", "--K", 4).code == 0
     selected = json.loads(Path("averaged.report.json").read_text())
-    found = compare(sewa, "--methods", "sewa,last,uniform,lawa", "--K", 4)
+    found = compare(sewa, "--methods", "sewa,last,uniform", "--K", 4)
     rows = {row["method"]: row for row in found["rows"]}
     chosen = [i for i, c in enumerate(rows["sewa"]["coefficients"][0]) if c > 0]
     assert chosen == selected["selected"]
-    for name in ("last", "uniform", "lawa"):
+    best = selected["simple"][0]  # the first of the references
+    [rows[best["name"]]] = compare(
+        sewa, "--methods", best["name"], *(["--K", best["K"]] if best["K"] else [])
+    )["rows"]
+    labels = [with_K(best["name"], best["K"]), "last", "uniform"]
+    assert [*selected["references"]] == labels
+    for name, label in zip([best["name"], "last", "uniform"], labels, strict=True):
         for key in ("selection_loss", "heldout_loss"):
-            assert rows[name][key] == pytest.approx(selected["references"][name][key])
+            assert rows[name][key] == pytest.approx(selected["references"][label][key])
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_what_select_weighs_by_default_is_a_method_of_compare(sewa: Sewa) -> None:
+    assert sewa("select", "--K", "auto").code == 0
+    selected = json.loads(Path("averaged.report.json").read_text())
+    [found] = compare(sewa, "--methods", "aggregate")["rows"]
+    weights = [candidate["weight"] for candidate in selected["candidates"]]
+    # in sums of another order: the one holds W, the other passes over the files
+    assert found["coefficients"][0] == pytest.approx(weights, abs=1e-3)
+    for key in ("selection_loss", "heldout_loss"):
+        assert found[key] == pytest.approx(selected["average"][key], rel=1e-3)
+
+
+@pytest.mark.parametrize(("k", "K"), [(12, 10), (6, 5)])
+@pytest.mark.usefixtures("run_dir")
+def test_where_k_is_auto_ten_are_compared_or_all_but_one(sewa: Sewa, k: int, K: int) -> None:
+    found = compare(sewa, "--methods", "lawa,sewa,last", "--set", "K=auto", "--last", k)
+    assert [(row["method"], row["K"]) for row in found["rows"]] == [
+        ("lawa", K),
+        ("sewa", K),
+        ("last", None),
+    ]
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,11 @@ def test_the_learned_average_beats_the_last_checkpoint_on_held_out_digits(
 ) -> None:
     report = run_demo(tmp_path / "demo", seed, Events()).report
     assert report.k == 100
-    assert len(report.selected) == 10
+    assert report.config["solver"] == "aggregate"
+    weights = [candidate.weight for candidate in report.candidates]
+    assert sum(weight or 0 for weight in weights) == pytest.approx(1)
+    assert report.selected == [i for i, weight in enumerate(weights) if weight]
+    assert len(report.selected) > 1
     assert report.average.heldout_loss is not None
     last = report.references["last"].heldout_loss
     assert last is not None
@@ -30,16 +35,19 @@ def test_the_demo_leaves_a_folder_that_the_next_commands_work_in(
     monkeypatch.chdir(tmp_path)
     ended = sewa("demo", "here")
     assert ended.code == 0, ended.err
-    assert len(ended.out.splitlines()) == 10
-    for name in ("learned", "last", "uniform", "lawa", "held-out loss", "accuracy", "try next"):
+    report = json.loads(Path("here/demo.report.json").read_text())
+    weighed = [c["path"] for c in report["candidates"] if c["weight"]]
+    assert ended.out.splitlines() == weighed
+    for name in ("learned", "(best simple)", "last", "uniform", "held-out loss", "accuracy"):
         assert name in ended.err
     assert len(list(Path("here/ckpts").glob("*.safetensors"))) == 100
     monkeypatch.chdir("here")
-    commands = [line.strip() for line in ended.err.splitlines() if " select ckpts/ " in line]
+    after = ended.err.splitlines()
+    commands = [line.strip() for line in after[after.index("try next:") :] if " ckpts/" in line]
     assert len(commands) == 3
     for command in commands:
         program = command.partition("|")[0].split()
-        assert sewa(*program[program.index("select") :]).code == 0, command
+        assert sewa(*program[program.index("ckpts/") - 1 :]).code == 0, command
     monkeypatch.chdir(tmp_path)
     again = sewa("demo", "here")
     assert again.code == 3

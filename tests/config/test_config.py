@@ -12,10 +12,11 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sewa_cli import solvers
-from sewa_cli.config import CompareConfig, Config, find_config
+from sewa_cli.config import AUTO, CompareConfig, Config, find_config
 from sewa_cli.errors import ConfigError
 from sewa_cli.output.destination import DEFAULT_OUTPUT
 from sewa_cli.session.extensions import load_settings as load_config
+from sewa_cli.session.extensions import solver_for
 
 
 def write_yaml(folder: Path, text: str) -> Path:
@@ -81,8 +82,10 @@ def test_the_callers_mappings_stay_as_they_were() -> None:
 def test_an_empty_yaml_is_all_defaults(tmp_path: Path) -> None:
     config = load_config(write_yaml(tmp_path, "# nothing yet\n"))
     assert config == load_config(None)
-    assert config.model_copy(update={"solver": None, "solvers": {}}) == Config()
-    assert config.solvers == {config.solver: solvers.find(solvers.DEFAULT).Settings().model_dump()}
+    assert config.model_copy(update={"solvers": {}}) == Config()
+    assert (config.K, config.sparse, config.solver) == (AUTO, False, None)
+    # the section of the solver that serves where none is named
+    assert config.solvers == {"aggregate": solvers.find("aggregate").Settings().model_dump()}
 
 
 # ---- paths -----------------------------------------------------------------------------------
@@ -269,13 +272,15 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
     shown = commented_out()
     assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
     assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
-    real = {**Config().model_dump(mode="json"), "solver": solvers.DEFAULT}
+    real = Config().model_dump(mode="json")
     real |= {n: solvers.find(n).Settings().model_dump(mode="json") for n in solvers.BUILTIN}
     assert shown == {name: real[name] for name in shown}
 
 
-def test_the_live_keys_of_the_template_are_the_defaults_where_there_are_any() -> None:
-    assert yaml.safe_load(TEMPLATE)["K"] == Config().K
+def test_the_live_keys_of_the_template_are_those_without_a_default() -> None:
+    live = yaml.safe_load(TEMPLATE)
+    assert live.keys() == {"task", "checkpoints"}
+    assert not any(getattr(Config(), key) for key in live)
 
 
 # ---- sections of solvers ---------------------------------------------------------------------
@@ -284,12 +289,35 @@ def test_the_live_keys_of_the_template_are_the_defaults_where_there_are_any() ->
 def test_a_flag_for_the_solver_goes_to_the_one_that_is_chosen() -> None:
     config = load_config(None, {"solver": "linear", "solver.iterations": "7"})
     assert config.solvers["linear"]["iterations"] == 7
-    assert load_config(None, {"solver.iterations": 9}).solvers["gumbel"]["iterations"] == 9
+    config = load_config(None, {"K": "4", "solver.iterations": 9})
+    assert config.solvers["gumbel"]["iterations"] == 9
+
+
+@pytest.mark.parametrize(
+    ("flags", "serves"),
+    [
+        ({}, "aggregate"),
+        ({"K": "auto"}, "aggregate"),
+        ({"sparse": True}, "linear"),
+        ({"K": "auto", "sparse": True}, "linear"),
+        ({"K": "4"}, "gumbel"),
+        ({"K": "4", "solver": "linear"}, "linear"),
+    ],
+)
+def test_where_no_solver_is_named_k_says_which_one_serves(
+    flags: dict[str, object], serves: str
+) -> None:
+    config = load_config(None, flags)
+    assert config.solver == flags.get("solver")
+    assert solver_for(config, config.K) == serves
+    assert config.solvers.keys() == {serves}
 
 
 def test_a_flag_that_the_solver_does_not_have_names_those_that_do() -> None:
-    [fault] = faults(None, {"solver.stable": True})
+    [fault] = faults(None, {"K": "4", "solver.stable": True})
     assert fault == "--stable: not a setting of the gumbel solver; linear has it"
+    [fault] = faults(None, {"solver.iterations": "9"})
+    assert fault == "--iterations: not a setting of the aggregate solver; gumbel, linear have it"
 
 
 def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
@@ -305,7 +333,7 @@ def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
 
 def test_a_solver_that_is_not_there_is_named_with_those_that_are() -> None:
     assert faults(None, {"solver": "newton"}) == (
-        "--solver: unknown solver 'newton'; there are gumbel, linear",
+        "--solver: unknown solver 'newton'; there are aggregate, gumbel, linear",
     )
 
 

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from helpers.figures import assert_readable, marks, row, words
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from sewa_cli.cli.options import check_plot, save_figure
+from sewa_cli.commands.select import run_select
 from sewa_cli.demo import run_demo
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
@@ -29,17 +31,31 @@ from sewa_cli.present.plots.select import plot as plot_selection
 from sewa_cli.present.plots.select import running_mean
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.part import to_json
-from sewa_cli.report.select import Report
+from sewa_cli.report.select import Blend, Pulled, Report, Share
 from sewa_cli.report.shared import Candidate, Scores
+from sewa_cli.session.extensions import load_settings
+from sewa_cli.task import load_task
 
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
 TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "twa", "wsm"]
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """A real run: 10 of 100 checkpoints."""
-    return run_demo(tmp_path_factory.mktemp("plots") / "demo", 0, Events()).report
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plots") / "demo"
+
+
+@pytest.fixture(scope="module")
+def weighed(folder: Path) -> Report:
+    """A real run, by the default: weights on 100 checkpoints."""
+    return run_demo(folder, 0, Events()).report
+
+
+@pytest.fixture(scope="module")
+def demo(weighed: Report, folder: Path) -> Report:  # noqa: ARG001
+    """The same run by SeWA's mask: 10 of 100 checkpoints."""
+    config = load_settings(folder / "sewa.yaml", {"K": 10})
+    return run_select(config, load_task(str(folder / "task.py"), {}), write=False).report
 
 
 def selection(
@@ -49,12 +65,13 @@ def selection(
     *,
     step: Callable[[int], int | None] = lambda i: 10 * i,
     history: Sequence[float | None] = (0.5, 0.4, 0.3),
-    losses: Sequence[float | None] = (0.1, 0.9, 0.5, 0.3),
+    losses: Sequence[float | None] = (0.1, 0.3, 0.9, 0.5),
     learned: bool = True,
 ) -> Report:
     chance = random.Random(k)
     s = [chance.random() ** 4 for _ in range(k)]
     average, *others = [Scores(selection_loss=loss) for loss in losses]
+    names = ["latest K=5", "last", "uniform"][-len(others) :]  # the best may be one of the two
     return demo.model_copy(
         update={
             "k": k,
@@ -66,7 +83,49 @@ def selection(
             "selected": sorted(sorted(range(k), key=lambda i: -s[i])[:K]),
             "history": list(history),
             "average": average,
-            "references": dict(zip(["last", "uniform", "lawa"], others, strict=True)),
+            "references": dict(zip(names, others, strict=True)),
+        }
+    )
+
+
+def weighing(
+    weighed: Report,
+    k: int,
+    path: Sequence[float | None] = (0.3, 0.2, 0.25),
+    *,
+    step: Callable[[int], int | None] = lambda i: 10 * i,
+    expected: bool = True,
+) -> Report:
+    """Weights that grow, pulled to the mean of all under ever weaker pulls."""
+    total = k * (k + 1) / 2
+    weights = [(i + 1) / total for i in range(k)]
+    finite = [loss for loss in path if loss is not None and np.isfinite(loss)]
+    blend = Blend(
+        prior=[Share(name="uniform", K=None, share=1.0)],
+        path=[
+            Pulled(
+                strength=10.0 ** (1 - i) if i else None,
+                loss=loss,
+                behind=loss - min(finite) if loss in finite else None,
+                error=0.01 if loss in finite else None,
+                share=1 / len(finite) if loss in finite else 0.0,
+            )
+            for i, loss in enumerate(path)
+        ],
+        weights=[1 / k] * k,
+        effective=1 / sum(weight**2 for weight in weights),
+        learned=sum(abs(weight - 1 / k) for weight in weights) / 2,
+    )
+    return weighed.model_copy(
+        update={
+            "k": k,
+            "K": k,
+            "candidates": [
+                Candidate(index=i, path="", step=step(i), weight=weights[i]) for i in range(k)
+            ],
+            "selected": list(range(k)),
+            "blend": blend,
+            "expected": weighed.expected if expected else None,
         }
     )
 
@@ -162,7 +221,8 @@ def test_a_real_selection_shows_every_probability_and_marks_the_chosen_steps(dem
         scores.selection_loss for scores in averages
     ]
     seen = words(figure)
-    for word in ("training step", "mask probability", "iteration", "10 chosen", "uniform 0.2"):
+    best = next(iter(demo.references))
+    for word in ("training step", "mask probability", "iteration", "10 chosen", f"{best} 0."):
         assert word in seen
     assert_readable(figure)
 
@@ -180,9 +240,10 @@ SELECTIONS: dict[str, dict[str, Any]] = {
     "one of many": {"k": 1000, "K": 1, "step": lambda _: None},
     "holes": {"k": 40, "K": 5, "history": [None if i % 3 else 1.0 for i in range(50)]},
     "nothing finite": {"k": 5, "K": 2, "history": [None] * 9, "losses": [None] * 4},
-    "far apart": {"k": 9, "K": 2, "losses": [1e-4, 2e3, 1.0, 5.0]},
-    "negative": {"k": 9, "K": 2, "losses": [-2.0, -1.0, -1.5, -1.6]},
-    "tiny": {"k": 9, "K": 2, "history": [3e-9], "losses": [1e-9, 4e-9, 2e-9, 3e-9]},
+    "best simple one is last": {"k": 9, "K": 2, "losses": [0.1, 0.2, 0.3]},
+    "far apart": {"k": 9, "K": 2, "losses": [1e-4, 1.0, 2e3, 5.0]},
+    "negative": {"k": 9, "K": 2, "losses": [-2.0, -1.6, -1.0, -1.5]},
+    "tiny": {"k": 9, "K": 2, "history": [3e-9], "losses": [1e-9, 2e-9, 4e-9, 3e-9]},
     "all the same": {"k": 9, "K": 2, "history": [0.0], "losses": [0.0] * 4},
     "steps beyond a float": {"k": 9, "K": 2, "step": lambda i: 10**400 + i},
     "uneven steps": {"k": 20, "K": 3, "step": lambda i: 2**i},
@@ -208,7 +269,7 @@ def test_checkpoints_without_steps_are_placed_by_index(demo: Report) -> None:
 
 
 def test_levels_too_close_to_name_beside_go_into_a_legend(demo: Report) -> None:
-    apart = plot_selection(selection(demo, 9, 3, losses=[0.1, 0.9, 0.5, 0.3])).axes[1]
+    apart = plot_selection(selection(demo, 9, 3, losses=[0.1, 0.3, 0.9, 0.5])).axes[1]
     close = plot_selection(selection(demo, 9, 3, losses=[0.1, 0.101, 0.5, 0.3])).axes[1]
     assert len(apart.texts) == 4
     assert not close.texts
@@ -216,10 +277,83 @@ def test_levels_too_close_to_name_beside_go_into_a_legend(demo: Report) -> None:
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()][-4:] == [
         "chosen 0.1",
-        "last 0.101",
-        "uniform 0.5",
-        "lawa 0.3",
+        "latest K=5 0.101",
+        "last 0.5",
+        "uniform 0.3",
     ]
+
+
+def weights_drawn(axes: Axes) -> list[tuple[float, float]]:
+    """Place and height of every line in the panel of weights."""
+    (lines,) = axes.collections
+    assert isinstance(lines, LineCollection)
+    ends = [np.asarray(segment) for segment in lines.get_segments()]
+    assert all(foot[0] == top[0] and foot[1] == 0 for foot, top in ends)
+    return [(float(top[0]), float(top[1])) for _, top in ends]
+
+
+def path_drawn(axes: Axes) -> list[float]:
+    """Heights of the dots in the panel of pulls, NaN where there is nothing to draw."""
+    (dots,) = [found for found in axes.collections if isinstance(found, PathCollection)]
+    return [float(y) for _, y in np.ma.filled(dots.get_offsets(), np.nan)]
+
+
+def test_a_real_blend_shows_every_weight_its_prior_and_the_loss_under_every_pull(
+    weighed: Report,
+) -> None:
+    assert weighed.blend is not None
+    assert weighed.expected is not None
+    figure = plot_selection(weighed)
+    weights, losses = figure.axes
+    assert weights_drawn(weights) == [(c.step, c.weight) for c in weighed.candidates]
+    (prior,) = weights.lines
+    assert np.asarray(prior.get_ydata()).tolist() == weighed.blend.weights
+    assert path_drawn(losses) == [pull.loss for pull in weighed.blend.path]
+    seen = words(figure)
+    for word in (
+        "training step",
+        "the prior",
+        f"{weighed.K} weighed",
+        "cross-validated loss",
+        f"expected of this {weighed.expected.loss:.5g}",
+        f"of the best simple {weighed.expected.loss + weighed.expected.by:.5g}",
+    ):
+        assert word in seen
+    strengths = [text.get_text() for text in losses.get_xticklabels()]
+    assert strengths == [
+        "prior" if pull.strength is None else f"{pull.strength:g}" for pull in weighed.blend.path
+    ]
+    assert_readable(figure)
+
+
+WEIGHINGS: dict[str, dict[str, Any]] = {
+    "two": {"k": 2},
+    "thousand": {"k": 1000, "step": lambda i: 10_000_000 + 1000 * i},
+    "without steps": {"k": 12, "step": lambda i: None if i == 3 else i},
+    "steps beyond a float": {"k": 9, "step": lambda i: 10**400 + i},
+    "nothing expected": {"k": 9, "expected": False},
+    "holes": {"k": 9, "path": [0.3, None, 0.2, float("nan")]},
+    "nothing finite": {"k": 9, "path": [None, None], "expected": False},
+    "the prior alone": {"k": 9, "path": [0.3]},
+    "far apart": {"k": 9, "path": [1e-4, 2e3, 1.0]},
+    "negative": {"k": 9, "path": [-2.0, -1.6, -1.0]},
+    "all the same": {"k": 9, "path": [0.0] * 4},
+}
+
+
+@pytest.mark.parametrize("case", WEIGHINGS.values(), ids=WEIGHINGS)
+def test_any_blend_can_be_drawn_and_read(weighed: Report, case: dict[str, Any]) -> None:
+    report = weighing(weighed, **case)
+    assert report.blend is not None
+    figure = plot_selection(report)
+    weights, losses = figure.axes
+    heights = [height for _, height in weights_drawn(weights)]
+    assert heights == [candidate.weight for candidate in report.candidates]
+    (prior,) = weights.lines
+    assert np.asarray(prior.get_ydata()).tolist() == report.blend.weights
+    found = [np.nan if pull.loss is None else pull.loss for pull in report.blend.path]
+    np.testing.assert_array_equal(path_drawn(losses), found)
+    assert_readable(figure)
 
 
 def test_the_running_mean_skips_what_is_missing() -> None:
@@ -417,11 +551,15 @@ def test_a_name_that_the_font_lacks_is_no_reason_to_warn(demo: Report, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.SVG", "a.pdf"])
-def test_the_same_report_gives_the_same_bytes(demo: Report, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("which", ["demo", "weighed"])
+def test_the_same_report_gives_the_same_bytes(
+    request: pytest.FixtureRequest, tmp_path: Path, which: str, name: str
+) -> None:
+    report = request.getfixturevalue(which)
     written = []
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
-        save_figure(plot_selection(demo), tmp_path / folder / name)
+        save_figure(plot_selection(report), tmp_path / folder / name)
         written.append((tmp_path / folder / name).read_bytes())
     assert written[0] == written[1]
     kinds = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}

@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 from helpers.tiny import Sewa
 
+from sewa_cli.methods.family import family
+
 
 @pytest.fixture
 def reported(run_dir: Path, sewa: Sewa) -> dict[str, Any]:
@@ -47,8 +49,12 @@ def test_the_report_names_every_candidate_and_what_was_chosen(reported: dict[str
 
 
 def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
-    # 3 batches of selection and 3 of held-out data; 4 evaluations; 8 iterations × 2 samples
-    assert reported["cost"]["forward_passes"] == 4 * (3 + 3) + 8 * 2
+    # 3 batches of selection and 3 of held-out data. The simple averages on the first, the best of
+    # them, `last`, `uniform` and the average on both; 8 iterations × 2 samples
+    simple = len(family(12))
+    assert len(reported["simple"]) == simple
+    assert len(reported["references"]) == 3
+    assert reported["cost"]["forward_passes"] == 3 * simple + 4 * (3 + 3) + 8 * 2
     assert reported["cost"]["backward_passes"] == 8 * 2
     weights = 4 * (6 * 16 + 16 + 16 * 2 + 2)
     # all 12 into W, and the 4 chosen twice: to be evaluated, to be written

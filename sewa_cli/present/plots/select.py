@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sewa_cli.report.select import BudgetOption, Report
+    from sewa_cli.report.select import Blend, BudgetOption, Report
 
 _STYLES: Final = ("-", ":", "--", "-.", (0, (8, 2)), (0, (1, 4)))
 
 
 def plot(report: Report) -> Figure:
-    """Mask probability by step, selection loss by iteration, and, for K: auto, loss by K."""
+    """Weights or mask by step, and how the loss went: by the pull, by iteration, by K."""
     from matplotlib.figure import Figure
 
+    if report.blend:
+        return _plot_blend(report, report.blend)
     with house():
         panels = 3 if report.budget else 2
         figure = Figure(figsize=(8, 3 * panels))
@@ -43,6 +45,59 @@ def plot(report: Report) -> Figure:
             _draw_curve(curve[0], report.budget)
         _name_levels(figure, losses, _draw_losses(losses, report))
     return figure
+
+
+def _plot_blend(report: Report, blend: Blend) -> Figure:
+    """Weights by step with the prior they were pulled to; cross-validated loss by the pull."""
+    from matplotlib.figure import Figure
+
+    with house():
+        figure = Figure(figsize=(8, 6))
+        set_margins(figure)
+        weights, losses = figure.subplots(2, 1)
+        places, by_step = places_of([candidate.step for candidate in report.candidates])
+        heights = [candidate.weight or 0.0 for candidate in report.candidates]
+        text = f"{report.K} weighed, worth {blend.effective:.3g} equal ones"
+        weights.vlines(places, 0, heights, color="black", lw=1.4, label=text)
+        weights.plot(places, blend.weights, color="0.55", lw=1.6, ls="--", label="the prior")
+        weights.set_ylim(0, None)
+        name_steps(weights, by_step)
+        weights.set_ylabel("weight")
+        legend_above(weights)
+        _draw_path(losses, report, blend)
+    return figure
+
+
+def _draw_path(axes: Axes, report: Report, blend: Blend) -> None:
+    """Cross-validated loss by the pull, errors from the best; area of a dot: its share."""
+    from matplotlib.ticker import FixedFormatter, FixedLocator
+
+    at = range(len(blend.path))
+    losses = [drawable(pull.loss) for pull in blend.path]
+    errors = [drawable(pull.error) for pull in blend.path]
+    axes.errorbar(at, losses, yerr=errors, color="0.4", lw=1.2, capsize=2)
+    sizes = [250 * pull.share + 2 for pull in blend.path]
+    axes.scatter(at, losses, sizes, color="black", zorder=3, label="share in the answer, by area")
+    levels = [
+        loss + way * (error if isfinite(error) else 0.0)
+        for loss, error in zip(losses, errors, strict=True)
+        for way in (-1, 1)
+    ]
+    if report.expected:
+        simple = report.expected.loss + report.expected.by
+        for name, level, style in (
+            ("expected of this", report.expected.loss, "-"),
+            ("of the best simple", simple, ":"),
+        ):
+            axes.axhline(level, ls=style, lw=1.1, color="black", label=f"{name} {level:.5g}")
+            levels.append(level)
+    fit_losses(axes, [loss for loss in levels if isfinite(loss)])
+    names = ["prior" if pull.strength is None else f"{pull.strength:g}" for pull in blend.path]
+    axes.xaxis.set_major_locator(FixedLocator(list(at)))
+    axes.xaxis.set_major_formatter(FixedFormatter(names))
+    axes.set_xlabel("pull towards the prior, strong to weak")
+    axes.set_ylabel("cross-validated loss")
+    legend_above(axes)
 
 
 def _draw_mask(axes: Axes, report: Report) -> None:

@@ -1,0 +1,339 @@
+"""The solver: checkpoints are read and run, their averages weighed, and the result looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from math import isfinite
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from sewa_cli.errors import CheckpointError, TaskError
+from sewa_cli.methods import Coefficients, mean_of
+from sewa_cli.methods.family import Name, family, ladder
+from sewa_cli.objective.intervals import difference
+from sewa_cli.report.select import Blend, Expected, Pulled, Share
+from sewa_cli.settings import AUTO, Count, Positive, Whole
+from sewa_cli.solvers import Choice, Cost, Predicting, Problem, Sizes, Solver, register
+from sewa_cli.solvers.aggregate.estimate import Estimate, Prior, behind_in_errors, estimate
+from sewa_cli.solvers.linear import cost
+from sewa_cli.solvers.linear.build import build, frame
+from sewa_cli.solvers.linear.outputs import NOISE, Labels
+from sewa_cli.solvers.linear.pull import STRENGTHS
+from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.solvers.linear.survey import QUARTERS
+from sewa_cli.solvers.linear.units import Units
+from sewa_cli.text import finite, with_K
+
+FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be cross-validated
+CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
+SMALL = 0.002  # of the loss: a prediction that is further off is made anew, where it led to
+FEWEST_RUNGS = 3  # the newest, the mean of all, and one between
+
+
+class Aggregate(Predicting):
+    """The default: weights on all checkpoints, between moving averages and what the data want."""
+
+    class Settings(Solver.Settings):
+        h: Annotated[Positive, Field(le=1)] = Field(
+            0.1, description="how far towards each checkpoint the model is evaluated"
+        )
+        rounds: Annotated[Whole, Field(ge=1, le=10)] = Field(
+            2, description="at most: linearised anew where less came true than was predicted"
+        )
+        folds: Annotated[Whole, Field(ge=3, le=10)] = Field(
+            5, description="of the selection rows, for cross-validation"
+        )
+        outputs: Count = Field(
+            1_000_000, description="numbers kept for each checkpoint; more rows take long"
+        )
+
+    needs = frozenset({"value", "outputs"})
+    reading = "streamed"
+    finds_k, takes_k = True, False
+    settings: Settings
+
+    def choose(self, problem: Problem, K: int) -> Choice:
+        """Weights on all that help; K is auto."""
+        if K != AUTO:
+            raise ValueError(f"K must be auto, found {K}")
+        return _Search(self.settings, problem).find()
+
+    def choose_by(self, cache: Surrogate, problem: Problem, K: int) -> Choice:  # noqa: ARG002
+        """From a cache alone: simple averages are predicted like all others."""
+        units = Units(cache, cache.base)
+        averages = {name: _vector(c) for name, c in family(cache.k).items()}
+        losses = {name: units.losses(cache.mix(c)) for name, c in averages.items()}
+        rungs = [name for name in ladder(cache.k) if name in averages]
+        if len(units) < FEWEST:
+            best = min(rungs, key=lambda name: units.mean(losses[name]))
+            return Choice(averages[best].tolist())
+        prior = _prior(rungs, averages, losses)
+        every = torch.stack(list(losses.values()))
+        found = estimate(cache, units, prior, every, self.settings.folds, problem)
+        return Choice(found.coefficients.tolist())
+
+    def cost(self, sizes: Sizes) -> Cost:
+        return cost.of_aggregate(self.settings, sizes)
+
+
+class _Search:
+    """The averages of one problem's checkpoints: their weights [P], and their losses by unit."""
+
+    def __init__(self, settings: Aggregate.Settings, problem: Problem) -> None:
+        self._settings = settings
+        self._problem = problem
+        trajectory = problem.trajectory
+        most = problem.room // 4 // (4 * trajectory.layout.size)
+        names = _rungs(trajectory.k, max(FEWEST_RUNGS, most))
+        self._flats, parts = _climb(problem, names)
+        self.k = trajectory.k
+        if self.k < 2:
+            raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+        self._framed, _ = frame(
+            problem, self._flats["uniform", None], most=settings.outputs, section="aggregate"
+        )
+        outputs = {name: self._framed.at(flat) for name, flat in self._flats.items()}
+        finite_ones = [out for out in outputs.values() if isfinite(self._framed.loss(out))]
+        if not finite_ones:
+            raise TaskError(
+                "loss() is NaN or Inf on the selection data for every checkpoint average"
+            )
+        self._units = Units(self._framed, finite_ones[0])
+        self._averages = {name: _vector(c) for name, c in family(self.k).items()}
+        self._parts = {name: _vector(mean_of(some, self.k)) for name, some in parts.items()}
+        self._rungs = [name for name in names if name in self._averages]
+        self._losses = {name: self._units.losses(outputs[name]) for name in self._rungs}
+        part_losses = {name: self._units.losses(outputs[name]) for name in parts}
+        self._prior = _prior(
+            [*self._rungs, *parts], self._averages | self._parts, self._losses | part_losses
+        )
+        probed = [outputs["last", None], outputs["uniform", None], outputs[self._best()]]
+        self._labels: Labels = "matter"
+        if self._units.by_row:
+            self._labels = self._framed.labels(probed, problem.seed)
+        for name in (("last", None), ("uniform", None)):  # not to be read again for the references
+            trajectory.remember(self._averages[name].tolist(), self._flats[name])
+
+    def find(self) -> Choice:
+        if reason := self._nothing_to_learn():
+            return self._simple_one(reason)
+        problem, units, h = self._problem, self._units, self._settings.h
+        base = self._base()
+        here = self._survey(base)
+        everything = torch.stack(list(self._losses.values()))
+        start = here.loss(here.base)  # of the prior
+        rounds: list[dict[str, float]] = []
+        answers: Tensor | None = None
+        first: Estimate | None = None  # what was pulled how far; later rounds go on from there
+        while True:
+            found = estimate(
+                here, units, self._prior, everything, self._settings.folds, problem, answers
+            )
+            answers = found.answers
+            first = first or found
+            flat = problem.trajectory.mix_few(found.coefficients.tolist())
+            predicted = here.loss(here.mix(found.coefficients))
+            loss = here.loss(here.at(flat))
+            rounds.append({"base": here.loss(here.base), "predicted": predicted, "loss": loss})
+            gain = start - loss
+            if abs(predicted - loss) <= SMALL * abs(loss) or len(rounds) == self._settings.rounds:
+                break
+            del here  # one cache at a time
+            here = build(problem, flat.clone(), h, framed=self._framed)
+            here.centre(found.coefficients)
+        if gain < 0 and predicted < start:  # what was predicted has not come true
+            problem.events.warn(
+                f"the learned weights' true selection loss is {loss:.5g}, no better than the "
+                f"{start:.5g} of the moving averages that they were learned from, which are taken"
+            )
+            found = replace(
+                found, coefficients=self._prior.shares(units.weights) @ self._prior.rungs
+            )
+            predicted = here.loss(here.mix(found.coefficients))
+            loss = start
+        return self._choice(found, first, predicted - loss, rounds, here)
+
+    def _choice(
+        self,
+        found: Estimate,
+        first: Estimate,
+        error: float,
+        rounds: list[dict[str, float]],
+        here: Surrogate,
+    ) -> Choice:
+        units, weights = self._units, self._units.weights
+        nested = found.nested - error  # as far off as the answer's own prediction
+        loss = float(nested @ weights / weights.sum())
+        spread = ((nested - loss) ** 2) @ weights / weights.sum()
+        by, interval = difference(found.simple, nested, weights, self._problem.seed)
+        c, shares = found.coefficients, self._prior.shares(weights)
+        prior = shares @ self._prior.rungs
+        strengths = (None, *STRENGTHS)
+        return Choice(
+            c.tolist(),
+            labels=self._labels,
+            simple=self._simple(),
+            expected=Expected(
+                loss=loss,
+                error=float((spread / max(len(weights) - 1, 1)).sqrt()),
+                by=by,
+                interval=interval,
+            ),
+            blend=Blend(
+                prior=[
+                    Share(name=name, K=K, share=share)
+                    for (name, K), share in zip(
+                        (*self._rungs, *self._parts), shares.tolist(), strict=True
+                    )
+                ],
+                path=[
+                    Pulled(
+                        strength=strength,
+                        loss=finite(float(first.validated[i])),
+                        behind=finite(float(first.behind[i])),
+                        error=finite(float(first.error[i])),
+                        share=float(first.path[i]),
+                    )
+                    for i, strength in enumerate(strengths)
+                ],
+                weights=prior.tolist(),
+                effective=float(1 / (c @ c)),
+                learned=float((c - prior).abs().sum() / 2),
+            ),
+            holds=here.size.bytes,
+            details={
+                "rounds": rounds,
+                "cache": asdict(here.size),
+                "surrogate_error": error,
+                "units": len(units),
+                "by_row": units.by_row,
+            },
+        )
+
+    def _nothing_to_learn(self) -> str | None:
+        """Why a simple average must do."""
+        if self._labels == "noise":
+            return NOISE
+        losses = torch.stack(list(self._losses.values()))
+        if bool((losses - losses[0]).abs().max() <= 1e-9 * losses.abs().max()):
+            return "the checkpoints do not differ on the selection data"
+        if len(self._units) < FEWEST:
+            split = "" if self._units.by_row else " (loss() does not split into rows)"
+            return (
+                f"cross-validation takes {FEWEST} {self._units.kind} of selection data, found "
+                f"{len(self._units)}{split}"
+            )
+        return None
+
+    def _simple_one(self, reason: str) -> Choice:
+        """The mean of all, or the best rung where there is anything to tell it by."""
+        few = self._labels != "noise" and len(self._units) < FEWEST
+        best = self._best() if few else ("uniform", None)
+        self._problem.events.warn(f"{reason}; `{with_K(*best)}` is taken, which learns nothing")
+        return Choice(
+            self._averages[best].tolist(),
+            with_K(*best),
+            labels=self._labels,
+            simple=self._simple(),
+            details={"rounds": [], "units": len(self._units), "by_row": self._units.by_row},
+        )
+
+    def _base(self) -> Tensor:
+        """π's weights [P]; where there is a hill between the rungs, those of the best."""
+        shares = self._prior.shares(self._units.weights)
+        names = [*self._rungs, *self._parts]
+        base = torch.zeros_like(self._flats["uniform", None])
+        for name, share in zip(names, shares.tolist(), strict=True):
+            base.add_(self._flats[name], alpha=share)
+        # of a convex loss, the mean of averages is at least as good as they are in the mean
+        means = (shares[:, None] * self._prior.losses)[shares > 0].sum(0)
+        both = torch.stack([means, self._units.losses(self._framed.at(base))])
+        if not float(behind_in_errors(both, self._units.weights)[1]) <= CONVEX:
+            self._prior = replace(self._prior, sharpest=True)
+            return self._flats[names[int(shares.argmax())]].clone()
+        return base
+
+    def _survey(self, base: Tensor) -> Surrogate:
+        """The cache around the prior; the rest of the family is summed up on the way, and run."""
+        problem, left = self._problem, [n for n in self._averages if n not in self._losses]
+        fit = 4 * base.numel() * len(left) <= problem.room // 4
+        sums = {name: torch.zeros_like(base) for name in left} if fit else {}
+
+        def add(i: int, row: Tensor) -> None:
+            for name, total in sums.items():
+                if (weight := float(self._averages[name][i])) != 0:
+                    total.add_(row, alpha=weight)
+
+        taken = sum(4 * flat.numel() for flat in (*self._flats.values(), *sums.values()))
+        smaller = replace(problem, room=problem.room - taken)
+        here = build(smaller, base, self._settings.h, on_row=add, framed=self._framed)
+        here.centre(self._prior.shares(self._units.weights) @ self._prior.rungs)
+        for done, name in enumerate(left, 1):
+            out = here.at(sums[name]) if name in sums else here.mix(self._averages[name])
+            self._losses[name] = self._units.losses(out)
+            problem.events.progress("simple averages", done, len(left))
+        best = self._best()
+        if (flat := (self._flats | sums).get(best)) is not None:
+            problem.trajectory.remember(self._averages[best].tolist(), flat)
+        self._flats = {}
+        return here
+
+    def _best(self) -> Name:
+        return min(self._losses, key=lambda name: self._units.mean(self._losses[name]))
+
+    def _simple(self) -> dict[Name, float]:
+        return {name: self._units.mean(losses) for name, losses in self._losses.items()}
+
+
+def _climb(problem: Problem, names: list[Name]) -> tuple[dict[Name, Tensor], dict[Name, list[int]]]:
+    """Moving averages [P] and means of the run's quarters, grown row by row.
+
+    m ← d·m + (1 − d)·w with d = (K − 1)/(K + 1), from the first one on; the mean of all by 1/i.
+    Which checkpoints are whole is known in the end; so are the quarters' members.
+    """
+    flats: dict[Name, Tensor] = {}
+    parts: dict[Name, list[int]] = {}
+    at_most = problem.trajectory.k
+    for i, row in problem.trajectory.rows():
+        part = (f"quarter {i * QUARTERS // at_most + 1} of the run", None)
+        if at_most >= 2 * QUARTERS:
+            parts.setdefault(part, []).append(i)
+            flats[part] = (
+                flats[part].lerp_(row, 1 / len(parts[part])) if part in flats else row.clone()
+            )
+        for name, K in names:
+            if i == 0:
+                flats[name, K] = row.clone()
+                continue
+            new = 2 / (K + 1) if K is not None else 1.0 if name == "last" else 1 / (i + 1)
+            flats[name, K].lerp_(row, new)
+    return flats, parts
+
+
+def _prior(
+    names: Sequence[Name], averages: Mapping[Name, Tensor], losses: Mapping[Name, Tensor]
+) -> Prior:
+    return Prior(
+        torch.stack([averages[name] for name in names]),
+        torch.stack([losses[name] for name in names]),
+        torch.tensor([name[0].startswith("quarter") for name in names]),
+    )
+
+
+def _rungs(k: int, most: int) -> list[Name]:
+    """The ladder, or as many of its rungs as there is room for; both ends are among them."""
+    every = ladder(k)
+    if len(every) <= most:
+        return every
+    return [every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)]
+
+
+def _vector(coefficients: Coefficients) -> Tensor:
+    return torch.tensor(coefficients, dtype=torch.float64)
+
+
+register("aggregate", Aggregate)

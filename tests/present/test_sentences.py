@@ -1,0 +1,235 @@
+"""What is said of a selection: what it is made of, what to expect, and whether choosing paid."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from helpers.tiny import TASK, train_tiny
+
+from sewa_cli.commands.select import run_select
+from sewa_cli.present import sentences
+from sewa_cli.report.select import Blend, Expected, Gained, Pulled, Report, Share
+from sewa_cli.report.shared import Candidate, Interval, Scores
+from sewa_cli.session.extensions import load_settings
+from sewa_cli.task import load_task
+
+BEST = "latest K=5"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A real report of the default, whose details a test makes up."""
+    folder = tmp_path_factory.mktemp("said")
+    (folder / "task.py").write_text(TASK)
+    config = load_settings(None, {"checkpoints": train_tiny(folder / "ckpts"), "device": "cpu"})
+    return run_select(config, load_task(str(folder / "task.py"), {}), write=False).report
+
+
+def judged(
+    real: Report,
+    by: float | None = None,
+    interval: tuple[float, float] | None = None,
+    best: float | None = 0.5,
+    **more: Any,
+) -> Report:
+    """With such a gain over the best simple average; None: there is none to speak of."""
+    sure = interval and Interval(low=interval[0], high=interval[1])
+    other = Scores(selection_loss=0.5, heldout_loss=0.6)
+    gained = None if by is None else Gained(over=BEST, by=by, interval=sure or None)
+    references = {BEST: Scores(selection_loss=0.4, heldout_loss=best)}
+    references |= {"last": other, "uniform": other}
+    return real.model_copy(update={"gained": gained, "references": references, **more})
+
+
+def blended(
+    real: Report,
+    weights: Sequence[float],
+    prior: Sequence[tuple[str, int | None, float]],
+    path: Sequence[tuple[float | None, float]] = ((None, 0.2), (1.0, 0.3), (0.1, 0.5)),
+    moved: float = 0.25,
+    **more: Any,
+) -> Report:
+    """`prior`: name, K and share; `path`: strength and share."""
+    blend = Blend(
+        prior=[Share(name=name, K=K, share=share) for name, K, share in prior],
+        path=[
+            Pulled(strength=strength, loss=0.1, behind=0.0, error=0.01, share=share)
+            for strength, share in path
+        ],
+        weights=[1 / len(weights)] * len(weights),
+        effective=1 / sum(weight**2 for weight in weights),
+        learned=moved,
+    )
+    some = [i for i, weight in enumerate(weights) if weight]
+    return real.model_copy(
+        update={
+            "k": len(weights),
+            "K": len(some),
+            "selected": some,
+            "selected_steps": [10 * i for i in some],
+            "candidates": [
+                Candidate(index=i, path="", step=10 * i, weight=weight)
+                for i, weight in enumerate(weights)
+            ],
+            "blend": blend,
+            **more,
+        }
+    )
+
+
+def hoped(by: float, interval: tuple[float, float] | None) -> dict[str, Any]:
+    sure = interval and Interval(low=interval[0], high=interval[1])
+    return {"expected": Expected(loss=0.3, error=0.01, by=by, interval=sure or None)}
+
+
+# --- did choosing pay?
+
+
+@pytest.mark.parametrize(
+    ("by", "interval", "head", "how"),
+    [
+        (0.1, (0.05, 0.15), "choosing paid", "(95 %: 0.05 .. 0.15) below"),
+        (-0.1, (-0.15, -0.05), "choosing did not pay", "(95 %: 0.05 .. 0.15) above"),
+        (0.1, (-0.05, 0.25), "undecided", "(95 %: -0.05 .. 0.25) below"),
+        (-0.1, (-0.25, 0.05), "undecided", "(95 %: -0.05 .. 0.25) above"),
+        (0.1, (0.0, 0.2), "undecided", "(95 %: 0 .. 0.2) below"),
+    ],
+)
+def test_choosing_paid_or_not_only_where_the_interval_leaves_zero_out(
+    real: Report, by: float, interval: tuple[float, float], head: str, how: str
+) -> None:
+    assert sentences.verdict(judged(real, by, interval)) == (
+        f"{head}: held-out loss 0.1 {how} that of `{BEST}`, the best simple average by selection "
+        "rows"
+    )
+
+
+@pytest.mark.parametrize(("by", "way"), [(0.1, "below"), (-0.1, "above"), (0.0, "below")])
+def test_without_an_interval_nothing_is_decided_and_rows_are_too_few(
+    real: Report, by: float, way: str
+) -> None:
+    assert sentences.verdict(judged(real, by)) == (
+        f"undecided: held-out loss {abs(by):.5g} {way} that of `{BEST}`, the best simple average "
+        "by selection rows; too few rows to rule out luck"
+    )
+
+
+def test_a_choice_that_is_the_best_simple_average_is_called_that(real: Report) -> None:
+    assert sentences.verdict(judged(real)) == (
+        f"nothing gained by choosing: what was chosen is `{BEST}` itself"
+    )
+
+
+def test_what_was_written_instead_is_named_whatever_the_verdict(real: Report) -> None:
+    fallen: dict[str, Any] = {
+        "written": "last",
+        "instead_of": "learned",
+        "learned": Scores(selection_loss=0.3, heldout_loss=0.7),
+    }
+    for by, interval in ((-0.1, (-0.2, -0.05)), (-0.1, None), (None, None)):
+        said = sentences.verdict(judged(real, by, interval, **fallen))
+        assert said.endswith("; `last` was written instead")
+
+
+def test_losses_that_are_not_finite_are_told_and_not_compared(real: Report) -> None:
+    broken = real.average.model_copy(update={"heldout_loss": None})
+    said = sentences.verdict(judged(real, average=broken))
+    assert said == "the held-out loss of what was chosen is NaN or Inf"
+    # the others have one: nothing is said of them
+    assert sentences.verdict(judged(real, best=None)) == (
+        f"the held-out loss of `{BEST}`, the best simple average by selection rows, is NaN or Inf"
+    )
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ("noise", "no gain: the labels say nothing; `uniform` was written"),
+        ("matter", "nothing to gain by choosing: `uniform` was taken, a simple average"),
+    ],
+)
+def test_a_simple_average_that_was_taken_has_nothing_to_gain(
+    real: Report, labels: str, said: str
+) -> None:
+    assert sentences.verdict(judged(real, written="uniform", labels=labels)) == said
+
+
+# --- what to expect
+
+
+@pytest.mark.parametrize(
+    ("by", "interval", "said"),
+    [
+        (0.02, (0.01, 0.03), "0.02 (95 %: 0.01 .. 0.03) below"),
+        (0.02, None, "0.02 below"),
+        (-0.02, (-0.05, 0.01), "0.02 (95 %: -0.01 .. 0.05) above"),
+        (-0.02, None, "0.02 above"),
+    ],
+)
+def test_the_expected_loss_is_told_with_its_error_and_against_the_best_simple_average(
+    real: Report, by: float, interval: tuple[float, float] | None, said: str
+) -> None:
+    assert sentences.expected(real.model_copy(update=hoped(by, interval))) == (
+        f"expected loss on new rows 0.3 ± 0.02 (nested cross-validation), {said} that of the best "
+        "simple average"
+    )
+
+
+def test_where_nothing_is_held_out_the_expected_loss_comes_first(real: Report) -> None:
+    unheld = real.model_copy(update={"heldout_rows": None, "gained": None})
+    first, *others = sentences.select(unheld)
+    assert first == sentences.expected(unheld)
+    assert first not in others
+    assert others[-1].startswith("no held-out loss: define heldout_data in the task")
+
+
+def test_where_rows_are_held_out_the_expected_loss_stands_beside_what_they_say(
+    real: Report,
+) -> None:
+    said = sentences.select(real)
+    assert said[-2:] == [sentences.expected(real), sentences.verdict(real)]
+    assert said.count(said[-2]) == 1
+
+
+# --- what was taken
+
+
+def test_a_blend_is_told_by_its_size_its_age_its_start_and_what_was_learned(real: Report) -> None:
+    prior = [("last", None, 0.04), ("ema-window", 4, 0.26), ("uniform", None, 0.7)]
+    report = blended(real, [0.1, 0.0, 0.2, 0.3, 0.4], prior)
+    told = (
+        "weighed 4 of 5 checkpoints, worth 3.33 equal ones, half of the weight on the last 2: from "
+        "uniform (70 %), ema-window K=4 (26 %); learning moved 25 % of the weight, most under a "
+        "pull of 0.1"
+    )
+    assert sentences.taken(report) == told
+    assert told in sentences.select(report)
+
+
+def test_a_blend_that_stayed_at_its_start_says_that_nothing_was_learned(real: Report) -> None:
+    alone = [(None, 1.0), (1.0, 0.0)]
+    said = sentences.taken(blended(real, [0.25] * 4, [("uniform", None, 1.0)], alone, 0.0))
+    assert said == (
+        "weighed 4 of 4 checkpoints, worth 4 equal ones, half of the weight on the last 2: from "
+        "uniform (100 %); nothing was learned on top"
+    )
+
+
+def test_no_pull_is_named_where_most_of_the_answer_is_the_start_itself(real: Report) -> None:
+    mostly = [(None, 0.8), (1.0, 0.2)]
+    said = sentences.taken(blended(real, [0.2, 0.8], [("last", None, 1.0)], mostly, 0.1))
+    assert said.endswith("from last (100 %); learning moved 10 % of the weight")
+
+
+def test_a_start_of_many_small_shares_is_named_by_the_largest(real: Report) -> None:
+    many = [("ema-window", K, 0.04 + K / 10_000) for K in range(2, 26)]
+    said = sentences.taken(blended(real, [0.5, 0.5], many))
+    assert "from ema-window K=25; learning moved" in said
+
+
+def test_a_blend_that_was_not_written_is_not_told(real: Report) -> None:
+    fallen: dict[str, Any] = {"written": "last", "instead_of": "learned", "learned": real.average}
+    report = blended(real, [0.0, 0.0, 1.0], [("uniform", None, 1.0)], **fallen)
+    assert sentences.taken(report) == "chose 1 of 3: steps 20"
