@@ -1,7 +1,7 @@
 """Draw the README's picture from a fresh demo: `python benchmarks/picture.py docs/demo.png`.
 
-Trains the demo's network, selects K=10, and shows where the chosen checkpoints lie and what each
-average scores on held-out images. Every number comes from the report.
+Trains the demo's network, selects from its checkpoints, and shows how each scores alone on held-out
+images, what the averages score, and the weights. Every number comes from the report.
 """
 
 from __future__ import annotations
@@ -42,27 +42,24 @@ def single_losses(folder: Path, report: Report) -> list[float]:
 def draw(report: Report, singles: list[float], target: Path) -> None:
     steps = [candidate.step or 0 for candidate in report.candidates]
     chosen = set(report.selected)
+    weights = [candidate.weight or 0.0 for candidate in report.candidates]
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(8, 5.2), sharex=True, height_ratios=[3, 2], layout="constrained"
     )
     others = [i for i in range(len(steps)) if i not in chosen]
-    top.scatter([steps[i] for i in others], [singles[i] for i in others], s=12, c="0.6")
+    top.scatter([steps[i] for i in others], [singles[i] for i in others], s=12, c="0.7")
     top.scatter(
         [steps[i] for i in sorted(chosen)],
         [singles[i] for i in sorted(chosen)],
-        s=34,
+        s=[10 + 600 * weights[i] for i in sorted(chosen)],
         marker="D",
         c="black",
-        label="chosen checkpoints, each alone",
+        label="each alone, larger the more it weighs",
     )
-    rows = {"learned, K=10": report.average, **report.references}
-    names = {
-        "last": "last checkpoint",
-        "uniform": "mean of all 100",
-        "lawa": "10 at equal intervals",
-    }
-    styles = ["-", ":", "--", "-."]
-    for (name, scores), style in zip(rows.items(), styles, strict=True):
+    rows = {"learned": report.average, **report.references}
+    names = {"learned": "their mean", "last": "last checkpoint", "uniform": "mean of all 100"}
+    styles = ["-", "-.", ":", "--"]
+    for (name, scores), style in zip(rows.items(), styles, strict=False):
         loss = scores.heldout_loss or 0.0
         width = 2.2 if name.startswith("learned") else 1.2
         label = f"{names.get(name, name)}: {loss:.3f}"
@@ -73,12 +70,10 @@ def draw(report: Report, singles: list[float], target: Path) -> None:
     top.set_yticks([], minor=True)
     top.set_ylabel("held-out loss")
     top.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.26), frameon=False)
-    heights = [candidate.probability for candidate in report.candidates]
-    colours = ["black" if i in chosen else "0.7" for i in range(len(steps))]
-    bottom.bar(steps, heights, width=8, color=colours)
-    bottom.set_ylabel("mask probability")
+    bottom.vlines(steps, 0, weights, color="black")
+    bottom.set_ylabel("weight")
     bottom.set_xlabel("training step")
-    bottom.set_ylim(0, 1)
+    bottom.set_ylim(0, None)
     figure.savefig(target, dpi=130)
 
 

@@ -26,7 +26,7 @@ class Setting:
     studied: bool = True  # forward selection, tuning and over-fitting: one data set of each task
     samples: Path = SAMPLES
     budgets: tuple[int, ...] = BUDGETS
-    sizes: tuple[int, ...] = (200, 1000, 5000)  # rows to select by, in the study of over-fitting
+    sizes: tuple[int, ...] = (200, 1000, 5000)  # rows to select by, few to all
 
     @property
     def home(self) -> Path:
@@ -38,37 +38,61 @@ class Setting:
         return [K for K in self.budgets if self.k > K]
 
 
-def cloning(data: str, rate: str | None = None, studied: bool = False) -> Setting:
+def cloning(data: str, *train: str, kind: str = "", studied: bool = False) -> Setting:
     return Setting(
-        data if rate is None else f"{data} at rate {rate}",
+        f"{data} {kind}".strip(),
         "behavior_cloning",
         k=1000,
         metric="return",
-        train=("--data", data, *(() if rate is None else ("--rate", rate))),
+        train=("--data", data, *train),
         args=(f"data={data}",),
         studied=studied,
     )
 
 
+def images(*train: str, kind: str = "", run: int = 500) -> Setting:
+    name, studied = f"images {kind}".strip(), not kind
+    folder = "image_classification"
+    sizes = (200, 1000, 5000 if studied else 3000)
+    return Setting(
+        name, folder, 100, "accuracy", train, whole_run=run, studied=studied, sizes=sizes
+    )
+
+
+def text(*train: str, kind: str = "", run: int = 500) -> Setting:
+    """Of IMDB's rows, 4,955 are left over to select by."""
+    name, studied, sizes = f"text {kind}".strip(), not kind, (200, 1000, 4900 if not kind else 3000)
+    folder = "text_classification"
+    return Setting(
+        name, folder, 100, "accuracy", train, whole_run=run, studied=studied, sizes=sizes
+    )
+
+
+HUNDRED = ("--checkpoints", "100")
 SETTINGS = {
     setting.name: setting
     for setting in (
         cloning("hopper-medium", studied=True),
         cloning("hopper-medium-expert"),
-        cloning("hopper-medium", rate="0.003"),  # ten times the rate: an unstable run
+        # ten times the rate: an unstable run
+        cloning("hopper-medium", "--rate", "0.003", kind="at rate 0.003"),
         cloning("lunarlander-medium"),
-        Setting("images", "image_classification", 100, "accuracy"),
-        Setting(  # of IMDB's rows, 4,955 are left over for it
-            "text", "text_classification", 100, "accuracy", sizes=(200, 1000, 4900)
-        ),
-        Setting(
-            "text at rate 0.003",  # as good alone after fewer steps, less steady
-            "text_classification",
-            100,
-            "accuracy",
-            train=("--lr", "0.003", "--every", "2"),
-            studied=False,
-        ),
+        images(),
+        text(),
+        # as good alone after fewer steps, less steady
+        text("--lr", "0.003", "--every", "2", kind="at rate 0.003"),
+        # runs that drift: from the beginning of training on, at a constant rate
+        cloning("hopper-medium", "--before", "500", kind="early"),
+        images("--warmup", "100", *HUNDRED, kind="early", run=100),
+        text("--warmup", "100", *HUNDRED, kind="early", run=100),
+        # runs that come to rest: the rate falls to nothing over the checkpoints
+        cloning("hopper-medium", "--decay", "linear", kind="decaying"),
+        images("--warmup", "3000", "--decay", "linear", *HUNDRED, kind="decaying", run=100),
+        text("--warmup", "1500", "--decay", "linear", *HUNDRED, kind="decaying", run=100),
+        # runs that have settled: the rate fell to a tenth long before the first checkpoint
+        cloning("hopper-medium", "--decay", "step", kind="settled"),
+        images("--warmup", "3000", "--decay", "step", *HUNDRED, kind="settled", run=100),
+        text("--warmup", "1500", "--decay", "step", *HUNDRED, kind="settled", run=100),
     )
 }
 
@@ -77,7 +101,7 @@ SETTINGS = {
 class Job:
     """One `sewa compare` over one training run. Its name is that of the file it leaves.
 
-    Without budgets it is `sewa select --K auto`, which compares nothing but chooses K itself.
+    Without budgets it is `sewa select --sparse`, which compares nothing but chooses K itself.
     """
 
     study: str
@@ -111,6 +135,7 @@ class Job:
 SIMPLE = ("last", "uniform", "lawa", "latest", "swa", "ema", "ema-window", "random", "wsm")
 SEARCHED = ("best", "topk", "greedy", "twa")
 LINEAR = ("--solver", "linear")
+SPARSE = ("--sparse",)
 
 
 def methods(setting: Setting) -> Iterator[Job]:
@@ -122,7 +147,7 @@ def methods(setting: Setting) -> Iterator[Job]:
     yield Job("methods", "searched", SEARCHED, budgets)
     yield Job("methods", "gumbel", ("sewa",), budgets)
     yield Job("methods", "linear", ("sewa",), budgets, LINEAR)
-    yield Job("methods", "auto", ("sewa",), (), LINEAR)
+    yield Job("methods", "auto", ("sewa",), (), SPARSE)
     if setting.studied:  # a search over K · k averages: from one cache of outputs, or not at all
         yield Job("methods", "forward", ("forward",), budgets, ("--fast",))
 
@@ -163,6 +188,21 @@ def _selecting_by(rows: int, source: str, solver: str, *budgets: int) -> Job:
     return Job("overfitting", name, ("sewa", "uniform"), budgets, options, sets)
 
 
+FIXED = ("last", "uniform", "swa", "ema", "power", "lawa", "latest", "ema-window", "wsm")
+
+
+def regret(setting: Setting) -> Iterator[Job]:
+    """The default beside what could have been done instead, by few rows, some and all."""
+    # returns are not needed here, and take longer than all else
+    sets = ("args.episodes=1",) if setting.metric == "return" else ()
+    yield Job("regret", "fixed", FIXED, tuple(setting.learnable), sets=sets)
+    for rows in setting.sizes:
+        by = (*sets, f"args.selection={rows}")
+        searched = ("aggregate", "sewa", "greedy")
+        yield Job("regret", f"learned {rows}", searched, setting.budgets[:1], sets=by)
+        yield Job("regret", f"sparse {rows}", ("sewa",), (), SPARSE, by)
+
+
 def windows(setting: Setting) -> Iterator[Job]:
     """The paper's curves: a point for each hundred checkpoints, where there are more."""
     if setting.studied and setting.k < setting.whole_run:
@@ -175,4 +215,5 @@ STUDIES: dict[str, tuple[Callable[[Setting], Iterator[Job]], tuple[int, ...]]] =
     "tuning": (tuning, TUNING),
     "overfitting": (overfitting, REPORTED),
     "windows": (windows, REPORTED),
+    "regret": (regret, REPORTED),
 }

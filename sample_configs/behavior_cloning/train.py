@@ -21,10 +21,18 @@ def options():
     asked.add_argument("--width", type=int, default=128)
     asked.add_argument("--dropout", type=float, default=0.1)
     asked.add_argument("--optimizer", choices=["adam", "sgd"], default="adam")
-    asked.add_argument("--rate", type=float, default=3e-4, help="learning rate, constant")
+    asked.add_argument("--rate", type=float, default=3e-4, help="learning rate")
+    asked.add_argument("--decay", choices=["linear", "step"], help="of the rate")
     asked.add_argument("--batch", type=int, default=128)
     asked.add_argument("--threads", type=int, default=1)
     return asked.parse_args()
+
+
+def share_of_rate(decay, step, first, final):
+    """`linear`: to nothing between the first checkpoint and the final; `step`: early, and stays."""
+    if decay == "linear":
+        return min(1.0, (final - step) / (final - first))
+    return 0.1 if decay == "step" and step > first / 2 else 1.0
 
 
 def main():
@@ -45,6 +53,8 @@ def main():
     files = {step: f"step-{step}.safetensors" for step in saved}
     args.out.mkdir(parents=True, exist_ok=True)
     for step in range(1, steps + 1):
+        share = share_of_rate(args.decay, step - 1, args.before, steps)
+        optimizer.param_groups[0]["lr"] = args.rate * share
         chosen = torch.randint(len(actions), (args.batch,))
         error = loss(model(observations[chosen]), (None, actions[chosen]))
         optimizer.zero_grad()

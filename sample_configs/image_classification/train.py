@@ -28,7 +28,8 @@ def parse_options():
     parser.add_argument("--blocks", type=positive, default=3)
     parser.add_argument("--width", type=positive, default=16, help="channels of the first block")
     parser.add_argument("--batch", type=positive, default=64)
-    parser.add_argument("--lr", type=float, default=0.02, help="of SGD with momentum, constant")
+    parser.add_argument("--lr", type=float, default=0.02, help="of SGD with momentum")
+    parser.add_argument("--decay", choices=["linear", "step"], help="of the rate")
     parser.add_argument("--threads", type=positive, default=1)
     return parser.parse_args()
 
@@ -38,6 +39,13 @@ def positive(text):
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be 1 or more, found {number}")
     return number
+
+
+def share_of_rate(decay, step, first, final):
+    """`linear`: to nothing between the first checkpoint and the final; `step`: early, and stays."""
+    if decay == "linear":
+        return min(1.0, (final - step) / (final - first))
+    return 0.1 if decay == "step" and step > first / 2 else 1.0
 
 
 def train(options):
@@ -55,6 +63,8 @@ def train(options):
     started, steps = time.time(), options.warmup + options.checkpoints * options.every
     recent = []
     for step in range(1, steps + 1):
+        share = share_of_rate(options.decay, step - 1, options.warmup, steps)
+        optimizer.param_groups[0]["lr"] = options.lr * share
         chosen = torch.randint(len(labels), (options.batch,))
         inputs = as_inputs(images[chosen])
         mirrored = torch.rand(len(chosen)) < 0.5

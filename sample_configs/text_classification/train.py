@@ -1,4 +1,4 @@
-"""Train the network of task.py at a constant learning rate; leaves checkpoints in ckpts/."""
+"""Train the network of task.py; leaves checkpoints in ckpts/."""
 
 import argparse
 import sys
@@ -26,9 +26,17 @@ def arguments():
     add("--heads", type=int, default=2)
     add("--dropout", type=float, default=0.1)
     add("--lr", type=float, default=1e-3)
+    add("--decay", choices=["linear", "step"], help="of the rate")
     add("--batch", type=int, default=32)
     add("--threads", type=int, default=1)
     return parser.parse_args()
+
+
+def share_of_rate(decay, step, first, final):
+    """`linear`: to nothing between the first checkpoint and the final; `step`: early, and stays."""
+    if decay == "linear":
+        return min(1.0, (final - step) / (final - first))
+    return 0.1 if decay == "step" and step > first / 2 else 1.0
 
 
 def shuffled(rows, batch):
@@ -52,6 +60,8 @@ def main(options):
     steps = options.warmup + options.checkpoints * options.every
     recent = 0.0  # training loss, a running mean of the last hundred steps or so
     for step, rows in zip(range(1, steps + 1), shuffled(len(classes), batch), strict=False):
+        share = share_of_rate(options.decay, step - 1, options.warmup, steps)
+        optimizer.param_groups[0]["lr"] = options.lr * share
         now = loss(model(ids[rows]), (None, classes[rows]))
         optimizer.zero_grad()
         now.backward()

@@ -1,0 +1,138 @@
+"""How much worse than the best is each way to average, over runs of every kind and any rows?"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from plan import Setting, regret
+from running import finished
+from tables import Estimate, estimate, verdict
+
+Table = list[dict[str, str]]
+Column = tuple[str, int | None]  # a method and its K
+SIZES = ("200 rows", "1,000 rows", "all rows")
+LEARNED = {"aggregate": "**the default**", "sewa": "SeWA, K=10", "greedy": "greedy"}
+SPARSE = "`--sparse`, K found"
+SHOWN = ("ema-window", "latest", "wsm", "uniform", "last")  # of the fixed ones, by setting
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A training run and a number of rows to choose by: held-out losses by name or column."""
+
+    setting: str
+    seed: int
+    size: str
+    learned: dict[str, float]
+    fixed: dict[Column, float]
+
+
+def load_units(folder: Path, settings: Iterable[Setting], seeds: Iterable[int]) -> list[Unit]:
+    """Those that are there whole."""
+    found = []
+    seeds = list(seeds)
+    for setting in settings:
+        simple, *rest = regret(setting)
+        for seed in seeds:
+            table = finished(folder, setting, seed, simple)
+            if table is None:
+                continue
+            fixed = {(r["method"], r["K"]): float(r["heldout_loss"]) for r in table["rows"]}
+            for size, learned, sparse in zip(SIZES, rest[::2], rest[1::2], strict=True):
+                rows = finished(folder, setting, seed, learned)
+                few = finished(folder, setting, seed, sparse)
+                if rows is None or few is None:
+                    continue
+                losses = {LEARNED[r["method"]]: float(r["heldout_loss"]) for r in rows["rows"]}
+                losses[SPARSE] = float(few["average"]["heldout_loss"])
+                found.append(Unit(setting.name, seed, size, losses, fixed))
+    return found
+
+
+def columns(units: Sequence[Unit]) -> dict[str, dict[int, float]]:
+    """Name → unit → loss: what learns, and each fixed method at the one K that is best for it.
+
+    Of all K that every unit has, by the mean of its loss over that of the mean of all.
+    """
+    found: dict[str, dict[int, float]] = {
+        name: {i: unit.learned[name] for i, unit in enumerate(units)} for name in units[0].learned
+    }
+    common = set.intersection(*(set(unit.fixed) for unit in units))
+    by_method: dict[str, list[Column]] = defaultdict(list)
+    for column in sorted(common, key=str):
+        by_method[column[0]].append(column)
+    for method, some in by_method.items():
+        best = min(some, key=lambda c: fmean(u.fixed[c] / u.fixed["uniform", None] for u in units))
+        name = method if best[1] is None else f"{method}, K={best[1]}"
+        found[name] = {i: unit.fixed[best] for i, unit in enumerate(units)}
+    return found
+
+
+def regrets(units: Sequence[Unit]) -> dict[str, list[float]]:
+    """Name → by unit, the loss above the best column's, in per cent of that."""
+    found = columns(units)
+    best = [min(column[i] for column in found.values()) for i in range(len(units))]
+    return {
+        name: [100 * (column[i] / best[i] - 1) for i in range(len(units))]
+        for name, column in found.items()
+    }
+
+
+def regret_table(units: Sequence[Unit]) -> Table:
+    """A row for each column, the lowest mean first."""
+    found = regrets(units)
+    rows = []
+    for name in sorted(found, key=lambda name: fmean(found[name])):
+        row = {"column": name}
+        for size in SIZES:
+            here = [r for r, unit in zip(found[name], units, strict=True) if unit.size == size]
+            row[size] = _show(estimate(here)) if here else ""
+        row["all of them"] = _show(estimate(found[name]))
+        row["worst"] = f"{max(found[name]):.2f}"
+        rows.append(row)
+    return rows
+
+
+def setting_table(units: Sequence[Unit]) -> Table:
+    """A row for each setting: mean regret over its seeds and sizes."""
+    found = regrets(units)
+    shown = [n for n in found if n in {*LEARNED.values(), SPARSE} or n.split(",")[0] in SHOWN]
+    shown.sort(key=lambda name: fmean(found[name]))
+    rows = []
+    for setting in dict.fromkeys(unit.setting for unit in units):
+        row = {"setting": setting}
+        for name in shown:
+            here = [r for r, u in zip(found[name], units, strict=True) if u.setting == setting]
+            row[name] = f"{fmean(here):.2f}"
+        rows.append(row)
+    return rows
+
+
+def simple_table(units: Sequence[Unit]) -> Table:
+    """The default minus the simple average that is best for the setting, by hindsight."""
+    name, rows = LEARNED["aggregate"], []
+    for setting in dict.fromkeys(unit.setting for unit in units):
+        of = [unit for unit in units if unit.setting == setting]
+        every = list(of[0].fixed)
+        best = min(every, key=lambda c: fmean(unit.fixed[c] for unit in of))
+        row = {
+            "setting": setting,
+            "best simple": best[0] if best[1] is None else f"{best[0]}, K={best[1]}",
+        }
+        for size in SIZES:
+            by_run = [100 * (u.learned[name] / u.fixed[best] - 1) for u in of if u.size == size]
+            found = estimate(by_run)
+            words = {"holds": "better", "ties": "tie", "fails": "worse"}
+            said = words.get(verdict(found, -1), "one run")
+            row[f"the default minus it, {size}, %"] = f"{_show(found)}: {said}" if by_run else ""
+        rows.append(row)
+    return rows
+
+
+def _show(found: Estimate) -> str:
+    half = "" if found.half is None else f" ± {found.half:.2f}"
+    return f"{found.mean:.2f}{half}"
