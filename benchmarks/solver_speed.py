@@ -1,9 +1,10 @@
-"""What the linear solver saves: `python benchmarks/solver_speed.py`, tables in Markdown.
+"""What choosing costs: `python benchmarks/solver_speed.py`, tables in Markdown.
 
 200 checkpoints of a network of 10⁶ parameters, 1,000 rows to select by, all files in the page
 cache. First `sewa select`: bytes of checkpoints read and seconds by stage, where W is streamed from
 the files because memory is short, and where it is held. Then `sewa compare --K 5,10,20,50`, where
-one cache of outputs serves every K. Contestants take turns; the best time of each counts. On a busy
+one cache of outputs serves every K. Last the default, against the linear solver's mask, with what
+its cross-validation takes. Contestants take turns; the best time of each counts. On a busy
 machine trust the CPU's seconds (of all threads together) more than the clock's.
 """
 
@@ -30,6 +31,7 @@ from sewa_cli.config import Config
 from sewa_cli.objective.objective import Objective
 from sewa_cli.report.shared import Cost
 from sewa_cli.session.extensions import load_settings
+from sewa_cli.solvers.aggregate import solver as weighing
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear import rounds as choosing
 from sewa_cli.solvers.linear import survey
@@ -43,6 +45,8 @@ STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer count
     (Trajectory, "pull_back", "products with W"),
     (Objective, "gradient", "forward and backward"),
     (survey, "build", "surveying"),
+    (weighing, "build", "surveying"),
+    (weighing, "estimate", "cross-validation"),
     (linear, "solve", "solving"),
     (choosing, "resample", "resampling"),
 ]
@@ -142,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of all but Gumbel from files")
     parser.add_argument("--slow-rounds", type=int, default=1, help="of Gumbel from files")
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--only", choices=("select", "compare"))
+    parser.add_argument("--only", choices=("select", "compare", "default"))
     parser.add_argument("--json")
     given = parser.parse_args(arguments)
     if given.threads:
@@ -200,6 +204,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "gumbel": (given.rounds, lambda: compare(solver="gumbel")),
                 "`--fast`": (given.rounds, lambda: compare(fast=True)),
                 "`--solver linear`": (given.rounds, lambda: compare(solver="linear")),
+            },
+            "default": {
+                "linear, K=10": (given.rounds, lambda: select(solver="linear")),
+                "the default": (given.rounds, lambda: select(K="auto")),
+                "`--sparse`": (given.rounds, lambda: select(K="auto", sparse=True)),
             },
         }
         for name, contestants in tables.items():

@@ -18,7 +18,7 @@ from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver, solver_for
 from sewa_cli.session.session import Run, Session, check_budget, open_session
 from sewa_cli.settings import USUAL
-from sewa_cli.solvers import WEIGHING
+from sewa_cli.solvers import WEIGHING, default_for
 from sewa_cli.task import Task
 
 
@@ -87,6 +87,8 @@ def comparing(session: Session) -> Run:
     """W is held for all methods; where outputs are kept too, both share the memory there is."""
     config = session.config
     solver = make_solver(config, solver_for(config, USUAL))
+    if not solver.takes_k:  # it has a row of its own; masks are made by the usual one
+        solver = make_solver(config, default_for(USUAL, sparse=False))
     caches = config.compare.fast or "outputs" in solver.needs or WEIGHING in config.compare.methods
     return Run(session, solver, share=0.5 if caches else 1.0, stream=False)
 

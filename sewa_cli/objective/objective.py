@@ -227,7 +227,7 @@ def row_losses(
     # in one go where the user's loss allows it; row by row is slow, but takes any loss
     with suppress(Exception):
         together: Tensor = torch.func.vmap(one)(*by_row)
-        return together.double()
+        return together.cpu().double()  # MPS has no float64
     with suppress(Exception):  # whatever the user's loss makes of a single row
-        return torch.stack([one(*(x[i] for x in by_row)) for i in range(n)]).double()
+        return torch.stack([one(*(x[i] for x in by_row)) for i in range(n)]).cpu().double()
     return None

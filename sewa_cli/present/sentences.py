@@ -88,17 +88,21 @@ def expected(report: Report) -> str:
     sure = (
         f" (95 %: {found.interval.low:.5g} .. {found.interval.high:.5g})" if found.interval else ""
     )
-    against = f"{found.by:.5g}{sure} below" if found.by >= 0 else _above(found.by, found.interval)
+    against = (
+        f"{found.by:.5g}{sure} below that" if found.by >= 0 else _above(found.by, found.interval)
+    )
+    against = "as is that" if found.by == 0 else against
+    whose = f" of what was {report.instead_of}" if report.instead_of else ""
     return (
-        f"expected loss on new rows {number(found.loss)} ± {1.96 * found.error:.2g} (nested "
-        f"cross-validation), {against} that of the best simple average"
+        f"expected loss{whose} on new rows {number(found.loss)} ± {1.96 * found.error:.2g} (nested "
+        f"cross-validation), {against} of the best simple average"
     )
 
 
 def _above(by: float, interval: Interval | None) -> str:
     low, high = _signed(interval, by)
     sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"
-    return f"{-by:.5g}{sure} above"
+    return f"{-by:.5g}{sure} above that"
 
 
 def wrote(output: str | None) -> list[str]:
@@ -108,9 +112,15 @@ def wrote(output: str | None) -> list[str]:
 def verdict(report: Report) -> str:
     """What was gained by choosing, and how sure that is."""
     if report.heldout_rows is None:
+        interval = report.expected.interval if report.expected else None
+        by_folds = ""
+        if interval:
+            way = "pays" if interval.low > 0 else "does not pay" if interval.high < 0 else None
+            by_folds = f"by cross-validation choosing {way}" if way else "undecided"
+            by_folds += "; "
         return (
-            "no held-out loss: define heldout_data in the task, or keep rows aside with --guard "
-            "0.2, to see whether choosing pays"
+            f"{by_folds}no held-out loss: define heldout_data in the task, or keep rows aside with "
+            "--guard 0.2, to see whether choosing pays"
         )
     instead = f"; `{report.written}` was written instead" if report.instead_of else ""
     if (report.learned or report.average).heldout_loss is None:

@@ -86,7 +86,7 @@ class Simple(Part):
 class Expected(Part):
     """What to expect on new rows, by nested cross-validation: whatever was chosen, was not by them.
 
-    `over`: the simple average that the other folds would have chosen, whichever that was.
+    Beside it, the simple average that the other folds would have chosen, whichever that was.
     """
 
     loss: float

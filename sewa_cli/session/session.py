@@ -352,6 +352,8 @@ def chosen_solver(config: Config) -> Solver:
         raise ConfigError(f"K: auto needs a solver that finds K: {named}; or name a K")
     if config.K != AUTO and not solver.takes_k:
         raise ConfigError(f"K: {config.K}, but {name} weighs all checkpoints; leave out --K")
+    if config.sparse and config.K != AUTO:
+        raise ConfigError(f"sparse: finds K itself, and K is {config.K}; leave out one of them")
     if config.sparse and not solver.takes_k:
         raise ConfigError(f"sparse: {name} weighs all checkpoints; leave out --solver {name}")
     return solver

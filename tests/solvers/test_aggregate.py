@@ -255,7 +255,8 @@ def test_crumbs_make_up_next_to_nothing_and_the_rest_still_sums_to_one(raw: list
 # ---- folds -------------------------------------------------------------------------------------
 
 
-def test_what_is_expected_of_a_row_does_not_depend_on_its_own_label() -> None:
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_what_is_expected_of_a_row_does_not_depend_on_its_own_label(rounds: int) -> None:
     """From losses under two labels follows the output; it must be the same, in each nested fold."""
     plain = problem_on()
     y = torch.cat([batch[1] for batch in plain.objective.selection])
@@ -267,7 +268,10 @@ def test_what_is_expected_of_a_row_does_not_depend_on_its_own_label() -> None:
         surrogate = surveyed(problem := problem_on(labels=labels))
         units = Units(surrogate, surrogate.base)
         prior, simple = prior_of(surrogate, units)
-        nested.append(estimate(surrogate, units, prior, simple, 5, problem).nested[fold == 0])
+        found = estimate(surrogate, units, prior, simple, 5, problem)
+        for _ in range(rounds - 1):
+            found = estimate(surrogate, units, prior, simple, 5, problem, found.answers)
+        nested.append(found.nested[fold == 0])
     # (o − y)² and (o − y − 1)² differ by 1 − 2(o − y)
     residual = (1 - (nested[1] - nested[0])) / 2
     torch.testing.assert_close(residual**2, nested[0], rtol=1e-3, atol=1e-4)
@@ -314,6 +318,23 @@ def test_with_many_rows_it_is_better_than_every_simple_average() -> None:
     flat = problem.trajectory.mix_few(found.coefficients)
     assert found.simple is not None
     assert problem.objective.value(flat) < min(found.simple.values())
+
+
+@pytest.mark.parametrize("where", [0, 5, -1])
+def test_averages_with_an_infinite_loss_get_no_share_and_stop_nothing(where: int) -> None:
+    """One checkpoint is far off, and so is every average that has it."""
+
+    def loss(outputs: Tensor, batch: Any) -> Tensor:
+        squares = (outputs - batch[1]).clamp(-1e4, 1e4) ** 2
+        return torch.where(outputs.abs() > 1000.0, outputs * torch.inf, squares).mean()
+
+    plain = problem_on(k=12, loss=loss)
+    W = torch.cat([plain.trajectory.row(i)[None] for i in range(12)])
+    W[where] += 1e6
+    problem = Problem(plain.objective, Dense(W, plain.trajectory.layout), 10**9, 0, Events())
+    found = chosen(problem)
+    assert found.coefficients[where] < 1e-3
+    assert problem.objective.value(problem.trajectory.mix_few(found.coefficients)) < 100
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
@@ -566,6 +587,58 @@ register("newest", Newest)
             assert report["gained"] is None
             assert f"what was chosen is `latest K={K}` itself" in ended.err
         assert "choosing paid" not in ended.err or report["gained"]["interval"]["low"] > 0
+
+
+def test_a_loss_that_changes_its_batch_is_told_in_one_line(plain_run: Path, sewa: Sewa) -> None:
+    changing = TASK.replace(
+        "    return F.cross_entropy(outputs, batch[1])",
+        "    batch[1][batch[0][:, 0] > 9] = -100\n    return F.cross_entropy(outputs, batch[1])",
+    )
+    (plain_run / "task.py").write_text(changing)
+    ended = sewa("select")
+    assert ended.code == 4
+    assert "changes the batch in place" in ended.error
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_with_little_memory_the_reference_is_still_the_best_on_all_rows(sewa: Sewa) -> None:
+    assert sewa("select", "-o", "wide.safetensors").code == 0
+    ended = sewa("select", "--memory", "40KB", "-o", "tight.safetensors")
+    assert ended.code == 0, ended.err
+    wide, tight = (report_of(f"{name}.report.json") for name in ("wide", "tight"))
+    assert next(iter(tight["references"])) == next(iter(wide["references"]))
+    assert len(tight["simple"]) == len(wide["simple"])
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_sparse_and_a_number_do_not_go_together(sewa: Sewa) -> None:
+    ended = sewa("select", "--sparse", "--K", 4)
+    assert ended.code == 2
+    assert "leave out one of them" in ended.error
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_compare_makes_masks_whatever_solver_weighs(sewa: Sewa) -> None:
+    ended = sewa("compare", "--solver", "aggregate", "--methods", "sewa,last", "--K", 4, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["rows"][0]["size"] == 4
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_where_learning_makes_it_worse_the_prior_is_written_with_its_own_expected_loss(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the prediction had been false: what was learned is run with other weights."""
+    true = Surrogate.at
+    monkeypatch.setattr(Surrogate, "at", lambda self, flat: true(self, -3 * flat))
+    ended = sewa("select", "--set", "aggregate.rounds=1")
+    assert ended.code == 0, ended.err
+    assert "no better than the" in ended.err
+    report = report_of()
+    weights = [candidate["weight"] for candidate in report["candidates"]]
+    assert weights == pytest.approx(report["blend"]["weights"])
+    assert report["blend"]["path"][0]["share"] == 1
+    assert report["expected"]["loss"] == pytest.approx(report["blend"]["path"][0]["loss"])
 
 
 @pytest.mark.usefixtures("plain_run")

@@ -33,7 +33,7 @@ def plot(report: Report) -> Figure:
     """Weights or mask by step, and how the loss went: by the pull, by iteration, by K."""
     from matplotlib.figure import Figure
 
-    if report.blend:
+    if report.blend and not report.instead_of:
         return _plot_blend(report, report.blend)
     with house():
         panels = 3 if report.budget else 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, permutations
 from math import inf
 
 import torch
@@ -14,7 +14,7 @@ from sewa_cli.solvers.linear.pull import path
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.units import Units
 
-# Measured on tuning seeds 0 to 2 (docs/solvers.md): flatter shares of the rungs give away what the
+# Measured on tuning seeds 0 to 2 (docs/default.md): flatter shares of the rungs give away what the
 # rows know, and so do flatter ones of the path; the minimum of the path trusts few rows too much.
 PRIOR_SHARPNESS = 1.0  # a rung's share: exp(−s·z²)
 PATH_SHARPNESS = 4.0  # a pull's share: exp(−s·z)
@@ -29,11 +29,12 @@ class Estimate:
 
     coefficients: Tensor  # [k]
     prior: Tensor  # [k], where the path began
-    answers: Tensor  # [p, k], of every problem
+    answers: Tensor  # of all, without each fold, without each two in order: to go on from
     path: Tensor  # [λ + 1], the shares along the path; the prior itself is first
     behind: Tensor  # [λ + 1], cross-validated loss behind the best one's
     error: Tensor  # [λ + 1], standard error of that
     validated: Tensor  # [λ + 1], cross-validated loss
+    before: Tensor  # [units], cross-validated losses of the prior
     nested: Tensor  # [units], losses of the whole procedure on units that it has not seen
     simple: Tensor  # [units], of the simple average that is best on the other folds
 
@@ -78,16 +79,18 @@ def estimate(
     problem: Problem,
     priors: Tensor | None = None,
 ) -> Estimate:
-    """simple_losses [F, units] of the whole family; `priors` [p, k]: answers to go on from.
+    """simple_losses [F, units] of the whole family; `priors`: answers to go on from.
 
     The path is solved side by side on all units, without each fold, and without each two.
     """
     count, weights = len(units), units.weights
     generator = torch.Generator().manual_seed(problem.seed)
     fold = torch.randperm(count, generator=generator) % folds  # of each unit
-    left_out: list[tuple[int, ...]] = [(), *combinations(range(folds), 1)]
-    left_out += combinations(range(folds), 2)
-    place = {some: p for p, some in enumerate(left_out)}
+    # the answers to go on from differ by which of the two is the outer fold
+    pairs = combinations if priors is None else permutations
+    left_out = [(), *combinations(range(folds), 1), *pairs(range(folds), 2)]
+    place = {some[::-1]: p for p, some in enumerate(left_out)}
+    place |= {some: p for p, some in enumerate(left_out)}
     members = torch.ones(len(left_out), count, dtype=torch.bool)
     for p, some in enumerate(left_out):
         for f in some:
@@ -96,39 +99,42 @@ def estimate(
         priors = torch.stack([prior.shares(weights, member) @ prior.rungs for member in members])
     before = units.losses_of(surrogate, priors)
     pulled = path(
-        units.gradient_on(surrogate, members, problem.room // 4),
+        units.gradient_on(surrogate, members, problem.room - surrogate.size.bytes),
         priors,
-        torch.stack(
-            [units.mean_on(loss, member) for loss, member in zip(before, members, strict=True)]
-        ),
+        torch.stack([units.mean_on(*pair) for pair in zip(before, members, strict=True)]),
         progress=lambda done, of: problem.events.progress("weighing", done, of),
     )
     solutions = torch.cat([priors[None], pulled])  # [λ + 1, p, k]
     losses = [units.losses_of(surrogate, solutions[:, p]) for p in range(len(left_out))]
     validated = torch.zeros(len(solutions), count, dtype=torch.float64)
     nested, simple = torch.zeros(2, count, dtype=torch.float64)
+    answers = {}
     for f in range(folds):
         here, rest = fold == f, fold != f
         validated[:, here] = losses[place[f,]][:, here]
         inner = torch.zeros_like(validated)
-        for g in range(folds):
-            if g != f:
-                inner[:, fold == g] = losses[place[min(f, g), max(f, g)]][:, fold == g]
+        others = [g for g in range(folds) if g != f]
+        for g in others:
+            inner[:, fold == g] = losses[place[f, g]][:, fold == g]
         shares = path_shares(inner[:, rest], weights[rest])
-        mixed = (shares @ solutions[:, place[f,]])[None]
-        nested[here] = units.losses_of(surrogate, mixed)[0, here]
+        for some in ((f,), *((f, g) for g in others)):  # nothing of the fold is in any of them
+            answers[some] = shares @ solutions[:, place[some]]
+        nested[here] = units.losses_of(surrogate, answers[f,][None])[0, here]
         means = torch.nan_to_num(simple_losses[:, rest] @ weights[rest], nan=inf)
         simple[here] = simple_losses[int(means.argmin()), here]
     shares = path_shares(validated, weights)
+    answers[()] = shares @ solutions[:, 0]
     behind, error = paired(validated, weights)
+    following = [(), *combinations(range(folds), 1), *permutations(range(folds), 2)]
     return Estimate(
-        coefficients=without_crumbs(shares @ solutions[:, 0]),
+        coefficients=without_crumbs(answers[()]),
         prior=priors[0],
-        answers=torch.einsum("l,lpk->pk", shares, solutions),
+        answers=torch.stack([answers[some] for some in following]),
         path=shares,
         behind=behind,
         error=error,
         validated=validated @ weights / weights.sum(),
+        before=validated[0],
         nested=nested,
         simple=simple,
     )

@@ -17,19 +17,29 @@ from sewa_cli.methods.family import Name, family, ladder
 from sewa_cli.objective.intervals import difference
 from sewa_cli.report.select import Blend, Expected, Pulled, Share
 from sewa_cli.settings import AUTO, Count, Positive, Whole
-from sewa_cli.solvers import Choice, Cost, Predicting, Problem, Sizes, Solver, register
+from sewa_cli.solvers import (
+    LEARNED,
+    Choice,
+    Cost,
+    Predicting,
+    Problem,
+    Sizes,
+    Solver,
+    register,
+)
 from sewa_cli.solvers.aggregate.estimate import Estimate, Prior, behind_in_errors, estimate
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import build, frame
-from sewa_cli.solvers.linear.outputs import NOISE, Labels
+from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
 from sewa_cli.solvers.linear.pull import STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.linear.units import Units
-from sewa_cli.text import finite, with_K
+from sewa_cli.text import finite, or_inf, with_K
 
 FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be cross-validated
 CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
+SAME = 1e-6  # of a weight, or of the loss: a difference by rounding
 SMALL = 0.002  # of the loss: a prediction that is further off is made anew, where it led to
 FEWEST_RUNGS = 3  # the newest, the mean of all, and one between
 
@@ -85,14 +95,23 @@ class _Search:
 
     def __init__(self, settings: Aggregate.Settings, problem: Problem) -> None:
         self._settings = settings
-        self._problem = problem
         trajectory = problem.trajectory
-        most = problem.room // 4 // (4 * trajectory.layout.size)
+        vector = 4 * trajectory.layout.size
+        most = problem.room // 4 // vector - QUARTERS
+        with_parts = most >= FEWEST_RUNGS and trajectory.k >= 2 * QUARTERS
         names = _rungs(trajectory.k, max(FEWEST_RUNGS, most))
-        self._flats, parts = _climb(problem, names)
+        self._flats, parts = _climb(problem, names, with_parts)
         self.k = trajectory.k
         if self.k < 2:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+        self._averages = {name: _vector(c) for name, c in family(self.k).items()}
+        self._rungs = [name for name in names if name in self._averages]
+        others = [name for name in self._averages if name not in self._rungs]
+        self._summed = others if vector * len(others) <= problem.room // 4 else []
+        self._held = vector * (len(self._flats) + len(self._summed))
+        self._problem = problem = replace(problem, room=problem.room - self._held)
+        # a loss that is broken, or changes its batch, is told now
+        problem.objective.learning_value(self._flats["uniform", None])
         self._framed, _ = frame(
             problem, self._flats["uniform", None], most=settings.outputs, section="aggregate"
         )
@@ -103,9 +122,7 @@ class _Search:
                 "loss() is NaN or Inf on the selection data for every checkpoint average"
             )
         self._units = Units(self._framed, finite_ones[0])
-        self._averages = {name: _vector(c) for name, c in family(self.k).items()}
         self._parts = {name: _vector(mean_of(some, self.k)) for name, some in parts.items()}
-        self._rungs = [name for name in names if name in self._averages]
         self._losses = {name: self._units.losses(outputs[name]) for name in self._rungs}
         part_losses = {name: self._units.losses(outputs[name]) for name in parts}
         self._prior = _prior(
@@ -121,48 +138,55 @@ class _Search:
     def find(self) -> Choice:
         if reason := self._nothing_to_learn():
             return self._simple_one(reason)
+        if self._labels == "unseen":
+            self._problem.events.warn(UNSEEN)
         problem, units, h = self._problem, self._units, self._settings.h
         base = self._base()
         here = self._survey(base)
         everything = torch.stack(list(self._losses.values()))
         start = here.loss(here.base)  # of the prior
-        rounds: list[dict[str, float]] = []
-        answers: Tensor | None = None
+        rounds: list[dict[str, float | None]] = []
+        found: Estimate | None = None
         first: Estimate | None = None  # what was pulled how far; later rounds go on from there
+        best: tuple[float, float, Estimate] | None = None
         while True:
+            answers = None if found is None else found.answers
             found = estimate(
                 here, units, self._prior, everything, self._settings.folds, problem, answers
             )
-            answers = found.answers
             first = first or found
             flat = problem.trajectory.mix_few(found.coefficients.tolist())
             predicted = here.loss(here.mix(found.coefficients))
-            loss = here.loss(here.at(flat))
-            rounds.append({"base": here.loss(here.base), "predicted": predicted, "loss": loss})
-            gain = start - loss
-            if abs(predicted - loss) <= SMALL * abs(loss) or len(rounds) == self._settings.rounds:
+            loss = or_inf(here.loss(here.at(flat)))
+            seen = {"base": here.loss(here.base), "predicted": predicted, "loss": loss}
+            rounds.append({name: finite(value) for name, value in seen.items()})
+            if best is None or loss < best[0]:
+                best = (loss, predicted - loss, found)
+            is_close = abs(predicted - loss) <= SMALL * abs(loss)
+            if is_close or len(rounds) == self._settings.rounds:
                 break
             del here  # one cache at a time
             here = build(problem, flat.clone(), h, framed=self._framed)
             here.centre(found.coefficients)
-        if gain < 0 and predicted < start:  # what was predicted has not come true
+        loss, error, found = best
+        if not loss <= start + SAME * abs(start):  # what was predicted has not come true
             problem.events.warn(
                 f"the learned weights' true selection loss is {loss:.5g}, no better than the "
                 f"{start:.5g} of the moving averages that they were learned from, which are taken"
             )
-            found = replace(
-                found, coefficients=self._prior.shares(units.weights) @ self._prior.rungs
+            alone = torch.eye(len(first.path), dtype=torch.float64)[0]
+            found = first = replace(
+                first, coefficients=first.prior, nested=first.before, path=alone
             )
-            predicted = here.loss(here.mix(found.coefficients))
-            loss = start
-        return self._choice(found, first, predicted - loss, rounds, here)
+            error = 0.0
+        return self._choice(found, first, error, rounds, here)
 
     def _choice(
         self,
         found: Estimate,
         first: Estimate,
         error: float,
-        rounds: list[dict[str, float]],
+        rounds: list[dict[str, float | None]],
         here: Surrogate,
     ) -> Choice:
         units, weights = self._units, self._units.weights
@@ -170,11 +194,16 @@ class _Search:
         loss = float(nested @ weights / weights.sum())
         spread = ((nested - loss) ** 2) @ weights / weights.sum()
         by, interval = difference(found.simple, nested, weights, self._problem.seed)
+        if abs(by) <= SAME * abs(loss):  # the same average, but for rounding
+            by, interval = 0.0, None
         c, shares = found.coefficients, self._prior.shares(weights)
         prior = shares @ self._prior.rungs
         strengths = (None, *STRENGTHS)
+        simple = (n for n, s in self._averages.items() if float((c - s).abs().max()) <= SAME)
+        name = next(simple, None)
         return Choice(
             c.tolist(),
+            LEARNED if name is None else with_K(*name),
             labels=self._labels,
             simple=self._simple(),
             expected=Expected(
@@ -204,7 +233,7 @@ class _Search:
                 effective=float(1 / (c @ c)),
                 learned=float((c - prior).abs().sum() / 2),
             ),
-            holds=here.size.bytes,
+            holds=here.size.bytes + self._held,
             details={
                 "rounds": rounds,
                 "cache": asdict(here.size),
@@ -219,7 +248,7 @@ class _Search:
         if self._labels == "noise":
             return NOISE
         losses = torch.stack(list(self._losses.values()))
-        if bool((losses - losses[0]).abs().max() <= 1e-9 * losses.abs().max()):
+        if bool((losses - losses[0]).abs().max() < 1e-9 * losses.abs().max().clamp_min(1e-300)):
             return "the checkpoints do not differ on the selection data"
         if len(self._units) < FEWEST:
             split = "" if self._units.by_row else " (loss() does not split into rows)"
@@ -258,38 +287,42 @@ class _Search:
         return base
 
     def _survey(self, base: Tensor) -> Surrogate:
-        """The cache around the prior; the rest of the family is summed up on the way, and run."""
-        problem, left = self._problem, [n for n in self._averages if n not in self._losses]
-        fit = 4 * base.numel() * len(left) <= problem.room // 4
-        sums = {name: torch.zeros_like(base) for name in left} if fit else {}
+        """The cache around the prior; the rest of the family is summed up on the way, and run.
+
+        Where there is no room for its sums it is left out: far from the base, predictions are poor.
+        """
+        problem = self._problem
+        sums = {name: torch.zeros_like(base) for name in self._summed}
 
         def add(i: int, row: Tensor) -> None:
             for name, total in sums.items():
                 if (weight := float(self._averages[name][i])) != 0:
                     total.add_(row, alpha=weight)
 
-        taken = sum(4 * flat.numel() for flat in (*self._flats.values(), *sums.values()))
-        smaller = replace(problem, room=problem.room - taken)
-        here = build(smaller, base, self._settings.h, on_row=add, framed=self._framed)
+        here = build(problem, base, self._settings.h, on_row=add, framed=self._framed)
         here.centre(self._prior.shares(self._units.weights) @ self._prior.rungs)
-        for done, name in enumerate(left, 1):
-            out = here.at(sums[name]) if name in sums else here.mix(self._averages[name])
-            self._losses[name] = self._units.losses(out)
-            problem.events.progress("simple averages", done, len(left))
+        for done, (name, flat) in enumerate(sums.items(), 1):
+            self._losses[name] = self._units.losses(here.at(flat))
+            problem.events.progress("simple averages", done, len(sums))
         best = self._best()
-        if (flat := (self._flats | sums).get(best)) is not None:
-            problem.trajectory.remember(self._averages[best].tolist(), flat)
+        problem.trajectory.remember(self._averages[best].tolist(), (self._flats | sums)[best])
         self._flats = {}
         return here
 
     def _best(self) -> Name:
         return min(self._losses, key=lambda name: self._units.mean(self._losses[name]))
 
-    def _simple(self) -> dict[Name, float]:
+    def _simple(self) -> dict[Name, float] | None:
+        """None if some could not be run, or not on all rows: then they are, where W is at hand."""
+        has_all_rows = sum(self._framed.counts) == self._framed.of_rows
+        if not has_all_rows or len(self._losses) < len(self._averages):
+            return None
         return {name: self._units.mean(losses) for name, losses in self._losses.items()}
 
 
-def _climb(problem: Problem, names: list[Name]) -> tuple[dict[Name, Tensor], dict[Name, list[int]]]:
+def _climb(
+    problem: Problem, names: list[Name], with_parts: bool
+) -> tuple[dict[Name, Tensor], dict[Name, list[int]]]:
     """Moving averages [P] and means of the run's quarters, grown row by row.
 
     m ← d·m + (1 − d)·w with d = (K − 1)/(K + 1), from the first one on; the mean of all by 1/i.
@@ -300,7 +333,7 @@ def _climb(problem: Problem, names: list[Name]) -> tuple[dict[Name, Tensor], dic
     at_most = problem.trajectory.k
     for i, row in problem.trajectory.rows():
         part = (f"quarter {i * QUARTERS // at_most + 1} of the run", None)
-        if at_most >= 2 * QUARTERS:
+        if with_parts:
             parts.setdefault(part, []).append(i)
             flats[part] = (
                 flats[part].lerp_(row, 1 / len(parts[part])) if part in flats else row.clone()

@@ -69,12 +69,14 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     rungs, problems = ladder(k), 1 + settings.folds * (settings.folds + 1) // 2
     others = sum(name not in rungs for name in family(k))
     probe = _probe(sizes)
+    vectors = 4 * sizes.objective.model.layout.size * (len(rungs) + QUARTERS + others)
     numbers = min(probe.size.numbers * sizes.rows // probe.size.rows, settings.outputs)
     path = problems * len(STRENGTHS) * EVALUATIONS
     return Cost(
-        forward=B * (3 + len(rungs) + QUARTERS + others + settings.rounds * (k + 2)),
+        # some to find out how many rows fit, and how many of them in the end
+        forward=B * (12 + len(rungs) + QUARTERS + others + settings.rounds * (k + 2)),
         reads=(1 + 2 * settings.rounds) * k + k,  # the last: a reference that had no room
-        bytes=usual(k, numbers, sizes.room),
+        bytes=usual(k, numbers, sizes.room) + min(vectors, sizes.room // 2),
         seconds=path * settings.rounds * _evaluation(sizes, probe),
         at_most=True,
     )

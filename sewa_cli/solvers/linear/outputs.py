@@ -105,7 +105,8 @@ class Outputs:
     def _part_loss(self, part: Part, outputs: Tensor) -> Tensor:
         # the batch's containers anew: a loss may pop from them
         batch = to_device(part.batch, outputs.device)
-        return self._objective.loss(part.outputs(outputs), batch).reshape(()).double()
+        loss = self._objective.loss(part.outputs(outputs), batch).reshape(())
+        return loss if loss.device.type == "mps" else loss.double()  # which has no float64
 
     @property
     def counts(self) -> list[int]:

@@ -99,7 +99,8 @@ class Linear(Surveyor):
             raise ConfigError(
                 f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
             )
-        search.cache, simple, _ = search.with_simple_averages()
+        search.cache, losses, _ = search.with_simple_averages()
+        simple = search.known(losses, search.cache)
         return search.find(K, search.labels(search.cache)).but(simple=simple)
 
     def cost(self, sizes: Sizes) -> Cost:
@@ -192,6 +193,7 @@ class _Search:
         if budget.labels != "matter":
             problem.events.warn(NOISE if budget.labels == "noise" else UNSEEN)
         option, size = budget.options[budget.chosen], here.size
+        on_all = self.known(losses, here)
         if option.name == LEARNED:
             assert option.K is not None
             self.cache = here
@@ -199,7 +201,7 @@ class _Search:
             chosen = self.find(option.K, budget.labels)
             other = min((o for o in budget.options if o.name != LEARNED), key=lambda o: o.loss)
             if chosen.details["loss"] < other.loss:
-                return chosen.but(budget=_options(budget), simple=losses)
+                return chosen.but(budget=_options(budget), simple=on_all)
             # what was predicted has not come true
             problem.events.warn(
                 f"the learned average's true selection loss is {chosen.details['loss']:.5g}, no "
@@ -214,7 +216,7 @@ class _Search:
             with_K(option.name, option.K),
             labels=budget.labels,
             budget=_options(budget),
-            simple=losses,
+            simple=on_all,
             holds=size.bytes,
             details={"rounds": [], "cache": asdict(size)},
         )
@@ -246,7 +248,8 @@ class _Search:
         trajectory = self._problem.trajectory
         wanted = {name: c for name, c in family(self.k).items() if name not in SCOUTED}
         vectors = len(wanted) * 4 * trajectory.layout.size
-        summed = wanted if vectors <= self._problem.room // 4 else {}
+        self._has_true_ones = vectors <= self._problem.room // 4
+        summed = wanted if self._has_true_ones else {}
         here, sums = self.survey.first(summed, 2 + len(wanted) * keep)
         losses: dict[Name, float] = {}
         outputs: dict[Name, Tensor] = {
@@ -265,6 +268,10 @@ class _Search:
         if best in sums:
             trajectory.remember(wanted[best], sums[best])
         return here, losses, outputs
+
+    def known(self, losses: dict[Name, float], here: Surrogate) -> dict[Name, float] | None:
+        """None if they are of some rows, or predicted: then all are run, where W is at hand."""
+        return losses if here.size.has_all_rows and self._has_true_ones else None
 
     def _solve(self, here: Surrogate, K: int, starts: Sequence[Sequence[int]]) -> Solution:
         iterations, swaps = self._settings.iterations, self._settings.swaps

@@ -89,13 +89,13 @@ class Surrogate(Outputs):
             total += float(loss.detach())
         if self._has_frozen:
             gradient = gradient.masked_fill(self._frozen, 0.0)
-        return total, self._cache.pull_back(gradient[None])[0].double().cpu()
+        return total, self._cache.pull_back(gradient[None])[0].cpu().double()
 
     def gradients(self, C: Tensor, weights: Tensor) -> Tensor:
         """Of p mixtures C [p, k], each with weights of its own on the rows, [p, O] → [p, k].
 
-        For a loss that splits into rows: the gradient of a batch's mean has those of its rows, and
-        `weights` (see `row_weights`) makes any other mean of them.
+        The gradient of a batch's mean has those of its rows, and `weights` makes any other mean of
+        them, where the loss splits into rows (`row_weights`), or of batches (`batch_weights`).
         """
         mixed = self._corrected(self._cache.mix(C))
         gradients = torch.zeros_like(mixed)
@@ -110,7 +110,12 @@ class Surrogate(Outputs):
         gradients.mul_(weights)
         if self._has_frozen:
             gradients.masked_fill_(self._frozen, 0.0)
-        return self._cache.pull_back(gradients).double().cpu()
+        return self._cache.pull_back(gradients).cpu().double()
+
+    def batch_weights(self, shares: Tensor) -> Tensor:
+        """shares [p, b] of batches in p means → factors [p, O]."""
+        sizes = torch.tensor([part.where.stop - part.where.start for part in self._parts])
+        return shares.float().repeat_interleave(sizes, 1).to(self.base.device)
 
     @property
     def is_by_row(self) -> bool:

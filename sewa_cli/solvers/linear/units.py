@@ -5,6 +5,7 @@ Where the loss is no mean over rows, whole batches take their place.
 
 from __future__ import annotations
 
+from math import inf, isfinite
 from typing import Literal
 
 import torch
@@ -47,10 +48,12 @@ class Units:
         return losses[members] @ self.weights[members] / self.weights[members].sum()
 
     def losses(self, outputs: Tensor) -> Tensor:
-        """outputs [O] → the loss of each unit, [units] float64."""
+        """outputs [O] → the loss of each unit, [units] float64; Inf if their mean is not finite."""
         if not self.by_row:
             return self._outputs.batch_losses(outputs)
         found = self._outputs.unit_losses(outputs)
+        if found is None and not isfinite(self._outputs.loss(outputs)):
+            return torch.full_like(self.weights, inf)
         if found is None:
             raise TaskError("loss() splits into rows at one average and not at another")
         return found
@@ -66,21 +69,18 @@ class Units:
         """
         at_once = max(1, min(AT_ONCE, room // (4 * COPIES)) // surrogate.numbers)
         parts = torch.split(torch.arange(len(members)), at_once)
-        shares = members.double() / members.sum(1, keepdim=True)
-
-        def one_by_one(C: Tensor) -> Tensor:
-            """For any loss, by calling it on just those rows or batches."""
-            found = []
-            for member, c in zip(members, C, strict=True):
-                some = (
-                    surrogate.on(member) if self.by_row else surrogate.on_batches(member.tolist())
-                )
-                found.append(some.loss_and_gradient(c)[1])
-            return torch.stack(found)
-
-        def together(C: Tensor) -> Tensor:
-            return torch.cat(
-                [surrogate.gradients(C[p], surrogate.row_weights(shares[p])) for p in parts]
+        shares = members.double() * self.weights
+        shares = shares / shares.sum(1, keepdim=True)
+        if self.by_row and not surrogate.is_by_row:
+            # some outputs belong to no row: the loss is called on just those rows
+            return lambda C: torch.stack(
+                [
+                    surrogate.on(member).loss_and_gradient(c)[1]
+                    for member, c in zip(members, C, strict=True)
+                ]
             )
-
-        return together if self.by_row and surrogate.is_by_row else one_by_one
+        weights = surrogate.row_weights if self.by_row else surrogate.batch_weights
+        factors = [weights(shares[some]) for some in parts]
+        return lambda C: torch.cat(
+            [surrogate.gradients(C[p], f) for p, f in zip(parts, factors, strict=True)]
+        )
