@@ -56,7 +56,7 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
             bytes_read=session.reads.bytes + _bytes(run, reads, K),
             forward_passes=cost.forward + batches.evaluations(K) + batches.fallback(),
             backward_passes=cost.backward,
-            at_most=cost.at_most or config.fallback or tier is not None,
+            at_most=True,  # which simple average is best, and what scoring it takes, is not known
             seconds=_seconds(run, cost, reads, batches.evaluations(K)),
         )
 

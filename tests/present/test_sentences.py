@@ -182,7 +182,8 @@ def test_where_nothing_is_held_out_the_expected_loss_comes_first(real: Report) -
     first, *others = sentences.select(unheld)
     assert first == sentences.expected(unheld)
     assert first not in others
-    assert others[-1].startswith("no held-out loss: define heldout_data in the task")
+    assert "no held-out loss: define heldout_data in the task" in others[-1]
+    assert others[-1].startswith(("by cross-validation choosing", "undecided; "))
 
 
 def test_where_rows_are_held_out_the_expected_loss_stands_beside_what_they_say(

