@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.card import describe_lora
@@ -63,10 +64,8 @@ def blend(report: Report) -> str:
     found = report.blend
     assert found is not None
     weights = [candidate.weight or 0.0 for candidate in report.candidates]
-    late, half = 0.0, len(weights)
-    while late < 0.5 and half > 0:
-        half -= 1
-        late += weights[half]
+    early, late = _half(weights), _half(weights[::-1])
+    where = f"last {late}" if late <= early else f"first {early}"
     rungs = sorted(found.prior, key=lambda rung: -rung.share)
     named = [f"{with_K(r.name, r.K)} ({percent(r.share)})" for r in rungs if r.share >= 0.05]
     start = few(named or [with_K(rungs[0].name, rungs[0].K)])
@@ -77,8 +76,13 @@ def blend(report: Report) -> str:
         how = f"learning moved {percent(found.learned)} of the weight{under}"
     return (
         f"weighed {report.K} of {report.k} checkpoints, worth {found.effective:.3g} equal ones, "
-        f"half of the weight on the last {len(weights) - half}: from {start}; {how}"
+        f"half of the weight on the {where}: from {start}; {how}"
     )
+
+
+def _half(weights: list[float]) -> int:
+    """The first so many have half of the weight."""
+    return next((n for n, s in enumerate(accumulate(weights), 1) if s >= 0.5), len(weights))
 
 
 def expected(report: Report) -> str:
