@@ -208,8 +208,9 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints_beyond_the_cache(
     command += " --set linear.bootstrap=1 --set linear.swaps=2 --iterations 2"
     few, many = peaks(f"{command} --last {k} -o {k}.safetensors" for k in (10, 60))
     assert many < 200e6
-    # W of the other 50 would be 200 MB; sums of simple averages take a quarter of the room at most
-    assert many - few < 50e6
+    # W of the other 50 would be 200 MB. The same command twice differs by up to 50 MB: simple
+    # averages are summed up in pieces of the room, and what is freed is not given back at once
+    assert many - few < 100e6
 
 
 @pytest.mark.usefixtures("run_dir")
