@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -105,3 +105,41 @@ def take_rows(nest: Nest, n: int, index: Tensor) -> Nest:
         return WALK
 
     return change(nest, take)
+
+
+def join_rows(nests: Sequence[Nest], counts: Sequence[int]) -> Nest | None:
+    """One nest of all their rows; None if they differ in anything but the tensors' rows."""
+
+    def is_leaf(item: Any) -> bool:
+        return not (isinstance(item, Mapping | list | tuple) or is_dataclass(item))
+
+    def leaves(nest: Nest) -> list[Any]:
+        found: list[Any] = []
+        change(nest, lambda item: found.append(item) if is_leaf(item) else WALK)
+        return found
+
+    each = [leaves(nest) for nest in nests]
+    if len({len(some) for some in each}) > 1:
+        return None
+    joined = []
+    for column in zip(*each, strict=True):
+        pairs = list(zip(column, counts, strict=True))
+        if all(has_rows(item, n) for item, n in pairs):
+            if len({(item.shape[1:], item.dtype, item.device) for item in column}) > 1:
+                return None
+            joined.append(torch.cat(column))
+        elif any(has_rows(item, n) for item, n in pairs) or not _all_same(column):
+            return None
+        else:
+            joined.append(column[0])
+    left = iter(joined)
+    return change(nests[0], lambda item: next(left) if is_leaf(item) else WALK)
+
+
+def _all_same(items: Sequence[Any]) -> bool:
+    first = items[0]
+    if isinstance(first, Tensor):
+        return all(isinstance(x, Tensor) and torch.equal(x, first) for x in items)
+    if first is None or isinstance(first, bool | int | float | str | bytes):
+        return all(type(x) is type(first) and x == first for x in items)
+    return all(x is first for x in items)

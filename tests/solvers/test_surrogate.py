@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -86,6 +87,81 @@ def test_on_a_model_that_is_linear_in_its_weights_the_prediction_is_the_truth(
     c /= c.sum()
     predicted = surrogate.loss(surrogate.mix(c))
     assert predicted == pytest.approx(problem.true_loss(c), rel=2e-5 / h, abs=1e-6)
+
+
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10_000),
+    counts=st.lists(st.integers(2, 6), min_size=2, max_size=8),
+    width=st.integers(0, 2),
+    room=st.sampled_from([0, 200, ROOM]),
+)
+def test_small_batches_joined_for_the_loss_give_the_same_losses_gradients_and_samples(
+    seed: int, counts: list[int], width: int, room: int
+) -> None:
+    """With other columns of the batch of one width or of several, and room for copies or none."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = [
+        {
+            "x": torch.randn(n, 4, generator=generator),
+            "y": torch.randint(3, (n,), generator=generator),
+            "other": torch.zeros(n, 1 + i * width // 3),
+            "scale": torch.tensor(2.0),
+        }
+        for i, n in enumerate(counts)
+    ]
+    calls = []
+
+    def loss(outputs: Tensor, batch: Any) -> Any:
+        calls.append(len(outputs))
+        return batch["scale"] * F.cross_entropy(outputs, batch["y"])
+
+    problem = Problem(5, seed, loss=loss, predict=lambda m, b: m(b["x"]), batches=batches)
+    joined = problem.surrogate()
+    apart = copy(joined)
+    apart._parts = joined._run
+    joined = copy(apart)
+    joined.join(joined.base, room)
+    if room == ROOM and width == 0:
+        assert joined.counts == [sum(counts)]
+    if room == 0:
+        assert joined.counts == counts
+    assert sum(joined.counts) == sum(counts)
+    c = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+    c /= c.sum(1, keepdim=True)
+    times = torch.randint(3, (sum(counts),), generator=generator)
+    times[0] = 1
+    shares = torch.rand(3, sum(counts), generator=generator)
+    for one, other in (
+        (apart.unit_losses(apart.base), joined.unit_losses(joined.base)),
+        (apart.loss_and_gradient(c[0])[1], joined.loss_and_gradient(c[0])[1]),
+        (
+            apart.gradients(c, apart.row_weights(shares)),
+            joined.gradients(c, joined.row_weights(shares)),
+        ),
+        (apart.on(times).loss_and_gradient(c[0])[1], joined.on(times).loss_and_gradient(c[0])[1]),
+    ):
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    calls.clear()
+    assert joined.loss(joined.base) == pytest.approx(apart.loss(apart.base), rel=1e-6)
+    assert len(calls) == len(joined.counts) + len(counts)
+    assert torch.equal(joined.true_outputs(), apart.true_outputs())  # run as the user made them
+
+
+def test_batches_are_joined_only_where_the_loss_splits_and_what_they_share_is_the_same() -> None:
+    def centred(outputs: Tensor, batch: Any) -> Any:
+        return ((outputs - outputs.mean(0)) ** 2).mean() + 0 * batch[1].sum()
+
+    assert Problem(loss=centred).surrogate().counts == [7, 4]
+    assert Problem().surrogate().counts == [11]
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    batches = [(x, y, torch.tensor(scale)) for scale in (1.0, 2.0)]
+    problem = Problem(
+        loss=lambda outputs, batch: batch[2] * F.cross_entropy(outputs, batch[1]), batches=batches
+    )
+    assert problem.surrogate().counts == [4, 4]
 
 
 @settings(max_examples=15)

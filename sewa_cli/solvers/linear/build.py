@@ -59,7 +59,9 @@ def frame(
             f"outputs of {kept} of the {found.of_rows} selection rows fit into "
             f"{'--memory' if tight else f'{section}.outputs'}; the choice is made on those"
         )
-    return found, torch.cat(outputs).to(model.device)
+    at = torch.cat(outputs).to(model.device)
+    found.join(at, problem.room // 16)
+    return found, at
 
 
 def build(

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.objective import Objective, row_losses
-from sewa_cli.objective.tree import WALK, Nest, change, take_rows, tensors, to_device
+from sewa_cli.objective.tree import WALK, Nest, change, join_rows, take_rows, tensors, to_device
 from sewa_cli.rng import seed_torch
 
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
+TOGETHER = 2**15  # numbers of outputs in batches that are joined
 ENOUGH_MIXINGS = 20  # that change anything; fewer prove nothing
 
 # what the labels say: something; nothing; or the loss does not look at the batch at all
@@ -51,6 +52,11 @@ class Part:
     def take(self, index: Tensor) -> Part:
         return replace(self, batch=take_rows(self.batch, self.n, index), taken=index)
 
+    def rows_like(self, other: Part) -> bool:
+        """Whether its tensors have the same shapes, but for the number of rows."""
+        pairs = [tensors((part.template, part.batch)) for part in (self, other)]
+        return [x.shape[1:] for x in pairs[0]] == [x.shape[1:] for x in pairs[1]]
+
     def outputs(self, flat: Tensor) -> Nest:
         """Of its rows, from those of all batches, flat [O]."""
         nest = unflatten(self.template, flat)
@@ -66,8 +72,30 @@ class Outputs:
         """`of_rows`: how many rows the data have; not all need take part."""
         self.of_rows = sum(part.n for part in parts) if of_rows is None else of_rows
         self._objective = objective
-        self._parts = parts
+        self._run = parts  # what the model is run on, as the user made them
+        self._parts = parts  # what the loss is called on: these, or several joined
         self._seed = seed
+
+    def join(self, outputs: Tensor, room: int) -> None:
+        """Let the loss be called on small neighbouring batches together, where it splits into rows.
+
+        A call on few rows is mostly overhead, and there are many. `outputs` [O] are to see whether
+        it splits; `room`: bytes that the copies of the batches may take.
+        """
+        if len(self._run) == 1 or not self.splits(outputs):
+            return
+        groups: list[list[Part]] = []
+        for part in self._run:
+            room -= sum(x.nbytes for x in tensors(part.batch))
+            first = groups[-1][0] if groups else part
+            fits = room >= 0 and part.where.stop - first.where.start <= TOGETHER
+            if groups and fits and part.rows_like(first):
+                groups[-1].append(part)
+            else:
+                groups.append([part])
+        joined = self._with([part for group in groups for part in _joined(group)])
+        if len(joined._parts) < len(self._run) and joined.splits(outputs):
+            self._parts = joined._parts
 
     @property
     def numbers(self) -> int:
@@ -82,7 +110,7 @@ class Outputs:
     def true_outputs(self) -> Tensor:
         """Of the weights that are in the model now, [O]."""
         found = torch.empty(self.numbers, device=self._objective.model.device)
-        for part in self._parts:
+        for part in self._run:
             flat = flatten(run_model(self._objective, part.batch, self._seed))
             if len(flat) != part.where.stop - part.where.start:
                 raise TaskError("predict() gives outputs whose size depends on the weights")
@@ -110,7 +138,7 @@ class Outputs:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each batch."""
+        """Rows of each batch that the loss is called on."""
         return [part.count for part in self._parts]
 
     def on(self, times: Tensor) -> Self:
@@ -178,13 +206,15 @@ class Outputs:
         Labels that were shuffled, or belong to other data, can still be fitted: by being less sure
         of everything. A choice by them is worth nothing.
         """
-        generator = torch.Generator().manual_seed(seed)
         alike = self._alike()
-        mixed = [self._mixed_up(alike, generator) for _ in range(MIXINGS)]
         moved = False
         for own in outputs:
             loss = self.loss(own)
-            others = torch.tensor([surrogate.loss(own) for surrogate in mixed])
+            # each made anew: thirty-nine copies of the data would not fit
+            generator = torch.Generator().manual_seed(seed)
+            others = torch.tensor(
+                [self._mixed_up(alike, generator).loss(own) for _ in range(MIXINGS)]
+            )
             # mixing rows of one class, or a batch of one row, changes nothing
             others = others[(others - loss).abs() > 1e-9 * abs(loss)]
             if 0 < len(others) < ENOUGH_MIXINGS:
@@ -216,6 +246,21 @@ class Outputs:
             shapes = str(shapes_of((part.template, part.batch), all_of=True))
             groups.setdefault(shapes, []).append(place)
         return list(groups.values())
+
+
+def _joined(group: list[Part]) -> list[Part]:
+    """One part of all, or the same ones if they are not of one shape."""
+    # one leaf alone stands in [O] as it would if the batches were one
+    is_one_leaf = all(len(tensors(part.template)) == 1 for part in group)
+    if len(group) == 1 or not is_one_leaf:
+        return group
+    counts = [part.n for part in group]
+    template = join_rows([part.template for part in group], counts)
+    batch = join_rows([part.batch for part in group], counts)
+    if template is None or batch is None:
+        return group
+    where = slice(group[0].where.start, group[-1].where.stop)
+    return [Part(batch, sum(counts), where, template)]
 
 
 # ---- a model's outputs on a batch, as one vector and back --------------------------------------

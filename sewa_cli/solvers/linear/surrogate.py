@@ -32,7 +32,8 @@ class Surrogate(Outputs):
     """The outputs y_i of k checkpoints around a base, and the user's loss of their mixtures."""
 
     def __init__(self, framed: Outputs, base: Tensor, cache: Trajectory, size: Size) -> None:
-        super().__init__(framed._objective, framed._parts, framed._seed, framed.of_rows)
+        super().__init__(framed._objective, framed._run, framed._seed, framed.of_rows)
+        self._parts = framed._parts
         self.base = base  # f(b) [O]: the true outputs of the base
         self.size = size
         self._cache = cache
