@@ -2,12 +2,14 @@
 
 Trains what is not trained yet, runs what has not been run, then prints the tables and leaves
 results.json, quality.png and windows.png in the folder (quality-dir/). It takes hours, and may be
-stopped and started again at any time. It needs `make data`.
+stopped and started again at any time. It needs `make data`. Of the study of regret, what other
+machines have done is kept in regret.json beside this file, and not done again.
 
     python benchmarks/quality                            everything
     python benchmarks/quality --settings text --jobs 2   one setting, two processes
     python benchmarks/quality --studies methods tuning   some of the studies
     python benchmarks/quality --tables                   only what there is, nothing new
+    python benchmarks/quality --studies regret --keep    the rest of one, and keep it for others
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from pathlib import Path
 from claims import findings, summary, wobble
 from pictures import draw, draw_curves
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
-from regret import load_units, regret_table, setting_table, simple_table
+from regret import keep, left_to_do, load_units, regret_table, setting_table, simple_table
 from running import Failed, run_all
 from studies import Table, auto_table, load_curves, overfitting_table, tuning_table, windows_table
 from tables import Results, filled, full_table, learned_against, load, markdown, paper_table
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--studies", nargs="+", choices=STUDIES, default=list(STUDIES))
     parser.add_argument("--seeds", nargs="+", type=int, help="other training runs than planned")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time, a core each")
+    parser.add_argument("--again", action="store_true", help="what regret.json has, too")
+    parser.add_argument("--keep", action="store_true", help="put what is done into regret.json")
     parser.add_argument("--tables", action="store_true", help="run nothing")
     parser.add_argument("--into", type=Path, help="put the tables into this page, at its marks")
     asked = parser.parse_args(arguments)
@@ -42,14 +46,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work = [
             (setting, seed, job)
             for study in asked.studies
-            for setting in settings
             for seed in asked.seeds or STUDIES[study][1]
-            for job in STUDIES[study][0](setting)
+            for setting in settings
+            for job in (
+                left_to_do(setting, seed)
+                if study == "regret" and not asked.again
+                else STUDIES[study][0](setting)
+            )
         ]
         try:
             run_all(asked.folder, work, asked.jobs)
         except Failed as failed:
             sys.exit(str(failed))
+    if asked.keep:
+        keep(load_units(asked.folder, settings, asked.seeds or REPORTED))
     tables = report(asked.folder, settings, asked.seeds or REPORTED, asked.seeds or TUNING)
     if asked.into is not None:
         asked.into.write_text(filled(asked.into.read_text(), tables))

@@ -195,7 +195,9 @@ def regret(setting: Setting) -> Iterator[Job]:
     """The default beside what could have been done instead, by few rows, some and all."""
     # returns are not needed here, and take longer than all else
     sets = ("args.episodes=1",) if setting.metric == "return" else ()
-    yield Job("regret", "fixed", FIXED, tuple(setting.learnable), sets=sets)
+    # what learns nothing needs no rows to learn by
+    few = (*sets, f"args.selection={setting.sizes[0]}")
+    yield Job("regret", "fixed", FIXED, tuple(setting.learnable), sets=few)
     for rows in setting.sizes:
         by = (*sets, f"args.selection={rows}")
         searched = ("aggregate", "sewa", "greedy")

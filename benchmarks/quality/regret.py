@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from plan import Setting, regret
+import torch
+from plan import Job, Setting, regret
 from running import finished
 from tables import Estimate, estimate, verdict
+
+from sewa_cli import __version__
 
 Table = list[dict[str, str]]
 Column = tuple[str, int | None]  # a method and its K
 SIZES = ("200 rows", "1,000 rows", "all rows")
 LEARNED = {"aggregate": "**the default**", "sewa": "SeWA, K=10", "greedy": "greedy"}
 SPARSE = "`--sparse`, K found"
+KEPT = Path(__file__).with_name("regret.json")
 SHOWN = ("ema-window", "latest", "wsm", "uniform", "last")  # of the fixed ones, by setting
 
 
@@ -29,28 +35,95 @@ class Unit:
     size: str
     learned: dict[str, float]
     fixed: dict[Column, float]
+    made: str = ""  # which sewa, on what processor
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        return self.setting, self.seed, self.size
 
 
-def load_units(folder: Path, settings: Iterable[Setting], seeds: Iterable[int]) -> list[Unit]:
-    """Those that are there whole."""
-    found = []
-    seeds = list(seeds)
-    for setting in settings:
-        simple, *rest = regret(setting)
-        for seed in seeds:
-            table = finished(folder, setting, seed, simple)
-            if table is None:
+def load_units(
+    folder: Path, settings: Iterable[Setting], seeds: Iterable[int], kept: Path = KEPT
+) -> list[Unit]:
+    """Those that are there whole; of the rest, those that were kept from another machine."""
+    settings, seeds = list(settings), list(seeds)
+    found = {unit.key: unit for unit in load_kept(kept)}
+    found |= {unit.key: unit for s in settings for unit in _measured(folder, s, seeds)}
+    order = [(s.name, seed, size) for s in settings for seed in seeds for size in SIZES]
+    return [found[key] for key in order if key in found]
+
+
+def _measured(folder: Path, setting: Setting, seeds: Iterable[int]) -> Iterator[Unit]:
+    simple, *_ = regret(setting)
+    for seed in seeds:
+        table = finished(folder, setting, seed, simple)
+        if table is None:
+            continue
+        fixed = {(r["method"], r["K"]): float(r["heldout_loss"]) for r in table["rows"]}
+        for size, (learned, sparse) in jobs_of(setting).items():
+            rows = finished(folder, setting, seed, learned)
+            few = finished(folder, setting, seed, sparse)
+            if rows is None or few is None:
                 continue
-            fixed = {(r["method"], r["K"]): float(r["heldout_loss"]) for r in table["rows"]}
-            for size, learned, sparse in zip(SIZES, rest[::2], rest[1::2], strict=True):
-                rows = finished(folder, setting, seed, learned)
-                few = finished(folder, setting, seed, sparse)
-                if rows is None or few is None:
-                    continue
-                losses = {LEARNED[r["method"]]: float(r["heldout_loss"]) for r in rows["rows"]}
-                losses[SPARSE] = float(few["average"]["heldout_loss"])
-                found.append(Unit(setting.name, seed, size, losses, fixed))
-    return found
+            losses = {LEARNED[r["method"]]: float(r["heldout_loss"]) for r in rows["rows"]}
+            losses[SPARSE] = float(few["average"]["heldout_loss"])
+            yield Unit(setting.name, seed, size, losses, fixed, _made())
+
+
+def jobs_of(setting: Setting) -> dict[str, tuple[Job, Job]]:
+    """What learns, by the number of rows."""
+    _, *rest = regret(setting)
+    return dict(zip(SIZES, zip(rest[::2], rest[1::2], strict=True), strict=True))
+
+
+def left_to_do(setting: Setting, seed: int, kept: Path = KEPT) -> list[Job]:
+    """The jobs of the units that nobody has kept yet."""
+    have = {unit.key for unit in load_kept(kept)}
+    found = [
+        job
+        for size, jobs in jobs_of(setting).items()
+        if (setting.name, seed, size) not in have
+        for job in jobs
+    ]
+    return [next(regret(setting)), *found] if found else []
+
+
+def load_kept(path: Path = KEPT) -> list[Unit]:
+    """A whole study takes more hours than a machine may be had for: units are kept one by one.
+
+    A unit is whole in itself: what learned and what is fixed are of the same training run.
+    """
+    rows = json.loads(path.read_text()) if path.exists() else []
+    return [
+        Unit(
+            **{name: row[name] for name in ("setting", "seed", "size", "learned", "made")},
+            fixed={(method, K): loss for method, K, loss in row["fixed"]},
+        )
+        for row in rows
+    ]
+
+
+def keep(units: Iterable[Unit], path: Path = KEPT) -> None:
+    """With those that were kept before, a line each; a new one takes the place of an old one."""
+    found = {unit.key: unit for unit in (*load_kept(path), *units)}
+    lines = []
+    for key in sorted(found):
+        row = asdict(found[key])
+        row["learned"] = {name: _digits(loss) for name, loss in row["learned"].items()}
+        row["fixed"] = [[*column, _digits(loss)] for column, loss in found[key].fixed.items()]
+        lines.append(json.dumps(row, ensure_ascii=False))
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def _digits(loss: float) -> float:
+    return float(f"{loss:.8g}")
+
+
+def _made() -> str:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=KEPT.parent, capture_output=True, text=True
+    )
+    return f"{__version__} {commit.stdout.strip()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def columns(units: Sequence[Unit]) -> dict[str, dict[int, float]]:

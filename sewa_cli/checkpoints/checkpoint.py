@@ -81,6 +81,7 @@ class Header:
     metadata: dict[str, str] = field(default_factory=dict)
     step: int | None = None  # as recorded in the file itself
     metrics: dict[str, float] = field(default_factory=dict)
+    mapped: bool = True  # a tensor that is read is a view of the file, and takes no memory
 
 
 @dataclass
@@ -106,6 +107,7 @@ class Checkpoint:
     kind: Kind = "file"
     files: tuple[Path, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
+    mapped: bool = True  # tensors are views of the files, and take no memory
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
     _open: Callable[[Path], Reader] | None = field(default=None, repr=False)
     # the working directory then: a thread may open files while the user's code is in another one
@@ -117,6 +119,10 @@ class Checkpoint:
         tensor = self._opened().read(name)
         self.reads.add(tensor.numel() * tensor.element_size())
         return tensor
+
+    def view(self, name: str) -> Tensor:
+        """The same, not counted: somebody will read parts of it."""
+        return self._opened().read(name)
 
     def read_array(self, name: str) -> Array:
         """The same as a read-only NumPy view, without torch where the format allows it."""

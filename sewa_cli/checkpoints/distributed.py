@@ -324,7 +324,8 @@ def _open(folder: Path, state_key: str | None) -> Header:
             tensors[name] = metadata.tensor(key)
     infos = {name: tensors[name].info for name in sorted(tensors)}
     step = next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None)
-    return Header(infos, files, partial(_Stored, folder, tensors), step=step)
+    reader = partial(_Stored, folder, tensors)
+    return Header(infos, files, reader, step=step, mapped=False)
 
 
 def _read_metadata(folder: Path) -> _Metadata:

@@ -103,6 +103,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         kind=kind_of(path),
         files=header.files,
         metrics=metrics,
+        mapped=header.mapped,
         stamps=stamps,
         _open=header.open,
         _base=Path() if path.is_absolute() else Path.cwd(),

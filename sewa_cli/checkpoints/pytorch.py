@@ -101,7 +101,8 @@ def open_file(path: Path, state_key: str | None = None) -> Header:
     step = next((n for word in STEP_KEYS if type(n := about.get(word)) is int), None)
     tensors = {name: _info(path, name, tensor) for name, tensor in state.items()}
     reader = partial(_Loaded, dict.fromkeys(tensors, path), state_key)
-    return Header(tensors, (path,), reader, step=step, metrics=_metrics(about))
+    mapped = _start(path) == _ZIP
+    return Header(tensors, (path,), reader, step=step, metrics=_metrics(about), mapped=mapped)
 
 
 def open_set(index: Path, state_key: str | None = None) -> Header:
@@ -112,17 +113,23 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
         _, state = find_state(shard, load(shard), state_key)
         check_holds(shard, names, state)
         tensors |= {name: _info(shard, name, state[name]) for name in sorted(names)}
-    return Header(tensors, (index, *shards_of(places)), partial(_Loaded, places, state_key))
+    shards = tuple(shards_of(places))
+    mapped = all(_start(shard) == _ZIP for shard in shards)
+    return Header(tensors, (index, *shards), partial(_Loaded, places, state_key), mapped=mapped)
+
+
+def _start(path: Path, base: Path = Path()) -> bytes:
+    """Of an archive, `_ZIP`; files from before PyTorch 1.6 are none, and cannot be mapped."""
+    with reading(path), open_regular(base / path) as file:
+        return file.read(4)
 
 
 def load(path: Path, base: Path = Path()) -> Any:
     """What the file holds, its tensors mapped, not read; nothing in it is executed."""
-    with reading(path), open_regular(base / path) as file:
-        start = file.read(4)
+    start = _start(path, base)
     try:
         if not start:
             raise zipfile.BadZipFile("empty")
-        # files from before PyTorch 1.6 are not zip archives and cannot be mapped: read whole
         return load_plain(base / path, mmap=start == _ZIP)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {_reason(error)}; {REFUSED}") from None

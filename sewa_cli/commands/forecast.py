@@ -26,7 +26,8 @@ from sewa_cli.rng import seeded
 from sewa_cli.session.session import Run, holding
 from sewa_cli.solvers import Cost, Sizes
 from sewa_cli.task import Task
-from sewa_cli.trajectory.dense import ROWS, Dense
+from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.products import ROWS
 
 
 def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:

@@ -28,13 +28,14 @@ from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import paths_of
 from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
-from sewa_cli.report.shared import Candidate, LeftOut, Placement
+from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cost import Clock
 from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
+from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
-from sewa_cli.trajectory import Trajectory, fill_row
+from sewa_cli.trajectory import Trajectory
 from sewa_cli.trajectory.placement import Placed, Placer, cap_on
 
 
@@ -180,45 +181,6 @@ def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
         raise ConfigError(
             f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
         )
-
-
-class CheckpointRows:
-    """The session's checkpoints as rows of W; one with NaN or Inf is left out, or stops the run."""
-
-    def __init__(self, session: Session) -> None:
-        self.layout = session.model.layout
-        self.device = session.model.device
-        self.count = len(session.checkpoints)
-        self._session = session
-        self._broken: dict[int, str | None] = {}  # of those that were read: what is wrong with them
-
-    @property
-    def left_out(self) -> list[LeftOut]:
-        return [
-            LeftOut(path=str(c.path), step=c.step, reason=f"{self._broken[i]} holds NaN or Inf")
-            for i, c in enumerate(self._session.checkpoints)
-            if self._broken.get(i) is not None
-        ]
-
-    def fill(self, i: int, row: Tensor) -> bool:
-        session, checkpoint = self._session, self._session.checkpoints[i]
-        broken = fill_row(row, session.floats(checkpoint), self.layout)
-        checkpoint.close()
-        is_new = i not in self._broken
-        if self._broken.setdefault(i, broken) != broken:
-            raise CheckpointError(f"{checkpoint.path}: has changed since it was first read")
-        if is_new:
-            session.events.progress("reading", len(self._broken), self.count)
-        if is_new and broken is not None:
-            reason = f"{broken} holds NaN or Inf"
-            if session.config.nonfinite == "error":
-                raise CheckpointError(
-                    f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out"
-                )
-            session.events.warn(f"{checkpoint.path}: left out: {reason}")
-            if len(self.left_out) == self.count:
-                raise CheckpointError(f"all {self.count} checkpoints hold NaN or Inf; none is left")
-        return broken is None
 
 
 class Run:

@@ -8,7 +8,8 @@ knows W only through these two, so where it lives can change:
 
 dense      float32 in the memory of the device
 deltas     bfloat16 differences from the mean: half the memory, sums in float32
-streamed   no copy of W: rows come from elsewhere, the next ones fetched while these are worked on
+streamed   no copy of W: from mapped files, tile by tile, or rows that come from elsewhere
+products   on the processor, both by tiles that stay in its caches
 placement  which of them, under a cap on memory
 memory     how much there is, and whether it ran out
 geometry   how the checkpoints lie to each other
@@ -17,12 +18,15 @@ geometry   how the checkpoints lie to each other
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from sewa_cli.trajectory import products
+from sewa_cli.trajectory.products import FEW_ROWS
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,19 @@ class Source(Protocol):
     def fill(self, i: int, row: Tensor) -> bool:
         """Checkpoint i into row [P] float32. False: it holds NaN or Inf, and is left out."""
 
+    @property
+    def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
+        """Columns of some checkpoints into [r, c] float32, by any thread; None: only whole rows."""
+
 
 class Trajectory(ABC):
-    """W [k, P] on a device. `used`: which of the source's checkpoints its rows are."""
+    """W [k, P] on a device. `used`: which of the source's checkpoints its rows are.
+
+    On the processor the products go by tiles (`products`), elsewhere by blocks of whole rows.
+    """
 
     exact = True  # mixes what the files hold, to float32
+    tile_rows = FEW_ROWS  # of a tile on the processor
 
     def __init__(self, layout: Layout, device: torch.device, used: list[int]) -> None:
         self.layout = layout
@@ -68,6 +80,14 @@ class Trajectory(ABC):
     @abstractmethod
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """W in order, as (rows, float32 [r, P] on the device); a block is valid until the next."""
+
+    @abstractmethod
+    def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
+        """That part of W on the processor, float32 [r, c]: a view of it, or a copy in `scratch`."""
+
+    @property
+    def has_tiles(self) -> bool:
+        return self.device.type == "cpu"
 
     @abstractmethod
     def row(self, i: int) -> Tensor:
@@ -85,6 +105,9 @@ class Trajectory(ABC):
         self.bytes_moved += 4 * self.k * self.layout.size
         if out is None:
             out = torch.empty(a.shape[0], self.layout.size, dtype=torch.float32, device=self.device)
+        if self.has_tiles:
+            products.mix(self.tile, self.tile_rows, a, out)
+            return out
         for rows, block in self.blocks():
             if rows.start == 0:
                 torch.mm(a[:, rows], block, out=out)
@@ -114,20 +137,25 @@ class Trajectory(ABC):
         """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
         G = gradients.to(self.device, torch.float32)
         self.bytes_moved += 4 * self.k * G.shape[1]
+        if self.has_tiles:
+            return products.pull_back(self.tile, self.tile_rows, G, self.k)
         pulled = torch.empty(G.shape[0], self.k, dtype=torch.float32, device=self.device)
         for rows, block in self.blocks():
             pulled[:, rows] = G @ block[:, : G.shape[1]].T
         return pulled
 
 
-def fill_row(row: Tensor, tensors: Iterable[tuple[str, Tensor]], layout: Layout) -> str | None:
+def fill_row(
+    row: Tensor, tensors: Iterable[tuple[str, Tensor]], layout: Layout, check: bool = True
+) -> str | None:
     """Tensors into their places in row [P] float32; the first name with NaN or Inf ends it.
 
-    Checked as float32: a float64 that overflows it is of no use here either.
+    Checked as float32: a float64 that overflows it is of no use here either. NaN or Inf are in the
+    sum too, which is three times as fast; that may overflow without them.
     """
     for name, tensor in tensors:
         segment = row[layout.slices[name]]
         segment.copy_(tensor.reshape(-1))
-        if not torch.isfinite(segment).all():
+        if check and not torch.isfinite(segment.sum()) and not torch.isfinite(segment).all():
             return name
     return None

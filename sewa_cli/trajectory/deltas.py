@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from sewa_cli.trajectory import Layout, Source, Trajectory
-from sewa_cli.trajectory.dense import ROWS
+from sewa_cli.trajectory import Layout, Source, Trajectory, products
+
+ROWS = 10  # of a block on a device
 
 
-def rows_at_once(k: int) -> int:
+def rows_at_once(k: int, device: torch.device) -> int:
     """Rows of a block: each is widened to float32 in a buffer of that size."""
-    return max(1, min(k, ROWS // 5))
+    return 1 if device.type == "cpu" else max(1, min(k, ROWS))
 
 
 class Deltas(Trajectory):
@@ -32,7 +33,7 @@ class Deltas(Trajectory):
         super().__init__(layout, differences.device, list(range(k)) if used is None else used)
         self._mean = mean.to(differences.device)
         self._differences = differences
-        shape = (rows_at_once(k), layout.size)
+        shape = (rows_at_once(k, differences.device), layout.size)
         self._wide = torch.empty(shape, dtype=torch.float32, device=differences.device)
 
     @classmethod
@@ -59,6 +60,11 @@ class Deltas(Trajectory):
             wide = self._wide[: rows.stop - rows.start]
             yield rows, wide.copy_(self._differences[rows])
 
+    def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
+        """Of the differences, widened where the cache holds them."""
+        narrow = self._differences[rows, columns]
+        return scratch[: narrow.shape[0], : narrow.shape[1]].copy_(narrow)
+
     def row(self, i: int) -> Tensor:
         return self._differences[i].float().add_(self._mean)
 
@@ -81,5 +87,7 @@ class Deltas(Trajectory):
 
     def pull_back(self, gradients: Tensor) -> Tensor:
         pulled = super().pull_back(gradients)
-        G = gradients.to(self.device, torch.float32)
-        return pulled.add_((G @ self._mean[: G.shape[1]])[:, None])
+        G, mean = gradients.to(self.device, torch.float32), self._mean[None]
+        if not self.has_tiles:
+            return pulled.add_(G @ mean[:, : G.shape[1]].T)
+        return pulled.add_(products.pull_back(lambda rows, at, _: mean[rows, at], 1, G, 1))

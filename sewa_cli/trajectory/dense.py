@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from sewa_cli.trajectory import Layout, Source, Trajectory
-
-ROWS = 50  # of W that one product takes: enough to pay for a pass over `out`, few enough for cache
+from sewa_cli.trajectory.products import ROWS
 
 
 class Dense(Trajectory):
     """W float32 [k, P] on its device."""
+
+    tile_rows = ROWS
 
     def __init__(self, W: Tensor, layout: Layout, used: list[int] | None = None) -> None:
         super().__init__(layout, W.device, list(range(len(W))) if used is None else used)
@@ -34,6 +35,9 @@ class Dense(Trajectory):
         for start in range(0, self.k, ROWS):
             rows = slice(start, min(start + ROWS, self.k))
             yield rows, self.W[rows]
+
+    def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:  # noqa: ARG002
+        return self.W[rows, columns]
 
     def row(self, i: int) -> Tensor:
         return self.W[i]

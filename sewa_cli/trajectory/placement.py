@@ -62,7 +62,9 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Of a streaming buffer."""
+        """Of a streaming buffer; on the processor, products need none."""
+        if self.device.type == "cpu":
+            return 1
         return max(1, min(STREAM_ROWS, self.k, (self.room - self.work) // (2 * 4 * self.P)))
 
 
@@ -91,6 +93,7 @@ class _Pinned:
         self.device = device
         self.count = held.k
         self._W = held.W.pin_memory()
+        self.gather = None
 
     def fill(self, i: int, row: Tensor) -> bool:
         row.copy_(self._W[i], non_blocking=True)
@@ -107,7 +110,7 @@ TIERS = (  # best first
     ),
     Tier(
         "bf16",
-        lambda s: 2 * s.k * s.P + 4 * s.P * (1 + rows_at_once(s.k)),
+        lambda s: 2 * s.k * s.P + 4 * s.P * (1 + rows_at_once(s.k, s.device)),
         lambda source, _: Deltas.read(source),
         lambda _: 2,
     ),

@@ -12,7 +12,7 @@ from sewa_cli.trajectory import Source, Trajectory
 
 
 class Streamed(Trajectory):
-    """W as its source gives it. A thread fills one buffer while the products go over the other.
+    """W as its source gives it: in tiles, or whole rows, the next ones fetched meanwhile.
 
     Which checkpoints are whole is known after the first pass over `rows`; until then all count.
     Averages that were made on the way can be remembered: asked for again, nothing is read.
@@ -62,6 +62,18 @@ class Streamed(Trajectory):
                 ahead = self._fetcher.submit(self._fetch, parts[n + 1], self._buffers[(n + 1) % 2])
             yield part, block
 
+    @property
+    def has_tiles(self) -> bool:
+        return super().has_tiles and self._source.gather is not None
+
+    def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
+        self._check()
+        gather = self._source.gather
+        assert gather is not None
+        out = scratch[: rows.stop - rows.start, : columns.stop - columns.start]
+        gather(self.used[rows], columns, out)
+        return out
+
     def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:
         for position, i in enumerate(range(rows.start, rows.stop)):
             self._fill(i, buffer[position])
@@ -71,9 +83,12 @@ class Streamed(Trajectory):
         self._fill(i, self._buffers[0][0])
         return self._buffers[0][0]
 
-    def _fill(self, i: int, row: Tensor) -> None:
+    def _check(self) -> None:
         if not self._checked:
             raise ValueError("go over rows() first: which checkpoints are whole is not known yet")
+
+    def _fill(self, i: int, row: Tensor) -> None:
+        self._check()
         self._source.fill(self.used[i], row)
 
     def mix_few(self, coefficients: Sequence[float]) -> Tensor:

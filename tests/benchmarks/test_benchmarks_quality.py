@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 QUALITY = Path(__file__).parents[2] / "benchmarks" / "quality"
-MODULES = ("plan", "running", "tables", "claims", "studies", "pictures")
+MODULES = ("plan", "running", "tables", "claims", "studies", "pictures", "regret")
 sys.path.insert(0, str(QUALITY))
-plan, running, tables, claims, studies, pictures = map(importlib.import_module, MODULES)
+plan, running, tables, claims, studies, pictures, regret = map(importlib.import_module, MODULES)
 sys.path.remove(str(QUALITY))
 
 STEPS = ("--checkpoints", "12", "--every", "2", "--warmup", "4")
@@ -256,3 +256,26 @@ def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
     assert tables.filled(page.replace("0 |\n\n", "0 |\n"), {"one": [{"a": "1", "b": "2"}]}) == once
     with pytest.raises(SystemExit, match="no such table: one"):
         tables.filled(page, {})
+
+
+def test_a_units_losses_are_kept_for_other_machines_and_its_jobs_not_done_again(
+    setting: Any, tmp_path: Path
+) -> None:
+    kept = tmp_path / "regret.json"
+    assert regret.left_to_do(setting, 3, kept) == list(plan.regret(setting))
+    small, middle, all_rows = (
+        regret.Unit("tiny", 3, size, {"**the default**": 1 / 3}, {("last", None): 2 / 3}, "here")
+        for size in regret.SIZES
+    )
+    regret.keep([small], kept)
+    regret.keep([all_rows], kept)
+    simple, _, _, *rest = plan.regret(setting)
+    assert regret.left_to_do(setting, 3, kept) == [simple, *rest[:2]]
+    assert regret.left_to_do(setting, 4, kept) == list(plan.regret(setting))
+    regret.keep([middle], kept)
+    assert regret.left_to_do(setting, 3, kept) == []
+    found = regret.load_units(tmp_path, [setting], [3, 4], kept)
+    assert [unit.size for unit in found] == list(regret.SIZES)
+    assert found[0].learned["**the default**"] == pytest.approx(1 / 3, rel=1e-7)
+    assert found[0].fixed == {("last", None): pytest.approx(2 / 3, rel=1e-7)}
+    assert kept.read_text().count("\n") == 5  # a line each

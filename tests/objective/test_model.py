@@ -176,6 +176,7 @@ def test_a_row_with_nan_is_named_and_its_place_is_taken_by_the_next() -> None:
     broken: list[str] = []
 
     class Source:
+        gather = None
         layout = FlatModel(nn.Linear(2, 1), CPU).layout
         device = CPU
         count = 3

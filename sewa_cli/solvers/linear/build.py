@@ -15,7 +15,7 @@ from sewa_cli.solvers.linear.outputs import Outputs, Part, flatten, run_model, s
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.text import size
 from sewa_cli.trajectory import Layout
-from sewa_cli.trajectory.deltas import Deltas, rows_at_once
+from sewa_cli.trajectory.deltas import ROWS, Deltas
 from sewa_cli.trajectory.dense import Dense
 
 # float32 vectors of length O besides the cache: the base, a mixture and its copy, the gradient, a
@@ -153,7 +153,7 @@ def _that_fit(problem: Problem, batches: list[Nest], extra: int, most: int | Non
 
 def _need(k: int, numbers: int, dtype: torch.dtype, extra: int) -> int:
     """Bytes of a cache of this precision, with what is computed beside it."""
-    spare = SPARE + extra + (rows_at_once(k) + 1 if dtype == torch.bfloat16 else 0)
+    spare = SPARE + extra + (min(k, ROWS) + 1 if dtype == torch.bfloat16 else 0)
     return numbers * (dtype.itemsize * k + 4 * spare)
 
 

@@ -18,7 +18,8 @@ from sewa_cli.solvers.linear.pull import EVALUATIONS, STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.stability import QUICK
-from sewa_cli.trajectory.dense import ROWS, Dense
+from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.products import ROWS
 
 if TYPE_CHECKING:
     from sewa_cli.solvers.aggregate.solver import Aggregate

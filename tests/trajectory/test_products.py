@@ -1,0 +1,207 @@
+"""Products by tiles: what the naive product gives, whatever the BLAS, the threads and the files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from helpers.problems import dense
+from hypothesis import given, settings
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from sewa_cli.config import load_config
+from sewa_cli.errors import CheckpointError
+from sewa_cli.events import Events
+from sewa_cli.session.rows import CheckpointRows
+from sewa_cli.session.session import open_session
+from sewa_cli.task import make_task
+from sewa_cli.trajectory import Trajectory, products
+from sewa_cli.trajectory.deltas import Deltas
+from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.streamed import Streamed
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few columns each, so that a small W has many."""
+    monkeypatch.setattr(products, "COLUMNS", 8)
+    monkeypatch.setattr(products, "_own", type("Own", (), {})())
+
+
+def naive(W: Tensor, a: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+    return a.double() @ W.double(), G.double() @ W[:, : G.shape[1]].double().T
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("by_numpy", [False, True])
+def test_tiles_of_every_shape_give_the_naive_product_with_either_blas(
+    monkeypatch: pytest.MonkeyPatch, by_numpy: bool
+) -> None:
+    monkeypatch.setattr(products, "prefers_numpy", lambda: by_numpy)
+
+    @settings(max_examples=30)
+    @given(st.integers(1, 120), st.integers(1, 60), st.integers(1, 5), st.integers(0, 10**6))
+    def check(k: int, P: int, M: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        W, a = torch.randn(k, P), torch.randn(M, k)
+        G = torch.randn(M, int(torch.randint(1, P + 1, ())))
+        held = dense(W)
+        mixed, pulled = naive(W, a, G)
+        torch.testing.assert_close(held.mix(a).double(), mixed, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(held.pull_back(G).double(), pulled, rtol=1e-4, atol=1e-4)
+
+    check()
+
+
+@pytest.mark.parametrize("by_numpy", [False, True])
+@pytest.mark.parametrize("kind", [Dense, Deltas])
+def test_the_bytes_are_the_same_with_one_two_and_four_threads(
+    monkeypatch: pytest.MonkeyPatch, by_numpy: bool, kind: type[Trajectory]
+) -> None:
+    monkeypatch.setattr(products, "prefers_numpy", lambda: by_numpy)
+    torch.manual_seed(0)
+    P = 5 * products.COLUMNS + 123
+    W, a, G = torch.randn(70, P), torch.rand(3, 70), torch.randn(3, P)
+    held: Trajectory = dense(W)
+    if kind is Deltas:
+        mean = W.mean(0)
+        held = Deltas(mean, (W - mean).bfloat16(), held.layout)
+    found = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        found.append((held.mix(a), held.pull_back(G)))
+        assert torch.get_num_threads() == threads  # as it was
+    for mixed, pulled in found[1:]:
+        assert torch.equal(mixed, found[0][0])
+        assert torch.equal(pulled, found[0][1])
+
+
+def test_the_blas_goes_by_the_processors_maker_and_by_nothing_that_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {}
+    for maker in ("GenuineIntel", "AuthenticAMD"):
+        monkeypatch.setattr(products, "_processor", lambda maker=maker: f"vendor_id : {maker}")
+        products.prefers_numpy.cache_clear()
+        found[maker] = products.prefers_numpy()
+    products.prefers_numpy.cache_clear()
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    assert found == {"GenuineIntel": False, "AuthenticAMD": has_mkl}
+
+
+def test_what_a_thread_raises_is_raised() -> None:
+    def broken(rows: slice, columns: slice, scratch: Tensor) -> Tensor:
+        raise CheckpointError(f"{rows} {columns.start} {len(scratch)}")
+
+    torch.set_num_threads(2)
+    with pytest.raises(CheckpointError):
+        products.mix(broken, 16, torch.ones(1, 2), torch.empty(1, 3 * products.COLUMNS))
+    assert torch.get_num_threads() == 2
+
+
+# ---- from files ------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    """Tensors of many sizes, one of them tied, one empty, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(7, 9)
+        self.second = torch.nn.Linear(9, 7, bias=False)
+        self.tied = self.first
+        self.none = torch.nn.Parameter(torch.empty(0, 3))
+        self.norm = torch.nn.BatchNorm1d(7)
+
+
+def rows_of(folder: Path) -> CheckpointRows:
+    x = torch.zeros(2, 7)
+    functions: dict[str, Any] = {
+        "build_model": Net,
+        "selection_data": lambda: [(x, x)],
+        "loss": lambda outputs, batch: ((outputs - batch[1]) ** 2).mean(),
+    }
+    task = make_task(functions, source="here", args={})
+    config = load_config(None, {"checkpoints": (folder,), "device": "cpu", "K": 2})
+    return CheckpointRows(open_session(config, task, Events()))
+
+
+def save(state: dict[str, Tensor], folder: Path, step: int, form: str) -> None:
+    state = {name: tensor.contiguous() for name, tensor in state.items()}
+    if form == "file":
+        state = {name: tensor.clone() for name, tensor in state.items()}
+        save_file(state, folder / f"step-{step}.safetensors")
+    elif form == "pt":
+        torch.save(state, folder / f"step-{step}.pt")
+    elif form == "legacy":
+        torch.save(state, folder / f"step-{step}.pt", _use_new_zipfile_serialization=False)
+    elif form == "strided":
+        state["first.weight"] = state["first.weight"].T.contiguous().T
+        torch.save(state, folder / f"step-{step}.pt")
+    else:
+        save_distributed(state, checkpoint_id=folder / f"step-{step}", no_dist=True)
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.filterwarnings("ignore")  # of torch.distributed's
+@pytest.mark.parametrize("form", ["file", "pt", "legacy", "strided", "dcp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_stream_of_files_gives_the_products_that_W_in_memory_gives(
+    tmp_path: Path, form: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    for step in range(20):
+        model = Net()
+        with torch.no_grad():
+            for tensor in model.state_dict().values():
+                if tensor.is_floating_point():
+                    tensor.copy_(torch.randn(tensor.shape))
+        state = {
+            n: t.to(dtype) if t.is_floating_point() else t for n, t in model.state_dict().items()
+        }
+        save(state, tmp_path, step, form)
+    rows = rows_of(tmp_path)
+    held = Dense.read(rows)
+    stream = Streamed.read(rows, 1)
+    # legacy files and distributed ones cannot be mapped; a strided tensor is no flat view
+    assert stream.has_tiles == (form in ("file", "pt"))
+    a, G = torch.rand(2, 20), torch.randn(2, held.layout.parameters)
+    torch.testing.assert_close(stream.mix(a), held.mix(a), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(stream.pull_back(G), held.pull_back(G), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path: Path) -> None:
+    for step in range(3):
+        save(Net().state_dict(), tmp_path, step, "file")
+    rows = rows_of(tmp_path)
+    stream = Streamed.read(rows, 1)
+    stream.mix(torch.rand(1, 3))
+    save(Net().state_dict(), tmp_path, 1, "file")
+    with pytest.raises(CheckpointError, match=r"step-1\.safetensors: changed while it was being"):
+        stream.mix(torch.rand(1, 3))
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_what_is_read_in_tiles_is_counted(tmp_path: Path) -> None:
+    for step in range(3):
+        save(Net().state_dict(), tmp_path, step, "file")
+    rows = rows_of(tmp_path)
+    stream = Streamed.read(rows, 1)
+    reads = rows._session.reads
+    before = reads.bytes
+    stream.mix(torch.rand(1, 3))
+    assert reads.bytes - before == 3 * 4 * stream.layout.size
