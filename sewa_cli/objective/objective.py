@@ -16,7 +16,17 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.tree import WALK, arrays, change, has_rows, rows, tensors, to_device
+from sewa_cli.objective.tree import (
+    WALK,
+    arrays,
+    change,
+    has_other_rows,
+    has_rows,
+    rows,
+    take_rows,
+    tensors,
+    to_device,
+)
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
@@ -224,10 +234,13 @@ def row_losses(
         single = change((outputs, batch), lambda x: next(left)[None] if has_rows(x, n) else WALK)
         return loss(*single).reshape(())
 
-    # in one go where the user's loss allows it; row by row is slow, but takes any loss
-    with suppress(Exception):
-        together: Tensor = torch.func.vmap(one)(*by_row)
-        return together.cpu().double()  # MPS has no float64
+    # in one go where the user's loss allows it; row by row is slow, but takes any loss. Copies:
+    # what one attempt has changed in place, the next would see
+    if not has_other_rows((outputs, batch), n):
+        with suppress(Exception):
+            together: Tensor = torch.func.vmap(one)(*(x.clone() for x in by_row))
+            return together.cpu().double()  # MPS has no float64
     with suppress(Exception):  # whatever the user's loss makes of a single row
-        return torch.stack([one(*(x[i] for x in by_row)) for i in range(n)]).cpu().double()
+        each = (take_rows((outputs, batch), n, torch.tensor([i])) for i in range(n))
+        return torch.stack([loss(*row).reshape(()) for row in each]).cpu().double()
     return None

@@ -27,7 +27,10 @@ def arrays(batch: Nest) -> Iterator[Any]:
     """Everything in the batch with a shape of one dimension or more, outermost first to last."""
     if getattr(batch, "shape", ()):
         yield batch
-    elif isinstance(batch, list | tuple | Mapping):
+        return
+    if is_dataclass(batch) and not isinstance(batch, type):
+        batch = [getattr(batch, part.name) for part in fields(batch)]
+    if isinstance(batch, list | tuple | Mapping):
         for item in batch.values() if isinstance(batch, Mapping) else batch:
             yield from arrays(item)
 
@@ -99,47 +102,55 @@ def take_rows(nest: Nest, n: int, index: Tensor) -> Nest:
             return item.index_select(0, index.to(item.device))
         if isinstance(item, np.ndarray) and item.ndim > 0 and len(item) == n:
             return item[index.numpy()]
-        words = isinstance(item, list | tuple) and len(item) == n
-        if words and all(isinstance(word, str | bytes | int | float) for word in item):
+        if is_words(item, n):
             return type(item)(item[i] for i in index.tolist())
         return WALK
 
     return change(nest, take)
 
 
+def has_other_rows(nest: Nest, n: int) -> bool:
+    """Whether there are rows that are no tensors: arrays, lists of words."""
+    found: list[Any] = []
+
+    def look(item: Any) -> Any:
+        if is_words(item, n) or (isinstance(item, np.ndarray) and len(item) == n):
+            found.append(item)
+        return WALK
+
+    change(nest, look)
+    return bool(found)
+
+
 def join_rows(nests: Sequence[Nest], counts: Sequence[int]) -> Nest | None:
-    """One nest of all their rows; None if they differ in anything but the tensors' rows."""
-
-    def is_leaf(item: Any) -> bool:
-        return not (isinstance(item, Mapping | list | tuple) or is_dataclass(item))
-
-    def leaves(nest: Nest) -> list[Any]:
-        found: list[Any] = []
-        change(nest, lambda item: found.append(item) if is_leaf(item) else WALK)
-        return found
-
-    each = [leaves(nest) for nest in nests]
-    if len({len(some) for some in each}) > 1:
+    """One nest of all their rows; None if they differ in anything but the rows of their tensors."""
+    first = nests[0]
+    if any(type(nest) is not type(first) for nest in nests):
         return None
-    joined = []
-    for column in zip(*each, strict=True):
-        pairs = list(zip(column, counts, strict=True))
-        if all(has_rows(item, n) for item, n in pairs):
-            if len({(item.shape[1:], item.dtype, item.device) for item in column}) > 1:
-                return None
-            joined.append(torch.cat(column))
-        elif any(has_rows(item, n) for item, n in pairs) or not _all_same(column):
-            return None
-        else:
-            joined.append(column[0])
-    left = iter(joined)
-    return change(nests[0], lambda item: next(left) if is_leaf(item) else WALK)
-
-
-def _all_same(items: Sequence[Any]) -> bool:
-    first = items[0]
     if isinstance(first, Tensor):
-        return all(isinstance(x, Tensor) and torch.equal(x, first) for x in items)
-    if first is None or isinstance(first, bool | int | float | str | bytes):
-        return all(type(x) is type(first) and x == first for x in items)
-    return all(x is first for x in items)
+        if all(has_rows(nest, n) for nest, n in zip(nests, counts, strict=True)):
+            alike = len({(nest.shape[1:], nest.dtype, nest.device) for nest in nests}) == 1
+            return torch.cat(list(nests)) if alike else None
+        return first if all(torch.equal(nest, first) for nest in nests) else None
+    if isinstance(first, bool | int | float | str | bytes):
+        return first if all(nest == first for nest in nests) else None
+    if type(first) in (list, tuple):
+        if any(is_words(nest, n) for nest, n in zip(nests, counts, strict=True)):
+            return None
+        if len({len(nest) for nest in nests}) > 1:
+            return None
+        items = [join_rows(column, counts) for column in zip(*nests, strict=True)]
+        return None if any(item is None for item in items) else type(first)(items)
+    if isinstance(first, Mapping):
+        if any(list(nest) != list(first) for nest in nests):
+            return None
+        found = {key: join_rows([nest[key] for nest in nests], counts) for key in first}
+        is_whole = not any(item is None for item in found.values())
+        return (found if type(first) is dict else _like(first, found)) if is_whole else None
+    return None  # whatever else it may be
+
+
+def is_words(item: Any, n: int) -> bool:
+    """A list of n words or numbers: one for each row."""
+    is_list = isinstance(item, list | tuple) and len(item) == n
+    return is_list and all(isinstance(word, str | bytes | int | float) for word in item)

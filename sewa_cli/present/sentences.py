@@ -89,6 +89,13 @@ def expected(report: Report) -> str:
     """By nested cross-validation: what held-out rows would say, were there any."""
     found = report.expected
     assert found is not None
+    whose = f" of what was {report.instead_of}" if report.instead_of else ""
+    said = (
+        f"expected loss{whose} on new rows {number(found.loss)} ± {1.96 * found.error:.2g} (nested "
+        "cross-validation)"
+    )
+    if found.by is None:
+        return said
     sure = (
         f" (95 %: {found.interval.low:.5g} .. {found.interval.high:.5g})" if found.interval else ""
     )
@@ -96,11 +103,7 @@ def expected(report: Report) -> str:
         f"{found.by:.5g}{sure} below that" if found.by >= 0 else _above(found.by, found.interval)
     )
     against = "as is that" if found.by == 0 else against
-    whose = f" of what was {report.instead_of}" if report.instead_of else ""
-    return (
-        f"expected loss{whose} on new rows {number(found.loss)} ± {1.96 * found.error:.2g} (nested "
-        f"cross-validation), {against} of the best simple average"
-    )
+    return f"{said}, {against} of the best simple average"
 
 
 def _above(by: float, interval: Interval | None) -> str:

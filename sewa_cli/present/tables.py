@@ -139,7 +139,8 @@ def select(report: Report) -> Sheet:
     expected = {}
     if report.expected:  # of what was learned, and of the simple average that folds would choose
         expected = {next(iter(chosen), ""): report.expected.loss}
-        expected[best or ""] = report.expected.loss + report.expected.by
+        if report.expected.by is not None:
+            expected[best or ""] = report.expected.loss + report.expected.by
     rows: Rows = []
     seen: Rows = []
     for name, scores in {**chosen, **report.references}.items():

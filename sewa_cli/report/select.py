@@ -91,7 +91,10 @@ class Expected(Part):
 
     loss: float
     error: float = Field(description="standard error of that loss, over rows")
-    by: float = Field(description="expected loss of the best simple average minus this one's")
+    by: float | None = Field(
+        description="expected loss of the best simple average minus this one's; null: not all of "
+        "them could be run under --memory"
+    )
     interval: Interval | None = Field(description="95 % of `by`, paired by row; null: too few rows")
 
 

@@ -118,7 +118,8 @@ class _Folds:
 
     def __init__(self, surrogate: Surrogate, folds: int, seed: int) -> None:
         self._surrogate = surrogate
-        self.by_row = surrogate.splits(surrogate.base)
+        at = surrogate.base
+        self.by_row = surrogate.splits(at) or (surrogate.take_apart() and surrogate.splits(at))
         counts = surrogate.counts
         rows = [1] * sum(counts) if self.by_row else counts
         if len(rows) < folds:

@@ -392,6 +392,48 @@ def plain_run(run_dir: Path) -> Path:
     return run_dir
 
 
+def two_basins(seed: int = 0, k: int = 16, rows: int = 80) -> Problem:
+    """A network whose first checkpoints know the labels; the others are far away, and worse."""
+    generator = torch.Generator().manual_seed(seed)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+    model = FlatModel(net, CPU)
+    x = torch.randn(rows, 5, generator=generator)
+    good = 0.8 * torch.randn(model.layout.size, generator=generator)
+    model.set(good)
+    with torch.no_grad():
+        y = net(x) + 0.3 * torch.randn(rows, 1, generator=generator)
+    W = good + 0.1 * torch.randn(k, len(good), generator=generator)
+    W[k // 4 :] += 0.6 * torch.randn(len(good), generator=generator)
+    objective = Objective(
+        model,
+        lambda model, batch: model(batch[0]),
+        lambda outputs, batch: ((outputs - batch[1]) ** 2).mean(),
+        backward,
+        [(x, y)],
+    )
+    return Problem(objective, Dense(W, model.layout), 10**9, seed, Events())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_answer_is_never_worse_on_its_rows_than_a_part_of_the_run_that_was_run(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Not even where that part is not far enough ahead to be the prior."""
+    monkeypatch.setattr("sewa_cli.solvers.aggregate.estimate.AHEAD", float("inf"))
+    problem = two_basins(seed)
+    choice = chosen(problem)
+    k = problem.trajectory.k
+    quarter = [4 / k] * (k // 4) + [0.0] * (k - k // 4)
+    loss, other = (
+        problem.objective.learning_value(problem.trajectory.mix_few(c))
+        for c in (choice.coefficients, quarter)
+    )
+    assert loss <= other * 1.002
+    assert choice.expected is not None
+    assert choice.blend is not None
+    assert sum(share.share for share in choice.blend.prior) == pytest.approx(1)
+
+
 def test_select_without_K_or_solver_writes_weights_and_says_what_they_are(
     plain_run: Path, sewa: Sewa
 ) -> None:
@@ -612,6 +654,19 @@ def test_with_little_memory_the_reference_is_still_the_best_on_all_rows(sewa: Se
 
 
 @pytest.mark.usefixtures("plain_run")
+def test_under_a_cap_that_leaves_simple_averages_out_none_is_called_the_best(sewa: Sewa) -> None:
+    """The expected loss of the best simple average would be that of some that could be run."""
+    free = json.loads(sewa("select", "--json", "-o", "a.safetensors").out)
+    assert free["expected"]["by"] is not None
+    capped = sewa("select", "--json", "--memory", "24KB", "-o", "b.safetensors")
+    assert capped.code == 0, capped.err
+    report = json.loads(capped.out)
+    assert report["expected"]["by"] is None
+    assert report["expected"]["interval"] is None
+    assert "(nested cross-validation)\n" in capped.err + "\n"
+
+
+@pytest.mark.usefixtures("run_dir")
 def test_sparse_and_a_number_do_not_go_together(sewa: Sewa) -> None:
     ended = sewa("select", "--sparse", "--K", 4)
     assert ended.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from copy import copy
 from dataclasses import replace
 from itertools import combinations
@@ -162,6 +163,106 @@ def test_batches_are_joined_only_where_the_loss_splits_and_what_they_share_is_th
         loss=lambda outputs, batch: batch[2] * F.cross_entropy(outputs, batch[1]), batches=batches
     )
     assert problem.surrogate().counts == [4, 4]
+
+
+class Kind(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class OtherKind(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+class Scaled(UserDict[str, Tensor]):
+    scale = 1.0
+
+
+def scaled(x: Tensor, y: Tensor, scale: float) -> Scaled:
+    found = Scaled(x=x, y=y)
+    found.scale = scale
+    return found
+
+
+def few_only(outputs: Tensor, batch: Any) -> Tensor:
+    assert len(outputs) <= 6, "never saw so many"
+    return F.cross_entropy(outputs, batch[1])
+
+
+def by_list(outputs: Tensor, batch: Any) -> Tensor:
+    return (F.cross_entropy(outputs, batch[1], reduction="none") * torch.tensor(batch[2])).mean()
+
+
+ODD: dict[str, tuple[Any, Any]] = {  # a batch of rows x, y and its number; the loss
+    "the task's name is the key": (
+        lambda x, y, i: {("easy", "hard")[i % 2]: (x, y)},
+        lambda outputs, batch: (
+            (10.0 if "hard" in batch else 1.0)
+            * F.cross_entropy(outputs, next(iter(batch.values()))[1])
+        ),
+    ),
+    "the kind of tuple counts": (
+        lambda x, y, i: (Kind, OtherKind)[i % 2](x, y),
+        lambda outputs, batch: (
+            (2.0 if isinstance(batch, Kind) else 1.0) * F.cross_entropy(outputs, batch.y)
+        ),
+    ),
+    "columns in another order": (
+        lambda x, y, i: dict(
+            [("x", x), *[("y", y), ("z", 2 - y)][:: (1, -1)[i % 2]]],
+        ),
+        lambda outputs, batch: F.cross_entropy(outputs, batch["y"]),
+    ),
+    "an attribute of the batch": (
+        lambda x, y, i: scaled(x, y, 1.0 + i % 2),
+        lambda outputs, batch: batch.scale * F.cross_entropy(outputs, batch["y"]),
+    ),
+    "a loss that takes few rows only": (lambda x, y, _: (x, y), few_only),
+    "weights as a list": (lambda x, y, _: (x, y, [1.0] * len(y)), by_list),
+    "a shared tensor in batches of one row": (
+        lambda x, y, _: (x, y, torch.ones(1)),
+        lambda outputs, batch: batch[2].sum() * F.cross_entropy(outputs, batch[1]),
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("name", ODD)
+def test_a_loss_that_would_see_another_batch_is_called_on_the_users_own(
+    name: str, size: int
+) -> None:
+    make, loss = ODD[name]
+    torch.manual_seed(0)
+    x, y = torch.randn(24, 4), torch.randint(3, (24,))
+    pieces = zip(torch.split(x, size), torch.split(y, size), strict=True)
+
+    def predict(model: nn.Module, batch: Any) -> Any:
+        if isinstance(batch, dict | UserDict):
+            first = batch["x"] if "x" in batch else next(iter(batch.values()))[0]
+            return model(first)
+        return model(batch[0])
+
+    batches = [make(x, y, i) for i, (x, y) in enumerate(pieces)]
+    surrogate = Problem(loss=loss, predict=predict, batches=batches).surrogate()
+    apart = copy(surrogate)
+    apart.take_apart()
+    assert sum(surrogate.counts) == sum(apart.counts) == 24
+    assert surrogate.loss(surrogate.base) == pytest.approx(apart.loss(apart.base), rel=1e-6)
+    found, expected = surrogate.unit_losses(surrogate.base), apart.unit_losses(apart.base)
+    assert found is not None
+    assert expected is not None
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_no_more_rows_are_joined_than_a_loss_that_compares_each_with_each_can_bear() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(900, 4), torch.randint(3, (900,))
+    pieces = zip(torch.split(x, 9), torch.split(y, 9), strict=True)
+    counts = Problem(batches=list(pieces)).surrogate().counts
+    assert sum(counts) == 900
+    assert max(counts) == 252
+    assert len(counts) == 4
 
 
 @settings(max_examples=15)

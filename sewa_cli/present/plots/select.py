@@ -84,11 +84,10 @@ def _draw_path(axes: Axes, report: Report, blend: Blend) -> None:
         for way in (-1, 1)
     ]
     if report.expected:
-        simple = report.expected.loss + report.expected.by
-        for name, level, style in (
-            ("expected of this", report.expected.loss, "-"),
-            ("of the best simple", simple, ":"),
-        ):
+        lines = [("expected of this", report.expected.loss, "-")]
+        if report.expected.by is not None:
+            lines.append(("of the best simple", report.expected.loss + report.expected.by, ":"))
+        for name, level, style in lines:
             axes.axhline(level, ls=style, lw=1.1, color="black", label=f"{name} {level:.5g}")
             levels.append(level)
     fit_losses(axes, [loss for loss in levels if isfinite(loss)])

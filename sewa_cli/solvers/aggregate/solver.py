@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
 from typing import Annotated
 
@@ -27,12 +27,18 @@ from sewa_cli.solvers import (
     Solver,
     register,
 )
-from sewa_cli.solvers.aggregate.estimate import Estimate, Prior, behind_in_errors, estimate
+from sewa_cli.solvers.aggregate.estimate import (
+    Estimate,
+    Prior,
+    behind_in_errors,
+    estimate,
+    without_crumbs,
+)
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import build, frame
 from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
 from sewa_cli.solvers.linear.pull import STRENGTHS
-from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.linear.units import Units
 from sewa_cli.text import finite, or_inf, with_K
@@ -90,6 +96,19 @@ class Aggregate(Predicting):
         return cost.of_aggregate(self.settings, sizes)
 
 
+@dataclass(frozen=True)
+class _Learned:
+    """What the rounds around one prior came to."""
+
+    found: Estimate
+    first: Estimate  # of the first round: what was pulled how far
+    loss: float  # true, on the selection rows
+    error: float  # by which the prediction was off
+    rounds: list[dict[str, float | None]]
+    cache: Size
+    prior: Prior
+
+
 class _Search:
     """The averages of one problem's checkpoints: their weights [P], and their losses by unit."""
 
@@ -140,9 +159,26 @@ class _Search:
             return self._simple_one(reason)
         if self._labels == "unseen":
             self._problem.events.warn(UNSEEN)
+        lead = min([*self._rungs, *self._parts], key=self._loss_of)
+        lead_flat, lead_loss = self._flats[lead], self._loss_of(lead)
+        found = self._learn(self._survey(self._base()))
+        if found.loss > lead_loss + SMALL * abs(lead_loss):
+            # worse on its own rows than what was run before: that lies too far from π to be
+            # predicted from there, and was not far enough ahead to be π. From there, then
+            parts = torch.zeros_like(self._prior.parts)
+            self._prior = replace(self._prior, sharpest=True, parts=parts)
+            again = self._learn(self._survey(lead_flat.clone()))
+            found = min(again, found, key=lambda learned: learned.loss)
+        return self._choice(found)
+
+    def _loss_of(self, name: Name) -> float:
+        """Of a rung, or a part of the run."""
+        place = [*self._rungs, *self._parts].index(name)
+        return self._units.mean(self._prior.losses[place])
+
+    def _learn(self, here: Surrogate) -> _Learned:
+        """Round by round from the cache around π; π itself if no prediction has come true."""
         problem, units, h = self._problem, self._units, self._settings.h
-        base = self._base()
-        here = self._survey(base)
         everything = torch.stack(list(self._losses.values()))
         start = here.loss(here.base)  # of the prior
         rounds: list[dict[str, float | None]] = []
@@ -176,19 +212,16 @@ class _Search:
             )
             alone = torch.eye(len(first.path), dtype=torch.float64)[0]
             found = first = replace(
-                first, coefficients=first.prior, nested=first.before, path=alone
+                first,
+                coefficients=without_crumbs(first.prior),
+                nested=first.before,
+                path=alone,
             )
-            error = 0.0
-        return self._choice(found, first, error, rounds, here)
+            loss, error = start, 0.0
+        return _Learned(found, first, loss, error, rounds, here.size, self._prior)
 
-    def _choice(
-        self,
-        found: Estimate,
-        first: Estimate,
-        error: float,
-        rounds: list[dict[str, float | None]],
-        here: Surrogate,
-    ) -> Choice:
+    def _choice(self, learned: _Learned) -> Choice:
+        found, first, error = learned.found, learned.first, learned.error
         units, weights = self._units, self._units.weights
         nested = found.nested - error  # as far off as the answer's own prediction
         loss = float(nested @ weights / weights.sum())
@@ -196,8 +229,9 @@ class _Search:
         by, interval = difference(found.simple, nested, weights, self._problem.seed)
         if abs(by) <= SAME * abs(loss):  # the same average, but for rounding
             by, interval = 0.0, None
-        c, shares = found.coefficients, self._prior.shares(weights)
-        prior = shares @ self._prior.rungs
+        has_all = len(self._losses) == len(self._averages)
+        c, shares = found.coefficients, learned.prior.shares(weights)
+        prior = shares @ learned.prior.rungs
         strengths = (None, *STRENGTHS)
         simple = (n for n, s in self._averages.items() if float((c - s).abs().max()) <= SAME)
         name = next(simple, None)
@@ -209,8 +243,8 @@ class _Search:
             expected=Expected(
                 loss=loss,
                 error=float((spread / max(len(weights) - 1, 1)).sqrt()),
-                by=by,
-                interval=interval,
+                by=by if has_all else None,  # else the best may be one that was not run
+                interval=interval if has_all else None,
             ),
             blend=Blend(
                 prior=[
@@ -233,10 +267,10 @@ class _Search:
                 effective=float(1 / (c @ c)),
                 learned=float((c - prior).abs().sum() / 2),
             ),
-            holds=here.size.bytes + self._held,
+            holds=learned.cache.bytes + self._held,
             details={
-                "rounds": rounds,
-                "cache": asdict(here.size),
+                "rounds": learned.rounds,
+                "cache": asdict(learned.cache),
                 "surrogate_error": error,
                 "units": len(units),
                 "by_row": units.by_row,
@@ -292,7 +326,8 @@ class _Search:
         Where there is no room for its sums it is left out: far from the base, predictions are poor.
         """
         problem = self._problem
-        sums = {name: torch.zeros_like(base) for name in self._summed}
+        left = [name for name in self._summed if name not in self._losses]
+        sums = {name: torch.zeros_like(base) for name in left}
 
         def add(i: int, row: Tensor) -> None:
             for name, total in sums.items():
@@ -304,8 +339,9 @@ class _Search:
         for done, (name, flat) in enumerate(sums.items(), 1):
             self._losses[name] = self._units.losses(here.at(flat))
             problem.events.progress("simple averages", done, len(sums))
-        best = self._best()
-        problem.trajectory.remember(self._averages[best].tolist(), (self._flats | sums)[best])
+        best, there = self._best(), self._flats | sums
+        if best in there:
+            problem.trajectory.remember(self._averages[best].tolist(), there[best])
         self._flats = {}
         return here
 

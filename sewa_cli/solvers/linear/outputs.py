@@ -7,6 +7,7 @@ on a fold, or on rows drawn with repetition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
@@ -20,7 +21,8 @@ from sewa_cli.objective.tree import WALK, Nest, change, join_rows, take_rows, te
 from sewa_cli.rng import seed_torch
 
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
-TOGETHER = 2**15  # numbers of outputs in batches that are joined
+# in batches that are joined: rows (a loss may compare each with each), and numbers of outputs
+ROWS_TOGETHER, TOGETHER = 256, 2**15
 ENOUGH_MIXINGS = 20  # that change anything; fewer prove nothing
 
 # what the labels say: something; nothing; or the loss does not look at the batch at all
@@ -80,22 +82,35 @@ class Outputs:
         """Let the loss be called on small neighbouring batches together, where it splits into rows.
 
         A call on few rows is mostly overhead, and there are many. `outputs` [O] are to see whether
-        it splits; `room`: bytes that the copies of the batches may take.
+        the loss of each row stays what it is; `room`: bytes that copies of the batches may take.
         """
         if len(self._run) == 1 or not self.splits(outputs):
             return
-        groups: list[list[Part]] = []
+        apart, groups = self.unit_losses(outputs), list[list[Part]]()
         for part in self._run:
             room -= sum(x.nbytes for x in tensors(part.batch))
             first = groups[-1][0] if groups else part
-            fits = room >= 0 and part.where.stop - first.where.start <= TOGETHER
-            if groups and fits and part.rows_like(first):
+            rows = part.n + sum(one.n for one in groups[-1]) if groups else part.n
+            fits = part.where.stop - first.where.start <= TOGETHER and rows <= ROWS_TOGETHER
+            if groups and room >= 0 and fits and part.rows_like(first):
                 groups[-1].append(part)
             else:
                 groups.append([part])
         joined = self._with([part for group in groups for part in _joined(group)])
-        if len(joined._parts) < len(self._run) and joined.splits(outputs):
-            self._parts = joined._parts
+        if len(joined._parts) == len(self._run):
+            return
+        with suppress(Exception):  # whatever the user's loss makes of more rows than it ever saw
+            together = joined.unit_losses(outputs)
+            if apart is None or together is None or not joined.splits(outputs):
+                return
+            if torch.allclose(together, apart, rtol=1e-4, atol=1e-6):
+                self._parts = joined._parts
+
+    def take_apart(self) -> bool:
+        """Let the loss be called on the user's own batches again; False if it is already."""
+        was_joined = self._parts is not self._run
+        self._parts = self._run
+        return was_joined
 
     @property
     def numbers(self) -> int:

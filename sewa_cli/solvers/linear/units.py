@@ -27,7 +27,7 @@ class Units:
     def __init__(self, outputs: Outputs, at: Tensor) -> None:
         """`at`: outputs [O] of any average, to see whether the loss splits into rows."""
         self._outputs = outputs
-        self.by_row = outputs.splits(at)
+        self.by_row = outputs.splits(at) or (outputs.take_apart() and outputs.splits(at))
         counts = outputs.counts
         each = [1] * sum(counts) if self.by_row else counts
         self.weights = torch.tensor(each, dtype=torch.float64)

@@ -1,0 +1,68 @@
+"""Losses of single rows, however the user's loss and batches are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sewa_cli.objective.objective import row_losses
+from sewa_cli.objective.tree import rows
+
+OUTPUTS, LABELS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+
+
+def in_place(outputs: Tensor, batch: Any) -> Tensor:
+    outputs.mul_(2.0)
+    return F.cross_entropy(outputs, batch)
+
+
+def in_place_and_looked_at(outputs: Tensor, batch: Any) -> Tensor:
+    loss = in_place(outputs, batch)
+    assert loss.item() < 1e9  # which vmap refuses, when the outputs are changed already
+    return loss
+
+
+@pytest.mark.parametrize("loss", [in_place, in_place_and_looked_at])
+def test_a_loss_that_works_in_place_splits_into_rows_all_the_same(loss: Any) -> None:
+    outputs = OUTPUTS.clone()
+    found = row_losses(loss, outputs, LABELS, 6)
+    assert found is not None
+    expected = F.cross_entropy(2 * OUTPUTS, LABELS, reduction="none").double()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert torch.equal(outputs, OUTPUTS)
+
+
+@pytest.mark.parametrize(
+    ("labels", "as_tensor"),
+    [
+        (LABELS.numpy(), torch.from_numpy),
+        (LABELS.tolist(), torch.tensor),
+        ([str(n) for n in LABELS.tolist()], lambda words: torch.tensor([int(w) for w in words])),
+    ],
+)
+def test_labels_that_are_no_tensors_split_into_rows(labels: Any, as_tensor: Any) -> None:
+    found = row_losses(
+        lambda outputs, batch: F.cross_entropy(outputs, as_tensor(batch["y"])),
+        OUTPUTS,
+        {"y": labels},
+        6,
+    )
+    assert found is not None
+    expected = F.cross_entropy(OUTPUTS, LABELS, reduction="none").double()
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@dataclass
+class Batch:
+    x: Tensor
+    y: Tensor
+
+
+def test_the_rows_of_a_dataclass_are_counted() -> None:
+    assert rows(Batch(OUTPUTS, LABELS)) == 6
+    assert rows({"first": Batch(OUTPUTS, LABELS)}) == 6
