@@ -23,6 +23,7 @@ from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, registe
 from sewa_cli.solvers.adam import Adam
 
 CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it
+SURE = 1.0  # standard errors by which the loss must have fallen to be still falling
 
 
 class Gumbel(Solver):
@@ -34,6 +35,9 @@ class Gumbel(Solver):
         temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
         lr: Positive = Field(0.3, description="Adam's")
         batches: Count = Field(1, description="selection batches used in each iteration")
+        patience: Count = Field(
+            50, description="iterations in which neither the chosen set nor the loss gets better"
+        )
         normalize: Literal["sum", "paper"] = Field(
             "sum", description="divide the mixed weights by the sum of the mask, or by K"
         )
@@ -65,6 +69,7 @@ class Gumbel(Solver):
         flats = torch.empty(M, layout.size, dtype=torch.float32, device=device)
         gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
         history: list[Tensor] = []
+        rest = _Rest(settings.patience)
         for iteration in range(settings.iterations):
             noise = mask.logistic_noise(M, k, generator).to(device, dtype)
             with torch.enable_grad():  # whatever the user's code has left it at
@@ -89,6 +94,12 @@ class Gumbel(Solver):
             )
             if iteration % CHECK_EVERY == 0:
                 _check_finite(theta)
+                if rest.has_come(mask.largest(theta, K), history):
+                    problem.events.note(
+                        f"stopped after {len(history)} of {settings.iterations} iterations: the "
+                        f"same {K} in the last {settings.patience}, and the loss fell no more"
+                    )
+                    break
 
         _check_finite(theta)
         logits = mask.shifted_logits(theta, K).cpu()
@@ -97,7 +108,31 @@ class Gumbel(Solver):
             k,
             probabilities=torch.sigmoid(logits).tolist(),
             history=torch.stack(history).cpu().tolist(),
+            details={"iterations": len(history)},
         )
+
+
+class _Rest:
+    """Whether the same set has been chosen for so many iterations, and the loss falls no more.
+
+    Losses of single iterations are of other batches and other masks each, so means over half of
+    these iterations are compared, by their standard error.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self._patience = patience
+        self._chosen: list[int] = []
+        self._since = 0
+
+    def has_come(self, chosen: list[int], history: list[Tensor]) -> bool:
+        if chosen != self._chosen:
+            self._chosen, self._since = chosen, len(history)
+        if len(history) - self._since < self._patience:
+            return False
+        lately = torch.stack(history[-self._patience :]).cpu().double()
+        before, after = lately.tensor_split(2)
+        error = (before.var() / len(before) + after.var() / len(after)).sqrt()
+        return bool(before.mean() - after.mean() <= SURE * error.nan_to_num(0.0))
 
 
 def _check_finite(theta: Tensor) -> None:

@@ -143,6 +143,40 @@ def test_halves_are_rounded_to_even_as_torch_does(dtype: torch.dtype) -> None:
     assert raw(mean_of_tensors([numbers], [1.0], dtype)) == raw(numbers.to(dtype))
 
 
+@given(
+    size=st.integers(1, 9),
+    sources=st.integers(1, 4),
+    equal=st.booleans(),
+    offset=st.integers(0, 1),
+    seed=st.integers(0, 10**6),
+)
+def test_any_float16_numbers_are_summed_to_the_bits_of_torch(
+    size: int, sources: int, equal: bool, offset: int, seed: int
+) -> None:
+    """All finite patterns: subnormals, both zeros; odd lengths; memory that is not aligned."""
+    generator = torch.Generator().manual_seed(seed)
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    finite = every[torch.isfinite(every)]
+    drawn = [
+        finite[torch.randint(len(finite), (size + offset,), generator=generator)][offset:]
+        for _ in range(sources)
+    ]
+    weights = some_weights(sources, equal, generator)
+    found = weighted_mean([tensor.numpy() for tensor in drawn], weights, np.dtype(np.float32))
+    assert found.tobytes() == raw(naive_mean(drawn, weights, torch.float32))
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("place", [0, 1, 6])
+def test_float16_that_is_not_finite_never_becomes_a_number(bad: float, place: int) -> None:
+    good = np.ones(7, np.float16)
+    broken = good.copy()
+    broken[place] = bad
+    for weights in ([0.5, 0.5], [0.9, 0.1]):
+        with pytest.raises(ValueError, match="does not fit"):
+            weighted_mean([good, broken], weights)
+
+
 def test_bf16_checkpoints_are_not_summed_in_bf16() -> None:
     tensors = [torch.tensor([1.0 + i / 128], dtype=torch.bfloat16) for i in range(10)]
     naive = torch.stack(tensors).sum(0) / 10

@@ -12,7 +12,7 @@ from torch import Tensor
 from sewa_cli.errors import TaskError
 from sewa_cli.solvers import Choice
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.solvers.gumbel import Gumbel
+from sewa_cli.solvers.gumbel import Gumbel, _Rest
 from sewa_cli.trajectory.dense import Dense
 
 P = 40
@@ -86,6 +86,32 @@ def test_the_loss_falls_and_has_one_entry_for_each_iteration() -> None:
     history = solve(trajectory, target, 6, iterations=50).history
     assert len(history) == 50
     assert sum(history[-10:]) < 0.5 * sum(history[:10])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(seed: int) -> None:
+    trajectory, target = planted(20, {2, 5, 11, 17}, seed)
+    full = solve(trajectory, target, 4, seed=seed, iterations=400, patience=400)
+    short = solve(trajectory, target, 4, seed=seed, iterations=400)
+    assert len(full.history) == 400
+    assert 50 < len(short.history) < 200
+    assert short.details == {"iterations": len(short.history)}
+    assert short.history == full.history[: len(short.history)]  # the same run, but shorter
+    assert short.selected == full.selected
+
+
+def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest() -> None:
+    torch.manual_seed(0)
+    noise = 0.1 * torch.randn(200)
+    flat = [x + 1.0 for x in noise]
+    falling = [x - 0.02 * i for i, x in enumerate(noise)]
+    for history, ends in ((flat, True), (falling, False)):
+        rest = _Rest(50)
+        found = [rest.has_come([1, 2], history[:n]) for n in range(10, 200, 10)]
+        assert any(found) == ends
+        assert not any(found[:5])  # not before so many have passed
+    rest = _Rest(50)
+    assert not any(rest.has_come([1, 2 + n // 40], flat[:n]) for n in range(10, 200, 10))
 
 
 def test_the_same_seed_gives_the_same_probabilities_and_another_does_not() -> None:

@@ -1,0 +1,271 @@
+"""The two products with W, from memory and from files: `python benchmarks/products.py`.
+
+In plain reads of W by as many threads (`limit`): mixing and pulling back by tiles, with M samples.
+Beside it, what one call of torch's BLAS over 50 rows takes, which splits the work itself, and what
+the tiles take with NumPy's BLAS. From files, all in the page cache: in raw reads of the mapped
+bytes; `rows` copies whole rows and multiplies them, as is done for files that cannot be mapped.
+
+With `--before CHECKOUT`, an older version of sewa takes turns: `sewa select` with W streamed from
+the files, and `sewa average` of float16 and bfloat16 files; whole commands.
+
+    python benchmarks/products.py --before ../sewa-before
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from common import as_installed, finish, processor, race
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from sewa_cli.events import Events
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.session.extensions import load_settings
+from sewa_cli.session.rows import CheckpointRows
+from sewa_cli.session.session import open_session
+from sewa_cli.task import make_task
+from sewa_cli.trajectory import Layout, Trajectory, products
+from sewa_cli.trajectory.deltas import Deltas
+from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.streamed import Streamed
+
+SIZES = ((100, 2 * 10**6), (1000, 10**5), (10, 10**7), (100, 10**5))
+SAMPLES = (1, 2, 4, 8)
+FILES = (60, 2 * 10**6)
+COMMAND = (200, 10**6)
+ROWS = 50
+Contestants = dict[str, Callable[[], object]]
+
+
+@contextmanager
+def numpy_blas() -> Iterator[None]:
+    kept = products.prefers_numpy
+    products.prefers_numpy = lambda: True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        products.prefers_numpy = kept
+
+
+def both(W: Trajectory, M: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    a, G = torch.rand(M, W.k), torch.randn(M, W.layout.size)
+    out = torch.empty(M, W.layout.size)
+    return lambda: W.mix(a, out=out), lambda: W.pull_back(G)
+
+
+def by_one_call(W: Tensor, M: int) -> tuple[Callable[[], object], Callable[[], object]]:
+    """50 rows at a time, threads left to BLAS."""
+    k, P = W.shape
+    a, G, out = torch.rand(M, k), torch.randn(M, P), torch.empty(M, P)
+
+    def mix() -> None:
+        torch.mm(a[:, :ROWS], W[:ROWS], out=out)
+        for at in range(ROWS, k, ROWS):
+            out.addmm_(a[:, at : at + ROWS], W[at : at + ROWS])
+
+    def pull_back() -> None:
+        for at in range(0, k, ROWS):
+            G @ W[at : at + ROWS].T
+
+    return mix, pull_back
+
+
+def with_numpy(work: Callable[[], object]) -> Callable[[], object]:
+    def run() -> None:
+        with numpy_blas():
+            work()
+
+    return run
+
+
+def read_by_threads(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]) -> None:
+    """Every byte once, into registers."""
+    threads = torch.get_num_threads()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(np.max, parts))
+
+
+def in_memory(rounds: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for k, P in SIZES:
+        held = Dense(torch.randn(k, P), layout_of(P))
+        flat = held.W.reshape(-1).numpy().view(np.uint64)
+        pieces = [flat[at : at + 2**18] for at in range(0, flat.size, 2**18)]
+        contestants: Contestants = {"limit": partial(read_by_threads, pieces)}
+        for M in SAMPLES:
+            ways = {"tiles": both(held, M), "one call": by_one_call(held.W, M)}
+            for name, (mix, pull) in ways.items():
+                contestants[f"{name} mix {M}"], contestants[f"{name} pull {M}"] = mix, pull
+            mix, pull = ways["tiles"]
+            contestants[f"numpy mix {M}"] = with_numpy(mix)
+            contestants[f"numpy pull {M}"] = with_numpy(pull)
+        best = race(contestants, rounds)
+        for M in SAMPLES:
+            row: dict[str, object] = {"k": k, "P": f"{P:.0e}", "M": M}
+            row["GB/s of the limit"] = 4 * k * P / best["limit"] / 1e9
+            for name in ("tiles", "one call", "numpy"):
+                for what in ("mix", "pull"):
+                    row[f"{name}: {what}"] = best[f"{name} {what} {M}"] / best["limit"]
+            pair, alone = (
+                sum(best[f"tiles {what} {m}"] for what in ("mix", "pull")) for m in (M, 1)
+            )
+            row["step / two reads"] = pair / best["limit"] / 2
+            row["step / M=1"] = pair / alone
+            rows.append(row)
+    return rows
+
+
+def layout_of(P: int) -> Layout:
+    return FlatModel(nn.Linear(P, 1, bias=False), torch.device("cpu")).layout
+
+
+def make_files(folder: Path, k: int, P: int, dtype: torch.dtype) -> None:
+    folder.mkdir()
+    torch.manual_seed(0)
+    base = torch.randn(P) * 0.05
+    for step in range(k):
+        state = {"weight": (base + 0.01 * torch.randn(P))[None].to(dtype)}
+        save_file(state, folder / f"step-{step:03}.safetensors")
+
+
+def open_rows(folder: Path, P: int) -> CheckpointRows:
+    x = torch.zeros(2, P)
+    functions = {
+        "build_model": lambda: nn.Linear(P, 1, bias=False),
+        "selection_data": lambda: [(x, x[:, :1])],
+        "loss": lambda outputs, batch: ((outputs - batch[1]) ** 2).mean(),
+    }
+    config = load_settings(None, {"checkpoints": (folder,), "device": "cpu", "K": 2})
+    return CheckpointRows(
+        open_session(config, make_task(functions, source="here", args={}), Events())
+    )
+
+
+class Whole(Streamed):
+    """As if the files could not be mapped."""
+
+    has_tiles = False  # type: ignore[assignment]
+
+
+def from_files(rounds: int, folder: Path) -> list[dict[str, object]]:
+    k, P = FILES
+    rows: list[dict[str, object]] = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        make_files(folder / name, k, P, dtype)
+        source = open_rows(folder / name, P)
+        files = sorted((folder / name).iterdir())
+        mapped = [np.memmap(file, np.uint8, "r") for file in files]
+        words = [m[len(m) % 8 :].view(np.uint64) for m in mapped]
+        stream, whole = Streamed.read(source, 1), Whole.read(source, 8)
+        contestants: Contestants = {"limit": partial(read_by_threads, words)}
+        for way, W in {"tiles": stream, "rows": whole}.items():
+            contestants[f"{way} mix"], contestants[f"{way} pull"] = both(W, 2)
+        if dtype == torch.float32:
+            kept: Trajectory = Deltas.read(source)
+            contestants["bf16 tier mix"], contestants["bf16 tier pull"] = both(kept, 2)
+        best = race(contestants, rounds)
+        limit = best.pop("limit")
+        row: dict[str, object] = {"files": f"{k} × {P:.0e} {name}", "M": 2}
+        row["GB/s of the raw read"] = sum(len(m) for m in mapped) / limit / 1e9
+        for way in ("tiles", "rows", "bf16 tier"):
+            for what in ("mix", "pull"):
+                seconds = best.get(f"{way} {what}")
+                row[f"{way}: {what}"] = "" if seconds is None else seconds / limit
+        rows.append(row)
+    return rows
+
+
+TASK = """
+import torch
+from torch import nn
+def build_model():
+    first, last = nn.Linear(64, 964), nn.Linear(964, 10)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(964, 964), nn.ReLU(), last)
+def selection_data():
+    g = torch.Generator().manual_seed(0)
+    return [(torch.randn(50, 64, generator=g), torch.randint(10, (50,), generator=g))]
+def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
+"""
+
+
+def whole_commands(rounds: int, folder: Path, before: Path) -> list[dict[str, object]]:
+    k, _ = COMMAND
+    (folder / "run").mkdir()
+    (folder / "task.py").write_text(TASK)
+    scope: dict[str, Callable[[], nn.Module]] = {}
+    exec(TASK, scope)
+    torch.manual_seed(0)
+    model = scope["build_model"]()
+    for step in range(k):
+        state = {n: t + 0.02 * torch.randn_like(t) for n, t in model.state_dict().items()}
+        save_file(state, folder / "run" / f"step-{step:03}.safetensors")
+    for dtype in ("float16", "bfloat16"):
+        make_files(folder / f"a {dtype}", 20, 25 * 10**6, getattr(torch, dtype))
+    small = ["--memory", str(64 * 1_002_570), "--K", "10", "--solver", "gumbel"]
+    commands = {
+        "select from files": ["select", "run", "--task", "task.py", *small, "--iterations", "10"],
+        "average float16": ["average", "a float16"],
+        "average bfloat16": ["average", "a bfloat16"],
+    }
+
+    def call(code: Path, arguments: list[str]) -> Callable[[], object]:
+        environment = {**as_installed(), "PYTHONPATH": str(code.resolve())}
+        ours = [sys.executable, "-c", "from sewa_cli.__main__ import run; run()", *arguments]
+        output = ["-o", "out.safetensors", "--force", "--quiet"]
+        return lambda: subprocess.run(
+            [*ours, *output], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL
+        )
+
+    here = Path(__file__).resolve().parents[1]
+    contestants = {
+        f"{name} {which}": call(code, arguments)
+        for name, arguments in commands.items()
+        for which, code in (("now", here), ("before", before))
+    }
+    best = race(contestants, rounds)
+    return [
+        {
+            "command": name,
+            "before, s": best[f"{name} before"],
+            "now, s": best[f"{name} now"],
+            "faster": f"{best[f'{name} before'] / best[f'{name} now']:.1f} ×",
+        }
+        for name in commands
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--before", type=Path, help="a checkout of an older version")
+    parser.add_argument("--only", choices=("memory", "files", "commands"))
+    given = parser.parse_args()
+    print(f"{processor()}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}\n")
+    if given.only in (None, "memory"):
+        finish("products in memory", in_memory(given.rounds), None)
+        print()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if given.only in (None, "files"):
+            finish("products from files", from_files(given.rounds, folder), None)
+            print()
+        if given.before and given.only in (None, "commands"):
+            rows = whole_commands(min(given.rounds, 3), folder, given.before)
+            finish("products in commands", rows, None)
+
+
+if __name__ == "__main__":
+    main()
