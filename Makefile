@@ -74,7 +74,8 @@ picture: $(VENV)/.tests
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py
-	$(BIN)/python benchmarks/select_command.py
+	$(BIN)/python benchmarks/products.py
+	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/solver_speed.py
 	$(BIN)/python benchmarks/solvers.py

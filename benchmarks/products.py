@@ -5,8 +5,9 @@ Beside it, what one call of torch's BLAS over 50 rows takes, which splits the wo
 the tiles take with NumPy's BLAS. From files, all in the page cache: in raw reads of the mapped
 bytes; `rows` copies whole rows and multiplies them, as is done for files that cannot be mapped.
 
-With `--before CHECKOUT`, an older version of sewa takes turns: `sewa select` with W streamed from
-the files, and `sewa average` of float16 and bfloat16 files; whole commands.
+Last from files that are not in the page cache, beside a plain read of each, one after the other.
+With `--before CHECKOUT`, an older version of sewa takes turns with `sewa select`, W streamed from
+the files: whole commands.
 
     python benchmarks/products.py --before ../sewa-before
 """
@@ -14,14 +15,17 @@ the files, and `sewa average` of float16 and bfloat16 files; whole commands.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +160,7 @@ def open_rows(folder: Path, P: int) -> CheckpointRows:
 class Whole(Streamed):
     """As if the files could not be mapped."""
 
-    has_tiles = False  # type: ignore[assignment]
+    has_tiles = False
 
 
 def from_files(rounds: int, folder: Path) -> list[dict[str, object]]:
@@ -188,6 +192,45 @@ def from_files(rounds: int, folder: Path) -> list[dict[str, object]]:
     return rows
 
 
+def from_disk(rounds: int, folder: Path) -> list[dict[str, object]]:
+    k, P = FILES
+    files = sorted((folder / "float32").iterdir())
+    os.sync()
+    a, out = torch.rand(2, k), torch.empty(2, P)
+
+    def forget() -> None:
+        for file in files:
+            descriptor = os.open(file, os.O_RDONLY)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
+    def plain() -> None:
+        for file in files:
+            with file.open("rb", buffering=0) as opened:
+                while opened.read(2**20):
+                    pass
+
+    best: dict[str, float] = {}
+    for _ in range(rounds):
+        for name in ("plain", "tiles", "rows"):
+            source = open_rows(folder / "float32", P)  # what is mapped is not forgotten
+            forget()
+            start = time.perf_counter()
+            if name == "plain":
+                plain()
+            else:
+                kind = Streamed if name == "tiles" else Whole
+                kind(source, 8, list(range(k))).mix(a, out=out)
+            best[name] = min(best.get(name, inf), time.perf_counter() - start)
+            del source
+            gc.collect()
+    size = sum(file.stat().st_size for file in files)
+    row: dict[str, object] = {"files, not cached": f"{k} × {P:.0e} float32"}
+    row["GB/s of the plain read"] = size / best["plain"] / 1e9
+    row |= {f"{name}: mix": best[name] / best["plain"] for name in ("tiles", "rows")}
+    return [row]
+
+
 TASK = """
 import torch
 from torch import nn
@@ -212,13 +255,9 @@ def whole_commands(rounds: int, folder: Path, before: Path) -> list[dict[str, ob
     for step in range(k):
         state = {n: t + 0.02 * torch.randn_like(t) for n, t in model.state_dict().items()}
         save_file(state, folder / "run" / f"step-{step:03}.safetensors")
-    for dtype in ("float16", "bfloat16"):
-        make_files(folder / f"a {dtype}", 20, 25 * 10**6, getattr(torch, dtype))
     small = ["--memory", str(64 * 1_002_570), "--K", "10", "--solver", "gumbel"]
     commands = {
-        "select from files": ["select", "run", "--task", "task.py", *small, "--iterations", "10"],
-        "average float16": ["average", "a float16"],
-        "average bfloat16": ["average", "a bfloat16"],
+        "select from files": ["select", "run", "--task", "task.py", *small, "--iterations", "10"]
     }
 
     def call(code: Path, arguments: list[str]) -> Callable[[], object]:
@@ -261,6 +300,8 @@ def main() -> None:
         folder = Path(temporary)
         if given.only in (None, "files"):
             finish("products from files", from_files(given.rounds, folder), None)
+            print()
+            finish("products from disk", from_disk(given.rounds, folder), None)
             print()
         if given.before and given.only in (None, "commands"):
             rows = whole_commands(min(given.rounds, 3), folder, given.before)

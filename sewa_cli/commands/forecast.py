@@ -26,8 +26,8 @@ from sewa_cli.rng import seeded
 from sewa_cli.session.session import Run, holding
 from sewa_cli.solvers import Cost, Sizes
 from sewa_cli.task import Task
-from sewa_cli.trajectory.dense import Dense
-from sewa_cli.trajectory.products import ROWS
+from sewa_cli.trajectory.dense import ROWS, Dense
+from sewa_cli.trajectory.streamed import Streamed
 
 
 def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:
@@ -58,7 +58,7 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
             forward_passes=cost.forward + batches.evaluations(K) + batches.fallback(),
             backward_passes=cost.backward,
             at_most=True,  # which simple average is best, and what scoring it takes, is not known
-            seconds=_seconds(run, cost, reads, batches.evaluations(K)),
+            seconds=_seconds(run, cost, reads, batches.evaluations(K), streams),
         )
 
 
@@ -127,8 +127,11 @@ def _size(info: TensorInfo) -> int:
     return int(torch.Size(info.shape).numel()) * DTYPES[info.dtype].itemsize
 
 
-def _seconds(run: Run, cost: Cost, reads: int, evaluations: int) -> float:
-    """From one of each: a row read, a block mixed and pulled back, a batch forward and back."""
+def _seconds(run: Run, cost: Cost, reads: int, evaluations: int, streams: bool) -> float:
+    """From one of each: a row read, a block mixed, a batch forward and back.
+
+    `streams`: products with W read the files themselves.
+    """
     session = run.session
     layout, device, k = session.model.layout, session.model.device, len(session.checkpoints)
     few = min(k, ROWS if 4 * ROWS * layout.size <= run.placer.sizes.room else 1)
@@ -141,8 +144,10 @@ def _seconds(run: Run, cost: Cost, reads: int, evaluations: int) -> float:
         backward = _time(lambda: session.objective.gradient(block.W[0], [batch])) - forward
         total += cost.backward * max(backward, forward)
     if cost.products:
-        a = torch.zeros(1, few)
-        total += cost.products * _time(lambda: block.mix(a)) * k / few
+        a = torch.zeros(max(1, run.solver.vectors // 2), few)  # M samples
+        W = Streamed(run.rows, 1, list(range(few))) if streams else block
+        total += cost.products * _time(lambda: W.mix(a)) * k / few
+        total -= cost.products * k * reading if streams else 0.0
     return total
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.trajectory import products
-from sewa_cli.trajectory.products import FEW_ROWS
+from sewa_cli.trajectory.products import COPIED
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Trajectory(ABC):
     """
 
     exact = True  # mixes what the files hold, to float32
-    tile_rows = FEW_ROWS  # of a tile on the processor
+    tile_numbers = COPIED  # in a tile on the processor
 
     def __init__(self, layout: Layout, device: torch.device, used: list[int]) -> None:
         self.layout = layout
@@ -106,7 +106,7 @@ class Trajectory(ABC):
         if out is None:
             out = torch.empty(a.shape[0], self.layout.size, dtype=torch.float32, device=self.device)
         if self.has_tiles:
-            products.mix(self.tile, self.tile_rows, a, out)
+            products.mix(self.tile, self.tile_numbers, a, out)
             return out
         for rows, block in self.blocks():
             if rows.start == 0:
@@ -138,7 +138,7 @@ class Trajectory(ABC):
         G = gradients.to(self.device, torch.float32)
         self.bytes_moved += 4 * self.k * G.shape[1]
         if self.has_tiles:
-            return products.pull_back(self.tile, self.tile_rows, G, self.k)
+            return products.pull_back(self.tile, self.tile_numbers, G, self.k)
         pulled = torch.empty(G.shape[0], self.k, dtype=torch.float32, device=self.device)
         for rows, block in self.blocks():
             pulled[:, rows] = G @ block[:, : G.shape[1]].T

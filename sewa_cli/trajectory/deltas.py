@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.trajectory import Layout, Source, Trajectory, products
+from sewa_cli.trajectory.products import VIEWED
 
 ROWS = 10  # of a block on a device
 
@@ -90,4 +91,4 @@ class Deltas(Trajectory):
         G, mean = gradients.to(self.device, torch.float32), self._mean[None]
         if not self.has_tiles:
             return pulled.add_(G @ mean[:, : G.shape[1]].T)
-        return pulled.add_(products.pull_back(lambda rows, at, _: mean[rows, at], 1, G, 1))
+        return pulled.add_(products.pull_back(lambda rows, at, _: mean[rows, at], VIEWED, G, 1))

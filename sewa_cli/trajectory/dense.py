@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from sewa_cli.trajectory import Layout, Source, Trajectory
-from sewa_cli.trajectory.products import ROWS
+from sewa_cli.trajectory.products import VIEWED
+
+ROWS = 50  # of a block, where products go by blocks
 
 
 class Dense(Trajectory):
     """W float32 [k, P] on its device."""
 
-    tile_rows = ROWS
+    tile_numbers = VIEWED
 
     def __init__(self, W: Tensor, layout: Layout, used: list[int] | None = None) -> None:
         super().__init__(layout, W.device, list(range(len(W))) if used is None else used)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
@@ -30,40 +30,45 @@ import numpy as np
 import torch
 from torch import Tensor
 
-COLUMNS = 2**15  # of a tile
-ROWS = 50  # of a tile that is a view of W
-FEW_ROWS = 16  # of a tile that is copied: 2 MiB, which a core's own cache holds
+COLUMNS = 2**15  # of a tile, but
+TILES = 16  # at least, so that no core waits long for the others, and
+WORTHWHILE = 2**20  # numbers in it at least: its overhead is some ten microseconds
+FEWEST_COLUMNS, MOST_COLUMNS = 2**10, 2**18
+ALONE = 2**21  # numbers in W that one core is done with before another is awake
+VIEWED = 50 * COLUMNS  # numbers in a tile that is a view of W
+COPIED = 16 * COLUMNS  # in one that is copied: 2 MiB, which a core's own cache holds
 
-# rows, columns, scratch [FEW_ROWS, COLUMNS] → that part of W as float32 [r, c]: a view, or a copy
-# in the scratch
+# rows, columns, scratch [≥ r, c] → that part of W as float32 [r, c]: a view, or in the scratch
 Tile = Callable[[slice, slice, Tensor], Tensor]
 _own = local()
 
 
-def mix(tile: Tile, rows: int, a: Tensor, out: Tensor) -> None:
-    """a [M, k] float32 → out [M, P]; so many rows in a tile."""
+def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
+    """a [M, k] float32 → out [M, P]; so many numbers in a tile."""
     multiply_add = _mix_by_numpy if prefers_numpy() else _mix_by_torch
+    tiles = _tiles(a.shape[1], out.shape[1])
 
     def work(columns: slice, scratch: Tensor) -> None:
         part = out[:, columns]
-        for some in _steps(a.shape[1], rows):
+        for some in _steps(a.shape[1], max(1, numbers // (columns.stop - columns.start))):
             multiply_add(a[:, some], tile(some, columns, scratch), part, some.start > 0)
 
-    _over_columns(work, out.shape[1])
+    _over(tiles, work, a.shape[1])
 
 
-def pull_back(tile: Tile, rows: int, G: Tensor, k: int) -> Tensor:
-    """G [M, Q] float32 → [M, k]; so many rows in a tile."""
+def pull_back(tile: Tile, numbers: int, G: Tensor, k: int) -> Tensor:
+    """G [M, Q] float32 → [M, k]; so many numbers in a tile."""
     multiply = _pull_by_numpy if prefers_numpy() else _pull_by_torch
     M, Q = G.shape
-    sums = torch.empty(len(_steps(Q, COLUMNS)), M, k)
+    tiles = _tiles(k, Q)
+    sums = torch.empty(len(tiles), M, k)
 
     def work(columns: slice, scratch: Tensor) -> None:
-        part, total = G[:, columns], sums[columns.start // COLUMNS]
-        for some in _steps(k, rows):
+        part, total = G[:, columns], sums[columns.start // tiles[0].stop]
+        for some in _steps(k, max(1, numbers // (columns.stop - columns.start))):
             multiply(part, tile(some, columns, scratch), total[:, some])
 
-    _over_columns(work, Q)
+    _over(tiles, work, k)
     # thousands of tiles: their sum is not to lose digits; NumPy's has one order
     return torch.from_numpy(sums.numpy().sum(0, dtype=np.float64).astype(np.float32))
 
@@ -94,26 +99,36 @@ def _steps(size: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def _over_columns(work: Callable[[slice, Tensor], None], size: int) -> None:
-    """Every tile's columns once, by as many threads as torch would use."""
-    threads, tiles = torch.get_num_threads(), _steps(size, COLUMNS)
-    left = iter(tiles)
+def _tiles(k: int, P: int) -> list[slice]:
+    """Columns of each; all as many but the last. They depend on nothing but the shape of W."""
+    columns = max(min(COLUMNS, -(-P // TILES)), WORTHWHILE // k)
+    return _steps(P, min(max(columns, FEWEST_COLUMNS), MOST_COLUMNS))
 
-    def take(_: int = 0) -> None:
+
+def _over(tiles: list[slice], work: Callable[[slice, Tensor], None], k: int) -> None:
+    """Every tile's columns once, by as many threads as torch would use."""
+    threads, left = torch.get_num_threads(), iter(tiles)
+
+    def take() -> None:
         if torch.get_num_threads() > 1:
             torch.set_num_threads(1)
         if not hasattr(_own, "scratch"):
-            _own.scratch = torch.empty(FEW_ROWS, COLUMNS)
+            _own.scratch = torch.empty(COPIED)
         with torch.no_grad():  # which each thread must say for itself
             for columns in left:
-                work(columns, _own.scratch)
+                width = columns.stop - columns.start
+                rows = COPIED // width
+                work(columns, _own.scratch[: rows * width].view(rows, width))
 
+    others = 0 if k * tiles[-1].stop < ALONE else min(threads, len(tiles)) - 1
     with _one_thread_each():
-        if threads == 1 or len(tiles) == 1:
-            take()
-        else:
-            for _ in _pool(threads).map(take, range(min(threads, len(tiles)))):
-                pass  # what one of them raised is raised here
+        begun = [_pool(threads).submit(take) for _ in range(others)]
+        try:
+            take()  # while the others wake up
+        finally:
+            wait(begun)
+        for other in begun:
+            other.result()  # what it raised is raised here
 
 
 @cache

@@ -38,7 +38,9 @@ def threads() -> Iterator[None]:
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few columns each, so that a small W has many."""
     monkeypatch.setattr(products, "COLUMNS", 8)
-    monkeypatch.setattr(products, "_own", type("Own", (), {})())
+    monkeypatch.setattr(products, "FEWEST_COLUMNS", 3)
+    monkeypatch.setattr(products, "WORTHWHILE", 1)
+    monkeypatch.setattr(products, "ALONE", 1)
 
 
 def naive(W: Tensor, a: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +110,7 @@ def test_what_a_thread_raises_is_raised() -> None:
 
     torch.set_num_threads(2)
     with pytest.raises(CheckpointError):
-        products.mix(broken, 16, torch.ones(1, 2), torch.empty(1, 3 * products.COLUMNS))
+        products.mix(broken, 64, torch.ones(1, 99), torch.empty(1, 3 * products.COLUMNS))
     assert torch.get_num_threads() == 2
 
 

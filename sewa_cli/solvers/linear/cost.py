@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import ceil, inf
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -14,12 +14,12 @@ from sewa_cli.methods.family import family, grid, ladder
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Cost, Problem, Sizes
 from sewa_cli.solvers.linear.build import build, least, usual
+from sewa_cli.solvers.linear.outputs import ROWS_TOGETHER
 from sewa_cli.solvers.linear.pull import EVALUATIONS, STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.stability import QUICK
-from sewa_cli.trajectory.dense import Dense
-from sewa_cli.trajectory.products import ROWS
+from sewa_cli.trajectory.dense import ROWS, Dense
 
 if TYPE_CHECKING:
     from sewa_cli.solvers.aggregate.solver import Aggregate
@@ -80,9 +80,23 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
         forward=B * (12 + len(rungs) + QUARTERS + others * 2 + settings.rounds * (k + 2)),
         reads=(1 + 2 * settings.rounds) * k + again * k,
         bytes=usual(k, numbers, sizes.room) + min(vectors, sizes.room // 2),
-        seconds=path * settings.rounds * _evaluation(sizes, probe),
+        seconds=path * _side_by_side(sizes, probe),  # most runs need one round
         at_most=True,
     )
+
+
+def _side_by_side(sizes: Sizes, probe: Surrogate) -> float:
+    """Seconds of one loss and gradient among many, which share the products with the cache."""
+    together = 4
+    C = torch.full((together, 2), 1 / 2, dtype=torch.float64)
+    weights = torch.ones(together, probe.numbers, device=probe.base.device)
+    seconds = inf
+    for _ in range(3):  # the first pays for what is imported and allocated
+        start = perf_counter()
+        probe.gradients(C, weights)
+        seconds = min(seconds, perf_counter() - start)
+    calls = min(sizes.batches, ceil(sizes.rows / ROWS_TOGETHER))  # small batches are joined
+    return calls * seconds / together
 
 
 def _evaluation(sizes: Sizes, probe: Surrogate) -> float:
