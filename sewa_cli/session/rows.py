@@ -84,6 +84,7 @@ class _Mapped:
         self.is_whole = all(checkpoint.mapped for checkpoint in checkpoints)
         for checkpoint in checkpoints if self.is_whole else ():
             views = [checkpoint.view(sources[name]) for name in ordered]
+            checkpoint.close()  # what is mapped stays so, without a descriptor
             self.is_whole = self.is_whole and all(view.is_contiguous() for view in views)
             # NumPy copies with less ado; of 16 bits torch widens faster
             self._views.append(

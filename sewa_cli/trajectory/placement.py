@@ -62,9 +62,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Of a streaming buffer; on the processor, products need none."""
-        if self.device.type == "cpu":
-            return 1
+        """Of a streaming buffer."""
         return max(1, min(STREAM_ROWS, self.k, (self.room - self.work) // (2 * 4 * self.P)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,10 +24,7 @@ class Streamed(Trajectory):
         self._source = source
         self._checked = used is not None
         self._known: dict[tuple[float, ...], Tensor] = {}
-        shape = (max(1, min(rows, self.k)), source.layout.size)
-        self._buffers = [
-            torch.empty(shape, dtype=torch.float32, device=source.device) for _ in range(2)
-        ]
+        self._rows = max(1, min(rows, self.k))
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fetch")
 
     @classmethod
@@ -52,8 +50,14 @@ class Streamed(Trajectory):
                 yield len(used) - 1, row.to(self.device)
         self.used, self._checked = used, True
 
+    @cached_property
+    def _buffers(self) -> list[Tensor]:
+        """For whole rows; products from mapped files need none."""
+        shape = (self._rows, self.layout.size)
+        return [torch.empty(shape, dtype=torch.float32, device=self.device) for _ in range(2)]
+
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        few = len(self._buffers[0])
+        few = self._rows
         parts = [slice(i, min(i + few, self.k)) for i in range(0, self.k, few)]
         ahead: Future[Tensor] = self._fetcher.submit(self._fetch, parts[0], self._buffers[0])
         for n, part in enumerate(parts):
