@@ -122,13 +122,20 @@ class Checkpoint:
 
     def view(self, name: str) -> Tensor:
         """The same, not counted: somebody will read parts of it."""
-        return self._opened().read(name)
+        tensor, info = self._opened().read(name), self.tensors[name]
+        word = WORDS[str(tensor.dtype).removeprefix("torch.")]
+        if (word, tuple(tensor.shape)) != (info.dtype, info.shape):
+            raise self._changed(name)
+        return tensor
+
+    def _changed(self, name: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {name}: has changed since it was opened")
 
     def read_array(self, name: str) -> Array:
         """The same as a read-only NumPy view, without torch where the format allows it."""
         array, info = self._opened().read_array(name), self.tensors[name]
         if (WORDS[array.dtype.name], array.shape) != (info.dtype, info.shape):
-            raise CheckpointError(f"{self.path}: {name}: has changed since it was opened")
+            raise self._changed(name)
         self.reads.add(array.nbytes)
         return array
 

@@ -29,6 +29,11 @@ def select(report: Report) -> list[str]:
     if report.stability:
         said.append(stability(report))
     said.append(taken(report))
+    if report.details and len(report.history) < report.details.get("at_most", 0):
+        said.append(
+            f"learning stopped after {len(report.history)} of {report.details['at_most']} "
+            "iterations: the choice and the loss changed no more"
+        )
     if report.batchnorm and report.batchnorm.data:
         said.append(
             f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "

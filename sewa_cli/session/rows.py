@@ -44,7 +44,11 @@ class CheckpointRows:
         """Where every checkpoint can be mapped; they stay so, and no thread has to open any."""
         if self._mapped is None:
             self._mapped = _Mapped(self._session)
-        return self._mapped.gather if self._mapped.is_whole else None
+        if not self._mapped.is_whole:
+            return None
+        for checkpoint in self._session.checkpoints:
+            checkpoint.check_unchanged()
+        return self._mapped.gather
 
     def fill(self, i: int, row: Tensor) -> bool:
         session, checkpoint = self._session, self._session.checkpoints[i]
@@ -79,7 +83,7 @@ class _Mapped:
         ordered = sorted(layout.slices, key=lambda name: layout.slices[name].start)
         self._ends = [layout.slices[name].stop for name in ordered]
         self._starts = [layout.slices[name].start for name in ordered]
-        self._checkpoints = checkpoints
+        self._reads = session.reads
         self._views: list[list[Tensor | Array]] = []
         self.is_whole = all(checkpoint.mapped for checkpoint in checkpoints)
         for checkpoint in checkpoints if self.is_whole else ():
@@ -95,9 +99,6 @@ class _Mapped:
         """Columns of these checkpoints into out [r, c]."""
         first = bisect_right(self._ends, columns.start)
         last = bisect_left(self._starts, columns.stop)
-        if columns.start == 0:  # once for each product
-            for i in chosen:
-                self._checkpoints[i].check_unchanged()
         numbers = out.numpy()
         for tensor in range(first, last):
             start, stop = self._starts[tensor], self._ends[tensor]
@@ -110,5 +111,5 @@ class _Mapped:
                     out[place, here].copy_(part)
                 else:
                     numbers[place, here] = part
-            size = self._views[chosen[0]][tensor].itemsize
-            self._checkpoints[0].reads.add(len(chosen) * (end - begin) * size)
+            size = sum(self._views[i][tensor].itemsize for i in chosen)
+            self._reads.add((end - begin) * size)

@@ -11,14 +11,14 @@ the feasible set after each step, and cooling t, were measured to gain nothing.)
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.settings import Count, Positive
+from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
 
@@ -35,8 +35,8 @@ class Gumbel(Solver):
         temperature: Positive = Field(0.5, description="t of the Gumbel-softmax")
         lr: Positive = Field(0.3, description="Adam's")
         batches: Count = Field(1, description="selection batches used in each iteration")
-        patience: Count = Field(
-            50, description="iterations in which neither the chosen set nor the loss gets better"
+        patience: Annotated[Whole, Field(ge=CHECK_EVERY)] = Field(
+            50, description="iterations in which the chosen set stays and the loss falls no more"
         )
         normalize: Literal["sum", "paper"] = Field(
             "sum", description="divide the mixed weights by the sum of the mask, or by K"
@@ -95,10 +95,6 @@ class Gumbel(Solver):
             if iteration % CHECK_EVERY == 0:
                 _check_finite(theta)
                 if rest.has_come(mask.largest(theta, K), history):
-                    problem.events.note(
-                        f"stopped after {len(history)} of {settings.iterations} iterations: the "
-                        f"same {K} in the last {settings.patience}, and the loss fell no more"
-                    )
                     break
 
         _check_finite(theta)
@@ -108,12 +104,12 @@ class Gumbel(Solver):
             k,
             probabilities=torch.sigmoid(logits).tolist(),
             history=torch.stack(history).cpu().tolist(),
-            details={"iterations": len(history)},
+            details={"iterations": len(history), "at_most": settings.iterations},
         )
 
 
 class _Rest:
-    """Whether the same set has been chosen for so many iterations, and the loss falls no more.
+    """Whether the same set was found for so many iterations, and the loss falls no more.
 
     Losses of single iterations are of other batches and other masks each, so means over half of
     these iterations are compared, by their standard error.

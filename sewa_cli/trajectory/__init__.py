@@ -55,7 +55,10 @@ class Source(Protocol):
 
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
-        """Columns of some checkpoints into [r, c] float32, by any thread; None: only whole rows."""
+        """Columns of some checkpoints into [r, c] float32, by any thread; None: only whole rows.
+
+        To be asked for before each product: that nothing has changed is looked at here.
+        """
 
 
 class Trajectory(ABC):

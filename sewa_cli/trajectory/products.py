@@ -17,13 +17,14 @@ with M = 4, and NumPy's OpenBLAS 0.9 to 1.0 and 2.0 to 2.9 over the same memory.
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from threading import local
+from threading import Lock, local
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,7 @@ def pull_back(tile: Tile, numbers: int, G: Tensor, k: int) -> Tensor:
     multiply = _pull_by_numpy if prefers_numpy() else _pull_by_torch
     M, Q = G.shape
     tiles = _tiles(k, Q)
-    sums = torch.empty(len(tiles), M, k)
+    sums = torch.empty(len(tiles), M, k, dtype=torch.float32)
 
     def work(columns: slice, scratch: Tensor) -> None:
         part, total = G[:, columns], sums[columns.start // tiles[0].stop]
@@ -113,27 +114,42 @@ def _over(tiles: list[slice], work: Callable[[slice, Tensor], None], k: int) -> 
         if torch.get_num_threads() > 1:
             torch.set_num_threads(1)
         if not hasattr(_own, "scratch"):
-            _own.scratch = torch.empty(COPIED)
-        with torch.no_grad():  # which each thread must say for itself
-            for columns in left:
-                width = columns.stop - columns.start
-                rows = COPIED // width
-                work(columns, _own.scratch[: rows * width].view(rows, width))
+            _own.scratch = torch.empty(COPIED, dtype=torch.float32)
+        try:
+            with torch.no_grad():  # which each thread must say for itself
+                for columns in left:
+                    width = columns.stop - columns.start
+                    rows = COPIED // width
+                    work(columns, _own.scratch[: rows * width].view(rows, width))
+        except BaseException:
+            _use_up(left)
+            raise
 
     others = 0 if k * tiles[-1].stop < ALONE else min(threads, len(tiles)) - 1
     with _one_thread_each():
         begun = [_pool(threads).submit(take) for _ in range(others)]
         try:
             take()  # while the others wake up
-        finally:
+            for other in begun:
+                other.result()  # what it raised is raised here
+        except BaseException:  # an interrupt: no more than the tiles in hand
+            _use_up(left)
             wait(begun)
-        for other in begun:
-            other.result()  # what it raised is raised here
+            raise
+
+
+def _use_up(left: Iterator[slice]) -> None:
+    for _ in left:
+        pass
 
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="products")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @contextmanager
@@ -143,20 +159,39 @@ def _one_thread_each() -> Iterator[None]:
     it is each thread's own, but threads that begin later take the one that was told last.
     """
     threads = torch.get_num_threads()
-    by_numpy = prefers_numpy()
     try:
-        with _numpy_blas().limit(limits=1, user_api="blas") if by_numpy else nullcontext():
+        with _numpy_blas.held() if prefers_numpy() else nullcontext():
             yield
     finally:
         if threads > 1:
             torch.set_num_threads(threads)
 
 
-@cache
-def _numpy_blas() -> Any:
-    from threadpoolctl import ThreadpoolController
+class _NumpyBlas:
+    """NumPy's number of threads is the process's: the first holds it down, the last lets go."""
 
-    return ThreadpoolController()
+    def __init__(self) -> None:
+        self._lock, self._holders = Lock(), 0
+        self._limit: Any = None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self._lock:
+            if self._holders == 0:
+                from threadpoolctl import threadpool_limits
+
+                self._limit = threadpool_limits(limits=1, user_api="blas")
+            self._holders += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._holders -= 1
+                if self._holders == 0:
+                    self._limit.restore_original_limits()
+
+
+_numpy_blas = _NumpyBlas()
 
 
 @cache

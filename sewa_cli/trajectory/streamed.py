@@ -68,14 +68,15 @@ class Streamed(Trajectory):
 
     @property
     def has_tiles(self) -> bool:
-        return super().has_tiles and self._source.gather is not None
+        """Asked once for each product, when no thread has begun: the source looks at its files."""
+        self._gather = self._source.gather if super().has_tiles else None
+        return self._gather is not None
 
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
         self._check()
-        gather = self._source.gather
-        assert gather is not None
+        assert self._gather is not None
         out = scratch[: rows.stop - rows.start, : columns.stop - columns.start]
-        gather(self.used[rows], columns, out)
+        self._gather(self.used[rows], columns, out)
         return out
 
     def _fetch(self, rows: slice, buffer: Tensor) -> Tensor:

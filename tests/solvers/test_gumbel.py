@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
 from helpers.problems import Function, dense, problem_of
+from helpers.tiny import Sewa
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
@@ -95,9 +97,23 @@ def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(
     short = solve(trajectory, target, 4, seed=seed, iterations=400)
     assert len(full.history) == 400
     assert 50 < len(short.history) < 200
-    assert short.details == {"iterations": len(short.history)}
+    assert short.details == {"iterations": len(short.history), "at_most": 400}
     assert short.history == full.history[: len(short.history)]  # the same run, but shorter
     assert short.selected == full.selected
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_the_summary_says_when_it_stopped_and_the_report_how_many_iterations_it_took(
+    sewa: Sewa,
+) -> None:
+    flags = ["select", "--K", 1, "--solver", "gumbel", "--iterations", 900, "--json"]
+    ended = sewa(*flags, "--set", "gumbel.patience=10")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    took = report["details"]["iterations"]
+    assert took == len(report["history"]) < 900
+    assert f"learning stopped after {took} of 900 iterations" in ended.err
+    assert "patience: " in sewa(*flags, "--set", "gumbel.patience=3").error
 
 
 def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from helpers.problems import dense
 from hypothesis import given, settings
 from safetensors.torch import save_file
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
@@ -207,3 +210,49 @@ def test_what_is_read_in_tiles_is_counted(tmp_path: Path) -> None:
     before = reads.bytes
     stream.mix(torch.rand(1, 3))
     assert reads.bytes - before == 3 * 4 * stream.layout.size
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_after_an_interrupt_no_more_tiles_are_begun_than_are_in_hand() -> None:
+    begun = []
+
+    def tile(rows: slice, columns: slice, scratch: Tensor) -> Tensor:
+        begun.append(columns.start)
+        if len(begun) == 3:
+            raise KeyboardInterrupt
+        time.sleep(0.01)
+        return scratch[: rows.stop - rows.start].zero_()
+
+    torch.set_num_threads(2)
+    with pytest.raises(KeyboardInterrupt):
+        products.mix(tile, 64, torch.ones(1, 2), torch.empty(1, 8 * 500))
+    assert len(begun) <= 6
+
+
+def test_numpys_threads_are_as_before_whoever_held_them_down_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(products, "prefers_numpy", lambda: True)
+    held = dense(torch.randn(5, 300))
+
+    def threads_of_blas() -> list[int]:
+        return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
+
+    with threadpool_limits(2, "blas"):
+        before = threads_of_blas()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _: held.mix(torch.rand(2, 5)), range(40)))
+        assert threads_of_blas() == before
+
+
+def test_a_task_that_changes_the_default_dtype_changes_no_product() -> None:
+    held = dense(torch.randn(5, 300))
+    a, G = torch.rand(2, 5), torch.randn(2, 300)
+    before = held.mix(a), held.pull_back(G)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with ThreadPoolExecutor(1) as pool:  # a thread without a scratch yet
+            after = pool.submit(lambda: (held.mix(a), held.pull_back(G))).result()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
