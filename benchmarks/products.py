@@ -5,7 +5,8 @@ Beside it, what one call of torch's BLAS over 50 rows takes, which splits the wo
 the tiles take with NumPy's BLAS. From files, all in the page cache: in raw reads of the mapped
 bytes; `rows` copies whole rows and multiplies them, as is done for files that cannot be mapped.
 
-Last from files that are not in the page cache, beside a plain read of each, one after the other.
+Then averages of 16-bit numbers, with torch at hand and without; mixing from files that are not in
+the page cache, beside a plain read of each, one after the other.
 With `--before CHECKOUT`, an older version of sewa takes turns with `sewa select`, W streamed from
 the files: whole commands.
 
@@ -21,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -34,8 +35,10 @@ from common import as_installed, finish, processor, race
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sewa_cli.dtypes import Array, as_array
 from sewa_cli.events import Events
 from sewa_cli.objective.model import FlatModel
+from sewa_cli.output.mean import Room, in_order, pieces, weighted_mean
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.session.session import open_session
@@ -231,6 +234,45 @@ def from_disk(rounds: int, folder: Path) -> list[dict[str, object]]:
     return [row]
 
 
+def averages(rounds: int) -> list[dict[str, object]]:
+    """The mean of 20 arrays of 10⁷ numbers of 16 bits; float16 with torch hidden and not."""
+    base = torch.randn(10**7) * 0.05
+    weights = [1 / 20] * 20
+
+    def mean_of(dtype: torch.dtype) -> Callable[[], object]:
+        source = as_array(base.to(dtype))
+        parts = [pieces(source.copy()) for _ in range(20)]
+
+        def work() -> None:
+            for _ in in_order(partial(one, piece) for piece in zip(*parts, strict=True)):
+                pass
+
+        return work
+
+    def one(piece: Sequence[Array], room: Room) -> Array:
+        return weighted_mean(piece, weights, None, room)
+
+    def by_numpy(work: Callable[[], object]) -> Callable[[], object]:
+        def run() -> None:
+            hidden = sys.modules.pop("torch")
+            try:
+                work()
+            finally:
+                sys.modules["torch"] = hidden
+
+        return run
+
+    half = mean_of(torch.float16)
+    best = race(
+        {"bfloat16": mean_of(torch.bfloat16), "float16": half, "float16, no torch": by_numpy(half)},
+        rounds,
+    )
+    return [
+        {"mean of 20": name, "ms": 1e3 * seconds, "/ bfloat16": seconds / best["bfloat16"]}
+        for name, seconds in best.items()
+    ]
+
+
 TASK = """
 import torch
 from torch import nn
@@ -290,11 +332,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--before", type=Path, help="a checkout of an older version")
-    parser.add_argument("--only", choices=("memory", "files", "commands"))
+    parser.add_argument("--only", choices=("memory", "averages", "files", "commands"))
     given = parser.parse_args()
     print(f"{processor()}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}\n")
     if given.only in (None, "memory"):
         finish("products in memory", in_memory(given.rounds), None)
+        print()
+    if given.only in (None, "averages"):
+        finish("averages of 16 bits", averages(given.rounds), None)
         print()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -164,6 +166,42 @@ def test_any_float16_numbers_are_summed_to_the_bits_of_torch(
     weights = some_weights(sources, equal, generator)
     found = weighted_mean([tensor.numpy() for tensor in drawn], weights, np.dtype(np.float32))
     assert found.tobytes() == raw(naive_mean(drawn, weights, torch.float32))
+
+
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 9))
+def test_torch_and_numpy_convert_float16_to_the_same_bits_both_ways(seed: int, size: int) -> None:
+    rng = np.random.default_rng(seed)
+    sources = [rng.standard_normal(size).astype(np.float16) for _ in range(3)]
+    for source in sources:
+        source.setflags(write=False)  # as from a mapped file
+    weights = [0.2, 0.3, 0.5]
+    by_torch = weighted_mean(sources, weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "torch")
+        by_numpy = weighted_mean(sources, weights)
+    assert by_torch.tobytes() == by_numpy.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(0,), (2, 0), (3, 4), ()])
+def test_float16_of_any_shape_is_looked_through(shape: tuple[int, ...]) -> None:
+    part = np.ones(shape, np.float16)
+    assert is_finite(part)
+    assert is_finite(part[::-1] if part.ndim else part)  # not contiguous
+    if part.size > 1:
+        part[-1, -1] = np.inf
+        assert not is_finite(part[:, ::-1])
+
+
+def test_torchs_number_of_threads_is_as_before_when_all_is_averaged() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert list(in_order(lambda _: torch.get_num_threads() for _ in range(5))) == [1] * 5
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as pool:  # a thread that begins later
+            assert pool.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
