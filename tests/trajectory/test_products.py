@@ -12,8 +12,9 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from helpers.problems import dense
+from helpers.tiny import Sewa
 from hypothesis import given, settings
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
@@ -256,3 +257,23 @@ def test_a_task_that_changes_the_default_dtype_changes_no_product() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+@pytest.mark.usefixtures("small_tiles", "run_dir")
+@pytest.mark.parametrize(
+    "flags", [[], ["--K", "3", "--solver", "gumbel"], ["--K", "3", "--solver", "linear"]]
+)
+@pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
+def test_a_command_writes_the_same_bytes_with_one_two_and_four_threads(
+    sewa: Sewa, flags: list[str], tier: str
+) -> None:
+    found = []
+    for threads in (1, 2, 4):
+        torch.set_num_threads(threads)
+        output = f"{threads}.safetensors"
+        ended = sewa("select", *flags, "--set", f"tier={tier}", "-o", output)
+        assert ended.code == 0, ended.err
+        weights = load_file(output)
+        found.append(b"".join(weights[name].numpy().tobytes() for name in sorted(weights)))
+    assert found[1] == found[0]
+    assert found[2] == found[0]
