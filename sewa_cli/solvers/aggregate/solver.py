@@ -34,6 +34,7 @@ from sewa_cli.solvers.aggregate.estimate import (
     estimate,
     without_crumbs,
 )
+from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, rungs
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import build, frame
 from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
@@ -47,7 +48,6 @@ FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be c
 CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
 SAME = 1e-6  # of a weight, or of the loss: a difference by rounding
 SMALL = 0.002  # of the loss: a prediction that is further off is made anew, where it led to
-FEWEST_RUNGS = 3  # the newest, the mean of all, and one between
 
 
 class Aggregate(Predicting):
@@ -118,8 +118,8 @@ class _Search:
         vector = 4 * trajectory.layout.size
         most = problem.room // 4 // vector - QUARTERS
         with_parts = most >= FEWEST_RUNGS and trajectory.k >= 2 * QUARTERS
-        names = _rungs(trajectory.k, max(FEWEST_RUNGS, most))
-        self._flats, parts = _climb(problem, names, with_parts)
+        names = rungs(trajectory.k, max(FEWEST_RUNGS, most))
+        self._flats, parts = climb(problem, names, with_parts)
         self.k = trajectory.k
         if self.k < 2:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
@@ -356,33 +356,6 @@ class _Search:
         return {name: self._units.mean(losses) for name, losses in self._losses.items()}
 
 
-def _climb(
-    problem: Problem, names: list[Name], with_parts: bool
-) -> tuple[dict[Name, Tensor], dict[Name, list[int]]]:
-    """Moving averages [P] and means of the run's quarters, grown row by row.
-
-    m ← d·m + (1 − d)·w with d = (K − 1)/(K + 1), from the first one on; the mean of all by 1/i.
-    Which checkpoints are whole is known in the end; so are the quarters' members.
-    """
-    flats: dict[Name, Tensor] = {}
-    parts: dict[Name, list[int]] = {}
-    at_most = problem.trajectory.k
-    for i, row in problem.trajectory.rows():
-        part = (f"quarter {i * QUARTERS // at_most + 1} of the run", None)
-        if with_parts:
-            parts.setdefault(part, []).append(i)
-            flats[part] = (
-                flats[part].lerp_(row, 1 / len(parts[part])) if part in flats else row.clone()
-            )
-        for name, K in names:
-            if i == 0:
-                flats[name, K] = row.clone()
-                continue
-            new = 2 / (K + 1) if K is not None else 1.0 if name == "last" else 1 / (i + 1)
-            flats[name, K].lerp_(row, new)
-    return flats, parts
-
-
 def _prior(
     names: Sequence[Name], averages: Mapping[Name, Tensor], losses: Mapping[Name, Tensor]
 ) -> Prior:
@@ -391,14 +364,6 @@ def _prior(
         torch.stack([losses[name] for name in names]),
         torch.tensor([name[0].startswith("quarter") for name in names]),
     )
-
-
-def _rungs(k: int, most: int) -> list[Name]:
-    """The ladder, or as many of its rungs as there is room for; both ends are among them."""
-    every = ladder(k)
-    if len(every) <= most:
-        return every
-    return [every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)]
 
 
 def _vector(coefficients: Coefficients) -> Tensor:
