@@ -177,7 +177,7 @@ class Outputs:
         found = []
         with torch.no_grad():
             for part in self._parts:
-                nest = part.outputs(outputs[part.where].clone())
+                nest = part.outputs(outputs[part.where])
                 batch = to_device(part.batch, outputs.device)
                 each = row_losses(self._objective.loss, nest, batch, part.count)
                 if each is None:
