@@ -36,7 +36,6 @@ from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, ConfigError, OutputError
 from sewa_cli.output.lora import Mode, average_factors
 from sewa_cli.output.mean import (
-    MANY_HALVES,
     Room,
     in_order,
     is_finite,
@@ -166,14 +165,7 @@ class Average:
 
         A piece is valid until the next is asked for.
         """
-        if self._halves(names) > MANY_HALVES:
-            import torch  # noqa: F401 - it converts them faster
         return in_order(job for name in names for job in self._jobs(name))
-
-    def _halves(self, names: Sequence[str]) -> int:
-        """How many float16 numbers are to be read."""
-        infos = [self.sources[0].tensors[self.names[name]] for name in names]
-        return len(self.sources) * sum(prod(i.shape) for i in infos if i.dtype == "F16")
 
     def _jobs(self, name: str) -> Iterable[Callable[[Room], Piece]]:
         source = self.names[name]

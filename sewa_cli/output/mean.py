@@ -12,7 +12,6 @@ NumPy, not torch: it reads mapped files as fast, and takes a tenth of a second t
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 from collections import deque
@@ -25,12 +24,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sewa_cli.dtypes import Array
+from sewa_cli.output import halves
 
 T = TypeVar("T")
 BLOCK = 2**17  # elements: in float32, a sum and a scratch of them fit into a core's own cache
 PIECE = 2**19  # elements that a thread makes at a time: handing over costs a tenth of a millisecond
 AHEAD = 2  # pieces begun for each thread before the first of them is asked for
-MANY_HALVES = 4 * 10**9  # float16 numbers to read: more take longer than importing torch
 MOST_THREADS = 16  # more than keep a machine's memory busy
 
 
@@ -78,7 +77,7 @@ def weighted_mean(
             total = out if out.dtype == wide else room.array("total", out.size, wide)
             _sum_up([part[at] for part in parts], coefficients, total, scratch)
             if total is not out:
-                _round(total, out)
+                _round(total, out, scratch)
             if not _is_finite(_widened(out, scratch)):
                 fits = total is not out and _is_finite(total)
                 what, where = ("mean", result.dtype) if fits else ("sum", wide)
@@ -122,27 +121,11 @@ def _widened(part: Array, scratch: Array) -> Array:
         return np.take(
             _values_of(part.dtype, scratch.dtype), part.view(np.uint8), out=scratch, mode="clip"
         )
-    if not _convert_halves(part, scratch):
+    if part.dtype == np.float16 and scratch.dtype == np.float32:
+        halves.widen(part, scratch)
+    else:
         scratch[...] = part
     return scratch
-
-
-def _convert_halves(source: Array, target: Array) -> bool:
-    """float16 to float32 or back by the processor's own instructions, where torch is loaded.
-
-    NumPy has none for it and takes several times as long, to the same bits; but torch takes seconds
-    to import. It takes no read-only memory without a word, though it does not write to this.
-    """
-    torch = sys.modules.get("torch")
-    dtypes = {source.dtype, target.dtype}
-    if torch is None or dtypes != {np.dtype(np.float16), np.dtype(np.float32)}:
-        return False
-    if source.size == 0 or not (source.flags.c_contiguous and target.flags.c_contiguous):
-        return False
-    memory = (ctypes.c_char * source.nbytes).from_address(source.ctypes.data)
-    kind = torch.float16 if source.itemsize == 2 else torch.float32
-    torch.from_numpy(target.reshape(-1)).copy_(torch.frombuffer(memory, dtype=kind))
-    return True
 
 
 @cache
@@ -151,11 +134,13 @@ def _values_of(dtype: np.dtype[Any], wide: np.dtype[Any]) -> Array:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32).astype(wide)
 
 
-def _round(total: Array, out: Array) -> None:
+def _round(total: Array, out: Array, scratch: Array) -> None:
     """To the nearest, ties to even; from float64 to 16 bits by way of float32, as torch does it."""
     narrow = out.dtype.itemsize < 4 and total.dtype == np.float64
     total = total.astype(np.float32) if narrow else total
-    if not _convert_halves(total, out):
+    if out.dtype == np.float16 and total.dtype == np.float32:
+        halves.narrow(total, out, scratch.view(np.float32)[: total.size])
+    else:
         out[...] = total
 
 
