@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sewa_cli.dtypes import Array
+from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
 from sewa_cli.trajectory import fill_row
@@ -17,7 +17,7 @@ from sewa_cli.trajectory import fill_row
 if TYPE_CHECKING:
     from sewa_cli.session.session import Session
 
-WIDE = (torch.float32, torch.float64)
+BY_NUMPY = (torch.float32, torch.float64, torch.bfloat16)
 
 
 class CheckpointRows:
@@ -90,9 +90,9 @@ class _Mapped:
             views = [checkpoint.view(sources[name]) for name in ordered]
             checkpoint.close()  # what is mapped stays so, without a descriptor
             self.is_whole = self.is_whole and all(view.is_contiguous() for view in views)
-            # NumPy copies with less ado; of 16 bits torch widens faster
+            # NumPy copies with less ado; float16 and less torch widens faster
             self._views.append(
-                [v.numpy().reshape(-1) if v.dtype in WIDE else v.reshape(-1) for v in views]
+                [(as_array(v) if v.dtype in BY_NUMPY else v).reshape(-1) for v in views]
             )
 
     def gather(self, chosen: Sequence[int], columns: slice, out: Tensor) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from sewa_cli.dtypes import as_array
 from sewa_cli.trajectory import Layout, Source, Trajectory, products
 from sewa_cli.trajectory.products import VIEWED
 
@@ -34,6 +35,8 @@ class Deltas(Trajectory):
         super().__init__(layout, differences.device, list(range(k)) if used is None else used)
         self._mean = mean.to(differences.device)
         self._differences = differences
+        # of bfloat16 NumPy widens a tile faster than torch
+        self._array = as_array(differences) if differences.device.type == "cpu" else None
         shape = (rows_at_once(k, differences.device), layout.size)
         self._wide = torch.empty(shape, dtype=torch.float32, device=differences.device)
 
@@ -63,8 +66,11 @@ class Deltas(Trajectory):
 
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
         """Of the differences, widened where the cache holds them."""
-        narrow = self._differences[rows, columns]
-        return scratch[: narrow.shape[0], : narrow.shape[1]].copy_(narrow)
+        assert self._array is not None
+        narrow = self._array[rows, columns]
+        wide = scratch[: narrow.shape[0], : narrow.shape[1]]
+        wide.numpy()[...] = narrow
+        return wide
 
     def row(self, i: int) -> Tensor:
         return self._differences[i].float().add_(self._mean)

@@ -10,9 +10,10 @@ the whole matrix with threads of its own is slower besides: on an Intel Xeon, k 
 plain reads of W: mixing 1.7 and pulling back 1.6 with M = 1 (tiles: 0.9, 0.9), 1.9 and 4.6 with
 M = 4 (tiles: 1.1, 1.7).
 
-Which BLAS multiplies a tile depends on the processor, never on a stopwatch. PyTorch brings MKL,
-which is fast on Intel's own processors; on AMD's it took 1.3 to 1.5 reads with M = 1 and 3.8 to 5.4
-with M = 4, and NumPy's OpenBLAS 0.9 to 1.0 and 2.0 to 2.9 over the same memory.
+Which BLAS multiplies a tile depends on the processor and on M, never on a stopwatch. PyTorch brings
+MKL, which is fast on Intel's own processors. On an AMD EPYC, in plain reads of W: mixing with
+M = 1, 4 takes 0.7 and 3.0 with MKL, 0.6 and 1.1 with NumPy's OpenBLAS; pulling back with M = 1, 2,
+4, 8 takes 0.9, 1.3, 2.4, 2.9 with MKL and 0.7, 2.1, 2.3, 2.3 with OpenBLAS.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from threading import Lock, local
 from typing import Any
@@ -59,8 +60,9 @@ def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
 
 def pull_back(tile: Tile, numbers: int, G: Tensor, k: int) -> Tensor:
     """G [M, Q] float32 → [M, k]; so many numbers in a tile."""
-    multiply = _pull_by_numpy if prefers_numpy() else _pull_by_torch
     M, Q = G.shape
+    # two or three samples are too few for OpenBLAS's matrix kernel, and too many for its vector one
+    multiply = _pull_by_numpy if prefers_numpy() and M not in (2, 3) else _pull_by_torch
     tiles = _tiles(k, Q)
     sums = torch.empty(len(tiles), M, k, dtype=torch.float32)
 
@@ -93,7 +95,10 @@ def _pull_by_torch(G: Tensor, W: Tensor, out: Tensor) -> None:
 
 
 def _pull_by_numpy(G: Tensor, W: Tensor, out: Tensor) -> None:
-    out.numpy()[...] = (W.numpy() @ G.numpy().T).T  # the long operand first, which is faster
+    if len(G) == 1:
+        out.numpy()[0] = W.numpy() @ G.numpy()[0]
+    else:
+        out.numpy()[...] = G.numpy() @ W.numpy().T
 
 
 def _steps(size: int, step: int) -> list[slice]:
@@ -174,13 +179,18 @@ class _NumpyBlas:
         self._lock, self._holders = Lock(), 0
         self._limit: Any = None
 
+    @cached_property
+    def _controller(self) -> Any:
+        """Looked for once: going through all libraries of the process takes a millisecond."""
+        from threadpoolctl import ThreadpoolController
+
+        return ThreadpoolController().select(user_api="blas")
+
     @contextmanager
     def held(self) -> Iterator[None]:
         with self._lock:
             if self._holders == 0:
-                from threadpoolctl import threadpool_limits
-
-                self._limit = threadpool_limits(limits=1, user_api="blas")
+                self._limit = self._controller.limit(limits=1)
             self._holders += 1
         try:
             yield
