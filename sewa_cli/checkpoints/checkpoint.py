@@ -14,7 +14,15 @@ from json import JSONDecodeError
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    runtime_checkable,
+)
 
 from sewa_cli.dtypes import WORDS, Array
 from sewa_cli.errors import CheckpointError, Unfinished
@@ -71,6 +79,14 @@ class Reader(Protocol):
         """The same for NumPy; where the format needs no torch, without torch."""
 
 
+@runtime_checkable
+class Sharded(Protocol):
+    """Of tensors that are read whole, but whose parts can be mapped."""
+
+    def runs(self, name: str) -> list[tuple[int, Tensor]] | None:
+        """See `Checkpoint.runs`."""
+
+
 @dataclass(frozen=True)
 class Header:
     """What a format's module knows about its files before any tensor is read."""
@@ -120,13 +136,19 @@ class Checkpoint:
         self.reads.add(tensor.numel() * tensor.element_size())
         return tensor
 
-    def view(self, name: str) -> Tensor:
-        """The same, not counted: somebody will read parts of it."""
-        tensor, info = self._opened().read(name), self.tensors[name]
+    def runs(self, name: str) -> list[tuple[int, Tensor]] | None:
+        """Flat views of the mapped files, in order, each with where it begins in the flat tensor.
+
+        Not counted: somebody will read parts of them. None: it cannot be mapped like that.
+        """
+        reader, info = self._opened(), self.tensors[name]
+        if not self.mapped:
+            return reader.runs(name) if isinstance(reader, Sharded) else None
+        tensor = reader.read(name)
         word = WORDS[str(tensor.dtype).removeprefix("torch.")]
         if (word, tuple(tensor.shape)) != (info.dtype, info.shape):
             raise self._changed(name)
-        return tensor
+        return [(0, tensor.reshape(-1))] if tensor.is_contiguous() else None
 
     def _changed(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {name}: has changed since it was opened")

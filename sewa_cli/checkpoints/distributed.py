@@ -10,16 +10,21 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import struct
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zipfile import ZipFile
 
 from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, neighbours, reading
+from sewa_cli.checkpoints.mapped import mapped_bytes
 from sewa_cli.checkpoints.pytorch import (
     REFUSED,
     STATE_KEYS,
@@ -241,6 +246,7 @@ class _Stored:
         self._folder = folder
         self._base = base
         self._entries = entries
+        self._mapped: dict[str, mmap] = {}
 
     def read(self, name: str) -> Tensor:
         try:
@@ -277,6 +283,55 @@ class _Stored:
 
     def read_array(self, name: str) -> Array:
         return as_array(self.read(name))
+
+    def runs(self, name: str) -> list[tuple[int, Tensor]] | None:
+        """One for each chunk, where they are whole rows of the tensor, as FSDP shards it."""
+        info, chunks = self._entries[name]
+        row = prod(info.shape[1:])
+        found: list[tuple[int, Tensor]] = []
+        end = 0
+        for chunk, place in sorted(chunks.items()):
+            start = chunk.offsets[0] * row if chunk.offsets else 0
+            view = None
+            with suppress(Exception):  # damaged bytes fail in many ways: `read` will say how
+                view = self._view(place, info, chunk)
+            if start != end or chunk.sizes[1:] != info.shape[1:] or view is None:
+                return None
+            found.append((start, view))
+            end += view.numel()
+        return found if end == prod(info.shape) else None
+
+    def _view(self, place: _Place, info: TensorInfo, chunk: _Chunk) -> Tensor | None:
+        """A chunk as a flat view of its file: of the storage in the archive that holds it.
+
+        It is read whole once, as ever: only if the very same bytes stand there is it that storage.
+        """
+        import torch
+
+        if place.file not in self._mapped:
+            self._mapped[place.file] = mapped_bytes(self._base / self._folder / place.file)
+        mapped = self._mapped[place.file]
+        content = io.BytesIO(mapped[place.offset : place.offset + place.length])
+        part: Tensor = load_plain(content)
+        if not is_tensor(part) or (word_of(part.dtype), tuple(part.shape)) != (
+            info.dtype,
+            chunk.sizes,
+        ):
+            return None
+        loaded = as_array(part)
+        if loaded.size == 0:
+            return part.reshape(-1)
+        with ZipFile(content) as archive:
+            member = next((m for m in archive.infolist() if m.filename.endswith("/data/0")), None)
+        if member is None or member.file_size != loaded.nbytes:
+            return None
+        names, extra = struct.unpack_from("<HH", content.getbuffer(), member.header_offset + 26)
+        at = place.offset + member.header_offset + 30 + names + extra
+        if mapped[at : at + loaded.nbytes] != loaded.tobytes():
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it cannot be written to
+            return torch.frombuffer(mapped, dtype=part.dtype, count=part.numel(), offset=at)
 
 
 def _load(folder: Path, place: _Place) -> Any:

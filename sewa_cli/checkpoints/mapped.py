@@ -53,7 +53,7 @@ def _view(body: Array, word: str, shape: tuple[int, ...], begin: int, end: int) 
 def map_file(path: Path, base: Path = Path()) -> dict[str, Array]:
     """The views of a file whose header the library has checked."""
     try:
-        return views(_mapped(base / path))
+        return views(mapped_bytes(base / path))
     except OSError as error:
         reason = error.strerror or str(error)
         hint = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
@@ -62,7 +62,8 @@ def map_file(path: Path, base: Path = Path()) -> dict[str, Array]:
         raise CheckpointError(f"{path}: has changed since it was opened: {error}") from error
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def mapped_bytes(path: Path) -> mmap.mmap:
+    """A file's bytes, read-only; OSError if it is not a regular file, or empty."""
     # before Python 3.13 every mapping holds a descriptor, and 1000 checkpoints are not rare
     options: Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
     try:
@@ -71,7 +72,7 @@ def _mapped(path: Path) -> mmap.mmap:
     except OSError as error:
         if error.errno != errno.EMFILE or not _allow_more_files():
             raise
-        return _mapped(path)
+        return mapped_bytes(path)
 
 
 def _allow_more_files() -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sewa_cli.dtypes import Array, as_array
+from sewa_cli.dtypes import as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
 from sewa_cli.trajectory import fill_row
@@ -77,39 +77,51 @@ class _Mapped:
     """Columns of W straight from the mapped files, widened to float32 on the way."""
 
     def __init__(self, session: Session) -> None:
-        model, checkpoints = session.model, session.checkpoints
-        layout = model.layout
+        model, layout = session.model, session.model.layout
         sources = {model.canonical(name): source for name, source in session.names.items()}
         ordered = sorted(layout.slices, key=lambda name: layout.slices[name].start)
-        self._ends = [layout.slices[name].stop for name in ordered]
-        self._starts = [layout.slices[name].start for name in ordered]
         self._reads = session.reads
-        self._views: list[list[Tensor | Array]] = []
-        self.is_whole = all(checkpoint.mapped for checkpoint in checkpoints)
-        for checkpoint in checkpoints if self.is_whole else ():
-            views = [checkpoint.view(sources[name]) for name in ordered]
+        self._runs: list[_Runs] = []
+        for checkpoint in session.checkpoints:
+            found = [
+                (layout.slices[name].start, checkpoint.runs(sources[name])) for name in ordered
+            ]
             checkpoint.close()  # what is mapped stays so, without a descriptor
-            self.is_whole = self.is_whole and all(view.is_contiguous() for view in views)
-            # NumPy copies with less ado; float16 and less torch widens faster
-            self._views.append(
-                [(as_array(v) if v.dtype in BY_NUMPY else v).reshape(-1) for v in views]
+            if any(runs is None for _, runs in found):
+                break
+            self._runs.append(
+                _Runs([(start + at, view) for start, runs in found for at, view in runs or ()])
             )
+        self.is_whole = len(self._runs) == len(session.checkpoints)
 
     def gather(self, chosen: Sequence[int], columns: slice, out: Tensor) -> None:
         """Columns of these checkpoints into out [r, c]."""
+        self._reads.add(sum(self._runs[i].copy(columns, out[n]) for n, i in enumerate(chosen)))
+
+
+class _Runs:
+    """One checkpoint: views of its files, and the columns that each fills."""
+
+    def __init__(self, views: Sequence[tuple[int, Tensor]]) -> None:
+        full = [(start, view) for start, view in views if view.numel()]
+        self._starts = [start for start, _ in full]
+        self._ends = [start + view.numel() for start, view in full]
+        # NumPy copies with less ado; float16 and less torch widens faster
+        self._views = [as_array(v) if v.dtype in BY_NUMPY else v for _, v in full]
+
+    def copy(self, columns: slice, out: Tensor) -> int:
+        """Columns into out [c]; returns the bytes read."""
+        numbers, read = out.numpy(), 0
         first = bisect_right(self._ends, columns.start)
         last = bisect_left(self._starts, columns.stop)
-        numbers = out.numpy()
-        for tensor in range(first, last):
-            start, stop = self._starts[tensor], self._ends[tensor]
-            begin, end = max(start, columns.start), min(stop, columns.stop)
-            there = slice(begin - start, end - start)
+        for n in range(first, last):
+            start = self._starts[n]
+            begin, end = max(start, columns.start), min(self._ends[n], columns.stop)
+            part = self._views[n][begin - start : end - start]
             here = slice(begin - columns.start, end - columns.start)
-            for place, i in enumerate(chosen):
-                part = self._views[i][tensor][there]
-                if isinstance(part, Tensor):
-                    out[place, here].copy_(part)
-                else:
-                    numbers[place, here] = part
-            size = sum(self._views[i][tensor].itemsize for i in chosen)
-            self._reads.add((end - begin) * size)
+            if isinstance(part, Tensor):
+                out[here].copy_(part)
+            else:
+                numbers[here] = part
+            read += (end - begin) * part.itemsize
+        return read

@@ -328,26 +328,55 @@ def test_bytes_entries_are_not_unpickled(
     assert list(open_checkpoint(folder, Reads()).tensors) == ["v"]
 
 
-def test_chunks_of_one_tensor_are_put_together_and_must_not_overlap(folder: Path) -> None:
-    whole = torch.arange(12.0).reshape(4, 3)
-    boxes = [((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2))]
+WHOLE = torch.arange(12.0).reshape(4, 3)
+Box = tuple[tuple[int, int], tuple[int, int]]
 
-    def split(metadata: Metadata) -> None:
+
+def split(folder: Path, *boxes: Box) -> None:
+    """`w` is WHOLE, saved in these chunks."""
+
+    def into_chunks(metadata: Metadata) -> None:
         place = places(metadata)
         file = folder / place.relative_path
         entry(metadata).chunks = [ChunkStorageMetadata(*map(torch.Size, box)) for box in boxes]
         for (i, j), (rows, columns) in boxes:
-            part = saved(whole[i : i + rows, j : j + columns].clone())
+            part = saved(WHOLE[i : i + rows, j : j + columns].clone())
             end = file.stat().st_size
             metadata.storage_data[MetadataIndex("w", (i, j))] = type(place)(
                 place.relative_path, end, len(part)
             )
             file.write_bytes(file.read_bytes() + part)
 
-    change(folder, split)
-    assert torch.equal(open_checkpoint(folder, Reads()).read("w"), whole)
-    boxes = [((0, 0), (2, 3)), ((1, 0), (2, 3))]
-    change(folder, split)
+    change(folder, into_chunks)
+
+
+@pytest.mark.parametrize(
+    ("boxes", "starts"),
+    [
+        ([((0, 0), (4, 3))], [0]),
+        ([((3, 0), (1, 3)), ((0, 0), (3, 3))], [0, 9]),
+        ([((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2))], None),
+    ],
+    ids=["one", "rows", "columns too"],
+)
+def test_chunks_that_are_whole_rows_are_mapped_where_they_lie(
+    folder: Path, boxes: list[Box], starts: list[int] | None
+) -> None:
+    split(folder, *boxes)
+    runs = open_checkpoint(folder, Reads()).runs("w")
+    if starts is None:
+        assert runs is None
+        return
+    assert runs is not None
+    assert [start for start, _ in runs] == starts
+    assert torch.equal(torch.cat([view for _, view in runs]), WHOLE.reshape(-1))
+
+
+def test_chunks_of_one_tensor_are_put_together_and_must_not_overlap(folder: Path) -> None:
+    split(folder, ((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2)))
+    assert torch.equal(open_checkpoint(folder, Reads()).read("w"), WHOLE)
+    split(folder, ((0, 0), (2, 3)), ((1, 0), (2, 3)))
+    assert open_checkpoint(folder, Reads()).runs("w") is None
     with pytest.raises(CheckpointError, match="w: cannot be read: has chunks that overlap"):
         open_checkpoint(folder, Reads()).read("w")
 
