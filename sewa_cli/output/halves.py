@@ -10,8 +10,10 @@ importing it takes seconds.)
 
 from __future__ import annotations
 
-import ctypes
 import sys
+import warnings
+from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -61,13 +63,21 @@ def narrow(wide: Array, out: Array, scratch: Array) -> None:
 
 
 def _by_torch(source: Array, target: Array) -> bool:
-    """Torch takes no read-only memory without a word, though it does not write to this."""
     torch = sys.modules.get("torch")
     if torch is None or source.size == 0:
         return False
     if not (source.flags.c_contiguous and target.flags.c_contiguous):
         return False
-    memory = (ctypes.c_char * source.nbytes).from_address(source.ctypes.data)
-    kind = torch.float16 if source.itemsize == 2 else torch.float32
-    torch.from_numpy(target.reshape(-1)).copy_(torch.frombuffer(memory, dtype=kind))
+    _hear_the_warning(torch)
+    torch.from_numpy(target.reshape(-1)).copy_(torch.from_numpy(source.reshape(-1)))
     return True
+
+
+@cache
+def _hear_the_warning(torch: Any) -> None:
+    """Torch warns, once, of memory that cannot be written to, as a mapped file's. Nobody does."""
+    read_only = np.zeros(1, np.float16)
+    read_only.setflags(write=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.from_numpy(read_only)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from sewa_cli.dtypes import as_array
+from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
 from sewa_cli.trajectory import fill_row
@@ -96,7 +96,15 @@ class _Mapped:
 
     def gather(self, chosen: Sequence[int], columns: slice, out: Tensor) -> None:
         """Columns of these checkpoints into out [r, c]."""
-        self._reads.add(sum(self._runs[i].copy(columns, out[n]) for n, i in enumerate(chosen)))
+        numbers, read = out.numpy(), 0
+        for row, i in enumerate(chosen):
+            for here, part in self._runs[i].parts(columns.start, columns.stop):
+                if isinstance(part, Tensor):
+                    out[row, here].copy_(part)
+                else:
+                    numbers[row, here] = part
+                read += part.nbytes
+        self._reads.add(read)
 
 
 class _Runs:
@@ -109,19 +117,10 @@ class _Runs:
         # NumPy copies with less ado; float16 and less torch widens faster
         self._views = [as_array(v) if v.dtype in BY_NUMPY else v for _, v in full]
 
-    def copy(self, columns: slice, out: Tensor) -> int:
-        """Columns into out [c]; returns the bytes read."""
-        numbers, read = out.numpy(), 0
-        first = bisect_right(self._ends, columns.start)
-        last = bisect_left(self._starts, columns.stop)
-        for n in range(first, last):
-            start = self._starts[n]
-            begin, end = max(start, columns.start), min(self._ends[n], columns.stop)
-            part = self._views[n][begin - start : end - start]
-            here = slice(begin - columns.start, end - columns.start)
-            if isinstance(part, Tensor):
-                out[here].copy_(part)
-            else:
-                numbers[here] = part
-            read += (end - begin) * part.itemsize
-        return read
+    def parts(self, start: int, stop: int) -> Iterator[tuple[slice, Tensor | Array]]:
+        """Of these columns: where among them each view begins and ends, and its part there."""
+        n = bisect_right(self._ends, start)
+        while n < len(self._starts) and (at := self._starts[n]) < stop:
+            begin, end = max(at, start), min(self._ends[n], stop)
+            yield slice(begin - start, end - start), self._views[n][begin - at : end - at]
+            n += 1

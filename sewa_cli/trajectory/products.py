@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-COLUMNS = 2**15  # of a tile, but
+COLUMNS = 2**15  # of a tile; twice as many if it is copied: each row is a call from Python; but
 TILES = 16  # at least, so that no core waits long for the others, and
 WORTHWHILE = 2**20  # numbers in it at least: its overhead is some ten microseconds
 FEWEST_COLUMNS, MOST_COLUMNS = 2**10, 2**18
@@ -48,7 +48,7 @@ _own = local()
 def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
     """a [M, k] float32 → out [M, P]; so many numbers in a tile."""
     multiply_add = _mix_by_numpy if prefers_numpy() else _mix_by_torch
-    tiles = _tiles(a.shape[1], out.shape[1])
+    tiles = _tiles(a.shape[1], out.shape[1], numbers)
 
     def work(columns: slice, scratch: Tensor) -> None:
         part = out[:, columns]
@@ -63,7 +63,7 @@ def pull_back(tile: Tile, numbers: int, G: Tensor, k: int) -> Tensor:
     M, Q = G.shape
     # two or three samples are too few for OpenBLAS's matrix kernel, and too many for its vector one
     multiply = _pull_by_numpy if prefers_numpy() and M not in (2, 3) else _pull_by_torch
-    tiles = _tiles(k, Q)
+    tiles = _tiles(k, Q, numbers)
     sums = torch.empty(len(tiles), M, k, dtype=torch.float32)
 
     def work(columns: slice, scratch: Tensor) -> None:
@@ -105,9 +105,10 @@ def _steps(size: int, step: int) -> list[slice]:
     return [slice(at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def _tiles(k: int, P: int) -> list[slice]:
-    """Columns of each; all as many but the last. They depend on nothing but the shape of W."""
-    columns = max(min(COLUMNS, -(-P // TILES)), WORTHWHILE // k)
+def _tiles(k: int, P: int, numbers: int) -> list[slice]:
+    """Columns of each; all as many but the last. They depend on W alone: its shape and its kind."""
+    widest = COLUMNS if numbers == VIEWED else 2 * COLUMNS
+    columns = max(min(widest, -(-P // TILES)), WORTHWHILE // k)
     return _steps(P, min(max(columns, FEWEST_COLUMNS), MOST_COLUMNS))
 
 
