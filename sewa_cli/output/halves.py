@@ -29,7 +29,8 @@ HALF_A_BIT = 0x0FFF  # of the mantissa that is left, but for the last: ties go t
 
 def widen(halves: Array, out: Array) -> None:
     """float16 → float32, into `out`."""
-    if _by_torch(halves, out):
+    if "torch" in sys.modules:
+        _by_torch(halves, out)
         return
     signed, unsigned = halves.view(np.int16), halves.view(np.uint16)
     if out.size == 0 or signed.max() >= INFINITE or unsigned.max() >= INFINITE + 0x8000:
@@ -44,7 +45,8 @@ def widen(halves: Array, out: Array) -> None:
 
 def narrow(wide: Array, out: Array, scratch: Array) -> None:
     """float32 → float16, to the nearest, ties to even, into `out`; NaN becomes Inf."""
-    if _by_torch(wide, out):
+    if "torch" in sys.modules:
+        _by_torch(wide, out)
         return
     sign = np.right_shift(wide.view(np.uint32), 16).astype(np.uint16)
     sign &= np.uint16(0x8000)
@@ -62,15 +64,14 @@ def narrow(wide: Array, out: Array, scratch: Array) -> None:
     np.bitwise_or(bits.astype(np.uint16), sign, out=out.view(np.uint16))
 
 
-def _by_torch(source: Array, target: Array) -> bool:
-    torch = sys.modules.get("torch")
-    if torch is None or source.size == 0:
-        return False
-    if not (source.flags.c_contiguous and target.flags.c_contiguous):
-        return False
+def _by_torch(source: Array, target: Array) -> None:
+    """Or by NumPy, never by bits: torch can tell the processor to take small numbers for zero."""
+    if source.size == 0 or not (source.flags.c_contiguous and target.flags.c_contiguous):
+        target[...] = source
+        return
+    torch = sys.modules["torch"]
     _hear_the_warning(torch)
     torch.from_numpy(target.reshape(-1)).copy_(torch.from_numpy(source.reshape(-1)))
-    return True
 
 
 @cache
