@@ -77,9 +77,9 @@ class Scorer:
         self.objective.model.set(flat)
         self._round(self.dtypes)
 
-    def score(self) -> Scored:
-        """What is in the model, as it is."""
-        loss, rows = self.objective.mean_loss(self.objective.selection)
+    def score(self, known: tuple[float, int] | None = None) -> Scored:
+        """What is in the model, as it is; `known`: its selection loss, and of how many rows."""
+        loss, rows = known or self.objective.mean_loss(self.objective.selection)
         # a loader that shuffles does so alike each time: losses are paired
         with seeded(self.seed):
             heldout = None if self.heldout is None else self.objective.unit_losses(self.heldout)

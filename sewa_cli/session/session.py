@@ -223,6 +223,14 @@ class Run:
         self.retry = self.placer.retry
         self.streams = stream and solver.reading == "streamed" and tier is None
         self._loaded: tuple[tuple[float, ...], int] | None = None
+        self._known: dict[tuple[float, ...], tuple[float, int]] = {}
+
+    @property
+    def knows_simple(self) -> bool:
+        """Whether `simple_losses` are those of files, if W is exact: none of them is rounded."""
+        floats = [dtype for dtype in self.scorer.dtypes.values() if dtype.is_floating_point]
+        as_is = all(dtype == torch.float32 for dtype in floats)
+        return as_is and not self.session.objective.batch_statistics
 
     def read(self) -> Placed:
         """W wherever it fits; for a solver that only passes over it, as a stream not yet read."""
@@ -230,6 +238,7 @@ class Run:
         self.placed = self.placer.stream() if self.streams else self.placer.place()
         self.session.load_integers(self.session.newest if self.streams else self.used[-1])
         self._loaded = None
+        self._known.clear()
         return self.placed
 
     @property
@@ -278,8 +287,14 @@ class Run:
 
         def look_at(some: list[Name]) -> None:
             weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
-            for flat in self.trajectory.mix(weights):
-                found.append(objective.learning_value(flat))
+            for name, flat in zip(some, self.trajectory.mix(weights), strict=True):
+                if self.knows_simple and self.trajectory.exact:
+                    self.session.model.set(flat)
+                    known = objective.mean_loss(objective.selection)
+                    self._known[tuple(averages[name])] = known
+                    found.append(known[0])
+                else:
+                    found.append(objective.learning_value(flat))
                 self.session.events.progress("simple averages", len(found), len(averages))
 
         for start in range(0, len(names), at_once):
@@ -292,7 +307,7 @@ class Run:
         self.load(coefficients)
         if self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
             self.scorer.recompute()
-        return self.scorer.score()
+        return self.scorer.score(self._known.get(tuple(coefficients)))
 
     def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
         """As a file of it will be, but for BatchNorm."""
