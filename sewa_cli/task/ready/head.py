@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from sewa_cli.task.ready.batches import Batch
 
 FEW = 8  # tokens to look at
-# weights that were never trained give logits near 0, where a cap at 30 (Gemma) does not show yet
-LARGE = 100.0
+LARGE = 1000.0  # logits at which any cap on them shows: Gemma's is 30
 
 
 class Head:
@@ -47,15 +46,19 @@ class Head:
 
     @torch.no_grad()
     def _look(self, model: nn.Module, inputs: Batch) -> bool:
-        """At a few tokens of the first row: are the model's logits those of the layer?"""
+        """At a few tokens of the first row: are the model's logits those of the layer?
 
-        def sample(states: Tensor) -> Tensor:
-            return torch.cat([states[:, :FEW], LARGE * states[:, :FEW]], dim=1)
-
+        Weights that are not trained give logits near 0, so these states are looked at enlarged too.
+        """
         first = {key: x[:1] if isinstance(x, Tensor) else x for key, x in inputs.items()}
         with suppress(Exception):  # whatever such a model makes of states that it did not expect
-            hidden, logits = _run(model, first, sample)
-            expected = self.head(model, sample(hidden)).float()
+            hidden, _ = _run(model, first, lambda states: states[:, :1])
+            few = hidden[:, :FEW]
+            size, most = self.head(model, few).abs().max(), torch.finfo(few.dtype).max / 4
+            larger = min(LARGE / float(size), most / float(few.abs().max()))
+            sample = torch.cat([few, larger * few], dim=1)
+            _, logits = _run(model, first, lambda _: sample)
+            expected = self.head(model, sample).float()
             same = hidden.shape[:2] == first["input_ids"].shape and logits.shape == expected.shape
             return same and torch.allclose(logits.float(), expected, rtol=1e-3, equal_nan=True)
         return False
