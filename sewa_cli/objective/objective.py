@@ -145,17 +145,20 @@ class Objective:
         for stretch, size in self._stretches(batch, targets, self._is_anew(batch)):
             if not stretch.inputs.requires_grad:
                 raise TaskError("predict() has no gradient (.detach(), .item(), no_grad, argmax)")
-            found = []
+            # one tensor for all: small ones that stay would be strewn among the large that go, and
+            # keep their memory from being used again
+            gradient = torch.empty_like(stretch.inputs, requires_grad=False)
             for part, some in stretch.pieces(size):
                 leaf = some.detach().requires_grad_(True)
                 each, _ = losses(stretch.head(leaf).float(), targets.classes[part])
                 loss = targets.weights[part] @ each * share
                 self.backward(loss)
                 assert leaf.grad is not None
-                found.append(leaf.grad)
+                start = part.start - stretch.part.start
+                gradient[start : start + len(some)] = leaf.grad
                 total += loss.detach()
-            if found:
-                self.backward((stretch.inputs * torch.cat(found)).sum())
+            if len(gradient):
+                self.backward((stretch.inputs * gradient).sum())
         return total
 
     def outputs(self, batch: Batch) -> Any:
