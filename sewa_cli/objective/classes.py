@@ -22,9 +22,8 @@ from sewa_cli.objective.tree import WALK, Nest, change, rows, take_rows, unchang
 from sewa_cli.rng import seeded
 
 IGNORED = -100  # no target here: as in torch and transformers
-# bytes of float32 logits at once. Their softmax and its gradient take as much again each. The head
-# is as fast with 32 MiB of them as with all (250 words of 32,000 fill a processor), and the
-# allocator reuses what is freed instead of asking the system for gigabytes
+# bytes of float32 logits at once; their softmax and its gradient take as much again each. Measured
+# with 32,000 words on one core, evaluating: 1.1 s by 32 MiB, 1.4 by 8, 2.1 by 1, all at once 1.8
 PIECE = 32 * 2**20
 CLOSE = 1e-3  # two ways to one number, in bfloat16 too
 

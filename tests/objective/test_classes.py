@@ -67,13 +67,15 @@ def mean_over_targets(outputs: Tensor, batch: Batch) -> Tensor:
 
 def weighted(outputs: Tensor, batch: Batch) -> Tensor:
     each = F.cross_entropy(outputs.flatten(0, -2), batch["labels"].flatten(), reduction="none")
-    return (each.reshape(batch["labels"].shape) * by_place(batch)).sum()
+    total: Tensor = (each.reshape(batch["labels"].shape) * by_place(batch)).sum()
+    return total
 
 
 def by_place(batch: Batch) -> Tensor:
     """Later words count for more, those that are not to be predicted for as much as others."""
     n, T = batch["labels"].shape
-    return torch.linspace(0.5, 1.5, T).reshape(1, T) / (n * T)
+    weights: Tensor = torch.linspace(0.5, 1.5, T).reshape(1, T) / (n * T)
+    return weights
 
 
 PLAIN: dict[str, Any] = {
@@ -111,7 +113,7 @@ def agree(found: Objective, expected: Objective, data: list[Batch]) -> None:
     assert units.mean == pytest.approx(expected.unit_losses(data).mean, rel=1e-5)
     assert units.rows is not None
     for batch, share, value in zip(
-        data, units.rows.split([rows(batch) for batch in data]), units.batches, strict=True
+        data, torch.split(units.rows, [rows(b) for b in data]), units.batches, strict=True
     ):
         torch.testing.assert_close(share.mean(), value)
         assert len(share) == rows(batch)

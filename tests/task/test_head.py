@@ -175,7 +175,7 @@ def test_metrics_are_those_of_a_pass_of_their_own(name: str, room: int, tmp_path
             count += len(targets)
     found = objective_of(task, model, room)
     units = found.unit_losses(task.heldout_data)
-    assert units.metrics == {
+    assert dict(units.metrics or {}) == {
         "perplexity": pytest.approx(math.exp(total / count), rel=1e-6),
         "token_accuracy": pytest.approx(right / count, abs=1e-9),
     }
@@ -250,16 +250,3 @@ def test_select_counts_each_pass_once(
     evaluated = json.loads(sewa("evaluate", "averaged.safetensors", "--json").out)["files"][0]
     for key in ("selection_loss", "heldout_loss"):
         assert evaluated[key] == pytest.approx(average[key], rel=1e-6)
-
-
-def test_a_choice_that_is_a_reference_is_scored_once(
-    llama: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(llama)
-    for flags in ([], ["--K", 1]):
-        ended = sewa("select", "--json", "-o", "averaged.safetensors", "--force", *flags)
-        assert ended.code == 0, ended.err
-        report = json.loads(ended.out)
-        weights = [c["weight"] for c in report["candidates"]]
-        if weights[-1] == 1.0:
-            assert report["references"]["last"] == report["average"]
