@@ -29,6 +29,9 @@ def select(
     heldout_data: Data | None = None,
     training_data: Data | None = None,
     metrics: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    targets: Callable[[Any], Tensor | tuple[Tensor, Tensor]] | None = None,
+    features: Callable[[nn.Module, Any], Tensor] | None = None,
+    head: Callable[[nn.Module, Tensor], Tensor] | None = None,
     K: int | Literal["auto"] = "auto",
     output: PathLike | None = None,
     force: bool = False,
@@ -41,6 +44,7 @@ def select(
     model        an nn.Module the checkpoints fit; it is copied, yours stays as it is
     loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
     *_data       re-iterable batches, or a function that returns them
+    targets      targets(batch): the classes, if the loss is a cross-entropy (docs/tasks.md)
     output       where to write the averaged file (and its report); None: nothing is written
     settings     any other key of sewa.yaml: last=100, device="cpu", guard=0.2
 
@@ -55,6 +59,9 @@ def select(
         "heldout_data": _as_function(heldout_data),
         "training_data": _as_function(training_data),
         "metrics": metrics,
+        "targets": targets,
+        "features": features,
+        "head": head,
     }
     functions = {name: value for name, value in given.items() if value is not None}
     task = make_task(functions, source="sewa_cli.select", args={})

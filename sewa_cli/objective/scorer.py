@@ -77,16 +77,16 @@ class Scorer:
         self.objective.model.set(flat)
         self._round(self.dtypes)
 
-    def score(self) -> Scored:
-        """What is in the model, as it is."""
-        loss, rows = self.objective.mean_loss(self.objective.selection)
+    def score(self, known: tuple[float, int] | None = None) -> Scored:
+        """What is in the model, as it is; `known`: its selection loss, and of how many rows."""
+        loss, rows = known or self.objective.mean_loss(self.objective.selection)
         # a loader that shuffles does so alike each time: losses are paired
         with seeded(self.seed):
             heldout = None if self.heldout is None else self.objective.unit_losses(self.heldout)
         scores = Scores(
             selection_loss=finite(loss),
             heldout_loss=None if heldout is None else finite(heldout.mean),
-            metrics=self.measure(),
+            metrics=self.measure(heldout),
         )
         return Scored(scores, rows, heldout)
 
@@ -118,8 +118,10 @@ class Scorer:
         self._round(names)
         return rows, {name: as_array(model.value(name).to(self.dtypes[name])) for name in names}
 
-    def measure(self) -> dict[str, float | None] | None:
-        """The task's metrics."""
+    def measure(self, heldout: UnitLosses | None) -> dict[str, float | None] | None:
+        """The task's metrics: those of the held-out rows' own pass, if it has them, else apart."""
+        if heldout is not None and heldout.metrics is not None:
+            return {name: finite(value) for name, value in heldout.metrics.items()}
         if self.metrics is None:
             return None
         model = self.objective.model

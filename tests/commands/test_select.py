@@ -346,3 +346,18 @@ def test_select_on_cuda_finds_a_loss_like_the_cpus(sewa: Sewa) -> None:
         assert ended.code == 0, ended.err
         losses.append(report_of(f"{device}.report.json")["average"]["selection_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)  # masks are not unique, losses are close
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_choice_that_is_a_reference_is_scored_once(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sewa_cli.solvers.mask.largest", lambda theta, _K: [len(theta) - 1])
+    ended = sewa("select", "--K", 1, "--solver", "gumbel", "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert report["selected"] == [11]
+    assert report["average"] == report["references"]["last"]
+    simple, others = len(report["simple"]), len(report["references"]) - 1
+    # 3 batches of selection and 3 of held-out data; gumbel's 8 iterations of 2 samples
+    assert report["cost"]["forward_passes"] == 3 * simple + 3 * others + (3 + 3) + 8 * 2
