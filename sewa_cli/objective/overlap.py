@@ -88,7 +88,8 @@ def _leaves(batch: Nest) -> Iterator[object]:
     """Arrays, lists of strings, and whatever else there is; single numbers belong to no row."""
     if isinstance(batch, Mapping):
         for item in batch.values():
-            yield from _leaves(item)
+            if not isinstance(item, int | float):
+                yield from _leaves(item)
     elif isinstance(batch, list | tuple) and not all(isinstance(item, str) for item in batch):
         for item in batch:
             yield from _leaves(item)
@@ -99,9 +100,8 @@ def _leaves(batch: Nest) -> Iterator[object]:
 def _by_row(leaf: object, n: int, mask: object = None) -> list[bytes] | None:
     """The bytes of each of n rows, where the mask is not zero; None if it has no such rows."""
     if isinstance(leaf, Tensor) and isinstance(mask, Tensor) and leaf.shape == mask.shape != (n,):
-        return [
-            row[there != 0].cpu().numpy().tobytes() for row, there in zip(leaf, mask, strict=True)
-        ]
+        kept = (row[there != 0].detach().cpu() for row, there in zip(leaf, mask, strict=True))
+        return [row.view(torch.uint8).numpy().tobytes() for row in kept]
     if isinstance(leaf, list | tuple) and len(leaf) == n:
         return [str(item).encode() for item in leaf]
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided:

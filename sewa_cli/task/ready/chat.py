@@ -51,10 +51,10 @@ def answers(
     chat that asks for one, which must not change what stands before it.
     """
     template = _template(tokenizer)
-    if first == 0 and _MARKS.search(template):
-        marked = _by_marks(tokenizer, row, messages, template)
-        if marked is not None:
-            return marked
+    marked = _by_marks(tokenizer, row, messages, template) if _MARKS.search(template) else None
+    if marked is not None:
+        start = len(render(tokenizer, row, messages[:first])) if first else 0
+        return marked[0], [span for span in marked[1] if span[0] >= start]
     whole, spans = render(tokenizer, row, messages), []
     for i, message in enumerate(messages):
         if message["role"] != ANSWERS or i < first:

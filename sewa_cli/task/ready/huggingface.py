@@ -284,7 +284,10 @@ class _HuggingFace:
         if limit is None or len(examples) <= limit:
             return examples
         chosen = sorted(random.Random(self._args.seed).sample(range(len(examples)), limit))
-        self.notes += self._args.note_of_limit(part, len(examples), limit)
+        self.notes.append(
+            f"{self._args.sources[part]}: {limit} of the {len(examples)} rows that its texts make "
+            f"for {part}, drawn with seed {self._args.seed} (limit)"
+        )
         return [examples[i] for i in chosen]
 
     def _max_length(self) -> int:
