@@ -116,6 +116,6 @@ def test_padding_tells_no_rows_apart(lengths: list[int], size: int, other: int) 
             for part in parts
         ]
 
-    own = overlap.row_keys(padded(rows, size))  # type: ignore[arg-type]
+    own = overlap.row_keys(padded(rows, size))
     assert len(set(own)) == len(rows)
-    assert overlap.shared(own, padded(rows[::-1], other)) == len(rows)  # type: ignore[arg-type]
+    assert overlap.shared(own, padded(rows[::-1], other)) == len(rows)

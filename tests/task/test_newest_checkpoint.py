@@ -237,6 +237,50 @@ def test_the_base_is_never_overwritten(here: Path, sewa: Sewa) -> None:
     assert (here / "base" / "model.safetensors").read_bytes() == before
 
 
+def change_adapters(folder: Path, **settings: Any) -> None:
+    for path in folder.glob("lora/checkpoint-*/adapter_config.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
+    """PEFT imports a module that adapter_config.json names."""
+    (here / "evil.py").write_text("open('ran', 'w')")
+    change_adapters(here, megatron_config={}, megatron_core="evil")
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert "adapter_config.json: megatron_core names a Python module to run; refused" in ended.error
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"peft_type": "NONE"}, "settings of an adapter cannot be made from it: "),
+        ({"target_modules": ["nowhere"]}, "a model with the adapter cannot be made from it: "),
+        ({"base_model_name_or_path": 5}, "calls it 5, which is not a folder with config.json here"),
+        ({"base_model_name_or_path": None}, "calls it None, which is not a folder with config.js"),
+        ({"base_model_name_or_path": "a\0b"}, "which is not a folder with config.json here"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_told_in_one_line(
+    here: Path, sewa: Sewa, settings: dict[str, Any], said: str
+) -> None:
+    change_adapters(here, **settings)
+    ended = sewa("validate", "lora")
+    assert ended.code in (2, 4)
+    assert said in ended.error
+    assert "\n" not in ended.error
+
+
+def test_learned_prompts_are_not_for_this_task(here: Path, sewa: Sewa) -> None:
+    settings = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+    for path in here.glob("lora/checkpoint-*/adapter_config.json"):
+        path.write_text(json.dumps({**settings, "base_model_name_or_path": "base"}))
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert "PREFIX_TUNING is not weights inside the model; write a task.py" in ended.error
+
+
 def test_without_peft_it_says_what_to_install(
     here: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:

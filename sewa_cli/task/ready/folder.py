@@ -159,6 +159,10 @@ class Source:
     def _adapted(self, make: Any, kind: str, config: Any, base: Path) -> nn.Module:
         """The base with the adapter's layers in it, under the names that the base gives them."""
         adapter, peft = self.folders.adapter, _import_peft()
+        assert adapter is not None
+        with _making("settings of an adapter", adapter):
+            settings = peft.PeftConfig.from_pretrained(adapter)
+        _check_inside(adapter, settings)
         with _making(f"a model for {kind}", base):
             built, found = make.from_pretrained(
                 base,
@@ -168,11 +172,7 @@ class Source:
                 **self._options(),
             )
         with _making("a model with the adapter", f"{adapter} on {base}"):
-            whole = peft.PeftModel.from_pretrained(built, adapter)
-        if whole.active_peft_config.is_prompt_learning:
-            raise TaskError(
-                f"{adapter}: is a learned prompt, not weights inside the model; write a task.py"
-            )
+            whole = peft.PeftModel.from_pretrained(built, adapter, config=settings)
         inside: nn.Module = whole.get_base_model()
         saved = {name for name, _ in inside.named_modules() if name.endswith(".modules_to_save")}
         lost = [
@@ -183,6 +183,17 @@ class Source:
         if lost:
             raise TaskError(f"{base}: has no weights for {few(lost)}, and neither has {adapter}")
         return inside
+
+
+def _check_inside(adapter: Path, settings: Any) -> None:
+    """Refuse what does not live in the base's layers, and what PEFT would run or download."""
+    if settings.is_prompt_learning or settings.peft_type == "XLORA":
+        kind = str(settings.peft_type).rpartition(".")[2]
+        raise TaskError(f"{adapter}: {kind} is not weights inside the model; write a task.py")
+    if getattr(settings, "megatron_config", None) is not None:
+        raise TaskError(
+            f"{adapter}/adapter_config.json: megatron_core names a Python module to run; refused"
+        )
 
 
 @contextmanager
