@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,7 @@ def rows(*values: dict[str, Any]) -> list[Row]:
 
 
 def with_template(template: str) -> Any:
-    words = tokenizer(brackets=False)
-    words.bos_token, words.eos_token = "[CLS]", "[SEP]"
+    words = copy.deepcopy(WORDS)
     words.chat_template = template
     return words
 

@@ -27,6 +27,9 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "*.vocab")
 PROCESSOR_FILES = ("*processor_config.json",)
 _PLACES = {"checkpoints", "checkpoint"}  # folders that trainers put between a run and its files
 _BASE = "base_model_name_or_path"
+_FAULTS = (  # of files that are not what transformers expects
+    *(OSError, ValueError, ImportError, LookupError, TypeError, RuntimeError, AttributeError),
+)
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _check_inside(adapter: Path, settings: Any) -> None:
 def _making(what: str, source: object) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, ImportError, KeyError, TypeError, RuntimeError) as error:
+    except _FAULTS as error:
         reason = one_line(error, 200)
         raise TaskError(f"{source}: {what} cannot be made from it: {reason}") from error
 
