@@ -204,6 +204,16 @@ def test_a_row_without_end_is_not_read_into_memory(
         (tmp_path / name).write_bytes(packed)
         with pytest.raises(TaskError, match="cannot be read: row 2 is longer than 1000 B"):
             open_table(tmp_path / name)
+    table = b"text\n" + content[16:]
+    quoted = b'text\n"' + b"a\n" * 5000
+    for name, packed, said in (
+        ("a.csv", table, "row 3 is longer than 1000 B"),
+        ("a.csv.gz", gzip.compress(table), "row 3 is longer than 1000 B"),
+        ("a.csv", quoted, "field larger than field limit"),
+    ):
+        (tmp_path / name).write_bytes(packed)
+        with pytest.raises(TaskError, match=f"cannot be read: {said}"):
+            open_table(tmp_path / name)
     for name, text in (("a.json", b"[" + content), ("a.txt", content)):
         (tmp_path / name).write_bytes(text)
         with pytest.raises(TaskError, match="is larger than 1000 B, the most that is read at once"):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, AnyStr, Final
 
 from sewa_cli.errors import TaskError
 from sewa_cli.files import MIB, open_regular, parse_json
@@ -24,7 +24,6 @@ TEXT_SUFFIXES = {".txt", ".md"}
 PACKED = (".gz", ".zst")  # after the suffix that says what is in it
 _BOM: Final = b"\xef\xbb\xbf"
 _LONGEST: Final = 256 * MIB  # a row, or a file that has to be read whole
-_LONGEST_FIELD = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -143,20 +142,26 @@ def _whole(path: Path) -> bytes:
     return content.removeprefix(_BOM)
 
 
+def _lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Of which none fills the memory."""
+    number = 1
+    while line := file.readline(_LONGEST + 1):
+        if len(line) > _LONGEST:
+            raise ValueError(f"row {number} is longer than {size(_LONGEST)}")
+        yield line
+        number += 1
+
+
 def _json_lines(path: Path) -> Table:
     """One JSON object per line. Read twice: to count the rows, and to take some."""
 
     def lines() -> Iterator[tuple[int, bytes]]:
         """Those that are not blank, with their numbers in the file."""
         with _opened(path) as file:
-            number = 1
-            while line := file.readline(_LONGEST + 1):
-                if len(line) > _LONGEST:
-                    raise ValueError(f"row {number} is longer than {size(_LONGEST)}")
-                line = line.removeprefix(_BOM) if number == 1 else line
-                if line.strip():
-                    yield number, line
-                number += 1
+            for number, line in enumerate(_lines(file), 1):
+                text = line.removeprefix(_BOM) if number == 1 else line
+                if text.strip():
+                    yield number, text
 
     def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
         wanted, rows, last = set(indices), dict[int, Row](), max(indices)
@@ -198,10 +203,10 @@ def _csv(path: Path) -> Table:
     """With a header line. All values are text. Read twice: to count the rows, and to take some."""
 
     def read() -> Iterator[dict[str, Any]]:
-        kept = csv.field_size_limit(_LONGEST_FIELD)  # a text may be long
+        kept = csv.field_size_limit(_LONGEST)  # a text may be long
         try:
             with io.TextIOWrapper(_opened(path), newline="", encoding="utf-8-sig") as file:
-                yield from csv.DictReader(file)
+                yield from csv.DictReader(_lines(file))
         finally:
             csv.field_size_limit(kept)
 
