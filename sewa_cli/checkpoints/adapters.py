@@ -88,7 +88,7 @@ def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
         raise CheckpointError(
             f"{checkpoint.path}: is a PEFT adapter, and the task's model has none; return "
             "get_peft_model(base, config) or PeftModel.from_pretrained(base, folder) from "
-            "build_model (`task: huggingface` cannot: write a task.py)"
+            "build_model, or use `task: huggingface`"
         )
     return found
 

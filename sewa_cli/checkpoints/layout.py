@@ -15,7 +15,9 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 from sewa_cli.checkpoints import adapters, pytorch
 from sewa_cli.checkpoints.checkpoint import (
@@ -148,13 +150,19 @@ def _is_folder(path: Path) -> bool:
 
 def _named_on_stdin() -> list[Path]:
     """One a line; ended by NUL bytes, as `find -print0` does it, where there is one of these."""
-    data = sys.stdin.buffer.read(MOST_NAMES + 1)
+    data = _read_once(sys.stdin.buffer)
     if len(data) > MOST_NAMES:
         raise CheckpointError(f"-: more than {size(MOST_NAMES)} of paths on standard input")
     text = os.fsdecode(data)
     ended_by_nul = "\0" in text
     names = text.split("\0") if ended_by_nul else map(str.strip, text.split("\n"))
     return [Path(name) for name in names if name]
+
+
+@lru_cache(maxsize=1)
+def _read_once(stdin: IO[bytes]) -> bytes:
+    """There is no second time; but a task may ask for the newest before all are opened."""
+    return stdin.read(MOST_NAMES + 1)
 
 
 def _look_into(folder: Path, notes: list[str]) -> list[Path]:

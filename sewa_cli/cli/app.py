@@ -209,7 +209,7 @@ def evaluate(request: Request) -> None:
     from sewa_cli.commands.evaluate import run_evaluate
 
     with request.talk as talk:
-        found = run_evaluate(request.config, request.load_task(), talk)
+        found = run_evaluate(request.config, request.load_task(as_given=True), talk)
     request.tell(found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -206,8 +206,10 @@ class Request:
         files = (find_config(self._config), config.compare.methods_from, config.solver_from)
         return [path for path in files if path is not None]
 
-    def load_task(self) -> Task:
+    def load_task(self, as_given: bool = False) -> Task:
+        """`as_given`: the last checkpoint named is the newest, whatever its step."""
         from sewa_cli.rng import seeded
+        from sewa_cli.session import open_newest
         from sewa_cli.task import load_task
 
         if self.config.task is None:
@@ -215,7 +217,8 @@ class Request:
                 "no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both"
             )
         with seeded(self.config.seed):  # a task may shuffle while it is imported
-            task = load_task(self.config.task, self.config.args)
+            newest = partial(open_newest, self.config, as_given)
+            task = load_task(self.config.task, self.config.args, newest)
         self.talk.say(f"task {task.source}", *task.notes)
         return task
 

@@ -22,7 +22,7 @@ DEFAULT_METHODS = (
 )
 # tasks of our own by their short names, and those of their `args` that are paths
 READY_MADE = {
-    "huggingface": ("model", "data", "selection", "heldout", "training"),
+    "huggingface": ("model", "tokenizer", "data", "selection", "heldout", "training"),
     "classification": ("model", "data", "selection", "heldout", "training"),
 }
 

@@ -1,6 +1,7 @@
 """Rows that are in two sets of data at once: the choice, or its evaluation, has seen the answers.
 
-A row is known by the bytes of all it is made of. Augmented rows are not recognised, and of a batch
+A row is known by the bytes of all it is made of, but for its padding where an `attention_mask` says
+what that is. Augmented rows are not recognised, and of a batch
 with anything but arrays and strings nothing is said: silence proves nothing.
 """
 
@@ -72,7 +73,8 @@ def row_keys(batches: Iterable[Nest]) -> list[bytes]:
 
 def _keys(batch: Nest) -> list[bytes]:
     n = rows(batch)
-    parts = [_by_row(leaf, n) for leaf in _leaves(batch)]
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    parts = [_by_row(leaf, n, mask) for leaf in _leaves(batch)]
     if not parts or any(part is None for part in parts):
         return []
     # a digest, not the bytes: images of twenty thousand rows would fill a gigabyte
@@ -86,7 +88,8 @@ def _leaves(batch: Nest) -> Iterator[object]:
     """Arrays, lists of strings, and whatever else there is; single numbers belong to no row."""
     if isinstance(batch, Mapping):
         for item in batch.values():
-            yield from _leaves(item)
+            if not isinstance(item, int | float):
+                yield from _leaves(item)
     elif isinstance(batch, list | tuple) and not all(isinstance(item, str) for item in batch):
         for item in batch:
             yield from _leaves(item)
@@ -94,8 +97,11 @@ def _leaves(batch: Nest) -> Iterator[object]:
         yield batch
 
 
-def _by_row(leaf: object, n: int) -> list[bytes] | None:
-    """The bytes of each of n rows; None if it has no such rows."""
+def _by_row(leaf: object, n: int, mask: object = None) -> list[bytes] | None:
+    """The bytes of each of n rows, where the mask is not zero; None if it has no such rows."""
+    if isinstance(leaf, Tensor) and isinstance(mask, Tensor) and leaf.shape == mask.shape != (n,):
+        kept = (row[there != 0].detach().cpu() for row, there in zip(leaf, mask, strict=True))
+        return [row.view(torch.uint8).numpy().tobytes() for row in kept]
     if isinstance(leaf, list | tuple) and len(leaf) == n:
         return [str(item).encode() for item in leaf]
     if isinstance(leaf, Tensor) and leaf.layout == torch.strided:

@@ -60,6 +60,16 @@ def open_candidates(
     return check_alike(checkpoints.narrow(ordered, *span)), found
 
 
+def open_newest(config: Config, as_given: bool = False) -> Checkpoint:
+    """That of those which will take part, or the last given; for a task that is made from it.
+
+    In silence: whoever opens them all will say what there is to say.
+    """
+    if as_given:
+        return open_named(config, Events(), keep_ours=True)[-1]
+    return open_candidates(config, Events())[0][-1]
+
+
 def warn_of_no_steps(candidates: list[Checkpoint], events: Events) -> None:
     if candidates[0].step is None:
         events.warn(

@@ -94,7 +94,7 @@ class Session:
         found = find_overlap(
             task.selection_data,
             task.heldout_data,
-            task.training_data if training else None,
+            task.training_data if training or task.files else None,  # a ready-made task has them
             self.config.seed,
         )
         for sentence in found:
@@ -147,6 +147,8 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     library.check_tied(candidates[-1], model.aliases)
     inputs = [*paths_of(found), Path(task.source), *task.files]
     warn_of_no_steps(candidates, events)
+    for text in task.warnings:
+        events.warn(text)
     return Session(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
 
 

@@ -20,6 +20,8 @@ from sewa_cli.task.fence import forget_folder, import_user_module, user_code
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from sewa_cli.checkpoints import Checkpoint
+
 __all__ = [
     "Batches",
     "Task",
@@ -78,9 +80,10 @@ class Batches:
 class Task:
     """The user's functions, each guarded. `source` names the task, also in the report.
 
-    files: the data it reads, never to be overwritten; notes: what the user should know about it.
-    Ready-made tasks have `summarize` (and `observe`) in place of `metrics`: numbers from the pass
-    that gives the loss. They are `proven`: that their targets make up their loss is tested here.
+    files: the data it reads, never to be overwritten; notes: what the user should know about it;
+    warnings: what is wrong with choosing by its data. Ready-made tasks have `summarize` (and
+    `observe`) in place of `metrics`: numbers from the pass that gives the loss. They are `proven`:
+    that their targets make up their loss is tested here.
     """
 
     source: str
@@ -100,16 +103,24 @@ class Task:
     proven: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def load_task(spec: str, args: Mapping[str, Any]) -> Task:
-    """Make a Task from `spec`: a .py file, the name of a ready-made task, or of a module."""
+def load_task(
+    spec: str, args: Mapping[str, Any], newest: Callable[[], Checkpoint] | None = None
+) -> Task:
+    """Make a Task from `spec`: a .py file, the name of a ready-made task, or of a module.
+
+    `newest` opens the newest of the checkpoints, for a ready-made task that is made from it.
+    """
     forget_folder()
     if spec in READY_MADE:
         with user_code(spec):
-            ready = import_module(f"{__name__}.ready.{spec}").make(args)
+            ready = import_module(f"{__name__}.ready.{spec}").make(args, newest)
         task = make_task(ready.functions, source=spec, args={})
-        return replace(task, files=ready.files, notes=ready.notes, proven=True)
+        return replace(
+            task, files=ready.files, notes=ready.notes, warnings=ready.warnings, proven=True
+        )
     module = import_user_module(spec)
     functions = {
         name: getattr(module, name)

@@ -209,8 +209,10 @@ def naive_examples(folder: Path, kind: str, part: str) -> list[Batch]:
             label = torch.tensor([NAMES[kind].index(row["label"])])
             examples.append({**words(row["text"], **limit), "labels": label})
         else:
-            encoded = words(row["text"], **limit)
-            examples.append({**encoded, "labels": encoded["input_ids"]})
+            ids = words(row["text"], return_tensors="pt")["input_ids"]
+            for start in range(0, ids.shape[1], 32):
+                piece, rest = ids[:, start : start + 32], ids[:, start + 32 :]
+                examples.append({"input_ids": piece, "labels": piece, "following": rest[:, :1]})
     return examples
 
 
@@ -218,12 +220,18 @@ def naive_loss(model: Any, examples: list[Batch], kind: str) -> tuple[float, flo
     """Mean of model(**batch).loss over all labels that count, and the accuracy over them."""
     total, count, right = 0.0, 0, 0
     for example in examples:
+        following = example.pop("following", torch.zeros(1, 0, dtype=torch.long))
         labels = example["labels"][:, 1:] if kind == "causal-lm" else example["labels"]
         n = int((labels != -100).sum())
-        if n == 0:
-            continue
         with torch.no_grad():
             outputs = model(**example)
+        if following.numel():  # what comes after a piece of a long text is predicted too
+            logits = outputs.logits[:, -1]
+            total += float(nn.functional.cross_entropy(logits, following[0]))
+            right += int(logits.argmax(-1) == following)
+            count += 1
+        if n == 0:
+            continue
         logits = outputs.logits[:, :-1] if kind == "causal-lm" else outputs.logits
         total += n * float(outputs.loss)
         right += int((logits.argmax(-1) == labels).sum())

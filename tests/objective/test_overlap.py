@@ -96,3 +96,26 @@ def test_rows_that_cannot_be_told_apart_say_nothing(inputs: object, told: int) -
     """Labels alone are in every set, and an object has no bytes."""
     data = [(inputs, torch.arange(50) % 2)]
     assert len(list(overlap.find_overlap(data, data, None, seed=0))) == told
+
+
+@given(st.lists(st.integers(1, 6), min_size=6, max_size=20), st.integers(1, 5), st.integers(1, 5))
+def test_padding_tells_no_rows_apart(lengths: list[int], size: int, other: int) -> None:
+    """As batches of texts are padded: each to its own longest row; with a number beside them."""
+    rows = [torch.arange(length) + 10 * i for i, length in enumerate(lengths)]
+
+    def padded(rows: list[torch.Tensor], size: int) -> list[dict[str, object]]:
+        pad = torch.nn.utils.rnn.pad_sequence
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [
+            {
+                "input_ids": pad(part, batch_first=True),
+                "attention_mask": pad([torch.ones_like(row) for row in part], batch_first=True),
+                "targets": pad(part, batch_first=True, padding_value=-100),
+                "targets_per_row": 2.5,
+            }
+            for part in parts
+        ]
+
+    own = overlap.row_keys(padded(rows, size))
+    assert len(set(own)) == len(rows)
+    assert overlap.shared(own, padded(rows[::-1], other)) == len(rows)

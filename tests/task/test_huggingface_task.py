@@ -43,7 +43,10 @@ KINDS = list(CLASSES)
 
 
 def as_transformers(batch: dict[str, Any], kind: str) -> Batch:
-    """A batch of ours as transformers wants it: labels where they stand, not shifted."""
+    """A batch of ours as transformers wants it: labels where they stand, not shifted.
+
+    Of a causal one, the last target of a row has no place there: its token is not an input.
+    """
     inputs = {k: x for k, x in batch.items() if isinstance(x, Tensor) and k != "targets"}
     labels = batch["targets"]
     if kind == "causal-lm":
@@ -269,7 +272,9 @@ def test_limit_and_cut_texts_are_told(runs: Callable[[str], Path]) -> None:
     task = load_task("huggingface", args_of(folder, "causal-lm", limit=20, max_length=5))
     notes = "\n".join(task.notes)
     assert "20 of 60 rows for selection, drawn with seed 0 (limit)" in notes
-    assert "rows for heldout fill max_length, 5 tokens; longer texts are cut" in notes
+    assert "rows that its texts make for heldout, drawn with seed 0 (limit)" in notes
+    assert "max_length" not in notes  # nothing of a text is lost
+    assert sum(len(batch["targets"]) for batch in task.selection_data) == 20
 
 
 def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_told(
@@ -507,7 +512,7 @@ def test_a_folder_without_a_tokenizer_is_told(runs: Callable[[str], Path], tmp_p
     folder = runs("causal-lm")
     (tmp_path / "config.json").write_bytes((folder / "model" / "config.json").read_bytes())
     said = first_fault(args_of(folder, "causal-lm", model=tmp_path))
-    assert said == f"{tmp_path}: holds no tokenizer (tokenizer.json or the like)"
+    assert said == f"{tmp_path}: holds no tokenizer (tokenizer*); name a folder that does"
 
 
 def test_a_tokenizer_with_more_words_than_the_model_is_told(

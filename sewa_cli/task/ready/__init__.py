@@ -1,6 +1,7 @@
 """Ready-made tasks: `task: huggingface` and `task: classification`, with YAML and no code.
 
-Each module here has a `make(args)` that checks `args`, reads the data, and returns a `Ready`.
+Each module here has a `make(args, newest)` that checks `args`, reads the data, and returns a
+`Ready`. `newest` opens the newest checkpoint, for a task that is made from it; None: there is none.
 """
 
 from __future__ import annotations
@@ -8,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sewa_cli.checkpoints import Checkpoint
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The functions of a task, the files it has read, and what its user should know."""
+    """The functions of a task, the files it has read, and what its user should know.
+
+    notes: said once; warnings: kept in the report of whatever chooses by these data.
+    """
 
     functions: Mapping[str, Callable[..., Any]]
     files: tuple[Path, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+
+Newest = Callable[[], "Checkpoint"]

@@ -13,7 +13,7 @@ from sewa_cli.config import explain
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.files import check_regular, real
 from sewa_cli.settings import Count, Seed, Settings, Share
-from sewa_cli.task.ready.tables import Row, open_table
+from sewa_cli.task.ready.tables import Row, Table, open_table
 
 Part = Literal["selection", "heldout", "training"]
 
@@ -87,15 +87,16 @@ class DataArgs(Settings):
         path = self.sources[part]
         return [f"{path}: {drawn} of {rows} rows for {part}, drawn with seed {self.seed} (limit)"]
 
-    def read(self, columns: Sequence[str], notes: list[str]) -> dict[Part, list[Row]]:
-        """The rows of each part; a note for each that `limit` has cut."""
-        rows: dict[Part, list[Row]] = {}
-        for part, path in self.sources.items():
-            table = open_table(path)
-            drawn = self.draw(part, len(table))
-            notes += self.note_of_limit(part, len(table), len(drawn))
-            rows[part] = table.take(drawn, columns)
-        return rows
+    def tables(self) -> dict[Part, Table]:
+        """The file of each part."""
+        opened = {path: open_table(path) for path in dict.fromkeys(self.sources.values())}
+        return {part: opened[path] for part, path in self.sources.items()}
+
+    def take(self, part: Part, table: Table, columns: Sequence[str], notes: list[str]) -> list[Row]:
+        """The rows of a part; a note if `limit` has cut them."""
+        drawn = self.draw(part, len(table))
+        notes += self.note_of_limit(part, len(table), len(drawn))
+        return table.take(drawn, columns)
 
 
 Model = TypeVar("Model", bound=BaseModel)

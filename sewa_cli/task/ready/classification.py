@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.settings import Count, Positive
 from sewa_cli.task.fence import import_user_module
-from sewa_cli.task.ready import Ready
+from sewa_cli.task.ready import Newest, Ready
 from sewa_cli.task.ready.args import DataArgs, Part, parse
 from sewa_cli.task.ready.batches import Batch, LazyBatches, functions_of, open_image
-from sewa_cli.task.ready.tables import Labels, Row, note_of_order
+from sewa_cli.task.ready.labels import Labels, note_of_order
+from sewa_cli.task.ready.tables import Row
 from sewa_cli.text import one_line
 
 OF_IMAGES = {"size", "channels", "mean", "std", "classes"}
@@ -80,7 +81,8 @@ class ClassificationArgs(DataArgs):
         return self
 
 
-def make(args: Mapping[str, Any]) -> Ready:
+def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
+    del newest  # the model is the user's function
     settings = parse(ClassificationArgs, args)
     build = _find_function(settings.model)
     read = _read_images if next(iter(settings.sources.values())).is_dir() else _read_arrays
@@ -207,7 +209,8 @@ def _map(path: Path, file: Any) -> NDArray[Any]:
 
 def _read_images(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]], list[str]]:
     notes: list[str] = []
-    rows = args.read(["image", "label"], notes)
+    columns = ["image", "label"]
+    rows = {part: args.take(part, t, columns, notes) for part, t in args.tables().items()}
     names = args.classes
     if names is None:
         folders = {p.name for path in args.sources.values() for p in path.iterdir() if p.is_dir()}

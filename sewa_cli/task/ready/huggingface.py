@@ -1,4 +1,4 @@
-"""`task: huggingface`: a transformers model from a local folder, on local data.
+"""`task: huggingface`: a transformers model from its checkpoints or a local folder, on local data.
 
 The model is built from its config.json; its weights are those of the checkpoints. Nothing is
 downloaded, and no code in the folder is run unless `trust_remote_code: true` says so.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.settings import Count, Share
-from sewa_cli.task.ready import Ready
+from sewa_cli.task.ready import Newest, Ready
 from sewa_cli.task.ready.args import DataArgs, Part, parse
 from sewa_cli.task.ready.batches import (
     Batch,
@@ -28,10 +30,13 @@ from sewa_cli.task.ready.batches import (
     inputs_of,
     open_image,
 )
+from sewa_cli.task.ready.folder import CONFIG, Source, find_folders, import_transformers
 from sewa_cli.task.ready.head import Head
-from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
+from sewa_cli.task.ready.labels import Labels, labels_of_config
+from sewa_cli.task.ready.language import Language, Tokens
+from sewa_cli.task.ready.tables import Row
 from sewa_cli.task.ready.text import Example, Reader
-from sewa_cli.text import one_line
+from sewa_cli.task.ready.trained import warnings_of
 
 CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
@@ -43,19 +48,31 @@ CLASSES = {
 LANGUAGE = ("causal-lm", "masked-lm")
 # the columns each kind reads, and their usual names
 COLUMNS: dict[str, dict[str, str | None]] = {
-    "causal-lm": {"text": "text"},
+    "causal-lm": {
+        "text": "text",
+        "messages": "messages",
+        "prompt": "prompt",
+        "completion": "completion",
+    },
     "masked-lm": {"text": "text"},
     "sequence-classification": {"text": "text", "text_pair": None, "label": "label"},
     "token-classification": {"text": "tokens", "label": "tags"},
     "image-classification": {"image": "image", "label": "label"},
 }
+# of causal-lm, the first of these that the data have
+FORMS = (("text",), ("messages",), ("prompt", "completion"))
 USUAL_LENGTH = 128
-TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "*.vocab")
 
 
 def _has_config(path: Path) -> Path:
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).is_file():
         raise ValueError(f"{path}: must be a folder with a config.json; nothing is downloaded")
+    return path
+
+
+def _is_folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ValueError(f"{path}: must be a folder; nothing is downloaded")
     return path
 
 
@@ -69,24 +86,34 @@ class HuggingFaceArgs(DataArgs):
         "token-classification",
         "image-classification",
     ]
-    model: Annotated[Path, AfterValidator(_has_config)]
+    model: Annotated[Path, AfterValidator(_has_config)] | None = None
+    tokenizer: Annotated[Path, AfterValidator(_is_folder)] | None = None
     text: str | None = None
+    messages: str | None = None
+    prompt: str | None = None
+    completion: str | None = None
     text_pair: str | None = None
     label: str | None = None
     image: str | None = None
     max_length: Count | None = None
+    pack: bool = False
     mask_probability: Share = 0.15
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
     trust_remote_code: bool = False
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Self:
-        of_some_kinds = {"text", "text_pair", "label", "image", "max_length", "mask_probability"}
+        of_some_kinds = {key for columns in COLUMNS.values() for key in columns}
+        of_some_kinds |= {"tokenizer", "max_length", "pack", "mask_probability"}
         own = {*COLUMNS[self.kind]}
-        own |= set() if self.kind == "image-classification" else {"max_length"}
+        own |= set() if self.kind == "image-classification" else {"tokenizer", "max_length"}
+        own |= {"pack"} if self.kind in LANGUAGE else set()
         own |= {"mask_probability"} if self.kind == "masked-lm" else set()
         if misplaced := sorted(of_some_kinds & self.model_fields_set - own):
             raise ValueError(f"kind {self.kind} has no {', '.join(misplaced)}")
+        forms = [form for form in FORMS if not self.model_fields_set.isdisjoint(form)]
+        if self.kind == "causal-lm" and len(forms) > 1:
+            raise ValueError("the data are `text`, `messages`, or `prompt` and `completion`: one")
         return self
 
     def column(self, key: str) -> str | None:
@@ -94,20 +121,24 @@ class HuggingFaceArgs(DataArgs):
         given: str | None = getattr(self, key)
         return given or COLUMNS[self.kind][key]
 
-    @property
-    def columns(self) -> list[str]:
-        return [name for key in COLUMNS[self.kind] if (name := self.column(key)) is not None]
+    def keys(self, there: Sequence[str]) -> tuple[str, ...]:
+        """Those of the columns that are read, of a file that has the columns `there`."""
+        if self.kind != "causal-lm":
+            return tuple(key for key in COLUMNS[self.kind] if self.column(key) is not None)
+        named = (form for form in FORMS if not self.model_fields_set.isdisjoint(form))
+        fitting = (form for form in FORMS if all(self.column(key) in there for key in form))
+        return next(chain(named, fitting), FORMS[0])
 
 
-def make(args: Mapping[str, Any]) -> Ready:
+def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     settings = parse(HuggingFaceArgs, args)
-    task = _HuggingFace(settings)
+    task = _HuggingFace(settings, newest)
     language, classes = settings.kind in LANGUAGE, not task.is_regression
     functions = functions_of(settings, task.batches, task.build_model, predict, classes, language)
     if language:
         functions |= Head(inputs_for).functions
-    files = (settings.model / "config.json", *settings.sources.values())
-    return Ready(functions, files, tuple(task.notes))
+    files = (*task.files, *settings.sources.values())
+    return Ready(functions, files, tuple(task.notes), tuple(task.warnings))
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
@@ -129,45 +160,34 @@ def _parameters(forward: Callable[..., Any]) -> frozenset[str]:
 class _HuggingFace:
     """Reads the model's folder and all batches."""
 
-    def __init__(self, args: HuggingFaceArgs) -> None:
+    def __init__(self, args: HuggingFaceArgs, newest: Newest | None) -> None:
         self._args = args
-        self._transformers = _import_transformers()
-        self._config = self._read("AutoConfig", "config")
-        self.notes: list[str] = []
-        rows = args.read(args.columns, self.notes)
+        transformers = import_transformers()
+        opened = None if newest is None else newest()
+        is_images = args.kind == "image-classification"
+        folders = find_folders(args.model, args.tokenizer, opened, is_images)
+        self._folder, self.files = folders.config, folders.files
+        self._source = Source(folders, args.trust_remote_code, transformers)
+        self._config = self._source.config()
+        self.notes = [folders.note] if folders.note else []
+        judged = {str(part): path for part, path in args.sources.items() if part != "training"}
+        self.warnings = list(warnings_of(judged, folders.near))
+        tables = args.tables()
+        self._keys = {part: args.keys(table.names) for part, table in tables.items()}
+        rows = {
+            part: args.take(part, table, self._columns(part), self.notes)
+            for part, table in tables.items()
+        }
         self._labels = self._make_labels([row for some in rows.values() for row in some])
-        make = self._images if args.kind == "image-classification" else self._texts
+        make = self._images if is_images else self._texts
         self.batches: dict[Part, Sequence[Batch]] = make(rows)
 
     def build_model(self) -> nn.Module:
-        auto = getattr(self._transformers, CLASSES[self._args.kind])
-        try:
-            model: nn.Module = auto.from_config(
-                self._config, trust_remote_code=self._args.trust_remote_code
-            )
-        except ValueError as error:
-            raise self._unreadable(f"a model for {self._args.kind}", error) from error
-        model.config.use_cache = False  # type: ignore[union-attr]
-        dtype: Any = self._args.dtype
-        if dtype == "auto":
-            named = (getattr(self._config, name, None) for name in ("dtype", "torch_dtype"))
-            dtype = next((found for found in named if found is not None), "float32")
-        return model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        auto = CLASSES[self._args.kind]
+        return self._source.model(auto, self._args.kind, self._config, self._args.dtype)
 
-    def _read(self, auto: str, what: str) -> Any:
-        """A part of the model's folder."""
-        try:
-            return getattr(self._transformers, auto).from_pretrained(
-                self._args.model,
-                local_files_only=True,
-                trust_remote_code=self._args.trust_remote_code,
-            )
-        except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
-            raise self._unreadable(f"a {what}", error) from error
-
-    def _unreadable(self, what: str, error: Exception) -> TaskError:
-        reason = one_line(error, 200)
-        return TaskError(f"{self._args.model}: {what} cannot be made from it: {reason}")
+    def _columns(self, part: Part) -> list[str]:
+        return [self._args.column(key) or "" for key in self._keys[part]]
 
     # ---- labels ------------------------------------------------------------------------------
 
@@ -183,7 +203,7 @@ class _HuggingFace:
             return None
         if getattr(self._config, "problem_type", None) == "multi_label_classification":
             raise TaskError(
-                f"{self._args.model}/config.json: problem_type multi_label_classification has no "
+                f"{self._folder}/config.json: problem_type multi_label_classification has no "
                 "ready-made task; write a task.py"
             )
         column = self._args.column("label")
@@ -214,49 +234,67 @@ class _HuggingFace:
     # ---- texts -------------------------------------------------------------------------------
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        # from a folder without one, transformers silently makes an empty tokenizer
-        if not any(next(self._args.model.glob(name), None) for name in TOKENIZER_FILES):
-            raise TaskError(f"{self._args.model}: holds no tokenizer (tokenizer.json or the like)")
-        tokenizer = self._read("AutoTokenizer", "tokenizer")
+        tokenizer = self._source.tokenizer()
         padding = getattr(self._config, "pad_token_id", None)
         if padding is None:
             padding = tokenizer.pad_token_id
         if self._args.kind == "sequence-classification":
             if padding is None and self._args.batch_size > 1:
                 raise TaskError(
-                    f"{self._args.model}/config.json: has no pad_token_id; add one, or set "
+                    f"{self._folder}/config.json: has no pad_token_id; add one, or set "
                     "args.batch_size: 1"
                 )
             self._config.pad_token_id = padding  # some models find the last token by it
         reader = Reader(tokenizer, self._max_length(), 0 if padding is None else padding)
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
-            examples = self._examples(reader, some)
+            examples = self._examples(part, reader, some)
             self._check_vocabulary(examples)
             path = self._args.sources[part]
             batches[part], note = reader.batch(examples, self._args.batch_size, path)
-            full = sum(len(x.inputs["input_ids"]) == reader.max_length for x in examples)
-            if full:
-                self.notes.append(
-                    f"{path}: {full} of {len(examples)} rows for {part} fill max_length, "
-                    f"{reader.max_length} tokens; longer texts are cut"
-                )
             self.notes += [note] if note else []
+            if cut := sum(example.is_cut for example in examples):
+                self.notes.append(
+                    f"{path}: {cut} of {len(examples)} rows for {part} are longer than "
+                    f"max_length, {reader.max_length} tokens, and lose the rest"
+                )
         return batches
 
-    def _examples(self, reader: Reader, rows: Sequence[Row]) -> list[Example]:
+    def _examples(self, part: Part, reader: Reader, rows: Sequence[Row]) -> list[Example]:
         args = self._args
-        text, label = args.column("text") or "", args.label or COLUMNS[args.kind].get("label") or ""
-        match args.kind:
-            case "causal-lm":
-                return reader.causal(rows, text)
-            case "masked-lm":
-                return reader.masked(rows, text, args.mask_probability, args.seed)
-            case "token-classification":
-                assert self._labels is not None
-                return reader.tagged(rows, text, label, self._labels)
+        if args.kind in LANGUAGE:
+            return self._drawn(part, self._language(part, reader, rows))
+        text, label = args.column("text") or "", args.column("label") or ""
+        if args.kind == "token-classification":
+            assert self._labels is not None
+            return reader.tagged(rows, text, label, self._labels)
         texts = [text, args.text_pair] if args.text_pair else [text]
         return reader.classified(rows, texts, self._target)
+
+    def _language(self, part: Part, reader: Reader, rows: Sequence[Row]) -> list[Example]:
+        args = self._args
+        language = Language(reader.tokenizer, reader.max_length, args.pack)
+        if args.kind == "masked-lm":
+            [column] = self._columns(part)
+            return language.masked(rows, column, args.mask_probability, args.seed)
+        read: dict[str, Callable[..., list[Tokens]]] = {
+            "text": language.texts,
+            "messages": language.chats,
+            "prompt": language.completions,
+        }
+        return language.causal(read[self._keys[part][0]](rows, *self._columns(part)))
+
+    def _drawn(self, part: Part, examples: list[Example]) -> list[Example]:
+        """At most `limit` of the rows that the texts were cut into, from all over them."""
+        limit = self._args.limit
+        if limit is None or len(examples) <= limit:
+            return examples
+        chosen = sorted(random.Random(self._args.seed).sample(range(len(examples)), limit))
+        self.notes.append(
+            f"{self._args.sources[part]}: {limit} of the {len(examples)} rows that its texts make "
+            f"for {part}, drawn with seed {self._args.seed} (limit)"
+        )
+        return [examples[i] for i in chosen]
 
     def _max_length(self) -> int:
         positions = getattr(self._config, "max_position_embeddings", None)
@@ -271,17 +309,20 @@ class _HuggingFace:
 
     def _check_vocabulary(self, examples: Sequence[Example]) -> None:
         size = getattr(self._config, "vocab_size", None)
-        top = max((max(x.inputs["input_ids"], default=0) for x in examples), default=0)
+        seen = [x.inputs["input_ids"] for x in examples]
+        if self._args.kind in LANGUAGE:  # the last token of a text is a target only
+            seen += [x.targets for x in examples if isinstance(x.targets, list)]
+        top = max((max(ids, default=0) for ids in seen), default=0)
         if size is not None and top >= size:
             raise TaskError(
-                f"{self._args.model}: its tokenizer gives token {top}, but the model has "
+                f"{self._folder}: its tokenizer gives token {top}, but the model has "
                 f"{size} (vocab_size in config.json)"
             )
 
     # ---- images ------------------------------------------------------------------------------
 
     def _images(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        processor = self._read("AutoImageProcessor", "image processor")
+        processor = self._source.image_processor()
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
             folder = self._args.sources[part].absolute().parent
@@ -297,15 +338,3 @@ class _HuggingFace:
         images = [open_image(row, column, folder) for row in rows]
         encoded = processor(images=images, return_tensors="pt")
         return {**encoded, "targets": torch.tensor(targets), "targets_per_row": 1.0}
-
-
-def _import_transformers() -> Any:
-    try:
-        import transformers
-    except ImportError as error:
-        if error.name not in (None, "transformers"):
-            raise
-        raise TaskError(
-            "task: huggingface needs transformers: pip install 'sewa-cli[hf]'"
-        ) from None
-    return transformers

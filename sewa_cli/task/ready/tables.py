@@ -1,4 +1,4 @@
-"""Rows of a data file: jsonl, csv, parquet, a saved `datasets` folder, or a folder of images.
+"""Rows of data: jsonl, json, csv, parquet, text; folders of texts, images, or saved by `datasets`.
 
 Nothing is written or downloaded, and only the rows that are asked for are kept.
 """
@@ -6,17 +6,24 @@ Nothing is written or downloaded, and only the rows that are asked for are kept.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, AnyStr, Final
 
 from sewa_cli.errors import TaskError
-from sewa_cli.files import parse_json
-from sewa_cli.text import few, one_line
+from sewa_cli.files import MIB, open_regular, parse_json
+from sewa_cli.text import one_line, size
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_LONGEST_FIELD = 2**31 - 1
+TEXT_SUFFIXES = {".txt", ".md"}
+PACKED = (".gz", ".zst")  # after the suffix that says what is in it
+_BOM: Final = b"\xef\xbb\xbf"
+_LONGEST: Final = 256 * MIB  # a row, or a file that has to be read whole
 
 
 @dataclass(frozen=True)
@@ -47,75 +54,159 @@ class Table:
     def __len__(self) -> int:
         return self.rows
 
+    @property
+    def names(self) -> Sequence[str]:
+        """Of its columns; where every row has its own, those of the first."""
+        if self.columns is not None:
+            return self.columns
+        [first] = self.take([0], [])
+        return list(first.values)
+
     def take(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
         """These rows, in this order; `columns`: those that will be used."""
         for column in columns if self.columns is not None else ():
             if column not in self.columns:  # type: ignore[operator]
                 there = _named(self.columns)
                 raise TaskError(f"{self.path}: no column {column!r}; there are {there}")
-        return self.pick(indices, list(columns))
+        with _reading(self.path):
+            return self.pick(indices, list(columns))
 
 
 def open_table(path: Path) -> Table:
     """By its name or its content; TaskError if it cannot be read or holds no rows."""
-    try:
+    with _reading(path):
         table = _open(path)
-    except (OSError, ValueError, csv.Error) as error:  # ValueError: wrong bytes
-        reason = one_line(getattr(error, "strerror", None) or error)
-        raise TaskError(f"{path}: cannot be read: {reason}") from error
     if table.rows == 0:
         raise TaskError(f"{path}: holds no rows")
     return table
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, csv.Error, EOFError, zlib.error) as error:
+        # ValueError: wrong bytes; the last two: of a packed file
+        reason = one_line(getattr(error, "strerror", None) or error, 300)
+        raise TaskError(f"{path}: cannot be read: {reason}") from error
+
+
 def _open(path: Path) -> Table:
     if path.is_dir():
         if (path / "dataset_dict.json").exists():
-            splits = sorted(p.name for p in path.iterdir() if p.is_dir())
-            raise TaskError(f"{path}: holds several splits; name one of them: {_named(splits)}")
-        return _saved(path) if (path / "state.json").exists() else _image_folder(path)
-    kinds = {".jsonl": _json_lines, ".ndjson": _json_lines, ".csv": _csv, ".parquet": _parquet}
-    if path.suffix.lower() not in kinds:
-        raise TaskError(f"{path}: must be a folder or one of {_named(kinds)}")
-    return kinds[path.suffix.lower()](path)
+            splits = sorted(str(p) for p in path.iterdir() if p.is_dir())
+            raise TaskError(f"{path}: holds splits; name one of them: {_named(splits)}")
+        return _saved(path) if (path / "state.json").exists() else _folder(path)
+    kinds = {
+        ".jsonl": _json_lines,
+        ".ndjson": _json_lines,
+        ".json": _json,
+        ".csv": _csv,
+        ".parquet": _parquet,
+        ".txt": _text,
+        ".md": _text,
+    }
+    *_, kind = ["", *(s for s in path.suffixes if s.lower() not in PACKED)]
+    is_packed = path.suffix.lower() in PACKED
+    if kind.lower() not in kinds or (is_packed and kind.lower() == ".parquet"):
+        raise TaskError(
+            f"{path}: must be a folder or one of {_named(kinds)}; all but .parquet also as .gz "
+            "or .zst"
+        )
+    return kinds[kind.lower()](path)
+
+
+def _opened(path: Path) -> IO[bytes]:
+    """What is in it, unpacked."""
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path)  # type: ignore[return-value]
+    if path.suffix.lower() == ".zst":
+        pyarrow = _pyarrow(path)
+        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
+    return open_regular(path)
+
+
+def _pyarrow(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise TaskError(f"{path}: needs pyarrow: pip install 'sewa-cli[hf]'") from None
+    return pyarrow
+
+
+def _whole(path: Path) -> bytes:
+    with _opened(path) as file:
+        content = file.read(_LONGEST + 1)
+    if len(content) > _LONGEST:
+        raise ValueError(f"is larger than {size(_LONGEST)}, the most that is read at once")
+    return content.removeprefix(_BOM)
+
+
+def _lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
+    """Of which none fills the memory."""
+    number = 1
+    while line := file.readline(_LONGEST + 1):
+        if len(line) > _LONGEST:
+            raise ValueError(f"row {number} is longer than {size(_LONGEST)}")
+        yield line
+        number += 1
 
 
 def _json_lines(path: Path) -> Table:
-    """One JSON object per line; only the positions of the lines are kept."""
-    places: list[tuple[int, int]] = []  # (offset, number) of lines that are not blank
-    with path.open("rb") as file:
-        offset = 0
-        for number, line in enumerate(file, 1):
-            if line.strip():
-                places.append((offset, number))
-            offset += len(line)
+    """One JSON object per line. Read twice: to count the rows, and to take some."""
+
+    def lines() -> Iterator[tuple[int, bytes]]:
+        """Those that are not blank, with their numbers in the file."""
+        with _opened(path) as file:
+            for number, line in enumerate(_lines(file), 1):
+                text = line.removeprefix(_BOM) if number == 1 else line
+                if text.strip():
+                    yield number, text
 
     def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
-        rows = []
-        with path.open("rb") as file:
-            for offset, number in (places[i] for i in indices):
-                file.seek(offset)
+        wanted, rows, last = set(indices), dict[int, Row](), max(indices)
+        for i, (number, line) in enumerate(lines()):
+            if i in wanted:
                 where = f"{path}: row {number}"
                 try:
-                    values = parse_json(file.readline())
+                    rows[i] = _as_row(where, parse_json(line))
                 except ValueError as error:
                     raise TaskError(f"{where}: is not JSON: {one_line(error)}") from error
-                if not isinstance(values, dict):
-                    raise TaskError(f"{where}: must be an object with columns")
-                rows.append(Row(where, values))
-        return rows
+            if i == last:
+                break
+        return [rows[i] for i in indices]
 
-    return Table(path, len(places), None, pick)
+    return Table(path, sum(1 for _ in lines()), None, pick)
+
+
+def _json(path: Path) -> Table:
+    """A list of objects; many a file of that name holds lines of them instead."""
+    with _opened(path) as file:
+        start = file.read(1024).removeprefix(_BOM).lstrip()
+    if not start.startswith(b"["):
+        return _json_lines(path)
+    content = parse_json(_whole(path))
+
+    def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
+        return [_as_row(f"{path}: row {i + 1}", content[i]) for i in indices]
+
+    return Table(path, len(content), None, pick)
+
+
+def _as_row(where: str, values: Any) -> Row:
+    if not isinstance(values, dict):
+        raise TaskError(f"{where}: must be an object with columns")
+    return Row(where, values)
 
 
 def _csv(path: Path) -> Table:
     """With a header line. All values are text. Read twice: to count the rows, and to take some."""
 
     def read() -> Iterator[dict[str, Any]]:
-        kept = csv.field_size_limit(_LONGEST_FIELD)  # a text may be long
+        kept = csv.field_size_limit(_LONGEST)  # a text may be long
         try:
-            with path.open(newline="", encoding="utf-8-sig") as file:
-                yield from csv.DictReader(file)
+            with io.TextIOWrapper(_opened(path), newline="", encoding="utf-8-sig") as file:
+                yield from csv.DictReader(_lines(file))
         finally:
             csv.field_size_limit(kept)
 
@@ -132,10 +223,9 @@ def _csv(path: Path) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise TaskError(f"{path}: needs pyarrow: pip install 'sewa-cli[hf]'") from None
+    _pyarrow(path)
+    from pyarrow.parquet import ParquetFile
+
     file = ParquetFile(path)
 
     def pick(indices: Sequence[int], columns: list[str]) -> list[Row]:
@@ -173,17 +263,35 @@ def _numbered(path: Path, indices: Sequence[int], rows: Mapping[int, Any]) -> li
     return [Row(f"{path}: row {i + 1}", rows[i]) for i in indices]
 
 
-def _image_folder(path: Path) -> Table:
-    """A folder for each class, with its images; columns `image` (a path) and `label` (a name)."""
+def _text(path: Path) -> Table:
+    return _texts(path, [path])
+
+
+def _texts(path: Path, files: Sequence[Path]) -> Table:
+    """Each file is one text; column `text`."""
+
+    def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
+        rows = []
+        for file in (files[i] for i in indices):
+            with _reading(file):
+                rows.append(Row(str(file), {"text": _whole(file).decode("utf-8")}))
+        return rows
+
+    return Table(path, len(files), ["text"], pick)
+
+
+def _folder(path: Path) -> Table:
+    """Images in a folder for each class, else texts: *.txt and *.md, at any depth."""
     root = path.absolute()  # images are opened later, perhaps from another directory
-    images = [
-        image
-        for folder in sorted(p for p in root.iterdir() if p.is_dir())
-        for image in sorted(folder.rglob("*"))
-        if image.suffix.lower() in IMAGE_SUFFIXES
-    ]
+    classes = sorted(p for p in root.iterdir() if p.is_dir())
+    images = [p for folder in classes for p in _inside(folder, IMAGE_SUFFIXES)]
     if not images:
-        raise TaskError(f"{path}: is neither a saved `datasets` folder nor one of images by class")
+        if texts := _inside(path, TEXT_SUFFIXES):
+            return _texts(path, texts)
+        raise TaskError(
+            f"{path}: is neither a saved `datasets` folder, nor one of texts (*.txt, *.md), nor "
+            "one of images by class"
+        )
 
     def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
         chosen = (images[i] for i in indices)
@@ -192,72 +300,9 @@ def _image_folder(path: Path) -> Table:
     return Table(root, len(images), ["image", "label"], pick)
 
 
+def _inside(folder: Path, suffixes: set[str]) -> list[Path]:
+    return [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in suffixes and p.is_file()]
+
+
 def _named(names: Any) -> str:
     return ", ".join(map(str, names)) or "none"
-
-
-# ---- labels ----------------------------------------------------------------------------------
-
-
-class Labels:
-    """Names → numbers; every number must be one of the classes."""
-
-    def __init__(self, names: Mapping[str, int], classes: int, where: str) -> None:
-        self._names = dict(names)
-        self._classes = classes
-        self._where = where  # where the names come from, for errors
-
-    def number(self, row: Row, column: str, label: Any) -> int:
-        """The class of one label; TaskError with its row and column if there is none."""
-        if isinstance(label, str) and label in self._names:
-            return self._names[label]
-        number = _whole(label)
-        if number is None:
-            known = few(list(self._names), 8) or "no names"
-            raise TaskError(
-                f"{row.where}: {column}: {label!r} is not a label; {self._where} has {known}"
-            )
-        if not 0 <= number < self._classes:
-            raise TaskError(
-                f"{row.where}: {column}: {number} is outside 0..{self._classes - 1}, "
-                f"as {self._where} has {self._classes} labels"
-            )
-        return number
-
-
-def labels_of_config(
-    label2id: Mapping[str, int], classes: int, seen: Iterable[Any]
-) -> tuple[Labels, list[str]]:
-    """Names from a model's config; if it has only LABEL_0 …, those in the data, with a note."""
-    own = {str(name): int(number) for name, number in label2id.items()}
-    if own != {f"LABEL_{i}": i for i in range(classes)}:
-        return Labels(own, classes, "label2id in config.json"), []
-    names = sorted({label for label in seen if _whole(label) is None and isinstance(label, str)})
-    names = [name for name in names if name not in own]
-    if not names:
-        return Labels(own, classes, "config.json"), []
-    if len(names) != classes:
-        raise TaskError(
-            f"the data has {len(names)} labels ({few(names, 8)}), and config.json "
-            f"{classes} without names: write them into its label2id"
-        )
-    numbered = {name: i for i, name in enumerate(names)}
-    return Labels(numbered, classes, "the data"), [note_of_order(names)]
-
-
-def note_of_order(names: Sequence[str]) -> str:
-    shown = ", ".join(f"{name}={i}" for i, name in enumerate(names[:20]))
-    return f"labels in sorted order: {shown}" + (" …" if len(names) > 20 else "")
-
-
-def _whole(label: Any) -> int | None:
-    """A whole number, also as text (in a csv, everything is text)."""
-    if isinstance(label, bool):
-        return None
-    if isinstance(label, int):
-        return label
-    if isinstance(label, float) and label.is_integer():
-        return int(label)
-    if isinstance(label, str) and label.strip().lstrip("+-").isdecimal():
-        return int(label)
-    return None

@@ -1,8 +1,7 @@
-"""Turns texts into batches of tokens, for the four kinds of language tasks."""
+"""Examples of tokens, padded and put into batches; and those of classification."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.batches import IGNORED, Batch
-from sewa_cli.task.ready.tables import Labels, Row
-
-_KEPT, _RANDOM = 0.1, 0.1  # of the masked: left as they are, replaced by any token
+from sewa_cli.task.ready.labels import Labels
+from sewa_cli.task.ready.tables import Row
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,7 @@ class Example:
 
     inputs: dict[str, list[int]]
     targets: list[int] | float | int
+    is_cut: bool = False  # tokens were lost
 
     @property
     def number_of_targets(self) -> int:
@@ -40,42 +39,6 @@ class Reader:
     max_length: int
     padding: int
 
-    def causal(self, rows: Sequence[Row], column: str) -> list[Example]:
-        """Every token is the target of the one before it."""
-        encoded = self._encode([_text(row, column) for row in rows])
-        return [
-            Example(inputs, [*inputs["input_ids"][1:], IGNORED][: len(inputs["input_ids"])])
-            for inputs in _split(encoded)
-        ]
-
-    def masked(
-        self, rows: Sequence[Row], column: str, probability: float, seed: int
-    ) -> list[Example]:
-        """Some tokens are masked (80 %), replaced (10 %) or kept (10 %), and are the targets.
-
-        Drawn once, row by row: every average is evaluated on the same masks, whatever the batches.
-        """
-        if self.tokenizer.mask_token_id is None:
-            raise TaskError("kind: masked-lm: the tokenizer has no mask token")
-        draw = random.Random(seed)
-        special = set(self.tokenizer.all_special_ids)
-        words = [i for i in range(len(self.tokenizer)) if i not in special]
-        examples = []
-        for inputs in _split(self._encode([_text(row, column) for row in rows])):
-            targets = [IGNORED] * len(inputs["input_ids"])
-            seen = list(inputs["input_ids"])
-            for place, token in enumerate(inputs["input_ids"]):
-                if token in special or draw.random() >= probability:
-                    continue
-                targets[place] = token
-                fate = draw.random()
-                if fate >= _KEPT + _RANDOM:
-                    seen[place] = self.tokenizer.mask_token_id
-                elif fate >= _KEPT:
-                    seen[place] = draw.choice(words)
-            examples.append(Example({**inputs, "input_ids": seen}, targets))
-        return examples
-
     def classified(
         self,
         rows: Sequence[Row],
@@ -83,9 +46,11 @@ class Reader:
         target: Callable[[Row], float | int],
     ) -> list[Example]:
         """One target for each text, or pair of texts."""
-        encoded = self._encode(*([_text(row, column) for row in rows] for column in columns))
+        texts = ([as_text(row, column) for row in rows] for column in columns)
+        encoded, cut = self._encode(*texts)
         return [
-            Example(inputs, target(row)) for row, inputs in zip(rows, _split(encoded), strict=True)
+            Example(inputs, target(row), i in cut)
+            for i, (row, inputs) in enumerate(zip(rows, _split(encoded), strict=True))
         ]
 
     def tagged(self, rows: Sequence[Row], words: str, tags: str, labels: Labels) -> list[Example]:
@@ -93,7 +58,8 @@ class Reader:
         if not self.tokenizer.is_fast:
             raise TaskError("kind: token-classification: needs a fast tokenizer (tokenizer.json)")
         numbers = [_tags(row, words, tags, labels) for row in rows]
-        encoded = self._encode([list(row.get(words)) for row in rows], is_split_into_words=True)
+        texts = [list(row.get(words)) for row in rows]
+        encoded, cut = self._encode(texts, is_split_into_words=True)
         examples = []
         for i, inputs in enumerate(_split(encoded)):
             places = encoded.word_ids(i)
@@ -101,7 +67,7 @@ class Reader:
                 numbers[i][word] if word is not None and word != before else IGNORED
                 for before, word in zip([None, *places], places, strict=False)
             ]
-            examples.append(Example(inputs, targets))
+            examples.append(Example(inputs, targets, i in cut))
         return examples
 
     def batch(self, examples: Sequence[Example], size: int, path: Path) -> tuple[list[Batch], str]:
@@ -115,8 +81,17 @@ class Reader:
         out = len(examples) - len(kept)
         return batches, f"{path}: {out} rows left out: no token to predict" if out else ""
 
-    def _encode(self, *texts: Any, **options: Any) -> Any:
-        return self.tokenizer(*texts, truncation=True, max_length=self.max_length, **options)
+    def _encode(self, *texts: list[Any], **options: Any) -> tuple[Any, set[int]]:
+        """Texts, or pairs of them, cut where they are too long; and which of them were."""
+        encoded = self.tokenizer(*texts, truncation=True, max_length=self.max_length, **options)
+        full = [i for i, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
+        if not full:
+            return encoded, set()
+        again = ([column[i] for i in full] for column in texts)
+        whole = self.tokenizer(*again, verbose=False, **options)["input_ids"]
+        return encoded, {
+            i for i, ids in zip(full, whole, strict=True) if len(ids) > self.max_length
+        }
 
     def _stack(self, examples: Sequence[Example], per_row: float) -> Batch:
         batch: Batch = {
@@ -146,7 +121,7 @@ def _pad(rows: Sequence[list[int]], value: int) -> Tensor:
     return torch.tensor([row + [value] * (longest - len(row)) for row in rows])
 
 
-def _text(row: Row, column: str) -> str:
+def as_text(row: Row, column: str) -> str:
     value = row.get(column)
     if not isinstance(value, str):
         raise TaskError(f"{row.where}: {column}: must be text, found {type(value).__name__}")

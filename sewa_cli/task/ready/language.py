@@ -1,0 +1,198 @@
+"""Texts as rows of tokens, of which none is lost: for causal and masked language models.
+
+A text that is too long is cut into rows, not truncated. In a causal row every token is predicted
+from those before it in the row, and the last one predicts the first of the next row: so every token
+of a text but its first is a target exactly once, and none is read twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.task.ready.batches import IGNORED
+from sewa_cli.task.ready.chat import Span, answers, conversation
+from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.text import Example, as_text
+
+_KEPT, _RANDOM = 0.1, 0.1  # of the masked: left as they are, replaced by any token
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text, and which of its tokens are to be predicted."""
+
+    ids: list[int]
+    wanted: list[bool]
+
+    @classmethod
+    def plain(cls, ids: list[int]) -> Tokens:
+        return cls(ids, [True] * len(ids))
+
+
+@dataclass(frozen=True)
+class Language:
+    """Rows of language models; `tokenizer` is one of transformers'."""
+
+    tokenizer: Any
+    max_length: int
+    pack: bool
+
+    # ---- what is read ------------------------------------------------------------------------
+
+    def texts(self, rows: Sequence[Row], column: str) -> list[Tokens]:
+        encoded = self._encode([as_text(row, column) for row in rows])
+        return [Tokens.plain(self._with_one_start(ids)) for ids in encoded]
+
+    def chats(self, rows: Sequence[Row], column: str) -> list[Tokens]:
+        """Messages as the tokenizer's chat template renders them; the answers are wanted."""
+        chats = [(row, conversation(row, column)) for row in rows]
+        return [
+            self._marked(*answers(self.tokenizer, row, messages), special=False)
+            for row, messages in chats
+        ]
+
+    def completions(self, rows: Sequence[Row], prompt: str, completion: str) -> list[Tokens]:
+        """A prompt and what has to follow it, both texts or both lists of messages."""
+        return [self._completion(row, prompt, completion) for row in rows]
+
+    def _completion(self, row: Row, prompt: str, completion: str) -> Tokens:
+        if isinstance(row.get(prompt), list):
+            before = conversation(row, prompt)
+            whole = [*before, *conversation(row, completion)]
+            text, spans = answers(self.tokenizer, row, whole, first=len(before))
+            return self._marked(text, spans, special=False)
+        start, end = as_text(row, prompt), as_text(row, completion)
+        found = self._marked(start + end, [(len(start), len(start + end))], special=True)
+        last = self.tokenizer.eos_token_id
+        if last is None or found.ids[-1:] == [last]:
+            return found
+        return Tokens([*found.ids, last], [*found.wanted, True])
+
+    def _marked(self, text: str, spans: Sequence[Span], special: bool) -> Tokens:
+        """Wanted are the tokens that have a character in one of the spans."""
+        if not self.tokenizer.is_fast:
+            raise TaskError(
+                "chats and prompts need a fast tokenizer (tokenizer.json), which knows where a "
+                "token stands in its text"
+            )
+        encoded = self.tokenizer(
+            text, add_special_tokens=special, return_offsets_mapping=True, verbose=False
+        )
+        wanted = [
+            any(start < span_end and span_start < end for span_start, span_end in spans)
+            for start, end in encoded["offset_mapping"]
+        ]
+        ids = self._with_one_start(encoded["input_ids"])
+        last = self.tokenizer.eos_token_id
+        if special and spans and wanted and ids[-1] == last:  # which the tokenizer has added
+            wanted[-1] = True
+        return Tokens(ids, wanted[-len(ids) :] if ids else [])
+
+    def _encode(self, texts: list[str], special: bool = True) -> list[list[int]]:
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=special, verbose=False)[
+            "input_ids"
+        ]
+        return encoded
+
+    def _with_one_start(self, ids: list[int]) -> list[int]:
+        """A text may begin with the token that the tokenizer puts before it, as a rendered chat."""
+        first = self.tokenizer.bos_token_id
+        return ids[1:] if first is not None and ids[:2] == [first, first] else ids
+
+    # ---- rows of them ------------------------------------------------------------------------
+
+    def causal(self, texts: Sequence[Tokens]) -> list[Example]:
+        """Every wanted token is the target of the one before it."""
+        some = [self._joined(texts)] if self.pack else texts
+        return [example for text in some for example in self._cut(text)]
+
+    def _cut(self, text: Tokens) -> Iterator[Example]:
+        """Its rows; those with nothing to predict are left out, unless there are no others."""
+        targets = [i if w else IGNORED for i, w in zip(text.ids, text.wanted, strict=True)][1:]
+        if all(target == IGNORED for target in targets):
+            yield self._example(text.ids[:1], [IGNORED])
+            return
+        for start in range(0, len(targets), self.max_length):
+            end = min(start + self.max_length, len(targets))
+            if any(target != IGNORED for target in targets[start:end]):
+                yield self._example(text.ids[start:end], targets[start:end])
+
+    def _joined(self, texts: Sequence[Tokens]) -> Tokens:
+        """One after the other, each ended by the token for that."""
+        end = self._end(self.tokenizer.eos_token_id)
+        ids: list[int] = []
+        wanted: list[bool] = []
+        for text in texts:
+            ids += text.ids
+            wanted += text.wanted
+            if text.ids[-1:] != [end]:
+                ids.append(end)
+                wanted.append(all(text.wanted))  # of a chat, only the answers
+        return Tokens(ids, wanted)
+
+    def _end(self, *tokens: int | None) -> int:
+        found = next((token for token in tokens if token is not None), None)
+        if found is None:
+            raise ConfigError("args.pack: the tokenizer has no EOS token to join texts with")
+        return found
+
+    def masked(
+        self, rows: Sequence[Row], column: str, probability: float, seed: int
+    ) -> list[Example]:
+        """Some tokens are masked (80 %), replaced (10 %) or kept (10 %), and are the targets.
+
+        Drawn once, row by row: every average is evaluated on the same masks, whatever the batches.
+        """
+        if self.tokenizer.mask_token_id is None:
+            raise TaskError("kind: masked-lm: the tokenizer has no mask token")
+        draw = random.Random(seed)
+        special = set(self.tokenizer.all_special_ids)
+        words = [i for i in range(len(self.tokenizer)) if i not in special]
+        examples = []
+        for ids in self._bracketed(self._encode([as_text(r, column) for r in rows], special=False)):
+            targets = [IGNORED] * len(ids)
+            seen = list(ids)
+            for place, token in enumerate(ids):
+                if token in special or draw.random() >= probability:
+                    continue
+                targets[place] = token
+                fate = draw.random()
+                if fate >= _KEPT + _RANDOM:
+                    seen[place] = self.tokenizer.mask_token_id
+                elif fate >= _KEPT:
+                    seen[place] = draw.choice(words)
+            examples.append(self._example(seen, targets))
+        return examples
+
+    def _bracketed(self, texts: list[list[int]]) -> Iterator[list[int]]:
+        """Rows of texts without special tokens, each with those that the tokenizer puts around."""
+        before, after = self._brackets
+        room = self.max_length - len(before) - len(after)
+        if room < 1:
+            raise ConfigError(
+                f"args.max_length: {self.max_length} leaves no room between the special tokens"
+            )
+        if self.pack:
+            end = self._end(self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
+            texts = [[token for ids in texts for token in [*ids, end]][:-1]]
+        for ids in texts:
+            for start in range(0, max(1, len(ids)), room):
+                yield [*before, *ids[start : start + room], *after]
+
+    @cached_property
+    def _brackets(self) -> tuple[list[int], list[int]]:
+        """The special tokens before a text, and those after it."""
+        [bare], [whole] = self._encode(["a"], special=False), self._encode(["a"])
+        start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+        return whole[:start], whole[start + len(bare) :]
+
+    def _example(self, ids: list[int], targets: list[int]) -> Example:
+        inputs = {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        if "token_type_ids" in self.tokenizer.model_input_names:
+            inputs["token_type_ids"] = [0] * len(ids)
+        return Example(inputs, targets)

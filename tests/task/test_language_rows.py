@@ -1,0 +1,314 @@
+"""Rows of language models: every token is predicted once, chats by their answers, packed or not."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.hf_runs import config_of, tokenizer, write_rows
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.task import load_task
+from sewa_cli.task.ready.language import Language
+from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.text import Example
+
+WORDS = tokenizer(brackets=False)
+BRACKETS = tokenizer(brackets=True)
+START, END = 2, 3  # [CLS] and [SEP]
+for one in (WORDS, BRACKETS):
+    one.bos_token, one.eos_token = "[CLS]", "[SEP]"
+
+CHAT = (
+    "{% for m in messages %}[CLS] {{ m.role }} : {{ m.content }} [SEP]\n{% endfor %}"
+    "{% if add_generation_prompt %}[CLS] assistant : {% endif %}"
+)
+MARKED = (
+    "{% for m in messages %}[CLS] {{ m.role }} : {% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content }} [SEP]{% endgeneration %}"
+    "{% else %}{{ m.content }} [SEP]{% endif %}{% endfor %}"
+)
+texts = st.lists(st.sampled_from(["return", "the", "object", "with", "a", "None"]))
+
+
+def rows(*values: dict[str, Any]) -> list[Row]:
+    return [Row(f"rows: row {i}", value) for i, value in enumerate(values, 1)]
+
+
+def with_template(template: str) -> Any:
+    words = copy.deepcopy(WORDS)
+    words.chat_template = template
+    return words
+
+
+def predicted(examples: list[Example]) -> list[int]:
+    """The targets, in order."""
+    found = [x.targets for x in examples]
+    return [target for targets in found for target in targets if target != -100]  # type: ignore[union-attr]
+
+
+def inputs(examples: list[Example]) -> list[int]:
+    return [token for example in examples for token in example.inputs["input_ids"]]
+
+
+@settings(max_examples=60)
+@given(texts, st.integers(1, 9))
+def test_every_token_but_the_first_is_predicted_once_from_the_one_before_it(
+    text: list[str], length: int
+) -> None:
+    whole = WORDS(" ".join(text))["input_ids"]
+    language = Language(WORDS, length, pack=False)
+    examples = language.causal(language.texts(rows({"text": " ".join(text)}), "text"))
+    assert predicted(examples) == whole[1:]
+    for example in examples:
+        ids, targets = example.inputs["input_ids"], example.targets
+        assert isinstance(targets, list)
+        assert len(ids) <= length
+        assert ids[1:] == targets[: len(ids) - 1] or len(whole) < 2
+    if len(whole) > 1:
+        assert inputs(examples) == whole[:-1]  # none is read twice
+        assert len(examples) == -(-(len(whole) - 1) // length)
+
+
+@settings(max_examples=60)
+@given(st.lists(texts, min_size=1, max_size=5), st.integers(1, 9))
+def test_packed_rows_hold_all_tokens_with_an_end_after_each_text(
+    several: list[list[str]], length: int
+) -> None:
+    joined = [" ".join(text) for text in several]
+    stream = [token for text in joined for token in [*WORDS(text)["input_ids"], END]]
+    language = Language(WORDS, length, pack=True)
+    examples = language.causal(language.texts(rows(*({"text": t} for t in joined)), "text"))
+    if len(stream) > 1:
+        assert predicted(examples) == stream[1:]
+        assert inputs(examples) == stream[:-1]
+        assert all(len(x.inputs["input_ids"]) == length for x in examples[:-1])
+
+
+@settings(max_examples=60)
+@given(st.lists(texts, min_size=1, max_size=4), st.integers(3, 9), st.booleans())
+def test_masked_rows_have_every_token_once_between_special_ones(
+    several: list[list[str]], length: int, pack: bool
+) -> None:
+    joined = [" ".join(text) for text in several]
+    bare = [BRACKETS(text, add_special_tokens=False)["input_ids"] for text in joined]
+    language = Language(BRACKETS, length, pack)
+    examples = language.masked(rows(*({"text": t} for t in joined)), "text", 0.999999, 0)
+    for example in examples:
+        ids = example.inputs["input_ids"]
+        assert (ids[0], ids[-1]) == (START, END)
+        assert len(ids) <= length
+        assert example.inputs["token_type_ids"] == [0] * len(ids)
+    assert predicted(examples) == [token for ids in bare for token in ids]
+
+
+def test_short_masked_texts_are_as_the_tokenizer_makes_them() -> None:
+    language = Language(BRACKETS, 30, pack=False)
+    [example] = language.masked(rows({"text": "return the object"}), "text", 1e-9, 0)
+    assert example.inputs == dict(BRACKETS("return the object"))
+    with pytest.raises(ConfigError, match=r"args\.max_length: 2 leaves no room"):
+        Language(BRACKETS, 2, pack=False).masked(rows({"text": "a"}), "text", 0.1, 0)
+
+
+def test_a_text_that_begins_with_the_tokenizers_own_start_has_one_start() -> None:
+    language = Language(BRACKETS, 30, pack=False)
+    [one, two] = language.texts(rows({"text": "[CLS] return"}, {"text": "return"}), "text")
+    assert one == two
+    assert one.ids[:2] != [START, START]
+
+
+# ---- chats -----------------------------------------------------------------------------------
+
+messages = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=60)
+@given(messages, st.sampled_from([CHAT, MARKED]))
+def test_answers_of_a_chat_are_those_of_a_naive_rendering(
+    chat: list[tuple[str, list[str]]], template: str
+) -> None:
+    ids: list[int] = []
+    wanted: list[bool] = []
+    for role, text in chat:
+        head = WORDS(f"[CLS] {role} :", add_special_tokens=False)["input_ids"]
+        content = WORDS(f"{' '.join(text)} [SEP]", add_special_tokens=False)["input_ids"]
+        ids += head + content
+        wanted += [False] * len(head) + [role == "assistant"] * len(content)
+    given = [{"role": role, "content": " ".join(text)} for role, text in chat]
+    [found] = Language(with_template(template), 99, pack=False).chats(
+        rows({"messages": given}), "messages"
+    )
+    assert found.ids == ids
+    if not (chat[0] == ("assistant", []) and template == CHAT):  # where is nothing?
+        assert found.wanted == wanted
+
+
+def test_answers_that_begin_with_a_space_are_found_by_marks() -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "  the list"}] * 2
+    [found] = Language(with_template(MARKED), 99, pack=False).chats(
+        rows({"messages": chat}), "messages"
+    )
+    answer = WORDS("the list [SEP]", add_special_tokens=False)["input_ids"]
+    assert [i for i, w in zip(found.ids, found.wanted, strict=True) if w] == answer * 2
+
+
+def test_long_chats_are_cut_and_rows_without_an_answer_are_no_loss() -> None:
+    chat = [
+        {"role": "user", "content": "return the object " * 9},
+        {"role": "assistant", "content": "None"},
+    ]
+    language = Language(with_template(CHAT), 4, pack=False)
+    [tokens] = language.chats(rows({"messages": chat}), "messages")
+    examples = language.causal([tokens])
+    answer = [i for i, w in zip(tokens.ids, tokens.wanted, strict=True) if w]
+    assert predicted(examples) == answer
+    assert len(examples) <= 2
+    assert all(x.number_of_targets for x in examples)
+
+
+def test_a_prompt_and_its_completion() -> None:
+    words = with_template(CHAT)
+    language = Language(words, 99, pack=False)
+    [found] = language.completions(
+        rows({"prompt": "return the", "completion": " object"}), "prompt", "completion"
+    )
+    assert found.ids == [*WORDS("return the object")["input_ids"], END]
+    prompt = len(WORDS("return the")["input_ids"])
+    assert found.wanted == [i >= prompt for i in range(len(found.ids))]
+    # the tokenizer may end texts itself
+    [ended] = Language(BRACKETS, 99, pack=False).completions(
+        rows({"prompt": "return the", "completion": " object"}), "prompt", "completion"
+    )
+    assert ended.ids == BRACKETS("return the object")["input_ids"]
+    assert ended.wanted[-1]
+    assert not ended.wanted[0]
+
+
+def test_a_prompt_may_be_a_chat_whose_answers_do_not_count() -> None:
+    before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]
+    before += [{"role": "user", "content": "b"}]
+    after = [{"role": "assistant", "content": "list"}]
+    for template in (CHAT, MARKED):
+        language = Language(with_template(template), 99, pack=False)
+        row = rows({"prompt": before, "completion": after})
+        [found] = language.completions(row, "prompt", "completion")
+        answer = [i for i, w in zip(found.ids, found.wanted, strict=True) if w]
+        assert answer == WORDS("list [SEP]", add_special_tokens=False)["input_ids"], template
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"messages": "hello"}, "rows: row 1: messages: must be a list of messages, found str"),
+        ({"messages": []}, "rows: row 1: messages: must be a list of messages, found nothing"),
+        ({"messages": ["a"]}, "row 1: messages: message 1: must be an object, found str"),
+        ({"messages": [{"role": "user"}]}, "message 1: content: must be text, found nothing"),
+        ({"messages": [{"content": "a"}]}, "message 1: role: must be text, found nothing"),
+        ({"messages": [{"role": 1, "content": "a"}]}, "message 1: role: must be text, found int"),
+        ({"text": "a"}, "rows: row 1: no column 'messages'; there are text"),
+    ],
+)
+def test_a_malformed_chat_is_named(row: dict[str, Any], said: str) -> None:
+    with pytest.raises(TaskError) as caught:
+        Language(with_template(CHAT), 99, pack=False).chats(rows(row), "messages")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_templates_that_cannot_be_used_are_told() -> None:
+    chat = rows(
+        {
+            "messages": [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "the"},
+                {"role": "user", "content": "b"},
+            ]
+        }
+    )
+    forgetful = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }} "
+    forgetful += "{% endif %}{% endfor %}"
+    for template, said in (
+        (
+            "{{ raise_exception('no chats') }}",
+            "rows: row 1: the chat template refuses it: no chats",
+        ),
+        ("{{ messages[7].content.no }}", "rows: row 1: the chat template refuses it: "),
+        (forgetful, "rows: row 1: the chat template renders message 2 in another way when others"),
+    ):
+        with pytest.raises(TaskError) as caught:
+            Language(with_template(template), 99, pack=False).chats(chat, "messages")
+        assert str(caught.value).startswith(said)
+    with pytest.raises(TaskError, match="the tokenizer has no chat template"):
+        Language(WORDS, 99, pack=False).chats(chat, "messages")
+
+
+# ---- the task ---------------------------------------------------------------------------------
+
+
+def task_args(folder: Path, **others: Any) -> dict[str, Any]:
+    config_of("causal-lm").save_pretrained(folder)
+    with_template(CHAT).save_pretrained(folder)
+    return {"kind": "causal-lm", "model": folder, "batch_size": 100, **others}
+
+
+def test_the_form_of_the_data_is_found_or_named(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]
+    forms: dict[str, dict[str, Any]] = {
+        "text": {"text": "return the object", "prompt": "x"},
+        "chat": {"messages": chat, "id": 5},
+        "pair": {"prompt": "return", "completion": " the object"},
+    }
+    targets = {}
+    for name, row in forms.items():
+        write_rows(tmp_path / f"{name}.jsonl", [row] * 2)
+        args = task_args(tmp_path / "model", selection=tmp_path / f"{name}.jsonl")
+        [batch] = load_task("huggingface", args).selection_data
+        targets[name] = int((batch["targets"][0] != -100).sum())
+    text = len(WORDS("return the object")["input_ids"])
+    answer = len(WORDS("the [SEP]", add_special_tokens=False)["input_ids"])
+    assert targets["text"] == text - 1
+    assert targets["chat"] == answer
+    assert targets["pair"] == text - len(WORDS("return")["input_ids"]) + 1
+    write_rows(tmp_path / "talk.jsonl", [{"talk": chat, "text": "no"}])
+    args = task_args(tmp_path / "model", selection=tmp_path / "talk.jsonl", messages="talk")
+    [batch] = load_task("huggingface", args).selection_data
+    assert int((batch["targets"] != -100).sum()) == answer
+    with pytest.raises(ConfigError, match="the data are `text`, `messages`, or `prompt` and"):
+        load_task("huggingface", args | {"text": "text"})
+
+
+def test_packed_rows_are_full_and_without_an_end_they_cannot_be(tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", [{"text": "return the object"}] * 40)
+    args = task_args(
+        tmp_path / "model", selection=tmp_path / "rows.jsonl", pack=True, max_length=16
+    )
+    [batch] = load_task("huggingface", args).selection_data
+    assert bool((batch["attention_mask"][:-1] == 1).all())
+    tokens = 40 * (len(WORDS("return the object")["input_ids"]) + 1) - 1
+    assert int((batch["targets"] != -100).sum()) == tokens
+    tokenizer(brackets=False).save_pretrained(tmp_path / "plain")
+    with pytest.raises(ConfigError, match=r"args\.pack: the tokenizer has no EOS token"):
+        load_task("huggingface", args | {"tokenizer": tmp_path / "plain"})
+    with pytest.raises(ConfigError, match="kind sequence-classification has no pack"):
+        load_task("huggingface", args | {"kind": "sequence-classification"})
+
+
+def test_only_rows_that_lose_tokens_are_told_of(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    config_of("sequence-classification", ["few", "many"]).save_pretrained(folder)
+    BRACKETS.save_pretrained(folder)
+    exact = len(BRACKETS("return the object")["input_ids"])
+    given = ["return the object", "return", "return the object with"]
+    write_rows(tmp_path / "rows.jsonl", [{"text": text, "label": 1} for text in given])
+    args = {"kind": "sequence-classification", "model": folder, "max_length": exact}
+    task = load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"})
+    [note] = task.notes
+    assert "1 of 3 rows for selection are longer than max_length" in note
+    write_rows(tmp_path / "rows.jsonl", [{"text": text, "label": 1} for text in given[:2]])
+    assert load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"}).notes == ()

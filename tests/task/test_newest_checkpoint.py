@@ -1,0 +1,407 @@
+"""`task: huggingface` without `model`: all from the newest checkpoint; adapters on their base."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.hf_runs import naive_examples, naive_loss, text_rows, tokenizer, write_rows
+from helpers.tiny import Sewa
+from helpers.trainers import third_party
+from safetensors.torch import load_file, save_file
+
+peft = pytest.importorskip("peft")
+
+TINY: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+}
+YAML = """\
+task: huggingface
+args: {kind: causal-lm, selection: data/dev.jsonl, heldout: data/heldout.jsonl}
+checkpoints: run
+K: 3
+device: cpu
+gumbel: {iterations: 4}
+"""
+
+
+def steps(model: Any, save: Any) -> None:
+    """A few noisy steps; what is saved after each of them."""
+    rows = [{"text": row["text"]} for row in text_rows()]
+    words = tokenizer(brackets=False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.5)
+    for step in range(1, 6):
+        ids = words(rows[step]["text"], return_tensors="pt")["input_ids"][:, :32]
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        save(step)
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """run/: checkpoints of a Trainer's layout; lora/: adapters of base/; data/ and sewa.yaml."""
+    folder = tmp_path_factory.mktemp("newest")
+    rows = [{"text": row["text"]} for row in text_rows()]
+    write_rows(folder / "data" / "dev.jsonl", rows[:40])
+    write_rows(folder / "data" / "heldout.jsonl", rows[40:80])
+    with third_party():
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY))
+        model.save_pretrained(folder / "base")
+
+        def save(step: int) -> None:
+            model.save_pretrained(folder / "run" / f"checkpoint-{step}")
+            tokenizer(brackets=False).save_pretrained(folder / "run" / f"checkpoint-{step}")
+
+        steps(model, save)
+        base = transformers.LlamaForCausalLM.from_pretrained(folder / "base")
+        settings = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        adapted = peft.get_peft_model(base, settings)
+        adapted.peft_config["default"].base_model_name_or_path = "base"
+
+        def save_adapter(step: int) -> None:
+            adapted.save_pretrained(folder / "lora" / f"checkpoint-{step}")
+
+        steps(adapted, save_adapter)
+    tokenizer(brackets=False).save_pretrained(folder / "lora")
+    # for the naive loss
+    tokenizer(brackets=False).save_pretrained(folder / "model")
+    (folder / "sewa.yaml").write_text(YAML)
+    return folder
+
+
+@pytest.fixture
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(made, tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path / "work"
+
+
+def heldout(folder: Path, model: Any) -> float:
+    with third_party():
+        return naive_loss(
+            model.eval(), naive_examples(folder, "causal-lm", "heldout"), "causal-lm"
+        )[0]
+
+
+# ---- plain checkpoints --------------------------------------------------------------------------
+
+
+def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here: Path, sewa: Sewa) -> None:
+    ended = sewa("select", "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    assert "model and tokenizer from run/checkpoint-5" in " ".join(ended.err.split())
+    average = json.loads(ended.out)["average"]
+    with third_party():
+        model = transformers.LlamaForCausalLM.from_pretrained("best")
+    assert heldout(here, model) == pytest.approx(average["heldout_loss"], rel=1e-4)
+    # an average is a folder like theirs
+    evaluated = sewa("evaluate", "best", "run/checkpoint-1", "--json")
+    assert evaluated.code == 0, evaluated.err
+    assert "from run/checkpoint-1" in evaluated.err
+    [best, _] = json.loads(evaluated.out)["files"]
+    assert best["heldout_loss"] == pytest.approx(average["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["validate"],
+        ["compare", "--methods", "last,uniform"],
+        ["select", "--dry-run"],
+        ["select", "--to-step", "4", "-o", "x"],
+    ],
+)
+def test_every_command_finds_it(here: Path, sewa: Sewa, command: list[str]) -> None:
+    del here
+    ended = sewa(*command)
+    assert ended.code == 0, ended.err
+    newest = "checkpoint-4" if "--to-step" in command else "checkpoint-5"
+    assert f"model and tokenizer from run/{newest}" in " ".join(ended.err.split())
+
+
+def test_paths_may_come_from_standard_input(
+    here: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "".join(f"{path}\n" for path in here.glob("run/checkpoint-*"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(names.encode())))
+    ended = sewa("validate", "-", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["checkpoints"] == 5
+
+
+def test_a_tokenizer_in_the_run_above_is_used_and_told(here: Path, sewa: Sewa) -> None:
+    for path in here.glob("run/checkpoint-*/tokenizer*"):
+        path.unlink()
+    ended = sewa("validate")
+    assert ended.code == 4
+    assert ended.error.startswith("run/checkpoint-5, run: holds no tokenizer")
+    tokenizer(brackets=False).save_pretrained("run")
+    ended = sewa("validate")
+    assert ended.code == 0, ended.err
+    said = " ".join(ended.err.split())
+    assert "model from run/checkpoint-5, tokenizer from run" in said
+    ended = sewa("validate", "--set", "args.tokenizer=model", "--set", "args.model=base")
+    assert ended.code == 0, ended.err
+
+
+def test_files_without_a_config_are_told(here: Path, sewa: Sewa) -> None:
+    (here / "flat").mkdir()
+    for step in range(1, 6):
+        shutil.copy(f"run/checkpoint-{step}/model.safetensors", f"flat/step-{step}.safetensors")
+    ended = sewa("validate", "flat")
+    assert ended.code == 2
+    assert ended.error == (
+        "args.model: is missing, and there is no config.json in flat, .; name a folder with a "
+        "config.json"
+    )
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # beside them
+        shutil.copy(f"run/checkpoint-5/{name}", "flat")
+    assert sewa("validate", "flat").code == 0
+
+
+# ---- adapters -----------------------------------------------------------------------------------
+
+
+def on_base(folder: str) -> Any:
+    with third_party():
+        base = transformers.LlamaForCausalLM.from_pretrained("base")
+        return peft.PeftModel.from_pretrained(base, folder)
+
+
+@pytest.mark.parametrize("mode", ["factors", "merged"])
+def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
+    ended = sewa("select", "lora", "--lora", mode, "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    said = " ".join(ended.err.split())
+    assert "adapters on the base model base, tokenizer from lora" in said
+    report = json.loads(ended.out)
+    adapter = load_file("lora/checkpoint-5/adapter_model.safetensors")
+    assert report["parameters"] == sum(tensor.numel() for tensor in adapter.values())
+    assert heldout(here, on_base("best")) == pytest.approx(
+        report["average"]["heldout_loss"], rel=1e-4
+    )
+    last = report["references"]["last"]["heldout_loss"]
+    assert heldout(here, on_base("lora/checkpoint-5")) == pytest.approx(last, rel=1e-4)
+    ended = sewa("evaluate", "lora/checkpoint-5", "--json")
+    assert json.loads(ended.out)["files"][0]["heldout_loss"] == pytest.approx(last, rel=1e-5)
+
+
+def test_a_base_that_is_not_here_is_asked_for(here: Path, sewa: Sewa) -> None:
+    (here / "base").rename("elsewhere")
+    ended = sewa("validate", "lora")
+    assert ended.code == 2
+    assert ended.error == (
+        "args.model: is missing: name the folder of the base model; "
+        "lora/checkpoint-5/adapter_config.json calls it base, which is not a folder with "
+        "config.json here"
+    )
+    ended = sewa("validate", "lora", "--set", "args.model=elsewhere")
+    assert ended.code == 0, ended.err
+
+
+def test_a_base_of_pickles_or_without_weights_is_refused(here: Path, sewa: Sewa) -> None:
+    weights = load_file("base/model.safetensors")
+    Path("base/model.safetensors").unlink()
+    torch.save(weights, "base/pytorch_model.bin")
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert ended.error.startswith("base: a model for causal-lm cannot be made from it: ")
+    (here / "base" / "pytorch_model.bin").unlink()
+    lost = "model.layers.0.mlp.up_proj.weight"
+    del weights[lost]
+    save_file(weights, "base/model.safetensors", metadata={"format": "pt"})
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert ended.error.startswith(f"base: has no weights for {lost}, and neither has lora/")
+
+
+def test_the_base_is_never_overwritten(here: Path, sewa: Sewa) -> None:
+    before = (here / "base" / "model.safetensors").read_bytes()
+    ended = sewa("select", "lora", "-o", "base", "--force")
+    assert ended.code == 3, ended.err
+    assert (here / "base" / "model.safetensors").read_bytes() == before
+
+
+def change_adapters(folder: Path, **settings: Any) -> None:
+    for path in folder.glob("lora/checkpoint-*/adapter_config.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+
+
+def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
+    """PEFT imports a module that adapter_config.json names."""
+    (here / "evil.py").write_text("open('ran', 'w')")
+    change_adapters(here, megatron_config={}, megatron_core="evil")
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert "adapter_config.json: megatron_core names a Python module to run; refused" in ended.error
+    assert not (here / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"peft_type": "NONE"}, "settings of an adapter cannot be made from it: "),
+        ({"target_modules": ["nowhere"]}, "a model with the adapter cannot be made from it: "),
+        ({"base_model_name_or_path": 5}, "calls it 5, which is not a folder with config.json here"),
+        ({"base_model_name_or_path": None}, "calls it None, which is not a folder with config.js"),
+        ({"base_model_name_or_path": "a\0b"}, "which is not a folder with config.json here"),
+    ],
+)
+def test_adapters_that_do_not_fit_are_told_in_one_line(
+    here: Path, sewa: Sewa, settings: dict[str, Any], said: str
+) -> None:
+    change_adapters(here, **settings)
+    ended = sewa("validate", "lora")
+    assert ended.code in (2, 4)
+    assert said in ended.error
+    assert "\n" not in ended.error
+
+
+def test_learned_prompts_are_not_for_this_task(here: Path, sewa: Sewa) -> None:
+    settings = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
+    for path in here.glob("lora/checkpoint-*/adapter_config.json"):
+        path.write_text(json.dumps({**settings, "base_model_name_or_path": "base"}))
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert "PREFIX_TUNING is not weights inside the model; write a task.py" in ended.error
+
+
+def test_without_peft_it_says_what_to_install(
+    here: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del here
+    monkeypatch.setitem(sys.modules, "peft", None)
+    ended = sewa("validate", "lora")
+    assert ended.code == 4
+    assert ended.error == "adapters need peft: pip install 'sewa-cli[hf]'"
+
+
+def test_a_classifier_head_saved_with_the_adapter_is_averaged(here: Path, sewa: Sewa) -> None:
+    """The base has none, and the labels are those of the config beside the adapters."""
+    base = transformers.BertConfig(
+        vocab_size=300, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=16, max_position_embeddings=32, pad_token_id=0,
+    )  # fmt: skip
+    names = {"id2label": {0: "a", 1: "b", 2: "c"}, "label2id": {"a": 0, "b": 1, "c": 2}}
+    with third_party():
+        transformers.BertModel(base).save_pretrained("bert")
+        config = transformers.BertConfig.from_pretrained("bert", **names)
+        for step in (1, 2, 3, 4):
+            model = transformers.BertForSequenceClassification.from_pretrained(
+                "bert", config=config
+            )
+            settings = peft.LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+            adapted = peft.get_peft_model(model, settings)
+            adapted.peft_config["default"].base_model_name_or_path = "../bert"
+            adapted.save_pretrained(f"heads/checkpoint-{step}")
+            config.save_pretrained(f"heads/checkpoint-{step}")
+    tokenizer(brackets=True).save_pretrained("bert")
+    rows = [{"one": r["text"], "two": "the list", "label": "abc"[i % 3]} for i, r in
+            enumerate(text_rows()[:30])]  # fmt: skip
+    write_rows(here / "data" / "pairs.jsonl", rows)
+    args = "kind=sequence-classification selection=data/pairs.jsonl heldout=null text=one"
+    sets = [x for a in f"{args} text_pair=two".split() for x in ("--set", f"args.{a}")]
+    ended = sewa("select", "heads", *sets, "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    assert "base_model.model.classifier.weight" in load_file("best/adapter_model.safetensors")
+    with third_party():
+        model = transformers.BertForSequenceClassification.from_pretrained("bert", config=config)
+        loaded = peft.PeftModel.from_pretrained(model, "best").eval()
+        words = tokenizer(brackets=True)
+        total = 0.0
+        for row in rows:
+            given = words(
+                row["one"], row["two"], return_tensors="pt", truncation=True, max_length=32
+            )
+            label = torch.tensor(["abc".index(row["label"])])
+            with torch.no_grad():  # by the model itself: PEFT's own class drops token_type_ids
+                total += float(loaded.get_base_model()(**given, labels=label).loss)
+    found = json.loads(ended.out)["average"]["selection_loss"]
+    assert found == pytest.approx(total / len(rows), rel=1e-4)
+
+
+# ---- data that were trained on ------------------------------------------------------------------
+
+
+def warnings(sewa: Sewa, *flags: str) -> list[str]:
+    ended = sewa("validate", "--json", *flags)
+    assert ended.code == 0, ended.err
+    return [text for text in json.loads(ended.out)["warnings"] if "training data" in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_told"),
+    [
+        ("train.jsonl", True),
+        ("train-00000-of-00001.jsonl", True),
+        ("MyTrainingSet.jsonl", True),
+        ("train/rows.jsonl", True),
+        ("not_trained.jsonl", False),
+        ("train_heldout.jsonl", False),
+        ("constraint.jsonl", False),
+        ("dev.jsonl", False),
+    ],
+)
+def test_a_name_that_says_train_is_warned_of(
+    here: Path, sewa: Sewa, name: str, is_told: bool
+) -> None:
+    path = here / "some" / name
+    path.parent.mkdir(parents=True)
+    shutil.copy("data/dev.jsonl", path)
+    found = warnings(sewa, "--set", f"args.selection=some/{name}")
+    assert len(found) == is_told
+    if is_told:
+        assert found[0].startswith(
+            f"some/{name}: is training data by its name, and used for selection: rows that the "
+            "model has seen"
+        )
+
+
+@pytest.mark.parametrize(
+    ("record", "content", "is_told"),
+    [
+        ("training_args.json", '{"train_file": "data/dev.jsonl"}', True),
+        ("training_args.json", '{"train_file": "/of/another/machine/dev.jsonl"}', True),
+        ("training_args.json", '{"data": {"train": ["data/dev.jsonl"]}}', True),
+        ("training_args.json", '{"validation_file": "data/dev.jsonl"}', False),
+        ("training_args.json", '{"train_file": "data/heldout2.jsonl"}', False),
+        ("training_args.json", "{", False),
+        ("training_args.json", "[" * 5000, False),
+        ("training_args.bin", '{"train_file": "data/dev.jsonl"}', False),
+        ("README.md", "---\ndatasets:\n- ../data/dev.jsonl\n---\n# A model\n", True),
+        ("README.md", "---\ndatasets: [wikitext]\n---\ntrained on data/dev.jsonl\n", False),
+        ("README.md", "---\n{[\n---\n", False),
+    ],
+)
+def test_what_the_run_says_it_was_trained_on_is_warned_of(
+    here: Path, sewa: Sewa, record: str, content: str, is_told: bool
+) -> None:
+    (here / "run" / record).write_text(content)
+    found = warnings(sewa)
+    assert len(found) == is_told
+    if is_told:
+        assert f"data/dev.jsonl: is training data by run/{record}, and used for sel" in found[0]
+
+
+def test_rows_in_two_files_are_found_whatever_their_batches(here: Path, sewa: Sewa) -> None:
+    lines = Path("data/dev.jsonl").read_text().splitlines(keepends=True)
+    (here / "data" / "seen.jsonl").write_text("".join(lines[::-1][:25]))
+    ended = sewa("select", "--set", "args.training=data/seen.jsonl", "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    [found] = [w for w in json.loads(ended.out)["warnings"] if "training_data" in w]
+    assert "selection rows looked at are in training_data too" in found
