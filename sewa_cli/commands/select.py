@@ -229,8 +229,9 @@ def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], dict[Name, float], Cho
         _check_finite(simple)
         best = min(simple, key=lambda name: or_inf(simple[name]))
         averages = family(run.trajectory.k)
+        known = simple if choice.spares else {}
         scored = {
-            with_K(*name): _Simple(averages[name], run.score(averages[name]))
+            with_K(*name): _Simple(averages[name], run.score(averages[name], known.get(name)))
             for name in dict.fromkeys((best, *ALWAYS))
         }
     return scored, simple, choice

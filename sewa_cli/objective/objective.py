@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
+from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.tree import (
     WALK,
@@ -71,6 +72,8 @@ class Objective:
     # the average in the end
     batch_statistics: bool = False
     passes: Passes = field(default_factory=Passes)
+    # batch ↦ the classes that its outputs are logits of, where the task says them
+    say_targets: Callable[[Batch], Any] | None = None
 
     offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
 
@@ -114,6 +117,26 @@ class Objective:
         self.passes.forward += 1
         with self._learning(batch):
             return self.predict(self.model.module, to_device(batch, self.model.device))
+
+    def targets(self, batch: Batch) -> Targets | None:
+        """Whose cross-entropies make up the loss; None: the task does not say."""
+        if self.say_targets is None:
+            return None
+        said = self.say_targets(to_device(batch, self.model.device))
+        return None if said is None else Targets.of(said, rows(batch))
+
+    def logits(
+        self, batch: Batch, targets: Targets, bytes_at_once: int
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """The model's logits at the targets, float32 [p, V], in pieces in order."""
+        outputs = self.outputs(batch)
+        if not isinstance(outputs, Tensor):
+            raise TaskError("targets(): predict() must return one tensor of logits [..., classes]")
+        outputs = outputs.detach().flatten(0, -2)
+        step = max(1, bytes_at_once // (4 * outputs.shape[-1]))
+        for start in range(0, len(targets), step):
+            piece = slice(start, min(start + step, len(targets)))
+            yield piece, outputs[targets.where[piece]].float()
 
     def batches(self) -> Iterator[Batch]:
         """Selection batches without end, on the device, starting over when they are exhausted."""

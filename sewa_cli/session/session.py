@@ -164,7 +164,12 @@ def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
     objective = Objective(
-        FlatModel(built, device, only), task.predict, task.loss, task.backward, task.selection_data
+        FlatModel(built, device, only),
+        task.predict,
+        task.loss,
+        task.backward,
+        task.selection_data,
+        say_targets=task.targets,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
     return replace(objective, batch_statistics=anew)
@@ -268,8 +273,15 @@ class Run:
         self._loaded = None
         return dict(zip(names, found, strict=True))
 
-    def score(self, coefficients: Sequence[float]) -> Scored:
-        """An average that is not written; BatchNorm as for a file of it."""
+    def score(self, coefficients: Sequence[float], known: float | None = None) -> Scored:
+        """An average that is not written; BatchNorm as for a file of it.
+
+        `known`: its selection loss, which is what a file of it would have if none of it is rounded.
+        """
+        if known is not None and self.scorer.changes_nothing:
+            if self.scorer.heldout is not None or self.scorer.metrics is not None:
+                self.load(coefficients)
+            return self.scorer.score(known)
         self.load(coefficients)
         if self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
             self.scorer.recompute()

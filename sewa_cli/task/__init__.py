@@ -35,7 +35,7 @@ REQUIRED = {
     "selection_data": ("selection_data(**args)", "re-iterable batches to choose with"),
     "loss": ("loss(outputs, batch)", "the mean over the batch, differentiable in outputs"),
 }
-OPTIONAL = ("predict", "heldout_data", "training_data", "metrics")
+OPTIONAL = ("predict", "targets", "heldout_data", "training_data", "metrics")
 TAKES_ARGS = ("build_model", "selection_data", "heldout_data", "training_data")
 
 
@@ -80,6 +80,7 @@ class Task:
     heldout_data: Batches | None = None
     training_data: Batches | None = None
     metrics: Callable[[nn.Module], dict[str, float]] | None = None
+    targets: Callable[[Any], Any] | None = None
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -139,6 +140,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         metrics=_guarded("metrics", functions["metrics"], _checked_metrics)
         if "metrics" in functions
         else None,
+        targets=_guarded("targets", functions["targets"]) if "targets" in functions else None,
     )
 
 

@@ -89,11 +89,12 @@ def _side_by_side(sizes: Sizes, probe: Surrogate) -> float:
     """Seconds of one loss and gradient among many, which share the products with the cache."""
     together = 4
     C = torch.full((together, 2), 1 / 2, dtype=torch.float64)
-    weights = torch.ones(together, probe.numbers, device=probe.base.device)
+    shares = torch.full((together, sum(probe.outputs.counts)), 1.0)
+    factors = probe.outputs.factors(shares, by_row=probe.outputs.is_by_row)
     seconds = inf
     for _ in range(3):  # the first pays for what is imported and allocated
         start = perf_counter()
-        probe.gradients(C, weights)
+        probe.gradients(C, factors)
         seconds = min(seconds, perf_counter() - start)
     calls = min(sizes.batches, ceil(sizes.rows / ROWS_TOGETHER))  # small batches are joined
     return calls * seconds / together

@@ -78,6 +78,7 @@ def functions_of(
         f"{part}_data": partial(batches.__getitem__, part) for part in batches
     }
     functions |= {"build_model": build_model, "predict": predict, "loss": loss}
+    functions["targets"] = targets
     if args.metrics and "heldout" in batches:
         functions["metrics"] = lambda model: score(model, batches["heldout"], predict, language)
     return functions
@@ -115,6 +116,14 @@ def loss(outputs: Tensor, batch: Batch) -> Tensor:
     targets: Tensor = batch["targets"]
     targets_per_row: float = batch["targets_per_row"]
     return _total(outputs, targets) / (len(targets) * targets_per_row)
+
+
+def targets(batch: Batch) -> tuple[Tensor, Tensor] | None:
+    """The classes, and what each one's cross-entropy counts; None if they are numbers."""
+    found: Tensor = batch["targets"]
+    if found.is_floating_point():
+        return None
+    return found, torch.tensor(1 / (len(found) * batch["targets_per_row"]))
 
 
 def _total(outputs: Tensor, targets: Tensor) -> Tensor:
