@@ -13,14 +13,29 @@ import json
 import random
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import finish
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from sewa_cli.events import Events
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.solvers import Problem
+from sewa_cli.solvers.linear.build import Keep, build
+from sewa_cli.solvers.linear.surrogate import mean
+from sewa_cli.trajectory.dense import Dense
 
 WORDS, LENGTH, CHECKPOINTS = 32_000, 128, 20
 STEPS, WARM_UP, EVERY, BATCH, RATE = 900, 50, 20, 8, 2e-3
 ROWS = 300  # to choose by, and as many held out
+AVERAGES = 20  # random ones, of five checkpoints or more
+VARIANTS = [(0, 0), (32, 32), (16, 16), (8, 56), (56, 8), (64, 64), (8, 8)]
 
 
 def make_run(folder: Path) -> None:
@@ -98,8 +113,83 @@ def _train(rows: list[list[int]], tokenizer: Any, folder: Path) -> None:
             print(f"step {step}  loss {loss:.4f}  {time.time() - start:.0f} s", flush=True)
 
 
+# ---- predictions -------------------------------------------------------------------------------
+
+
+def predictions(folder: Path, rows: int, variants: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Predicted against true losses of random averages, around the mean of all."""
+    objective, W = _objective(folder, rows)
+    model, k = objective.model, len(W)
+    problem = Problem(objective, Dense(W, model.layout), 2**34, 0, Events())
+    base = W.mean(0)
+    draw = random.Random(0)
+    subsets = [draw.sample(range(k), draw.randint(5, k)) for _ in range(AVERAGES)]
+    C = torch.stack([mean(chosen, k) for chosen in subsets])
+    true = torch.tensor([objective.value(c.float() @ W) for c in C])
+    found, rows_of_table = {}, []
+    for m, s in variants:
+        keep = Keep(most=10**12, largest=m, samples=s)
+        if m == 0:  # all logits: as of a task that does not say its targets
+            plain = replace(objective, say_targets=None)
+            here = build(replace(problem, objective=plain), base, 0.1, keep=keep)
+        else:
+            here = build(problem, base, 0.1, keep=keep)
+        start = time.perf_counter()
+        predicted = torch.tensor([here.loss(here.mix(c)) for c in C])
+        seconds = time.perf_counter() - start
+        errors = (predicted - true).abs()
+        found[m, s] = float(errors.mean())
+        all_logits = found.get((0, 0))
+        rows_of_table.append(
+            {
+                "kept": "all logits" if m == 0 else f"m={m}, s={s}",
+                "numbers a token": WORDS if m == 0 else 1 + m + s,
+                "mean error": found[m, s],
+                "worst": float(errors.max()),
+                "of all logits'": found[m, s] / all_logits if all_logits else 1.0,
+                "at the base": abs(here.loss(here.base) - objective.value(base)),
+                "ms a loss": 1000 * seconds / len(C),
+                "rows": here.size.rows,
+            }
+        )
+        print(rows_of_table[-1], flush=True)
+        del here
+    print(f"true losses {float(true.min()):.4f} to {float(true.max()):.4f}", flush=True)
+    return rows_of_table
+
+
+def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
+    """The newest checkpoint's model on the first selection rows, and W [k, P]."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folders = sorted((folder / "run").iterdir(), key=lambda path: int(path.name.split("-")[-1]))
+    tokenizer = AutoTokenizer.from_pretrained(folders[-1])
+    lines = (folder / "selection.jsonl").read_text().splitlines()[:rows]
+    ids = torch.tensor([tokenizer(json.loads(line)["text"])["input_ids"] for line in lines])
+    labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
+    batches = list(zip(ids.split(4), labels.split(4), strict=True))
+    model = FlatModel(AutoModelForCausalLM.from_pretrained(folders[-1]), torch.device("cpu"))
+    W = torch.empty(len(folders), model.layout.size)
+    for row, one in zip(W, folders, strict=True):
+        model.load(load_file(one / "model.safetensors").items())
+        row.copy_(model.flat)
+    objective = Objective(
+        model,
+        lambda module, batch: module(input_ids=batch[0]).logits,
+        lambda out, batch: F.cross_entropy(out.flatten(0, 1), batch[1].flatten()),
+        lambda loss: loss.backward(),
+        batches,
+        say_targets=lambda batch: batch[1],
+    )
+    return objective, W
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="kept there, made once")
+    parser.add_argument("--rows", type=int, default=8, help="to predict on")
+    parser.add_argument("--json", help="write the table here as well")
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    make_run(parser.parse_args().folder)
+    make_run(args.folder)
+    finish("language_model", predictions(args.folder, args.rows, VARIANTS), args.json)
