@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sewa_cli.events import Events
+from sewa_cli.objective.classes import Classes
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem
@@ -130,7 +131,7 @@ def predictions(folder: Path, rows: int, variants: list[tuple[int, int]]) -> lis
     for m, s in variants:
         keep = Keep(most=10**12, largest=m, samples=s)
         if m == 0:  # all logits: as of a task that does not say its targets
-            plain = replace(objective, say_targets=None)
+            plain = replace(objective, classes=None)
             here = build(replace(problem, objective=plain), base, 0.1, keep=keep)
         else:
             here = build(problem, base, 0.1, keep=keep)
@@ -173,14 +174,11 @@ def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
     for row, one in zip(W, folders, strict=True):
         model.load(load_file(one / "model.safetensors").items())
         row.copy_(model.flat)
-    objective = Objective(
-        model,
-        lambda module, batch: module(input_ids=batch[0]).logits,
-        lambda out, batch: F.cross_entropy(out.flatten(0, 1), batch[1].flatten()),
-        lambda loss: loss.backward(),
-        batches,
-        say_targets=lambda batch: batch[1],
-    )
+    predict = lambda module, batch: module(input_ids=batch[0]).logits  # noqa: E731
+    loss = lambda out, batch: F.cross_entropy(out.flatten(0, 1), batch[1].flatten())  # noqa: E731
+    classes = Classes(predict, loss, lambda batch: (batch[1], None))
+    objective = Objective(model, predict, loss, lambda found: found.backward(), batches)
+    objective = replace(objective, classes=classes)
     return objective, W
 
 

@@ -35,15 +35,15 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
     with seeded(config.seed):
         run = open_run(config, task, events or Events())
         session, k = run.session, len(run.session.checkpoints)
-        batches = _Batches(run)
         tier = None if run.streams else run.placer.fitting()[0]
+        streams = tier is not None and tier.reads(1) > tier.reads(0)
+        batches = _Batches(run, exact=streams or (tier is not None and tier.holds))
         placement, room = run.placer.plan(tier)
         cost = run.solver.cost(
             Sizes(k, config.K, batches.selection, batches.rows, room, session.objective)
         )
         K = k - 1 if config.K == AUTO else config.K
         reads = cost.reads if tier is None else tier.reads(cost.products) * k
-        streams = tier is not None and tier.reads(1) > tier.reads(0)
         if streams and run.solver.reading == "streamed":
             reads += cost.reads  # it remembers the simple averages
         elif tier is not None and not tier.holds:
@@ -65,8 +65,9 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
 class _Batches:
     """How many batches each evaluation goes through."""
 
-    def __init__(self, run: Run) -> None:
-        task, self._run = run.session.task, run
+    def __init__(self, run: Run, exact: bool) -> None:
+        """`exact`: W is in float32, held or streamed."""
+        task, self._run, self._exact = run.session.task, run, exact
         counted = [n for batch in task.selection_data if (n := rows(batch)) > 0]
         self.selection, self.rows = len(counted), sum(counted)
         self._scored = self.selection
@@ -86,6 +87,8 @@ class _Batches:
         simple = [anew(1), anew(2), anew(2)]
         found = len(simple) * self._scored + sum(simple) * self._trained + self._file(K)
         if self._run.solver.reading == "held":
+            if self._run.knows_simple and self._exact:
+                found -= len(simple) * self.selection
             found += len(family(len(self._run.session.checkpoints))) * self.selection
         return found
 

@@ -120,10 +120,7 @@ def _select(
         outputs = decide_outputs(config, force, stdout, session.newest, events.command)
         outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
 
-    references, simple, choice = run.retry(lambda: _learn(run, config.K))
-    with clock("evaluate"):
-        method = solver_for(config, config.K) if choice.name == LEARNED else choice.name
-        average, scored = _finish(run, choice.coefficients, method)
+    choice, simple, average, scored, references = run.retry(lambda: _learn(run, config.K))
     # what was chosen may be one of them, and has then nothing to gain over itself
     others = {
         name: reference.scored
@@ -205,8 +202,10 @@ def open_run(config: Config, task: Task, events: Events) -> Run:
     return Run(session, solver)
 
 
-def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], dict[Name, float], Choice]:
-    """Read, choose, and score the simple averages; the best one by selection rows is the first.
+def _learn(
+    run: Run, K: int
+) -> tuple[Choice, dict[Name, float], Average, Scored, dict[str, _Simple]]:
+    """Read, choose, score the choice and the simple averages; the best one by selection rows first.
 
     All of them are run first where W is held, so that a broken loss is found early; a solver that
     passes over the checkpoints has run them on its way.
@@ -227,14 +226,22 @@ def _learn(run: Run, K: int) -> tuple[dict[str, _Simple], dict[Name, float], Cho
         if simple is None:
             simple = run.simple_losses()
         _check_finite(simple)
+        method = solver_for(run.session.config, K) if choice.name == LEARNED else choice.name
+        average, scored = _finish(run, choice.coefficients, method)
         best = min(simple, key=lambda name: or_inf(simple[name]))
         averages = family(run.trajectory.k)
-        known = simple if choice.spares else {}
-        scored = {
-            with_K(*name): _Simple(averages[name], run.score(averages[name], known.get(name)))
+        if choice.spares:
+            run.know({tuple(averages[name]): loss for name, loss in simple.items()})
+        references = {
+            with_K(*name): _Simple(
+                averages[name],
+                scored  # the choice may be one of them
+                if _same(averages[name], choice.coefficients)
+                else run.score(averages[name]),
+            )
             for name in dict.fromkeys((best, *ALWAYS))
         }
-    return scored, simple, choice
+    return choice, simple, average, scored, references
 
 
 def _check_finite(losses: Mapping[Name, float]) -> None:

@@ -37,6 +37,7 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
     session.warn_of_overlap(training=True)
     if not isfinite(float(loss)):
         raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
+    summed = task.summarize is not None and task.heldout_data is not None
     return Validation(
         **session.head(),
         checkpoints=len(session.checkpoints),
@@ -49,5 +50,5 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         loss=float(loss),
         heldout_data=task.heldout_data is not None,
         training_data=task.training_data is not None,
-        metrics=task.metrics is not None,
+        metrics=task.metrics is not None or summed,
     )

@@ -208,7 +208,7 @@ class Evaluator:
                 loss, rows = known or objective.mean_loss(objective.selection)
             with seeded(seed):
                 heldout = None if scorer.heldout is None else objective.unit_losses(scorer.heldout)
-                scores = Scores(selection_loss=finite(loss), metrics=scorer.measure())
+                scores = Scores(selection_loss=finite(loss), metrics=scorer.measure(heldout))
             return Scored(scores, rows, heldout, statistics=statistics)
 
         return self.ledger.once("evaluate", coefficients, work)

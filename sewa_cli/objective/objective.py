@@ -5,7 +5,7 @@ Gets callables and tensors only; what the callables are (the user's functions) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
-from sewa_cli.objective.classes import Targets
+from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.tree import (
     WALK,
-    arrays,
     change,
     has_other_rows,
     has_rows,
@@ -27,6 +26,7 @@ from sewa_cli.objective.tree import (
     take_rows,
     tensors,
     to_device,
+    unchanged,
 )
 
 Batch = Any
@@ -43,11 +43,15 @@ class Passes:
 
 @dataclass(frozen=True)
 class UnitLosses:
-    """Losses of whole batches [b] and the rows in each [b]; of single rows [n] where they split."""
+    """Losses of whole batches [b] and the rows in each [b]; of single rows [n] where they split.
+
+    metrics: what the task makes of all targets, from the same pass.
+    """
 
     batches: Tensor
     counts: Tensor
     rows: Tensor | None
+    metrics: Mapping[str, float] | None = None
 
     @property
     def mean(self) -> float:
@@ -58,9 +62,25 @@ class UnitLosses:
         return bool(torch.isfinite(self.batches).all())
 
 
+@dataclass(frozen=True)
+class _Evaluated:
+    """A batch: its rows, its loss 0-d, that of each row where it is known, and what was seen."""
+
+    n: int
+    loss: Tensor
+    rows: Tensor | None
+    seen: tuple[Tensor, ...]
+
+
 @dataclass
 class Objective:
-    """The user's loss of the model's weights, on the selection data or any other."""
+    """The user's loss of the model's weights, on the selection data or any other.
+
+    classes    what the task says about its cross-entropies, so that logits can be made in pieces
+    observe    (outputs, batch) ↦ numbers to keep of a batch whose classes are not known
+    summarize  what was kept of all batches (losses and hits of the targets; else what was
+               observed) ↦ metrics
+    """
 
     model: FlatModel
     predict: Callable[[nn.Module, Batch], Any]
@@ -72,8 +92,9 @@ class Objective:
     # the average in the end
     batch_statistics: bool = False
     passes: Passes = field(default_factory=Passes)
-    # batch ↦ the classes that its outputs are logits of, where the task says them
-    say_targets: Callable[[Batch], Any] | None = None
+    classes: Classes | None = None
+    observe: Callable[[Any, Batch], Tensor] | None = None
+    summarize: Callable[..., Mapping[str, float]] | None = None
 
     offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
 
@@ -104,13 +125,38 @@ class Objective:
         counts = [rows(batch) for batch in batches]
         total = torch.zeros((), device=self.model.device)
         for batch, n in zip(batches, counts, strict=True):
+            targets = self.targets(batch)
             with torch.enable_grad(), self._learning(batch):
-                part = self._outputs_and_loss(batch)[1] * (n / sum(counts))
-                self.backward(part)
+                total += self._back(batch, targets, n / sum(counts))
             self.passes.backward += 1
-            total += part.detach()
         self.model.check_untouched()
         return total, self.model.collect_gradients()
+
+    def _back(self, batch: Batch, targets: Targets | None, share: float) -> Tensor:
+        """Back-propagates the batch's loss, times its share, and gives it; 0-d.
+
+        By pieces: each back to the inputs of the head, then all of these at once to the weights.
+        """
+        if targets is None:
+            loss = self._outputs_and_loss(batch)[1] * share
+            self.backward(loss)
+            return loss.detach()
+        total = torch.zeros((), device=self.model.device)
+        for stretch, size in self._stretches(batch, targets, self._is_anew(batch)):
+            if not stretch.inputs.requires_grad:
+                raise TaskError("predict() has no gradient (.detach(), .item(), no_grad, argmax)")
+            found = []
+            for part, some in stretch.pieces(size):
+                leaf = some.detach().requires_grad_(True)
+                each, _ = losses(stretch.head(leaf).float(), targets.classes[part])
+                loss = targets.weights[part] @ each * share
+                self.backward(loss)
+                assert leaf.grad is not None
+                found.append(leaf.grad)
+                total += loss.detach()
+            if found:
+                self.backward((stretch.inputs * torch.cat(found)).sum())
+        return total
 
     def outputs(self, batch: Batch) -> Any:
         """What the model predicts for a batch, for a solver to learn from; one forward pass."""
@@ -119,24 +165,36 @@ class Objective:
             return self.predict(self.model.module, to_device(batch, self.model.device))
 
     def targets(self, batch: Batch) -> Targets | None:
-        """Whose cross-entropies make up the loss; None: the task does not say."""
-        if self.say_targets is None:
+        """The classes whose cross-entropies are the loss; None: the task does not say."""
+        if self.classes is None:
             return None
-        said = self.say_targets(to_device(batch, self.model.device))
-        return None if said is None else Targets.of(said, rows(batch))
+        return self.classes.targets(self.model.module, to_device(batch, self.model.device))
 
+    @torch.no_grad()
     def logits(
-        self, batch: Batch, targets: Targets, bytes_at_once: int
+        self, batch: Batch, targets: Targets, bytes_at_once: int = PIECE
     ) -> Iterator[tuple[slice, Tensor]]:
-        """The model's logits at the targets, float32 [p, V], in pieces in order."""
-        outputs = self.outputs(batch)
-        if not isinstance(outputs, Tensor):
-            raise TaskError("targets(): predict() must return one tensor of logits [..., classes]")
-        outputs = outputs.detach().flatten(0, -2)
-        step = max(1, bytes_at_once // (4 * outputs.shape[-1]))
-        for start in range(0, len(targets), step):
-            piece = slice(start, min(start + step, len(targets)))
-            yield piece, outputs[targets.where[piece]].float()
+        """Logits at the targets, float32 [p, V], in pieces in order; one forward pass.
+
+        For a solver to learn from, as `outputs`.
+        """
+        with self._learning(batch):
+            whole = self._is_anew(batch)
+            for stretch, size in self._stretches(batch, targets, whole, bytes_at_once):
+                for part, some in stretch.pieces(size):
+                    yield part, stretch.head(some).float()
+
+    def _stretches(
+        self, batch: Batch, targets: Targets, whole: bool, room: int = PIECE
+    ) -> Iterator[tuple[Stretch, int]]:
+        """One forward pass; each stretch with how many of its targets are a piece."""
+        assert self.classes is not None
+        self.passes.forward += 1
+        room = min(room, self.classes.room)
+        module, batch = self.model.module, to_device(batch, self.model.device)
+        size = self.classes.at_once(room)
+        for stretch in self.classes.stretches(module, batch, targets, room, whole):
+            yield stretch, size
 
     def batches(self) -> Iterator[Batch]:
         """Selection batches without end, on the device, starting over when they are exhausted."""
@@ -153,39 +211,70 @@ class Objective:
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
         total, seen = 0.0, 0
-        for _, n, _, loss in self._evaluated(data):
-            total += n * float(loss)
-            seen += n
+        for found in self._evaluated(data):
+            total += found.n * float(found.loss)
+            seen += found.n
         return total / seen, seen
 
     @torch.no_grad()
     def unit_losses(self, data: Data) -> UnitLosses:
-        """The loss of every row on its own; of every batch, if the loss is no mean over rows."""
+        """The loss of every row on its own; of every batch, if the loss is no mean over rows.
+
+        From the same pass the task's metrics, if it can sum them up.
+        """
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
+        seen: list[tuple[Tensor, ...]] = []
         splits = True
-        for batch, n, outputs, loss in self._evaluated(data):
-            by_batch.append((float(loss), n))
-            if splits:
-                batch = to_device(batch, self.model.device)
-                found = row_losses(self.loss, outputs, batch, n)
-                splits = found is not None and are_parts(found, loss.double())
-                if found is not None:
-                    by_row.append(found)
+        for found in self._evaluated(data, by_row=True):
+            by_batch.append((float(found.loss), found.n))
+            splits = splits and found.rows is not None
+            if found.rows is not None:
+                by_row.append(found.rows)
+            seen.append(found.seen)
         values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
-        return UnitLosses(values, counts, torch.cat(by_row).cpu() if splits else None)
+        metrics = None
+        if self.summarize is not None:
+            metrics = self.summarize(*(torch.cat(each) for each in zip(*seen, strict=True)))
+        return UnitLosses(values, counts, torch.cat(by_row).cpu() if splits else None, metrics)
 
-    def _evaluated(self, data: Data) -> Iterator[tuple[Batch, int, Any, Tensor]]:
-        """Batches of `data` with their rows, outputs and losses."""
+    def _evaluated(self, data: Data, by_row: bool = False) -> Iterator[_Evaluated]:
+        """The batches of `data`; `by_row`: with losses of rows, until a batch has none."""
         self.model.module.eval()
         empty = True
         for batch in data:
-            if (n := rows(batch)) > 0:  # the mean of none is NaN
+            if rows(batch) > 0:  # the mean of none is NaN
                 empty = False
-                yield batch, n, *self._outputs_and_loss(batch)
+                targets = self.targets(batch)
+                if targets is not None:
+                    found = self._at_targets(batch, targets)
+                else:
+                    found = self._by_loss(batch, by_row)
+                by_row = by_row and found.rows is not None
+                yield found
         if empty:
             raise _no_rows(data)
         self.model.check_untouched()
+
+    def _at_targets(self, batch: Batch, targets: Targets) -> _Evaluated:
+        each = torch.empty(len(targets.where), device=self.model.device)
+        right = torch.empty(len(targets.where), dtype=torch.bool, device=self.model.device)
+        for stretch, size in self._stretches(batch, targets, whole=False):
+            for part, some in stretch.pieces(size):
+                logits = stretch.head(some).float()
+                each[part], right[part] = losses(logits, targets.classes[part])
+        n, (each, right) = targets.shape[0], (each.cpu(), right.cpu())
+        shares = (targets.weights.cpu() * each).double()
+        by_row = n * shares.new_zeros(n).index_add_(0, targets.rows.cpu(), shares)
+        return _Evaluated(n, shares.sum(), by_row, (each, right))
+
+    def _by_loss(self, batch: Batch, by_row: bool) -> _Evaluated:
+        n, (outputs, loss) = rows(batch), self._outputs_and_loss(batch)
+        batch = to_device(batch, self.model.device)
+        seen = () if self.observe is None else (self.observe(outputs, batch).cpu(),)
+        found = row_losses(self.loss, outputs, batch, n) if by_row else None
+        splits = found is not None and are_parts(found, loss.double())
+        return _Evaluated(n, loss, found if splits else None, seen)
 
     def recompute_batchnorm(self, data: Data) -> int:
         """Running statistics of what is in the model, taken over `data`; returns its rows."""
@@ -210,20 +299,16 @@ class Objective:
         """Outputs, and the mean loss over the batch, 0-d. A changed batch is an error."""
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
-        watched = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
-        versions = [tensor._version for tensor in watched]  # torch counts in-place changes
-        outputs = self.predict(self.model.module, batch)
-        loss = self.loss(outputs, batch).reshape(())
-        if [tensor._version for tensor in watched] != versions:
-            raise TaskError(
-                "predict() or loss() changes the batch in place, so the next pass over it would "
-                "see other data; work on a copy (x.clone())"
-            )
-        return outputs, loss
+        with unchanged(batch):
+            outputs = self.predict(self.model.module, batch)
+            return outputs, self.loss(outputs, batch).reshape(())
+
+    def _is_anew(self, batch: Batch) -> bool:
+        """Whether BatchNorm takes the batch's own statistics: of one row there are none."""
+        return self.batch_statistics and rows(batch) > 1
 
     def _learning(self, batch: Batch) -> Any:
-        anew = self.batch_statistics and rows(batch) > 1  # one row has no variance
-        return batch_statistics(self.model.module) if anew else nullcontext()
+        return batch_statistics(self.model.module) if self._is_anew(batch) else nullcontext()
 
 
 def _name_of(data: Data) -> str:

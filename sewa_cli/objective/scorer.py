@@ -13,7 +13,6 @@ from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import ConfigError
 from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.objective import Data, Objective, UnitLosses
-from sewa_cli.objective.tree import rows
 from sewa_cli.report.select import BatchNorm
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
@@ -73,31 +72,23 @@ class Scorer:
         """A single checkpoint has its own statistics already."""
         return self.recomputes and (self.mode == "on" or sources > 1)
 
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether weights are scored as they are mixed: nothing is rounded or recomputed."""
-        return not self.recomputes and set(self.dtypes.values()) <= {torch.float32}
-
     def load(self, flat: Tensor) -> None:
         """Weights [P] into the model, rounded as a file of them would be."""
         self.objective.model.set(flat)
         self._round(self.dtypes)
 
-    def score(self, known: float | None = None) -> Scored:
-        """What is in the model, as it is. `known`: its selection loss, not to be taken again."""
-        if known is None:
-            loss, n = self.objective.mean_loss(self.objective.selection)
-        else:
-            loss, n = known, sum(map(rows, self.objective.selection))
+    def score(self, known: tuple[float, int] | None = None) -> Scored:
+        """What is in the model, as it is; `known`: its selection loss, and of how many rows."""
+        loss, rows = known or self.objective.mean_loss(self.objective.selection)
         # a loader that shuffles does so alike each time: losses are paired
         with seeded(self.seed):
             heldout = None if self.heldout is None else self.objective.unit_losses(self.heldout)
         scores = Scores(
             selection_loss=finite(loss),
             heldout_loss=None if heldout is None else finite(heldout.mean),
-            metrics=self.measure(),
+            metrics=self.measure(heldout),
         )
-        return Scored(scores, n, heldout)
+        return Scored(scores, rows, heldout)
 
     def score_average(self, sources: int) -> Scored:
         """What is in the model, an average of so many: BatchNorm statistics are recomputed for it.
@@ -110,25 +101,27 @@ class Scorer:
         about = BatchNorm(layers=len(self._layers), mode=self.mode, before=before.scores)
         if not self.recomputes_for(sources):
             return replace(before, batchnorm=about)
-        seen, statistics = self.recompute()
+        rows, statistics = self.recompute()
         after = self.score()
-        found = {"data": self.recomputed_on, "rows": seen, "after": after.scores}
+        found = {"data": self.recomputed_on, "rows": rows, "after": after.scores}
         about = about.model_copy(update=found)
         return replace(after, batchnorm=about, statistics=statistics)
 
     def recompute(self) -> tuple[int, dict[str, Array]]:
         """BatchNorm statistics of what is in the model: the rows they were taken over, and they."""
         data = self.objective.selection if self.training is None else self.training
-        seen = self.objective.recompute_batchnorm(data)
+        rows = self.objective.recompute_batchnorm(data)
         model = self.objective.model
         buffers = [b for x in self._layers.values() for b in (x.running_mean, x.running_var)]
         recomputed = {model.name_of(buffer) for buffer in buffers}
         names = [name for name in self.dtypes if model.canonical(name) in recomputed]
         self._round(names)
-        return seen, {name: as_array(model.value(name).to(self.dtypes[name])) for name in names}
+        return rows, {name: as_array(model.value(name).to(self.dtypes[name])) for name in names}
 
-    def measure(self) -> dict[str, float | None] | None:
-        """The task's metrics."""
+    def measure(self, heldout: UnitLosses | None) -> dict[str, float | None] | None:
+        """The task's metrics: those of the held-out rows' own pass, if it has them, else apart."""
+        if heldout is not None and heldout.metrics is not None:
+            return {name: finite(value) for name, value in heldout.metrics.items()}
         if self.metrics is None:
             return None
         model = self.objective.model

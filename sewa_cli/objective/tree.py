@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from sewa_cli.errors import TaskError
 
 Nest = Any
 WALK = object()  # «this is no leaf»
@@ -33,6 +36,19 @@ def arrays(batch: Nest) -> Iterator[Any]:
     if isinstance(batch, list | tuple | Mapping):
         for item in batch.values() if isinstance(batch, Mapping) else batch:
             yield from arrays(item)
+
+
+@contextmanager
+def unchanged(batch: Nest) -> Iterator[None]:
+    """The user's code is to leave the batch as it is; TaskError if it has not."""
+    watched = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
+    versions = [tensor._version for tensor in watched]  # torch counts in-place changes
+    yield
+    if [tensor._version for tensor in watched] != versions:
+        raise TaskError(
+            "predict() or loss() changes the batch in place, so the next pass over it would "
+            "see other data; work on a copy (x.clone())"
+        )
 
 
 def to_device(batch: Nest, device: torch.device) -> Nest:

@@ -18,6 +18,7 @@ from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
+from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
@@ -37,6 +38,8 @@ from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory
 from sewa_cli.trajectory.placement import Placed, Placer, cap_on
+
+OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    objective = build_objective(config, task, candidates[-1])
+    objective = build_objective(config, task, candidates[-1], events)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
@@ -158,7 +161,7 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective:
+def build_objective(config: Config, task: Task, newest: Checkpoint, events: Events) -> Objective:
     """The user's model on its device, with the user's loss; of adapters, only they can change."""
     device, built = find_device(config.device), task.build_model()
     is_adapter = newest.kind == "adapter"
@@ -169,10 +172,21 @@ def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective
         task.loss,
         task.backward,
         task.selection_data,
-        say_targets=task.targets,
+        classes=_classes(config, task, events),
+        observe=task.observe,
+        summarize=task.summarize,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
     return replace(objective, batch_statistics=anew)
+
+
+def _classes(config: Config, task: Task, events: Events) -> Classes | None:
+    """What the task says about its cross-entropies, if it says it."""
+    if task.targets is None:
+        return None
+    room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
+    functions = task.predict, task.loss, task.targets, task.features, task.head
+    return Classes(*functions, room, task.proven, events.warn)
 
 
 def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
@@ -209,6 +223,14 @@ class Run:
         self.retry = self.placer.retry
         self.streams = stream and solver.reading == "streamed" and tier is None
         self._loaded: tuple[tuple[float, ...], int] | None = None
+        self._known: dict[tuple[float, ...], tuple[float, int]] = {}
+
+    @property
+    def knows_simple(self) -> bool:
+        """Whether `simple_losses` are those of files, if W is exact: none of them is rounded."""
+        floats = [dtype for dtype in self.scorer.dtypes.values() if dtype.is_floating_point]
+        as_is = all(dtype == torch.float32 for dtype in floats)
+        return as_is and not self.session.objective.batch_statistics
 
     def read(self) -> Placed:
         """W wherever it fits; for a solver that only passes over it, as a stream not yet read."""
@@ -216,6 +238,7 @@ class Run:
         self.placed = self.placer.stream() if self.streams else self.placer.place()
         self.session.load_integers(self.session.newest if self.streams else self.used[-1])
         self._loaded = None
+        self._known.clear()
         return self.placed
 
     @property
@@ -264,8 +287,14 @@ class Run:
 
         def look_at(some: list[Name]) -> None:
             weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
-            for flat in self.trajectory.mix(weights):
-                found.append(objective.learning_value(flat))
+            for name, flat in zip(some, self.trajectory.mix(weights), strict=True):
+                if self.knows_simple and self.trajectory.exact:
+                    self.session.model.set(flat)
+                    known = objective.mean_loss(objective.selection)
+                    self._known[tuple(averages[name])] = known
+                    found.append(known[0])
+                else:
+                    found.append(objective.learning_value(flat))
                 self.session.events.progress("simple averages", len(found), len(averages))
 
         for start in range(0, len(names), at_once):
@@ -273,19 +302,18 @@ class Run:
         self._loaded = None
         return dict(zip(names, found, strict=True))
 
-    def score(self, coefficients: Sequence[float], known: float | None = None) -> Scored:
-        """An average that is not written; BatchNorm as for a file of it.
+    def know(self, losses: Mapping[tuple[float, ...], float]) -> None:
+        """Selection losses of averages that a solver has run on all rows: not to be run again."""
+        if self.knows_simple:
+            n = sum(map(rows, self.session.objective.selection))
+            self._known |= {average: (loss, n) for average, loss in losses.items()}
 
-        `known`: its selection loss, which is what a file of it would have if none of it is rounded.
-        """
-        if known is not None and self.scorer.changes_nothing:
-            if self.scorer.heldout is not None or self.scorer.metrics is not None:
-                self.load(coefficients)
-            return self.scorer.score(known)
+    def score(self, coefficients: Sequence[float]) -> Scored:
+        """An average that is not written; BatchNorm as for a file of it."""
         self.load(coefficients)
         if self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
             self.scorer.recompute()
-        return self.scorer.score()
+        return self.scorer.score(self._known.get(tuple(coefficients)))
 
     def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
         """As a file of it will be, but for BatchNorm."""

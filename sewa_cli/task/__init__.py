@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,16 @@ REQUIRED = {
     "selection_data": ("selection_data(**args)", "re-iterable batches to choose with"),
     "loss": ("loss(outputs, batch)", "the mean over the batch, differentiable in outputs"),
 }
-OPTIONAL = ("predict", "targets", "heldout_data", "training_data", "metrics")
+OPTIONAL = (
+    "predict",
+    "heldout_data",
+    "training_data",
+    "metrics",
+    "targets",
+    "features",
+    "head",
+)
+NEEDS = {"features": ("head", "targets"), "head": ("features",)}
 TAKES_ARGS = ("build_model", "selection_data", "heldout_data", "training_data")
 
 
@@ -69,6 +79,8 @@ class Task:
     """The user's functions, each guarded. `source` names the task, also in the report.
 
     files: the data it reads, never to be overwritten; notes: what the user should know about it.
+    Ready-made tasks have `summarize` (and `observe`) in place of `metrics`: numbers from the pass
+    that gives the loss. They are `proven`: that their targets make up their loss is tested here.
     """
 
     source: str
@@ -80,7 +92,12 @@ class Task:
     heldout_data: Batches | None = None
     training_data: Batches | None = None
     metrics: Callable[[nn.Module], dict[str, float]] | None = None
-    targets: Callable[[Any], Any] | None = None
+    targets: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
+    features: Callable[[nn.Module, Any], Tensor | None] | None = None
+    head: Callable[[nn.Module, Tensor], Tensor] | None = None
+    observe: Callable[[Any, Any], Tensor] | None = None
+    summarize: Callable[..., dict[str, float]] | None = None
+    proven: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -92,7 +109,7 @@ def load_task(spec: str, args: Mapping[str, Any]) -> Task:
         with user_code(spec):
             ready = import_module(f"{__name__}.ready.{spec}").make(args)
         task = make_task(ready.functions, source=spec, args={})
-        return replace(task, files=ready.files, notes=ready.notes)
+        return replace(task, files=ready.files, notes=ready.notes, proven=True)
     module = import_user_module(spec)
     functions = {
         name: getattr(module, name)
@@ -113,6 +130,13 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
     faults += [
         f"{short}: {name} must be a function" for name, f in functions.items() if not callable(f)
     ]
+    faults += [
+        f"{short}: {name} needs {other}: predict is head(model, features(model, batch)), and "
+        "targets say what its outputs are compared with"
+        for name, others in NEEDS.items()
+        for other in others
+        if name in functions and other not in functions
+    ]
     if faults:
         raise TaskError(*faults)
     _check_args(functions, args, short)
@@ -126,6 +150,9 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         # made once, as a DataLoader is costly, unless it can be iterated over only once
         return Batches(_remember(with_args(name)), name) if name in functions else None
 
+    def optional(name: str, checked: Callable[[Any], Any] = _as_is) -> Callable[..., Any] | None:
+        return _guarded(name, functions[name], checked) if name in functions else None
+
     selection = batches("selection_data")
     assert selection is not None  # REQUIRED was checked above
     return Task(
@@ -137,10 +164,12 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         backward=_guarded("backward of loss", lambda loss: loss.backward()),
         heldout_data=batches("heldout_data"),
         training_data=batches("training_data"),
-        metrics=_guarded("metrics", functions["metrics"], _checked_metrics)
-        if "metrics" in functions
-        else None,
-        targets=_guarded("targets", functions["targets"]) if "targets" in functions else None,
+        metrics=optional("metrics", _checked_metrics),
+        targets=optional("targets", _checked_targets),
+        features=optional("features", partial(_checked_tensor, "features")),
+        head=optional("head", partial(_checked_tensor, "head")),
+        observe=optional("observe"),
+        summarize=optional("summarize", _checked_metrics),
     )
 
 
@@ -231,6 +260,37 @@ def _checked_loss(value: Any) -> Tensor:
             "loss() has no gradient: predict or loss breaks it off "
             "(.detach(), .item(), no_grad, argmax)"
         )
+    return value
+
+
+def _checked_targets(value: Any) -> tuple[Tensor, Tensor | None]:
+    """Classes, and their weights if there are any."""
+    import torch
+
+    targets, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    if not isinstance(targets, torch.Tensor):
+        raise TaskError(
+            "targets() must return a tensor of classes, or a pair of one and its weights; found "
+            f"{type(targets).__name__}"
+        )
+    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+        raise TaskError(f"targets() must return whole numbers, found {targets.dtype}")
+    if weights is None or isinstance(weights, torch.Tensor):
+        return targets, weights
+    if not isinstance(weights, int | float):
+        raise TaskError(f"targets(): weights must be a tensor, found {type(weights).__name__}")
+    return targets, torch.tensor(float(weights))
+
+
+def _checked_tensor(name: str, value: Any) -> Tensor | None:
+    """Of one dimension or more; of a model without a head, features() has none."""
+    import torch
+
+    if value is None and name == "features":
+        return None
+    if not isinstance(value, torch.Tensor) or value.ndim == 0:
+        found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+        raise TaskError(f"{name}() must return a tensor [..., n], found {found}")
     return value
 
 

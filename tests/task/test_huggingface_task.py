@@ -28,6 +28,7 @@ from helpers.hf_runs import (
     write_model,
     write_rows,
 )
+from helpers.objectives import metrics_of
 from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -312,8 +313,7 @@ def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
         theirs = model(**as_transformers(batch, "sequence-classification")).loss
         ours = task.loss(task.predict(model, batch), batch)
     assert float(ours) == pytest.approx(float(theirs), rel=1e-5)
-    assert task.metrics is not None
-    assert set(task.metrics(model)) == {"mean_absolute_error"}
+    assert set(metrics_of(task, model, task.selection_data)) == {"mean_absolute_error"}
     for label in ("much", float("nan"), [1.0]):
         write_rows(tmp_path / "pairs.jsonl", [{"a": "one", "b": "two", "score": label}])
         with pytest.raises(TaskError, match=r"row 1: score: .* is not a number"):
@@ -361,9 +361,8 @@ def test_a_folder_of_images_is_data_too(runs: Callable[[str], Path]) -> None:
     by_folder = load_task("huggingface", args | parts)
     torch.manual_seed(0)
     model = by_file.build_model().eval()
-    assert by_file.metrics is not None
-    assert by_folder.metrics is not None
-    assert by_file.metrics(model) == by_folder.metrics(model)
+    one, two = (metrics_of(task, model, task.selection_data) for task in (by_file, by_folder))
+    assert one == two
 
 
 @pytest.mark.parametrize("data", ["data/selection.jsonl", "data/selection"])

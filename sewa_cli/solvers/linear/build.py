@@ -126,9 +126,9 @@ def _digestible(objective: Objective, batches: Sequence[Nest], keep: Keep) -> li
         return None
     row = take_rows(batches[n], rows(batches[n]), found[n].rows[:1].cpu())
     of_row = objective.targets(row)
-    assert of_row is not None
-    with torch.no_grad():
-        _, logits = next(objective.logits(row, of_row, 1))
+    if of_row is None:
+        return None
+    _, logits = next(iter(objective.logits(row, of_row, 1)))
     each = 1 + keep.largest + keep.samples
     return found if logits.shape[1] >= WORTHWHILE * each else None
 
@@ -228,13 +228,15 @@ def frame(
 def _agrees(problem: Problem, kept: Rows) -> bool:
     """Whether the targets' cross-entropies are the user's loss, of the weights in the model."""
     objective = problem.objective
-    for batch in kept.batches[:: -(-len(kept.batches) // LOOKED_AT)]:
-        n = rows(batch)
-        few = take_rows(batch, n, torch.arange(min(n, 2)))
-        targets = objective.targets(few)
-        assert targets is not None
-        if len(targets.where) == 0:
+    assert kept.targets is not None
+    pairs = list(zip(kept.batches, kept.targets, strict=True))
+    for batch, its in pairs[:: -(-len(pairs) // LOOKED_AT)]:
+        if len(its.where) == 0:
             continue
+        few = take_rows(batch, rows(batch), its.rows.unique()[:2].cpu())
+        targets = objective.targets(few)
+        if targets is None:  # the objective has found out itself, and said so
+            return False
         with torch.no_grad():
             outputs = run_model(objective, few, problem.seed)
             logits = outputs.flatten(0, -2)[targets.where].float()

@@ -13,12 +13,11 @@ the rest of its batch, so the loss splits into rows.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -71,16 +70,20 @@ def functions_of(
     batches: Mapping[Part, Sequence[Batch]],
     build_model: Callable[[], nn.Module],
     predict: Predict,
+    classes: bool,
     language: bool = False,
 ) -> dict[str, Callable[..., Any]]:
-    """The functions of a task."""
+    """The functions of a task; `classes`: its targets are such."""
     functions: dict[str, Callable[..., Any]] = {
         f"{part}_data": partial(batches.__getitem__, part) for part in batches
     }
     functions |= {"build_model": build_model, "predict": predict, "loss": loss}
-    functions["targets"] = targets
-    if args.metrics and "heldout" in batches:
-        functions["metrics"] = lambda model: score(model, batches["heldout"], predict, language)
+    if classes:
+        functions["targets"] = targets
+    if args.metrics and classes:
+        functions["summarize"] = perplexity if language else accuracy
+    elif args.metrics:
+        functions |= {"observe": deviations, "summarize": mean_absolute_error}
     return functions
 
 
@@ -114,25 +117,25 @@ def open_image(row: Row, column: str, folder: Path, mode: str = "RGB") -> Image:
 def loss(outputs: Tensor, batch: Batch) -> Tensor:
     """Cross-entropy, or squared error if the targets are not classes; 0-d."""
     targets: Tensor = batch["targets"]
-    targets_per_row: float = batch["targets_per_row"]
-    return _total(outputs, targets) / (len(targets) * targets_per_row)
-
-
-def targets(batch: Batch) -> tuple[Tensor, Tensor] | None:
-    """The classes, and what each one's cross-entropy counts; None if they are numbers."""
-    found: Tensor = batch["targets"]
-    if found.is_floating_point():
-        return None
-    return found, torch.tensor(1 / (len(found) * batch["targets_per_row"]))
-
-
-def _total(outputs: Tensor, targets: Tensor) -> Tensor:
     outputs = outputs.float()  # a bf16 model's too, as in transformers
     if targets.is_floating_point():
-        return F.mse_loss(outputs.reshape(targets.shape), targets, reduction="sum")
-    return F.cross_entropy(
-        outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-    )
+        total = F.mse_loss(outputs.reshape(targets.shape), targets, reduction="sum")
+    else:
+        total = F.cross_entropy(
+            outputs.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+        )
+    return total / _number(batch)
+
+
+def targets(batch: Batch) -> tuple[Tensor, float]:
+    """The classes, and what each of their cross-entropies counts in the loss."""
+    return batch["targets"], 1 / _number(batch)
+
+
+def _number(batch: Batch) -> float:
+    """Of targets, if each row had as many as the mean over all rows."""
+    per_row: float = batch["targets_per_row"]
+    return len(batch["targets"]) * per_row
 
 
 def inputs_of(batch: Batch) -> Batch:
@@ -140,27 +143,22 @@ def inputs_of(batch: Batch) -> Batch:
     return {key: x for key, x in batch.items() if key not in ("targets", "targets_per_row")}
 
 
-def score(
-    model: nn.Module, batches: Iterable[Batch], predict: Predict, language: bool
-) -> dict[str, float]:
-    """Over all targets: accuracy, for language models also perplexity; else the mean |error|."""
-    device = next(model.parameters()).device
-    total = torch.zeros((), dtype=torch.float64)
-    right, count, regression = 0.0, 0, False
-    with torch.no_grad():
-        for batch in batches:
-            moved = {k: x.to(device) if isinstance(x, Tensor) else x for k, x in batch.items()}
-            outputs, targets = predict(model, moved), moved["targets"]
-            if regression := targets.is_floating_point():
-                right += float((outputs.float().reshape(targets.shape) - targets).abs().sum())
-                count += targets.numel()
-                continue
-            counted = targets != IGNORED
-            right += int((outputs.argmax(-1) == targets)[counted].sum())
-            count += int(counted.sum())
-            total += _total(outputs, targets).double().cpu()
-    if regression:
-        return {"mean_absolute_error": right / count}
-    if language:
-        return {"perplexity": float((total / count).exp()), "token_accuracy": right / count}
-    return {"accuracy": right / count}
+# metrics, over all targets: of the losses of each and whether it was found, or of what was observed
+
+
+def perplexity(losses: Tensor, right: Tensor) -> dict[str, float]:
+    mean, share = losses.double().mean(), right.double().mean()
+    return {"perplexity": float(mean.exp()), "token_accuracy": float(share)}
+
+
+def accuracy(_: Tensor, right: Tensor) -> dict[str, float]:
+    return {"accuracy": float(right.double().mean())}
+
+
+def deviations(outputs: Tensor, batch: Batch) -> Tensor:
+    targets: Tensor = batch["targets"]
+    return (outputs.float().reshape(targets.shape) - targets).abs().flatten()
+
+
+def mean_absolute_error(deviations: Tensor) -> dict[str, float]:
+    return {"mean_absolute_error": float(deviations.double().mean())}

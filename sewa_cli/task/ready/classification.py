@@ -85,7 +85,10 @@ def make(args: Mapping[str, Any]) -> Ready:
     build = _find_function(settings.model)
     read = _read_images if next(iter(settings.sources.values())).is_dir() else _read_arrays
     batches, notes = read(settings)
-    functions = functions_of(settings, batches, lambda: build(**settings.model_args), predict)
+    classes = settings.loss == "cross-entropy"
+    functions = functions_of(
+        settings, batches, lambda: build(**settings.model_args), predict, classes
+    )
     return Ready(functions, tuple(settings.sources.values()), tuple(notes))
 
 

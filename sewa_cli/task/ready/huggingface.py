@@ -28,6 +28,7 @@ from sewa_cli.task.ready.batches import (
     inputs_of,
     open_image,
 )
+from sewa_cli.task.ready.head import Head
 from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
 from sewa_cli.task.ready.text import Example, Reader
 from sewa_cli.text import one_line
@@ -101,18 +102,23 @@ class HuggingFaceArgs(DataArgs):
 def make(args: Mapping[str, Any]) -> Ready:
     settings = parse(HuggingFaceArgs, args)
     task = _HuggingFace(settings)
-    language = settings.kind in LANGUAGE
-    functions = functions_of(settings, task.batches, task.build_model, predict, language)
+    language, classes = settings.kind in LANGUAGE, not task.is_regression
+    functions = functions_of(settings, task.batches, task.build_model, predict, classes, language)
+    if language:
+        functions |= Head(inputs_for).functions
     files = (settings.model / "config.json", *settings.sources.values())
     return Ready(functions, files, tuple(task.notes))
 
 
 def predict(model: nn.Module, batch: Batch) -> Tensor:
-    known = _parameters(type(model).forward)
-    # a tokenizer may return more than the model takes; trainers leave it out as well
-    inputs = {key: x for key, x in inputs_of(batch).items() if key in known}
-    logits: Tensor = model(**inputs).logits
+    logits: Tensor = model(**inputs_for(model, batch)).logits
     return logits
+
+
+def inputs_for(model: nn.Module, batch: Batch) -> Batch:
+    """A tokenizer may return more than the model takes; trainers leave it out as well."""
+    known = _parameters(type(model).forward)
+    return {key: x for key, x in inputs_of(batch).items() if key in known}
 
 
 @cache
@@ -166,14 +172,14 @@ class _HuggingFace:
     # ---- labels ------------------------------------------------------------------------------
 
     @property
-    def _is_regression(self) -> bool:
+    def is_regression(self) -> bool:
         kind, problem = self._args.kind, getattr(self._config, "problem_type", None)
         if kind != "sequence-classification":
             return False
         return problem == "regression" or (problem is None and self._config.num_labels == 1)
 
     def _make_labels(self, rows: Sequence[Row]) -> Labels | None:
-        if self._args.kind in LANGUAGE or self._is_regression:
+        if self._args.kind in LANGUAGE or self.is_regression:
             return None
         if getattr(self._config, "problem_type", None) == "multi_label_classification":
             raise TaskError(

@@ -1,0 +1,417 @@
+"""A loss of known classes, piece by piece: the same numbers as in one go, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.objectives import objective_of
+from helpers.tiny import TASK, Sewa, train_tiny
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sewa_cli.errors import TaskError
+from sewa_cli.objective.classes import PIECE
+from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.tree import rows
+from sewa_cli.task import Task, make_task
+
+V = 11
+
+
+class Speaker(nn.Module):
+    """A word and the one before it ↦ logits of the next; each row for itself."""
+
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(V, 6)
+        self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
+        self.mix = nn.Linear(12, 5)
+        self.head = nn.Linear(5, V)
+
+    def body(self, ids: Tensor) -> Tensor:
+        x = self.norm(self.words(ids).transpose(1, 2)).transpose(1, 2)
+        hidden: Tensor = self.mix(torch.cat([x, x.roll(1, 1)], -1)).tanh()
+        return hidden
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(ids))
+        return logits
+
+
+Batch = dict[str, Any]
+
+
+def batches(sizes: list[tuple[int, int]], ignored: float = 0.3, seed: int = 0) -> list[Batch]:
+    """Of n rows and T words each; a share of the words are not to be predicted."""
+    draw = torch.Generator().manual_seed(seed)
+    found = []
+    for shape in sizes:
+        ids, labels = (torch.randint(V, shape, generator=draw) for _ in range(2))
+        labels[torch.rand(shape, generator=draw) < ignored] = -100
+        labels[0, 0] = 3  # never none at all
+        found.append({"ids": ids, "labels": labels, "note": ["row"] * shape[0]})
+    return found
+
+
+def mean_over_targets(outputs: Tensor, batch: Batch) -> Tensor:
+    return F.cross_entropy(outputs.flatten(0, -2), batch["labels"].flatten())
+
+
+def weighted(outputs: Tensor, batch: Batch) -> Tensor:
+    each = F.cross_entropy(outputs.flatten(0, -2), batch["labels"].flatten(), reduction="none")
+    return (each.reshape(batch["labels"].shape) * by_place(batch)).sum()
+
+
+def by_place(batch: Batch) -> Tensor:
+    """Later words count for more, those that are not to be predicted for as much as others."""
+    n, T = batch["labels"].shape
+    return torch.linspace(0.5, 1.5, T).reshape(1, T) / (n * T)
+
+
+PLAIN: dict[str, Any] = {
+    "build_model": Speaker,
+    "loss": mean_over_targets,
+    "predict": lambda model, batch: model(batch["ids"]),
+}
+TARGETS: dict[str, Any] = {"targets": lambda batch: batch["labels"]}
+WEIGHTED: dict[str, Any] = {
+    "loss": weighted,
+    "targets": lambda batch: (batch["labels"], by_place(batch)),
+}
+HEAD: dict[str, Any] = {
+    "features": lambda model, batch: model.body(batch["ids"]),
+    "head": lambda model, hidden: model.head(hidden),
+}
+
+
+def task_of(data: list[Batch], *functions: dict[str, Any]) -> Task:
+    given: dict[str, Any] = {**PLAIN, "selection_data": lambda: data}
+    for some in functions:
+        given |= some
+    return make_task(given, source="somewhere/task.py", args={})
+
+
+def naive(data: list[Batch], says: dict[str, Any], **others: Any) -> Objective:
+    """The user's loss of all logits."""
+    silent = {name: f for name, f in says.items() if name != "targets"}
+    return objective_of(task_of(data, silent), Speaker(**others))
+
+
+def agree(found: Objective, expected: Objective, data: list[Batch]) -> None:
+    assert found.mean_loss(data)[0] == pytest.approx(expected.mean_loss(data)[0], rel=1e-5)
+    units = found.unit_losses(data)
+    assert units.mean == pytest.approx(expected.unit_losses(data).mean, rel=1e-5)
+    assert units.rows is not None
+    for batch, share, value in zip(
+        data, units.rows.split([rows(batch) for batch in data]), units.batches, strict=True
+    ):
+        torch.testing.assert_close(share.mean(), value)
+        assert len(share) == rows(batch)
+    flat = expected.model.flat.clone()
+    theirs, mine = expected.gradient(flat, data), found.gradient(flat, data)
+    assert float(mine[0]) == pytest.approx(float(theirs[0]), rel=1e-5)
+    torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-7)
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(2, 6)), min_size=1, max_size=3)
+
+
+@given(
+    sizes=SIZES,
+    ignored=st.sampled_from([0.0, 0.4, 1.0]),
+    room=st.sampled_from([1, 100, 300, 1000, PIECE]),
+    says=st.sampled_from([TARGETS, WEIGHTED]),
+    has_head=st.booleans(),
+)
+def test_pieces_make_up_the_loss_its_rows_and_its_gradient(
+    sizes: list[tuple[int, int]], ignored: float, room: int, says: dict[str, Any], has_head: bool
+) -> None:
+    data = batches(sizes, ignored)
+    task = task_of(data, says, HEAD if has_head else {})
+    said: list[str] = []
+    found = objective_of(task, Speaker(), room, said.append)
+    agree(found, naive(data, says), data)
+    assert not said
+
+
+def test_rows_of_one_length_are_the_losses_of_the_rows_alone() -> None:
+    data = batches([(5, 4), (3, 6)], ignored=0.0)
+    found = objective_of(task_of(data, TARGETS, HEAD), Speaker(), 300).unit_losses(data)
+    expected = naive(data, {}).unit_losses(data)
+    assert found.rows is not None
+    assert expected.rows is not None
+    torch.testing.assert_close(found.rows, expected.rows, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool) -> None:
+    data = batches([(8, 9), (7, 5)])
+    room = 4 * V * 10
+    model, largest = Speaker(), list[int]()
+    found = objective_of(task_of(data, TARGETS, HEAD), model, room)
+    found.mean_loss(data)  # what the task says is looked at once, on two rows
+
+    def measure(_: nn.Module, __: object, logits: Tensor) -> None:
+        largest.append(4 * logits.numel())
+
+    model.head.register_forward_hook(measure)
+    if gradient:
+        found.gradient(found.model.flat.clone(), data)
+    else:
+        found.unit_losses(data)
+    assert 0 < max(largest) <= room
+    assert len(largest) > 4
+
+
+def test_without_a_head_some_rows_are_run_at_a_time() -> None:
+    data, seen = batches([(8, 9), (7, 5), (2, 40)]), list[tuple[int, ...]]()
+
+    def predict(model: nn.Module, batch: Batch) -> Tensor:
+        seen.append(tuple(batch["ids"].shape))
+        assert len(batch["note"]) == len(batch["ids"])
+        logits: Tensor = model(batch["ids"])
+        return logits
+
+    found = objective_of(task_of(data, TARGETS, {"predict": predict}), Speaker(), 4 * V * 20)
+    found.mean_loss(data)
+    seen.clear()
+    found.mean_loss(data)
+    # a row that alone is too long is run alone
+    assert seen == [(2, 9)] * 4 + [(4, 5), (3, 5)] + [(1, 40)] * 2
+
+
+def test_a_cut_batch_is_one_pass() -> None:
+    data = batches([(8, 9), (7, 5)])
+    for functions in ([TARGETS], [TARGETS, HEAD]):
+        found = objective_of(task_of(data, *functions), Speaker(), 100)
+        found.mean_loss(data)
+        assert (found.passes.forward, found.passes.backward) == (2, 0)
+        found.gradient(found.model.flat.clone(), data)
+        assert (found.passes.forward, found.passes.backward) == (4, 2)
+
+
+@pytest.mark.parametrize("functions", [[TARGETS], [TARGETS, HEAD]], ids=["rows", "head"])
+@pytest.mark.parametrize("room", [1, 500, PIECE])
+def test_logits_come_in_order_and_are_what_predict_gives(
+    functions: list[dict[str, Any]], room: int
+) -> None:
+    [batch] = data = batches([(6, 7)])
+    found = objective_of(task_of(data, *functions), Speaker())
+    targets = found.targets(batch)
+    assert targets is not None
+    with torch.no_grad():
+        expected = found.model.module(batch["ids"])[batch["labels"] != -100]
+    assert targets.classes.tolist() == batch["labels"][batch["labels"] != -100].tolist()
+    pieces = list(found.logits(batch, targets, room))
+    ends = [part.stop for part, _ in pieces]
+    assert [part.start for part, _ in pieces] == [0, *ends[:-1]]
+    assert ends[-1] == len(targets.where)
+    torch.testing.assert_close(torch.cat([logits for _, logits in pieces]), expected)
+    assert all(4 * logits.numel() <= max(room, 4 * V) for _, logits in pieces)
+    assert not any(logits.requires_grad for _, logits in pieces)
+
+
+@pytest.mark.parametrize("functions", [[TARGETS], [TARGETS, HEAD]], ids=["rows", "head"])
+def test_batchnorm_learns_on_whole_batches(functions: list[dict[str, Any]]) -> None:
+    data = batches([(6, 7), (1, 4)])
+    flat = naive(data, {}, norm=True).model.flat.clone()
+    pair = [
+        objective_of(task_of(data, *some), Speaker(norm=True), 100, batch_statistics=True)
+        for some in ([], functions)
+    ]
+    theirs, mine = (objective.gradient(flat, data) for objective in pair)
+    torch.testing.assert_close(mine[0], theirs[0])
+    torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-7)
+    values = [objective.learning_value(flat) for objective in pair]
+    assert values[1] == pytest.approx(values[0], rel=1e-6)
+    assert not pair[1].model.module.training
+
+
+def test_features_without_a_gradient_are_passed_by() -> None:
+    data = batches([(3, 4)])
+
+    def features(model: Any, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            hidden: Tensor = model.body(batch["ids"])
+            return hidden
+
+    found = objective_of(task_of(data, TARGETS, HEAD, {"features": features}), Speaker(), 100)
+    agree(found, naive(data, TARGETS), data)
+
+
+def test_predict_without_a_gradient_is_told() -> None:
+    data = batches([(3, 4)])
+    detached = {"predict": lambda model, batch: model(batch["ids"]).detach()}
+    found = objective_of(task_of(data, TARGETS, detached), Speaker())
+    with pytest.raises(TaskError, match=r"predict\(\) has no gradient"):
+        found.gradient(found.model.flat.clone(), data)
+
+
+@pytest.mark.parametrize("functions", [{}, HEAD], ids=["rows", "head"])
+def test_functions_may_pop_from_the_batch(functions: dict[str, Any]) -> None:
+    data = batches([(4, 5), (3, 6)])
+    popping = {
+        "predict": lambda model, batch: model(batch.pop("ids")),
+        "loss": lambda outputs, batch: mean_over_targets(outputs, {"labels": batch.pop("labels")}),
+        "targets": lambda batch: batch.pop("labels"),
+    }
+    if functions:
+        functions = functions | {"features": lambda model, batch: model.body(batch.pop("ids"))}
+    found = objective_of(task_of(data, popping, functions), Speaker(), 100)
+    agree(found, naive(data, TARGETS), data)
+
+
+def test_a_batch_that_is_changed_is_told() -> None:
+    data = batches([(4, 5)])
+    changing = {"predict": lambda model, batch: model(batch["ids"].add_(0))}
+    found = objective_of(task_of(data, TARGETS, changing), Speaker())
+    with pytest.raises(TaskError, match="changes the batch in place"):
+        found.mean_loss(data)
+
+
+# ---- what a task says is looked at --------------------------------------------------------------
+
+
+def mean_of_rows(outputs: Tensor, batch: Batch) -> Tensor:
+    each = [
+        mean_over_targets(o, {"labels": x}) for o, x in zip(outputs, batch["labels"], strict=True)
+    ]
+    return torch.stack(each).nanmean()
+
+
+@pytest.mark.parametrize(
+    "loss", [mean_of_rows, lambda outputs, batch: 2 * mean_over_targets(outputs, batch)]
+)
+def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(
+    loss: Callable[[Tensor, Batch], Tensor],
+) -> None:
+    data, said = batches([(4, 6), (3, 6)], ignored=0.5), list[str]()
+    found = objective_of(task_of(data, TARGETS, HEAD, {"loss": loss}), Speaker(), 100, said.append)
+    expected = objective_of(task_of(data, {"loss": loss}), Speaker())
+    assert found.targets(data[0]) is None
+    flat = expected.model.flat.clone()
+    assert found.mean_loss(data) == expected.mean_loss(data)
+    assert torch.equal(found.gradient(flat, data)[1], expected.gradient(flat, data)[1])
+    [text] = said
+    assert text.startswith("targets(): their cross-entropies sum up to ")
+    assert "\n" not in text
+
+
+def test_a_head_that_is_not_the_models_own_is_left_alone() -> None:
+    data, said = batches([(4, 6), (3, 6)]), list[str]()
+    other = {"head": lambda model, hidden: 1.1 * model.head(hidden)}
+    found = objective_of(task_of(data, TARGETS, HEAD, other), Speaker(), 100, said.append)
+    agree(found, naive(data, TARGETS), data)
+    assert len(said) == 1
+    assert said[0].startswith("head(features) is not what predict() gives")
+
+
+def test_rows_that_need_each_other_stay_together() -> None:
+    data = batches([(6, 7), (4, 5)])
+    together = {"predict": lambda model, batch: (x := model(batch["ids"])) - x.mean(0)}
+    found = objective_of(task_of(data, TARGETS, together), Speaker(), 100)
+    agree(found, naive(data, together), data)
+
+
+def test_what_the_task_says_is_looked_at_without_random_numbers() -> None:
+    data = batches([(4, 6)])
+    noisy = {"predict": lambda model, batch: (x := model(batch["ids"])) + 0.1 * torch.randn_like(x)}
+    found = objective_of(task_of(data, TARGETS, noisy), Speaker())
+    torch.manual_seed(3)
+    first = torch.rand(())
+    torch.manual_seed(3)
+    assert found.targets(data[0]) is not None
+    assert torch.rand(()) == first
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [
+        ("batch[1].float()", "targets() must return whole numbers, found torch.float32"),
+        ("batch[1] > 0", "targets() must return whole numbers, found torch.bool"),
+        ("batch[1].tolist()", "targets() must return a tensor of classes, or a pair of one and its "
+         "weights; found list"),
+        ("batch[1][:-1]", "targets() must have the batch's 128 rows first, found shape [127]"),
+        ("batch[1].sum()", "targets() must have the batch's 128 rows first, found shape []"),
+        ("batch[1][:, None]", "targets() must have the shape of predict() but for its last "
+         "dimension: that gives [1, 2], targets [1, 1]"),
+        ("batch[1] + 1", "targets(): 2 is not a class: predict() gives 2, numbered from 0; -100 "
+         "where there is none"),
+        ("batch[1] - 1", "targets(): -1 is not a class: predict() gives 2, numbered from 0; -100 "
+         "where there is none"),
+        ("batch[1] * 0 - 100", "targets(): a batch has no target; leave it out of the data"),
+        ("(batch[1], torch.ones(5))", "targets(): weights of shape [5] do not fit targets of shape "
+         "[128]"),
+        ("(batch[1], 'all')", "targets(): weights must be a tensor, found str"),
+        ("batch['y']", "targets() raised TypeError: tuple indices must be integers or slices, not "
+         "str"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [("evaluate",), ("validate",)])
+def test_wrong_targets_are_one_line(
+    targets: str, said: str, command: tuple[str], run_dir: Path, sewa: Sewa
+) -> None:
+    with (run_dir / "task.py").open("a") as task:
+        task.write(f"\ndef targets(batch):\n    return {targets}\n")
+    ended = sewa(*command)
+    assert ended.code == 4
+    assert ended.error == said
+
+
+@pytest.mark.parametrize(
+    ("functions", "said"),
+    [
+        ("def features(model, batch): ...", "task.py: features needs head"),
+        ("def head(model, x): ...", "task.py: head needs features"),
+        ("targets = 3", "task.py: targets must be a function"),
+    ],
+)
+def test_functions_that_belong_together_are_asked_for(
+    functions: str, said: str, run_dir: Path, sewa: Sewa
+) -> None:
+    with (run_dir / "task.py").open("a") as task:
+        task.write(f"\n{functions}\n")
+    ended = sewa("validate")
+    assert ended.code == 4
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+
+
+WITH_HEAD = """
+def targets(batch):
+    return batch[1]
+
+def features(model, batch):
+    return model[:2](batch[0])
+
+def head(model, features):
+    return model[2](features)
+"""
+
+
+def test_a_run_says_the_same_with_targets_as_without(run_dir: Path, sewa: Sewa) -> None:
+    train_tiny(run_dir / "ckpts")
+    reports = []
+    for text in (TASK, TASK + WITH_HEAD):
+        (run_dir / "task.py").write_text(text)
+        for command in (("evaluate",), ("select", "--memory", "1MiB", "--force")):
+            ended = sewa(*command, "--json")
+            assert ended.code == 0, ended.err
+            reports.append(json.loads(ended.out))
+    evaluated, selected, by_pieces, selected_by_pieces = reports
+    for one, two in zip(evaluated["files"], by_pieces["files"], strict=True):
+        for key in ("selection_loss", "heldout_loss"):
+            assert one[key] == pytest.approx(two[key], rel=1e-5)
+    assert selected["selected"] == selected_by_pieces["selected"]
+    ours, theirs = selected["average"], selected_by_pieces["average"]
+    assert ours["heldout_loss"] == pytest.approx(theirs["heldout_loss"], rel=1e-5)
+    assert selected["cost"]["forward_passes"] == selected_by_pieces["cost"]["forward_passes"]
+    assert not selected_by_pieces["warnings"] or selected["warnings"]

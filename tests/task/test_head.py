@@ -1,0 +1,265 @@
+"""Language models of transformers: their head in pieces, and metrics from the same pass."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers.hf_runs import WORDS, text_rows, tokenizer, train, write_model, write_rows
+from helpers.objectives import metrics_of, objective_of
+from helpers.tiny import Sewa
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sewa_cli.objective.classes import PIECE
+from sewa_cli.objective.objective import Objective
+from sewa_cli.task import Task, load_task
+
+ROOM = 4 * WORDS * 7  # logits of seven words
+SMALL: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+CONFIGS = {
+    "Llama": transformers.LlamaConfig(**SMALL),
+    "tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "softcapping": transformers.Gemma2Config(**SMALL, query_pre_attn_scalar=8),
+    "no softcapping": transformers.Gemma2Config(
+        **SMALL, query_pre_attn_scalar=8, final_logit_softcapping=None
+    ),
+    "scaled": transformers.CohereConfig(**SMALL, logit_scale=0.0625),
+    "divided": transformers.GraniteConfig(**SMALL, logits_scaling=4.0),
+}
+CHANGED = ("softcapping", "scaled", "divided")  # logits after the last layer
+
+
+def language_task(folder: Path, name: str, **args: Any) -> Task:
+    kind = "masked-lm" if name == "BERT" else "causal-lm"
+    if name in CONFIGS:
+        CONFIGS[name].save_pretrained(folder / "model")
+        tokenizer(brackets=False).save_pretrained(folder / "model")
+    else:
+        write_model(folder / "model", kind)  # GPT-2 or BERT
+    rows = text_rows()
+    for part, some in (("selection", rows[:20]), ("heldout", rows[20:43])):
+        write_rows(folder / f"{part}.jsonl", some)
+    data = {part: folder / f"{part}.jsonl" for part in ("selection", "heldout")}
+    usual = {"kind": kind, "model": folder / "model", "batch_size": 8}
+    return load_task("huggingface", {**usual, **data, **args})
+
+
+def built(task: Task, scale: float = 3.0) -> Any:
+    """Weights large enough for a cap on logits to show."""
+    torch.manual_seed(0)
+    model = task.build_model().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return model
+
+
+def in_one_go(task: Task, model: nn.Module) -> Objective:
+    expected = objective_of(task, model)
+    expected.classes = expected.summarize = None
+    return expected
+
+
+def agree(found: Objective, expected: Objective, data: Iterable[Any], rel: float = 1e-5) -> None:
+    flat = expected.model.flat.clone()
+    mine, theirs = found.unit_losses(data), expected.unit_losses(data)
+    assert mine.mean == pytest.approx(theirs.mean, rel=rel)
+    assert mine.rows is not None
+    assert theirs.rows is not None
+    torch.testing.assert_close(mine.rows, theirs.rows, rtol=rel, atol=1e-6)
+    some = list(data)[:2]
+    one, two = found.gradient(flat, some), expected.gradient(flat, some)
+    assert float(one[0]) == pytest.approx(float(two[0]), rel=rel)
+    torch.testing.assert_close(one[1], two[1], rtol=rel, atol=rel * float(two[1].abs().max()))
+
+
+class Largest:
+    """The largest number of logits that the last layer ever made at once, in bytes."""
+
+    def __init__(self, model: Any) -> None:
+        self.bytes = 0
+        model.get_output_embeddings().register_forward_hook(self._look)
+
+    def _look(self, _: nn.Module, __: object, logits: Tensor) -> None:
+        self.bytes = max(self.bytes, 4 * logits.numel())
+
+
+@pytest.mark.parametrize("name", [*CONFIGS, "GPT-2", "BERT"])
+def test_pieces_make_up_the_loss_its_rows_and_its_gradient(name: str, tmp_path: Path) -> None:
+    task = language_task(tmp_path, name)
+    expected = in_one_go(task, built(task))
+    model = built(task)
+    largest = Largest(model)
+    agree(objective_of(task, model, ROOM), expected, task.selection_data)
+    batch = next(iter(task.selection_data))
+    assert task.features is not None
+    hidden = task.features(model, batch)
+    if name in CHANGED:
+        assert hidden is None  # then some rows at a time
+        row = 4 * WORDS * max(batch["input_ids"].shape[1] for batch in task.selection_data)
+        assert largest.bytes <= max(row, 4 * WORDS * 16)  # the few tokens that were looked at
+    else:
+        assert hidden is not None
+        assert hidden.shape == (*batch["input_ids"].shape, 16)
+        # one token of each row, to run the model to its end, and those that were looked at
+        assert largest.bytes <= 4 * WORDS * 16
+
+
+def test_weights_that_were_never_trained_do_not_hide_a_cap(tmp_path: Path) -> None:
+    task = language_task(tmp_path, "softcapping")
+    model, batch = built(task, 0.01), next(iter(task.selection_data))
+    assert task.features is not None
+    assert task.features(model, batch) is None
+
+
+@pytest.mark.parametrize("on", [["q_proj", "v_proj"], ["q_proj", "lm_head"]])
+def test_adapters_are_run_in_pieces_too(on: list[str], tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    task = language_task(tmp_path, "Llama")
+
+    def adapted() -> Any:
+        config = peft.LoraConfig(
+            r=2, target_modules=on, task_type="CAUSAL_LM", init_lora_weights=False
+        )
+        torch.manual_seed(1)
+        return peft.get_peft_model(built(task), config).eval()
+
+    model = adapted()
+    largest = Largest(model)
+    found = objective_of(task, model, ROOM)
+    agree(found, in_one_go(task, adapted()), task.selection_data)
+    assert largest.bytes <= 4 * WORDS * 16
+
+
+def test_a_bf16_model_is_run_in_pieces_too(tmp_path: Path) -> None:
+    task = language_task(tmp_path, "tied", dtype="bfloat16")
+    largest = Largest(model := built(task))
+    found = objective_of(task, model, ROOM)
+    agree(found, in_one_go(task, built(task)), task.selection_data, rel=2e-2)
+    assert largest.bytes <= 4 * WORDS * 16
+
+
+@pytest.mark.parametrize("name", ["Llama", "softcapping", "BERT"])
+@pytest.mark.parametrize("room", [ROOM, PIECE])
+def test_metrics_are_those_of_a_pass_of_their_own(name: str, room: int, tmp_path: Path) -> None:
+    task = language_task(tmp_path, name)
+    model = built(task)
+    assert task.heldout_data is not None
+    total, right, count = 0.0, 0, 0
+    with torch.no_grad():
+        for batch in task.heldout_data:
+            kept = batch["targets"] != -100
+            logits, targets = task.predict(model, batch)[kept], batch["targets"][kept]
+            total += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
+            right += int((logits.argmax(-1) == targets).sum())
+            count += len(targets)
+    found = objective_of(task, model, room)
+    units = found.unit_losses(task.heldout_data)
+    assert units.metrics == {
+        "perplexity": pytest.approx(math.exp(total / count), rel=1e-6),
+        "token_accuracy": pytest.approx(right / count, abs=1e-9),
+    }
+    assert math.exp(units.mean) == pytest.approx(math.exp(total / count), rel=1e-6)
+    assert found.passes.forward == len(list(task.heldout_data))
+
+
+def test_metrics_may_be_left_out(tmp_path: Path) -> None:
+    task = language_task(tmp_path, "Llama", metrics=False)
+    with pytest.raises(AssertionError):
+        metrics_of(task, built(task), task.selection_data)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama's run, with its config."""
+    folder = tmp_path_factory.mktemp("llama")
+    task = language_task(folder, "Llama")
+    batches = []
+    for batch in task.selection_data:
+        labels = batch["targets"].roll(1, 1)
+        labels[:, 0] = -100
+        inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+        batches.append({**inputs, "labels": labels})
+    train(built(task, 1.0), batches, folder / "ckpts")
+    (folder / "sewa.yaml").write_text(
+        "task: huggingface\n"
+        "args: {kind: causal-lm, model: model, selection: selection.jsonl, heldout: heldout.jsonl,"
+        " batch_size: 8}\n"
+        "checkpoints: ckpts\nK: 3\ndevice: cpu\ngumbel: {iterations: 2}\n"
+    )
+    return folder
+
+
+def test_evaluate_runs_every_row_once_for_losses_and_metrics(
+    llama: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama)
+    passed: list[int] = []
+
+    def count(_: nn.Module, __: object, kwargs: dict[str, Any]) -> None:
+        passed.append(len(kwargs["input_ids"]))
+
+    original = transformers.LlamaModel.__init__
+
+    def hooked(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        self.register_forward_pre_hook(count, with_kwargs=True)
+
+    monkeypatch.setattr(transformers.LlamaModel, "__init__", hooked)
+    ended = sewa("evaluate", "--json", "--set", "memory=1MiB")
+    assert ended.code == 0, ended.err
+    files = json.loads(ended.out)["files"]
+    # 20 and 23 rows of each file; the first row thrice more: what the head is is looked at, and V
+    assert sum(passed) == len(files) * (20 + 23) + 3
+    for file in files:
+        assert file["metrics"]["perplexity"] == pytest.approx(math.exp(file["heldout_loss"]))
+
+
+def test_select_counts_each_pass_once(
+    llama: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama)
+    ended = sewa("select", "--json", "-o", "averaged.safetensors", "--force")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    simple, scored = len(report["simple"]), len(report["references"])
+    # 3 batches each; gumbel's 2 iterations of 2 samples
+    assert report["cost"]["forward_passes"] <= 3 * simple + 3 * scored + 6 + 4
+    average = report["average"]
+    assert average["metrics"]["perplexity"] == pytest.approx(math.exp(average["heldout_loss"]))
+    evaluated = json.loads(sewa("evaluate", "averaged.safetensors", "--json").out)["files"][0]
+    for key in ("selection_loss", "heldout_loss"):
+        assert evaluated[key] == pytest.approx(average[key], rel=1e-6)
+
+
+def test_a_choice_that_is_a_reference_is_scored_once(
+    llama: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama)
+    for flags in ([], ["--K", 1]):
+        ended = sewa("select", "--json", "-o", "averaged.safetensors", "--force", *flags)
+        assert ended.code == 0, ended.err
+        report = json.loads(ended.out)
+        weights = [c["weight"] for c in report["candidates"]]
+        if weights[-1] == 1.0:
+            assert report["references"]["last"] == report["average"]
