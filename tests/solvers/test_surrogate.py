@@ -120,10 +120,9 @@ def test_small_batches_joined_for_the_loss_give_the_same_losses_gradients_and_sa
     problem = Problem(5, seed, loss=loss, predict=lambda m, b: m(b["x"]), batches=batches)
     joined = problem.surrogate()
     apart = copy(joined)
-    apart.outputs = copy(joined.outputs)
     apart.outputs.take_apart()
-    joined = copy(apart)
-    joined.join(joined.base, room)
+    joined.outputs = copy(apart.outputs)
+    joined.outputs.join(joined.base, room)
     if room == ROOM and width == 0:
         assert joined.outputs.counts == [sum(counts)]
     if room == 0:
@@ -438,9 +437,9 @@ def test_rows_make_samples_whose_losses_add_up() -> None:
 
 
 def test_whatever_the_padding_a_larger_room_is_never_too_small() -> None:
-    lengths = torch.tensor([2, 20] * 20)
-    x = torch.randn(40, 20, 4, generator=torch.Generator().manual_seed(0))
-    batches = [(x[i : i + 10], lengths[i : i + 10]) for i in range(0, 40, 10)]
+    lengths = torch.tensor([2, 20] * 200)
+    x = torch.randn(400, 20, 4, generator=torch.Generator().manual_seed(0))
+    batches = [(x[i : i + 10], lengths[i : i + 10]) for i in range(0, 400, 10)]
 
     def predict(model: nn.Module, batch: Any) -> Tensor:  # padded to the longest row of the batch
         return model(batch[0])[:, : int(batch[1].max())]  # type: ignore[no-any-return]

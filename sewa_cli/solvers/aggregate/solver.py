@@ -47,8 +47,6 @@ from sewa_cli.text import finite, or_inf, with_K
 FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be cross-validated
 CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
 SAME = 1e-6  # of a weight, or of the loss: a difference by rounding
-DEAR = 50  # checkpoints, or more: simple averages are few beside them, and all are run
-TRIED = 2  # of the simple averages that are no rungs, the best by prediction are run
 SMALL = 0.002  # of the loss: a prediction that is further off is made anew, where it led to
 
 
@@ -118,7 +116,7 @@ class _Search:
         keep = Keep.of(settings, "aggregate")
         counted = count(problem, keep)
         # where outputs are of many classes and checkpoints few, runs of the model are most of it
-        self._spares = counted.targets is not None and trajectory.k < DEAR
+        self._spares = counted.targets is not None and trajectory.k < cost.DEAR
         others = [name for name in family(trajectory.k) if name not in names]
         has_room = not self._spares and vector * len(others) <= problem.room // 4
         flats = len(names) + QUARTERS * with_parts
@@ -373,7 +371,7 @@ class _Search:
             return []
         predicted = self._units.losses_of(here, torch.stack([self._averages[n] for n in left]))
         means = dict(zip(left, map(self._units.mean, predicted), strict=True))
-        return sorted(left, key=means.__getitem__)[:TRIED]
+        return sorted(left, key=means.__getitem__)[: cost.TRIED]
 
     def _best(self) -> Name:
         return min(self._losses, key=lambda name: self._units.mean(self._losses[name]))

@@ -167,18 +167,6 @@ def fit(problem: Problem, all_rows: Rows, extra: int, keep: Keep) -> Rows:
     return found
 
 
-def rows_that_fit(k: int, numbers: int, of_rows: int, room: int, most: int, extra: int = 0) -> int:
-    """How many of the rows take part, from sizes alone; `numbers`: of all rows' outputs.
-
-    Rows are taken to be of one size. Fewer than `FEWEST`, where there are more: it would stop.
-    """
-    found = of_rows
-    if numbers > most and of_rows > FEWEST:
-        found = max(of_rows * most // numbers, FEWEST)
-    needed = least(k, numbers * found // of_rows, extra)
-    return found if needed <= room else found * room // needed
-
-
 def frame(
     problem: Problem,
     flat: Tensor,

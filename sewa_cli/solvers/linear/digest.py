@@ -124,7 +124,7 @@ class Digest(Outputs):
                 seed_torch(self._seed)
                 for piece, logits in self._objective.logits(batch, targets, self._piece):
                     yield slice(start + piece.start, start + piece.stop), logits
-            start += len(targets)
+            start += len(targets.where)
 
     def _linear(self, some: slice, logits: Tensor) -> Tensor:
         """[p, V] → [p, 1 + m + s]."""
