@@ -168,7 +168,7 @@ def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
     lines = (folder / "selection.jsonl").read_text().splitlines()[:rows]
     ids = torch.tensor([tokenizer(json.loads(line)["text"])["input_ids"] for line in lines])
     labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
-    batches = list(zip(ids.split(4), labels.split(4), strict=True))
+    batches = list(zip(torch.split(ids, 4), torch.split(labels, 4), strict=True))
     model = FlatModel(AutoModelForCausalLM.from_pretrained(folders[-1]), torch.device("cpu"))
     W = torch.empty(len(folders), model.layout.size)
     for row, one in zip(W, folders, strict=True):
@@ -177,7 +177,7 @@ def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
     predict = lambda module, batch: module(input_ids=batch[0]).logits  # noqa: E731
     loss = lambda out, batch: F.cross_entropy(out.flatten(0, 1), batch[1].flatten())  # noqa: E731
     classes = Classes(predict, loss, lambda batch: (batch[1], None))
-    objective = Objective(model, predict, loss, lambda found: found.backward(), batches)
+    objective = Objective(model, predict, loss, torch.autograd.backward, batches)
     objective = replace(objective, classes=classes)
     return objective, W
 

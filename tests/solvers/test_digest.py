@@ -178,7 +178,7 @@ def test_losses_of_rows_are_those_of_the_model_and_make_up_the_loss() -> None:
     torch.testing.assert_close(each, true, rtol=1e-4, atol=1e-6)
     assert float(each[3]) == 0  # it has no target
     batches = here.outputs.batch_losses(here.outputs.at(flat))
-    torch.testing.assert_close(batches, torch.stack([x.mean() for x in each.split(8)]))
+    torch.testing.assert_close(batches, torch.stack([x.mean() for x in torch.split(each, 8)]))
 
 
 def test_the_gradient_is_autograds_of_the_cross_entropy_written_out() -> None:
@@ -193,6 +193,7 @@ def test_the_gradient_is_autograds_of_the_cross_entropy_written_out() -> None:
     naive = weights @ F.cross_entropy(d, torch.zeros(len(d), dtype=torch.long), reduction="none")
     naive.backward()  # type: ignore[no-untyped-call]
     loss, gradient = here.loss_and_gradient(c.detach())
+    assert c.grad is not None
     assert loss == pytest.approx(float(naive.detach()), rel=1e-5)
     # what all of them share is lost to rounding in one of the two
     torch.testing.assert_close(
@@ -268,8 +269,8 @@ def test_labels_that_were_shuffled_are_noise_and_their_own_matter() -> None:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(60, generator=generator)
         batches = functions()["data"](1)
-        labels = torch.cat([batch["labels"] for batch in batches])[order].split(8)
-        shuffled = [b | {"labels": y} for b, y in zip(batches, labels, strict=True)]
+        labels = torch.cat([batch["labels"] for batch in batches])[order]
+        shuffled = [b | {"labels": y} for b, y in zip(batches, torch.split(labels, 8), strict=True)]
         problem.objective.selection = shuffled
         found = digested(problem)
         verdicts.append(found.outputs.labels([found.base], seed))

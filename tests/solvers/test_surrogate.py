@@ -22,6 +22,7 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import mask
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear.build import build
+from sewa_cli.solvers.linear.outputs import Whole
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.survey import QUARTERS, scout
 from sewa_cli.trajectory.dense import Dense
@@ -122,6 +123,7 @@ def test_small_batches_joined_for_the_loss_give_the_same_losses_gradients_and_sa
     apart = copy(joined)
     apart.outputs.take_apart()
     joined.outputs = copy(apart.outputs)
+    assert isinstance(joined.outputs, Whole)
     joined.outputs.join(joined.base, room)
     if room == ROOM and width == 0:
         assert joined.outputs.counts == [sum(counts)]

@@ -221,7 +221,7 @@ def _agrees(problem: Problem, kept: Rows) -> bool:
     for batch, its in pairs[:: -(-len(pairs) // LOOKED_AT)]:
         if len(its.where) == 0:
             continue
-        few = take_rows(batch, rows(batch), its.rows.unique()[:2].cpu())
+        few = take_rows(batch, rows(batch), torch.tensor(sorted(set(its.rows.tolist()))[:2]))
         targets = objective.targets(few)
         if targets is None:  # the objective has found out itself, and said so
             return False

@@ -216,7 +216,7 @@ class Digest(Outputs):
 
     def batch_losses(self, outputs: Tensor) -> Tensor:
         each = self._by_row((self._entropies(outputs) * self._weights)[None])[0]
-        return torch.stack([some.mean() for some in each.split(self._counts)])
+        return torch.stack([some.mean() for some in torch.split(each, self._counts)])
 
     def splits(self, outputs: Tensor) -> bool:  # noqa: ARG002
         return True
@@ -313,7 +313,7 @@ def _largest(x: Tensor, m: int) -> Tensor:
     groups = V // GROUP
     if groups <= 2 * m:
         return x.topk(m, 1).indices
-    maxima = x[:, : groups * GROUP].unflatten(1, (groups, GROUP)).amax(2)
+    maxima = x[:, : groups * GROUP].reshape(p, groups, GROUP).amax(2)
     best = maxima.topk(m, 1).indices
     inside = (best[:, :, None] * GROUP + torch.arange(GROUP, device=x.device)).view(p, -1)
     left = torch.arange(groups * GROUP, V, device=x.device).expand(p, -1)
