@@ -230,6 +230,8 @@ def _learn(
         average, scored = _finish(run, choice.coefficients, method)
         best = min(simple, key=lambda name: or_inf(simple[name]))
         averages = family(run.trajectory.k)
+        if choice.spares:
+            run.know({tuple(averages[name]): loss for name, loss in simple.items()})
         references = {
             with_K(*name): _Simple(
                 averages[name],

@@ -158,7 +158,7 @@ class Evaluator:
 
         def work() -> float:
             self.run.load(coefficients)
-            return float(cache.loss(cache.true_outputs()))
+            return float(cache.loss(cache.outputs.true_outputs()))
 
         return self.ledger.once("cached", coefficients, work)
 

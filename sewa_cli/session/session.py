@@ -304,6 +304,12 @@ class Run:
         self._loaded = None
         return dict(zip(names, found, strict=True))
 
+    def know(self, losses: Mapping[tuple[float, ...], float]) -> None:
+        """Selection losses of averages that a solver has run on all rows: not to be run again."""
+        if self.knows_simple:
+            n = sum(map(rows, self.session.objective.selection))
+            self._known |= {average: (loss, n) for average, loss in losses.items()}
+
     def score(self, coefficients: Sequence[float]) -> Scored:
         """An average that is not written; BatchNorm as for a file of it."""
         self.load(coefficients)

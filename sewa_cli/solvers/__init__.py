@@ -80,6 +80,7 @@ class Choice:
     blend: Blend | None = None
     expected: Expected | None = None
     simple: dict[Name, float] | None = None  # losses of simple averages, where it knows them
+    spares: bool = False  # runs of the model are dear: what is known is not run again
     stability: StabilityReport | None = None
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W

@@ -22,6 +22,7 @@ from sewa_cli.solvers import LEARNED, Problem
 from sewa_cli.solvers.linear import relax
 from sewa_cli.solvers.linear.outputs import Labels
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
+from sewa_cli.solvers.linear.units import Units
 
 if TYPE_CHECKING:
     from sewa_cli.solvers.linear.rounds import Linear
@@ -83,7 +84,9 @@ def choose_budget(
         return decided
     best_simple = min(simple, key=lambda key: decided.options[names.index(key)].loss)
     probed = {("uniform", None), ("last", None), best_simple}
-    labels = surrogate.labels([out for key, out in simple.items() if key in probed], problem.seed)
+    labels = surrogate.outputs.labels(
+        [out for key, out in simple.items() if key in probed], problem.seed
+    )
     if labels == "noise":
         return replace(decided, labels=labels, chosen=names.index(("uniform", None)))
     return replace(decided, labels=labels)
@@ -118,27 +121,15 @@ class _Folds:
 
     def __init__(self, surrogate: Surrogate, folds: int, seed: int) -> None:
         self._surrogate = surrogate
-        at = surrogate.base
-        self.by_row = surrogate.splits(at) or (surrogate.take_apart() and surrogate.splits(at))
-        counts = surrogate.counts
-        rows = [1] * sum(counts) if self.by_row else counts
-        if len(rows) < folds:
+        units = Units(surrogate.outputs, surrogate.base)
+        self.by_row, self.weights, self.losses = units.by_row, units.weights, units.losses
+        if len(units) < folds:
             what = "rows" if self.by_row else "batches (the loss does not split into rows)"
-            raise TaskError(f"K: auto needs {folds} or more selection {what}, found {len(rows)}")
-        self.weights = torch.tensor(rows, dtype=torch.float64)  # of each unit, row or batch
+            raise TaskError(f"K: auto needs {folds} or more selection {what}, found {len(units)}")
         generator = torch.Generator().manual_seed(seed)
-        self.assigned = torch.randperm(len(rows), generator=generator) % folds  # of each unit
+        self.assigned = torch.randperm(len(units), generator=generator) % folds  # of each unit
 
     def without(self, fold: int) -> Surrogate:
         """On all rows but the fold's."""
         rest = self.assigned != fold
         return self._surrogate.on(rest) if self.by_row else self._surrogate.on_batches(rest)
-
-    def losses(self, outputs: Tensor) -> Tensor:
-        """Of each unit, [units]."""
-        if not self.by_row:
-            return self._surrogate.batch_losses(outputs)
-        found = self._surrogate.unit_losses(outputs)
-        if found is None:
-            raise TaskError("loss() splits into rows at one average and not at another")
-        return found

@@ -51,8 +51,8 @@ def resample(
 
     None if the rows are too few, or the loss does not split into rows.
     """
-    n, K = sum(surrogate.counts), len(found.selected)
-    if n < FEWEST or not surrogate.splits(surrogate.base):
+    n, K = sum(surrogate.outputs.counts), len(found.selected)
+    if n < FEWEST or not surrogate.outputs.splits(surrogate.base):
         return None
     generator = torch.Generator().manual_seed(problem.seed)
     chosen_count = torch.zeros(surrogate.k, dtype=torch.float64)

@@ -42,6 +42,11 @@ class Layout:
     parameters: int  # the first so many of the P are parameters, the rest buffers
     size: int  # P
 
+    @classmethod
+    def of(cls, size: int, name: str = "outputs") -> Layout:
+        """Of one vector."""
+        return cls({name: slice(0, size)}, {name: (size,)}, size, size)
+
 
 class Source(Protocol):
     """The checkpoints as rows of W, one at a time, wherever they come from."""

@@ -75,6 +75,11 @@ class Deltas(Trajectory):
     def row(self, i: int) -> Tensor:
         return self._differences[i].float().add_(self._mean)
 
+    def part(self, columns: slice) -> Deltas:
+        """Some columns of it, for products with these alone."""
+        some = self._mean[columns], self._differences[:, columns]
+        return Deltas(*some, Layout.of(columns.stop - columns.start), self.used)
+
     def rows(self) -> Iterator[tuple[int, Tensor]]:
         for i, row in super().rows():
             yield i, row.add_(self._mean)

@@ -43,3 +43,7 @@ class Dense(Trajectory):
 
     def row(self, i: int) -> Tensor:
         return self.W[i]
+
+    def part(self, columns: slice) -> Dense:
+        """Some columns of it, for products with these alone."""
+        return Dense(self.W[:, columns], Layout.of(columns.stop - columns.start), self.used)

@@ -175,7 +175,7 @@ def test_gradients_on_samples_of_the_rows_are_those_of_calling_the_loss_on_them(
     root = None if splits else (lambda out, batch: ((out - batch[1]) ** 2).sum().sqrt())
     problem = problem_on(loss=root)
     surrogate = surveyed(problem)
-    units = Units(surrogate, surrogate.base)
+    units = Units(surrogate.outputs, surrogate.base)
     assert units.by_row == splits
     generator = torch.Generator().manual_seed(0)
     members = torch.rand(4, len(units), generator=generator) < 0.6
@@ -266,7 +266,7 @@ def test_what_is_expected_of_a_row_does_not_depend_on_its_own_label(rounds: int)
     nested = []
     for labels in (y, moved):
         surrogate = surveyed(problem := problem_on(labels=labels))
-        units = Units(surrogate, surrogate.base)
+        units = Units(surrogate.outputs, surrogate.base)
         prior, simple = prior_of(surrogate, units)
         found = estimate(surrogate, units, prior, simple, 5, problem)
         for _ in range(rounds - 1):
@@ -283,7 +283,7 @@ def test_the_expected_loss_is_not_that_of_the_rows_it_was_learned_on() -> None:
     for seed in range(6):
         labels = torch.randn(30, 1, generator=torch.Generator().manual_seed(100 + seed))
         surrogate = surveyed(problem := problem_on(30, 20, seed, labels))
-        units = Units(surrogate, surrogate.base)
+        units = Units(surrogate.outputs, surrogate.base)
         prior, simple = prior_of(surrogate, units)
         found = estimate(surrogate, units, prior, simple, 5, problem)
         gaps.append(float(found.nested.mean()) - surrogate.loss(surrogate.mix(found.coefficients)))
@@ -685,8 +685,8 @@ def test_where_learning_makes_it_worse_the_prior_is_written_with_its_own_expecte
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if the prediction had been false: what was learned is run with other weights."""
-    true = Surrogate.at
-    monkeypatch.setattr(Surrogate, "at", lambda self, flat: true(self, -3 * flat))
+    true = Surrogate.true_loss
+    monkeypatch.setattr(Surrogate, "true_loss", lambda self, flat: true(self, -3 * flat))
     ended = sewa("select", "--set", "aggregate.rounds=1")
     assert ended.code == 0, ended.err
     assert "no better than the" in ended.err

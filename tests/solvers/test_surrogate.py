@@ -22,6 +22,7 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import mask
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear.build import build
+from sewa_cli.solvers.linear.outputs import Whole
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.survey import QUARTERS, scout
 from sewa_cli.trajectory.dense import Dense
@@ -120,25 +121,26 @@ def test_small_batches_joined_for_the_loss_give_the_same_losses_gradients_and_sa
     problem = Problem(5, seed, loss=loss, predict=lambda m, b: m(b["x"]), batches=batches)
     joined = problem.surrogate()
     apart = copy(joined)
-    apart._parts = joined._run
-    joined = copy(apart)
-    joined.join(joined.base, room)
+    apart.outputs.take_apart()
+    joined.outputs = copy(apart.outputs)
+    assert isinstance(joined.outputs, Whole)
+    joined.outputs.join(joined.base, room)
     if room == ROOM and width == 0:
-        assert joined.counts == [sum(counts)]
+        assert joined.outputs.counts == [sum(counts)]
     if room == 0:
-        assert joined.counts == counts
-    assert sum(joined.counts) == sum(counts)
+        assert joined.outputs.counts == counts
+    assert sum(joined.outputs.counts) == sum(counts)
     c = torch.rand(3, 5, generator=generator, dtype=torch.float64)
     c /= c.sum(1, keepdim=True)
     times = torch.randint(3, (sum(counts),), generator=generator)
     times[0] = 1
     shares = torch.rand(3, sum(counts), generator=generator)
     for one, other in (
-        (apart.unit_losses(apart.base), joined.unit_losses(joined.base)),
+        (apart.outputs.unit_losses(apart.base), joined.outputs.unit_losses(joined.base)),
         (apart.loss_and_gradient(c[0])[1], joined.loss_and_gradient(c[0])[1]),
         (
-            apart.gradients(c, apart.row_weights(shares)),
-            joined.gradients(c, joined.row_weights(shares)),
+            apart.gradients(c, apart.outputs.factors(shares, by_row=True)),
+            joined.gradients(c, joined.outputs.factors(shares, by_row=True)),
         ),
         (apart.on(times).loss_and_gradient(c[0])[1], joined.on(times).loss_and_gradient(c[0])[1]),
     ):
@@ -147,22 +149,24 @@ def test_small_batches_joined_for_the_loss_give_the_same_losses_gradients_and_sa
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     calls.clear()
     assert joined.loss(joined.base) == pytest.approx(apart.loss(apart.base), rel=1e-6)
-    assert len(calls) == len(joined.counts) + len(counts)
-    assert torch.equal(joined.true_outputs(), apart.true_outputs())  # run as the user made them
+    assert len(calls) == len(joined.outputs.counts) + len(counts)
+    assert torch.equal(
+        joined.outputs.true_outputs(), apart.outputs.true_outputs()
+    )  # run as the user made them
 
 
 def test_batches_are_joined_only_where_the_loss_splits_and_what_they_share_is_the_same() -> None:
     def centred(outputs: Tensor, batch: Any) -> Any:
         return ((outputs - outputs.mean(0)) ** 2).mean() + 0 * batch[1].sum()
 
-    assert Problem(loss=centred).surrogate().counts == [7, 4]
-    assert Problem().surrogate().counts == [11]
+    assert Problem(loss=centred).surrogate().outputs.counts == [7, 4]
+    assert Problem().surrogate().outputs.counts == [11]
     x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
     batches = [(x, y, torch.tensor(scale)) for scale in (1.0, 2.0)]
     problem = Problem(
         loss=lambda outputs, batch: batch[2] * F.cross_entropy(outputs, batch[1]), batches=batches
     )
-    assert problem.surrogate().counts == [4, 4]
+    assert problem.surrogate().outputs.counts == [4, 4]
 
 
 class Kind(NamedTuple):
@@ -246,10 +250,14 @@ def test_a_loss_that_would_see_another_batch_is_called_on_the_users_own(
     batches = [make(x, y, i) for i, (x, y) in enumerate(pieces)]
     surrogate = Problem(loss=loss, predict=predict, batches=batches).surrogate()
     apart = copy(surrogate)
-    apart.take_apart()
-    assert sum(surrogate.counts) == sum(apart.counts) == 24
+    apart.outputs = copy(surrogate.outputs)
+    apart.outputs.take_apart()
+    assert sum(surrogate.outputs.counts) == sum(apart.outputs.counts) == 24
     assert surrogate.loss(surrogate.base) == pytest.approx(apart.loss(apart.base), rel=1e-6)
-    found, expected = surrogate.unit_losses(surrogate.base), apart.unit_losses(apart.base)
+    found, expected = (
+        surrogate.outputs.unit_losses(surrogate.base),
+        apart.outputs.unit_losses(apart.base),
+    )
     assert found is not None
     assert expected is not None
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
@@ -259,7 +267,7 @@ def test_no_more_rows_are_joined_than_a_loss_that_compares_each_with_each_can_be
     torch.manual_seed(0)
     x, y = torch.randn(900, 4), torch.randint(3, (900,))
     pieces = zip(torch.split(x, 9), torch.split(y, 9), strict=True)
-    counts = Problem(batches=list(pieces)).surrogate().counts
+    counts = Problem(batches=list(pieces)).surrogate().outputs.counts
     assert sum(counts) == 900
     assert max(counts) == 252
     assert len(counts) == 4
@@ -420,9 +428,9 @@ def test_a_smaller_room_makes_the_cache_bfloat16_and_a_smaller_one_takes_fewer_r
 def test_rows_make_samples_whose_losses_add_up() -> None:
     problem = Problem()
     surrogate = problem.surrogate()
-    assert surrogate.splits(surrogate.base)
+    assert surrogate.outputs.splits(surrogate.base)
     outputs = surrogate.mix(mean([0, 1], problem.k))
-    each = surrogate.unit_losses(outputs)
+    each = surrogate.outputs.unit_losses(outputs)
     assert each is not None
     assert float(each.mean()) == pytest.approx(surrogate.loss(outputs), rel=1e-5)
     times = torch.tensor([2, 0, 0, 1, 0, 0, 0, 0, 0, 1, 0])  # of batches of 7 and 4
@@ -431,9 +439,9 @@ def test_rows_make_samples_whose_losses_add_up() -> None:
 
 
 def test_whatever_the_padding_a_larger_room_is_never_too_small() -> None:
-    lengths = torch.tensor([2, 20] * 20)
-    x = torch.randn(40, 20, 4, generator=torch.Generator().manual_seed(0))
-    batches = [(x[i : i + 10], lengths[i : i + 10]) for i in range(0, 40, 10)]
+    lengths = torch.tensor([2, 20] * 200)
+    x = torch.randn(400, 20, 4, generator=torch.Generator().manual_seed(0))
+    batches = [(x[i : i + 10], lengths[i : i + 10]) for i in range(0, 400, 10)]
 
     def predict(model: nn.Module, batch: Any) -> Tensor:  # padded to the longest row of the batch
         return model(batch[0])[:, : int(batch[1].max())]  # type: ignore[no-any-return]
@@ -456,25 +464,27 @@ def test_labels_that_fit_are_never_taken_for_noise(n: int) -> None:
     problem = Problem(batches=[(x, torch.arange(n) % 2)])
     surrogate = problem.surrogate()
     perfect = 9 * F.one_hot(torch.arange(n) % 2, 3).float().reshape(-1)
-    assert surrogate.labels([perfect]) == "matter"
+    assert surrogate.outputs.labels([perfect]) == "matter"
 
 
 def test_labels_that_were_shuffled_are_noise_and_a_loss_without_labels_sees_none() -> None:
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(3))
     labels = torch.randint(3, (200,), generator=torch.Generator().manual_seed(4))
     found = [Problem(seed=s, batches=[(x, labels)]).surrogate() for s in range(8)]
-    verdicts = [surrogate.labels([surrogate.base], seed) for seed, surrogate in enumerate(found)]
+    verdicts = [
+        surrogate.outputs.labels([surrogate.base], seed) for seed, surrogate in enumerate(found)
+    ]
     assert verdicts.count("noise") >= 6
     blind = Problem(loss=lambda outputs, _: outputs.pow(2).mean()).surrogate()
-    assert blind.labels([blind.base]) == "unseen"
+    assert blind.outputs.labels([blind.base]) == "unseen"
 
 
 def test_a_loss_over_the_whole_batch_does_not_split() -> None:
     problem = Problem(loss=lambda outputs, _: outputs.var(dim=0).sum())
     surrogate = problem.surrogate()
-    assert not surrogate.splits(surrogate.base)
-    assert surrogate.unit_losses(surrogate.base) is None
-    whole = surrogate.batch_losses(surrogate.base)
+    assert not surrogate.outputs.splits(surrogate.base)
+    assert surrogate.outputs.unit_losses(surrogate.base) is None
+    whole = surrogate.outputs.batch_losses(surrogate.base)
     assert len(whole) == 2
 
 

@@ -16,7 +16,7 @@ from sewa_cli.methods import Coefficients, mean_of
 from sewa_cli.methods.family import Name, family, ladder
 from sewa_cli.objective.intervals import difference
 from sewa_cli.report.select import Blend, Expected, Pulled, Share
-from sewa_cli.settings import AUTO, Count, Positive, Whole
+from sewa_cli.settings import AUTO, Whole
 from sewa_cli.solvers import (
     LEARNED,
     Choice,
@@ -24,7 +24,6 @@ from sewa_cli.solvers import (
     Predicting,
     Problem,
     Sizes,
-    Solver,
     register,
 )
 from sewa_cli.solvers.aggregate.estimate import (
@@ -36,8 +35,9 @@ from sewa_cli.solvers.aggregate.estimate import (
 )
 from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, rungs
 from sewa_cli.solvers.linear import cost
-from sewa_cli.solvers.linear.build import build, frame
-from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
+from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, fit, frame
+from sewa_cli.solvers.linear.digest import Digest
+from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels, Outputs
 from sewa_cli.solvers.linear.pull import STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
@@ -53,18 +53,12 @@ SMALL = 0.002  # of the loss: a prediction that is further off is made anew, whe
 class Aggregate(Predicting):
     """The default: weights on all checkpoints, between moving averages and what the data want."""
 
-    class Settings(Solver.Settings):
-        h: Annotated[Positive, Field(le=1)] = Field(
-            0.1, description="how far towards each checkpoint the model is evaluated"
-        )
+    class Settings(Linearising):
         rounds: Annotated[Whole, Field(ge=1, le=10)] = Field(
             2, description="at most: linearised anew where less came true than was predicted"
         )
         folds: Annotated[Whole, Field(ge=3, le=10)] = Field(
             5, description="of the selection rows, for cross-validation"
-        )
-        outputs: Count = Field(
-            1_000_000, description="numbers kept for each checkpoint; more rows take long"
         )
 
     needs = frozenset({"value", "outputs"})
@@ -80,7 +74,7 @@ class Aggregate(Predicting):
 
     def choose_by(self, cache: Surrogate, problem: Problem, K: int) -> Choice:  # noqa: ARG002
         """From a cache alone: simple averages are predicted like all others."""
-        units = Units(cache, cache.base)
+        units = Units(cache.outputs, cache.base)
         averages = {name: _vector(c) for name, c in family(cache.k).items()}
         losses = {name: units.losses(cache.mix(c)) for name, c in averages.items()}
         rungs = [name for name in ladder(cache.k) if name in averages]
@@ -119,22 +113,33 @@ class _Search:
         most = problem.room // 4 // vector - QUARTERS
         with_parts = most >= FEWEST_RUNGS and trajectory.k >= 2 * QUARTERS
         names = rungs(trajectory.k, max(FEWEST_RUNGS, most))
+        keep = Keep.of(settings, "aggregate")
+        counted = count(problem, keep)
+        # where outputs are of many classes and checkpoints few, runs of the model are most of it
+        self._spares = counted.targets is not None and trajectory.k < cost.DEAR
+        others = [name for name in family(trajectory.k) if name not in names]
+        has_room = not self._spares and vector * len(others) <= problem.room // 4
+        flats = len(names) + QUARTERS * with_parts
+        self._held = vector * (flats + len(others) * has_room)
+        self._problem = problem = replace(problem, room=problem.room - self._held)
+        fit(problem, counted, 0, keep)  # what does not fit is told before the work
         self._flats, parts = climb(problem, names, with_parts)
         self.k = trajectory.k
         if self.k < 2:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
         self._averages = {name: _vector(c) for name, c in family(self.k).items()}
         self._rungs = [name for name in names if name in self._averages]
-        others = [name for name in self._averages if name not in self._rungs]
-        self._summed = others if vector * len(others) <= problem.room // 4 else []
-        self._held = vector * (len(self._flats) + len(self._summed))
-        self._problem = problem = replace(problem, room=problem.room - self._held)
-        # a loss that is broken, or changes its batch, is told now
-        problem.objective.learning_value(self._flats["uniform", None])
-        self._framed, _ = frame(
-            problem, self._flats["uniform", None], most=settings.outputs, section="aggregate"
-        )
-        outputs = {name: self._framed.at(flat) for name, flat in self._flats.items()}
+        self._others = [name for name in self._averages if name not in self._rungs]
+        self._summed = self._others if has_room else []
+        uniform = self._flats["uniform", None]
+        if counted.targets is None:  # a loss that is broken, or changes its batch, is told now
+            problem.objective.learning_value(uniform)
+        self._framed, there = frame(problem, uniform, keep=keep, counted=counted)
+        self._spares = self._spares and isinstance(self._framed, Digest)
+        outputs = {
+            name: there if flat is uniform else self._framed.at(flat)
+            for name, flat in self._flats.items()
+        }
         finite_ones = [out for out in outputs.values() if isfinite(self._framed.loss(out))]
         if not finite_ones:
             raise TaskError(
@@ -161,13 +166,13 @@ class _Search:
             self._problem.events.warn(UNSEEN)
         lead = min([*self._rungs, *self._parts], key=self._loss_of)
         lead_flat, lead_loss = self._flats[lead], self._loss_of(lead)
-        found = self._learn(self._survey(self._base()))
+        found = self._learn(self._survey(*self._base()))
         if found.loss > lead_loss + SMALL * abs(lead_loss):
             # worse on its own rows than what was run before: that lies too far from π to be
             # predicted from there, and was not far enough ahead to be π. From there, then
             parts = torch.zeros_like(self._prior.parts)
             self._prior = replace(self._prior, sharpest=True, parts=parts)
-            again = self._learn(self._survey(lead_flat.clone()))
+            again = self._learn(self._survey(lead_flat, self._framed.around(lead_flat)))
             found = min(again, found, key=lambda learned: learned.loss)
         return self._choice(found)
 
@@ -193,7 +198,7 @@ class _Search:
             first = first or found
             flat = problem.trajectory.mix_few(found.coefficients.tolist())
             predicted = here.loss(here.mix(found.coefficients))
-            loss = or_inf(here.loss(here.at(flat)))
+            loss = or_inf(here.true_loss(flat))
             seen = {"base": here.loss(here.base), "predicted": predicted, "loss": loss}
             rounds.append({name: finite(value) for name, value in seen.items()})
             if best is None or loss < best[0]:
@@ -202,7 +207,8 @@ class _Search:
             if is_close or len(rounds) == self._settings.rounds:
                 break
             del here  # one cache at a time
-            here = build(problem, flat.clone(), h, framed=self._framed)
+            flat = flat.clone()
+            here = build(problem, flat, h, framed=self._framed.around(flat))
             here.centre(found.coefficients)
         loss, error, found = best
         if not loss <= start + SAME * abs(start):  # what was predicted has not come true
@@ -229,7 +235,7 @@ class _Search:
         by, interval = difference(found.simple, nested, weights, self._problem.seed)
         if abs(by) <= SAME * abs(loss):  # the same average, but for rounding
             by, interval = 0.0, None
-        has_all = len(self._losses) == len(self._averages)
+        has_all = self._knows_the_best
         c, shares = found.coefficients, learned.prior.shares(weights)
         prior = shares @ learned.prior.rungs
         strengths = (None, *STRENGTHS)
@@ -240,6 +246,7 @@ class _Search:
             LEARNED if name is None else with_K(*name),
             labels=self._labels,
             simple=self._simple(),
+            spares=self._spares,
             expected=Expected(
                 loss=loss,
                 error=float((spread / max(len(weights) - 1, 1)).sqrt()),
@@ -302,11 +309,15 @@ class _Search:
             with_K(*best),
             labels=self._labels,
             simple=self._simple(),
+            spares=self._spares,
             details={"rounds": [], "units": len(self._units), "by_row": self._units.by_row},
         )
 
-    def _base(self) -> Tensor:
-        """π's weights [P]; where there is a hill between the rungs, those of the best."""
+    def _base(self) -> tuple[Tensor, tuple[Outputs, Tensor]]:
+        """π's weights [P], and the rows with their outputs there.
+
+        Where there is a hill between the rungs, those of the best.
+        """
         shares = self._prior.shares(self._units.weights)
         names = [*self._rungs, *self._parts]
         base = torch.zeros_like(self._flats["uniform", None])
@@ -314,16 +325,19 @@ class _Search:
             base.add_(self._flats[name], alpha=share)
         # of a convex loss, the mean of averages is at least as good as they are in the mean
         means = (shares[:, None] * self._prior.losses)[shares > 0].sum(0)
-        both = torch.stack([means, self._units.losses(self._framed.at(base))])
+        framed = self._framed.around(base)
+        both = torch.stack([means, self._units.by(framed[0]).losses(framed[1])])
         if not float(behind_in_errors(both, self._units.weights)[1]) <= CONVEX:
             self._prior = replace(self._prior, sharpest=True)
-            return self._flats[names[int(shares.argmax())]].clone()
-        return base
+            best = self._flats[names[int(shares.argmax())]].clone()
+            return best, self._framed.around(best)
+        return base, framed
 
-    def _survey(self, base: Tensor) -> Surrogate:
+    def _survey(self, base: Tensor, framed: tuple[Outputs, Tensor]) -> Surrogate:
         """The cache around the prior; the rest of the family is summed up on the way, and run.
 
         Where there is no room for its sums it is left out: far from the base, predictions are poor.
+        Where runs are dear, the best of them by prediction are run.
         """
         problem = self._problem
         left = [name for name in self._summed if name not in self._losses]
@@ -334,10 +348,15 @@ class _Search:
                 if (weight := float(self._averages[name][i])) != 0:
                     total.add_(row, alpha=weight)
 
-        here = build(problem, base, self._settings.h, on_row=add, framed=self._framed)
+        here = build(problem, base, self._settings.h, on_row=add, framed=framed)
         here.centre(self._prior.shares(self._units.weights) @ self._prior.rungs)
+        if self._spares:
+            sums = {
+                name: problem.trajectory.mix_few(self._averages[name].tolist()).clone()
+                for name in self._promising(here)
+            }
         for done, (name, flat) in enumerate(sums.items(), 1):
-            self._losses[name] = self._units.losses(here.at(flat))
+            self._losses[name] = self._units.losses(self._framed.at(flat))
             problem.events.progress("simple averages", done, len(sums))
         best, there = self._best(), self._flats | sums
         if best in there:
@@ -345,13 +364,26 @@ class _Search:
         self._flats = {}
         return here
 
+    def _promising(self, here: Surrogate) -> list[Name]:
+        """Of those that were not run, the best by prediction."""
+        left = [name for name in self._others if name not in self._losses]
+        if len(left) < len(self._others):  # run around another base before
+            return []
+        predicted = self._units.losses_of(here, torch.stack([self._averages[n] for n in left]))
+        means = dict(zip(left, map(self._units.mean, predicted), strict=True))
+        return sorted(left, key=means.__getitem__)[: cost.TRIED]
+
     def _best(self) -> Name:
         return min(self._losses, key=lambda name: self._units.mean(self._losses[name]))
 
+    @property
+    def _knows_the_best(self) -> bool:
+        """Whether all simple averages were run, or those that may be the best."""
+        return self._spares or len(self._losses) == len(self._averages)
+
     def _simple(self) -> dict[Name, float] | None:
         """None if some could not be run, or not on all rows: then they are, where W is at hand."""
-        has_all_rows = sum(self._framed.counts) == self._framed.of_rows
-        if not has_all_rows or len(self._losses) < len(self._averages):
+        if not (self._framed.has_all_rows and self._knows_the_best):
             return None
         return {name: self._units.mean(losses) for name, losses in self._losses.items()}
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.objective.classes import Targets
+from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.split import draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
-from sewa_cli.solvers import Problem
-from sewa_cli.solvers.linear.outputs import Outputs, Part, flatten, run_model, shapes_of
+from sewa_cli.settings import Count, Positive
+from sewa_cli.solvers import Problem, Solver
+from sewa_cli.solvers.linear.digest import WORTHWHILE, Digest
+from sewa_cli.solvers.linear.outputs import Outputs, Part, Whole, flatten, run_model, shapes_of
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.text import size
 from sewa_cli.trajectory import Layout
@@ -21,47 +28,215 @@ from sewa_cli.trajectory.dense import Dense
 # float32 vectors of length O besides the cache: the base, a mixture and its copy, the gradient, a
 # swap, and more than as much again inside the user's loss
 SPARE = 12
-FEWEST = 32  # rows that are kept however many numbers they have
+# Rows without which nothing is learned, where there are more: five folds of six each. Fewer
+# would choose by luck, and a share of all says nothing: a hundredth of 10⁶ rows is plenty.
+FEWEST = 32
+# numbers for each checkpoint that are weighed in about a minute on one core, k = 20, by nested
+# folds: each takes a call of the user's loss, or is in closed form
+MOST, MOST_DIGESTED = 1_000_000, 10_000_000
+LOOKED_AT = 16  # batches whose targets are compared with the user's loss, in two rows each
+CLOSE = 1e-3  # of the loss: what targets and loss may differ by
+
+
+class Linearising(Solver.Settings):
+    """What every solver takes that works in output space."""
+
+    h: Annotated[Positive, Field(le=1)] = Field(
+        0.1, description="how far towards each checkpoint the model is evaluated"
+    )
+    outputs: Count | None = Field(
+        None,
+        description="numbers kept for each checkpoint; more rows take long "
+        "(default 1,000,000, of digests 10,000,000)",
+    )
+    largest: Count = Field(
+        32, description="of many classes' logits, the largest are kept for each target, and"
+    )
+    samples: Count = Field(32, description="so many samples of the others")
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What is to be kept of the outputs; `section` of sewa.yaml says so."""
+
+    most: int | None = None
+    largest: int = 32
+    samples: int = 32
+    section: str = "linear"
+
+    @classmethod
+    def of(cls, settings: Linearising, section: str) -> Keep:
+        return cls(settings.outputs, settings.largest, settings.samples, section)
+
+    def most_numbers(self, is_digest: bool) -> int:
+        return self.most or (MOST_DIGESTED if is_digest else MOST)
+
+
+USUAL = Keep()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The selection batches, and how many numbers are kept of their outputs."""
+
+    batches: list[Nest]
+    numbers: int
+    targets: list[Targets] | None = None  # of each batch, if a digest of its logits is kept
+    of_rows: int = 0  # that the data have
+
+    @property
+    def count(self) -> int:
+        return sum(map(rows, self.batches))
+
+
+def count(problem: Problem, keep: Keep, digests: bool = True) -> Rows:
+    """All selection rows; whatever weights are in the model. `digests`: if they can be."""
+    objective = problem.objective
+    objective.model.module.eval()
+    batches = [batch for batch in objective.selection if rows(batch) > 0]
+    if not batches:
+        raise TaskError("selection_data(): there are no batches with rows in them")
+    return _counted(problem, batches, keep, sum(map(rows, batches)), digests)
+
+
+def _counted(
+    problem: Problem, batches: list[Nest], keep: Keep, of_rows: int, digests: bool
+) -> Rows:
+    objective = problem.objective
+    if digests and (targets := _digestible(objective, batches, keep)) is not None:
+        numbers = sum(len(one.where) for one in targets) * (1 + keep.largest + keep.samples)
+        return Rows(batches, numbers, targets, of_rows)
+    runs = (run_model(objective, batch, problem.seed) for batch in batches)
+    numbers = sum(len(flatten(outputs)) for outputs in runs)
+    if numbers == 0 and batches:
+        raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
+    return Rows(batches, numbers, None, of_rows)
+
+
+def _digestible(objective: Objective, batches: Sequence[Nest], keep: Keep) -> list[Targets] | None:
+    """The targets of each batch, if the task says them and the classes are many."""
+    found = []
+    for batch in batches:
+        targets = objective.targets(batch)
+        if targets is None:
+            return None
+        found.append(targets)
+    n = next((i for i, targets in enumerate(found) if len(targets.where)), None)
+    if n is None:
+        return None
+    row = take_rows(batches[n], rows(batches[n]), found[n].rows[:1].cpu())
+    of_row = objective.targets(row)
+    if of_row is None:
+        return None
+    _, logits = next(iter(objective.logits(row, of_row, 1)))
+    each = 1 + keep.largest + keep.samples
+    return found if logits.shape[1] >= WORTHWHILE * each else None
+
+
+def fit(problem: Problem, all_rows: Rows, extra: int, keep: Keep) -> Rows:
+    """As many rows as there is room and time for, drawn at random; if not all, it is said."""
+    k, of_rows, room = problem.trajectory.k, all_rows.of_rows, problem.room
+    digests, found, share = all_rows.targets is not None, all_rows, 1.0
+    needed_rows = min(FEWEST, of_rows)
+
+    def fewer() -> Rows:
+        some = _fewer_rows(all_rows.batches, share, problem.seed)
+        return _counted(problem, some, keep, of_rows, digests)
+
+    most = keep.most_numbers(digests)
+    if found.numbers > most and of_rows > FEWEST:
+        share = max(most / found.numbers, FEWEST / of_rows)
+        found = fewer()
+    while (needed := least(k, found.numbers, extra)) > room:
+        share *= room / needed  # again, if padding keeps what is left from shrinking as much
+        found = fewer()
+        if found.count < needed_rows:
+            of_one = least(k, -(-all_rows.numbers // of_rows), extra)
+            helps = "" if digests else ", say what its targets() are, if it has many classes,"
+            raise ConfigError(
+                f"memory: the outputs of {k} checkpoints need {size(of_one)} for each of the "
+                f"{of_rows} selection rows, and {needed_rows} rows at least do not fit into the "
+                f"{size(room)} there are; raise --memory{helps} or choose among fewer checkpoints"
+            )
+    if found.count < of_rows:
+        tight = 2 * least(k, found.numbers, extra) > room
+        problem.events.warn(
+            f"outputs of {found.count} of the {of_rows} selection rows fit into "
+            f"{'--memory' if tight else f'{keep.section}.outputs'}; the choice is made on those"
+        )
+    return found
 
 
 def frame(
     problem: Problem,
     flat: Tensor,
     extra: int = 0,
-    most: int | None = None,
-    section: str = "linear",
+    keep: Keep = USUAL,
+    counted: Rows | None = None,
+    around: bool = False,
 ) -> tuple[Outputs, Tensor]:
     """The rows whose outputs fit into the problem's room, and the model's outputs [O] at `flat`.
 
-    `extra`: outputs [O] that the caller will keep beside the cache. `most`: numbers to keep for
-    each checkpoint, for the sake of time; FEWEST rows are kept whatever they are. `section` of
-    sewa.yaml has it.
+    `extra`: outputs [O] that the caller will keep beside the cache. `counted`: all rows, if they
+    were counted before. `around`: it will be the base of a cache.
     """
-    objective = problem.objective
-    model = objective.model
-    model.module.eval()
-    batches = [batch for batch in objective.selection if rows(batch) > 0]
-    if not batches:
-        raise TaskError("selection_data(): there are no batches with rows in them")
+    objective, model = problem.objective, problem.objective.model
+    all_rows = count(problem, keep) if counted is None else counted
+    kept = fit(problem, all_rows, extra, keep)
     model.set(flat)
+    model.module.eval()
+    if kept.targets is not None:
+        if _agrees(problem, kept):
+            digest = Digest(
+                objective,
+                kept.batches,
+                kept.targets,
+                keep.largest,
+                keep.samples,
+                problem.seed,
+                kept.of_rows,
+                problem.room,
+            )
+            return digest.around(flat) if around else (digest, digest.at(flat))
+        kept = fit(problem, count(problem, keep, digests=False), extra, keep)
     parts: list[Part] = []
     outputs: list[Tensor] = []
-    for batch in _that_fit(problem, batches, extra, most):
+    for batch in kept.batches:
         start = parts[-1].where.stop if parts else 0
         out = run_model(objective, batch, problem.seed)
         outputs.append(flatten(out))
         where = slice(start, start + len(outputs[-1]))
         parts.append(Part(batch, rows(batch), where, shapes_of(out)))
-    found = Outputs(objective, parts, problem.seed, sum(map(rows, batches)))
-    if (kept := sum(found.counts)) < found.of_rows:
-        tight = 2 * least(problem.trajectory.k, found.numbers, extra) > problem.room
-        problem.events.warn(
-            f"outputs of {kept} of the {found.of_rows} selection rows fit into "
-            f"{'--memory' if tight else f'{section}.outputs'}; the choice is made on those"
-        )
+    found = Whole(objective, parts, problem.seed, kept.of_rows)
     at = torch.cat(outputs).to(model.device)
     found.join(at, problem.room // 16)
     return found, at
+
+
+def _agrees(problem: Problem, kept: Rows) -> bool:
+    """Whether the targets' cross-entropies are the user's loss, of the weights in the model."""
+    objective = problem.objective
+    assert kept.targets is not None
+    pairs = list(zip(kept.batches, kept.targets, strict=True))
+    for batch, its in pairs[:: -(-len(pairs) // LOOKED_AT)]:
+        if len(its.where) == 0:
+            continue
+        few = take_rows(batch, rows(batch), torch.tensor(sorted(set(its.rows.tolist()))[:2]))
+        targets = objective.targets(few)
+        if targets is None:  # the objective has found out itself, and said so
+            return False
+        with torch.no_grad():
+            outputs = run_model(objective, few, problem.seed)
+            logits = outputs.flatten(0, -2)[targets.where].float()
+            each = torch.nn.functional.cross_entropy(logits, targets.classes, reduction="none")
+            ours, theirs = targets.weights @ each, objective.loss(outputs, few).reshape(()).float()
+        if not torch.allclose(ours, theirs, rtol=CLOSE, atol=1e-6, equal_nan=True):
+            problem.events.warn(
+                f"targets() and loss() differ: {float(ours):.6g} by the cross-entropy of the "
+                f"targets, {float(theirs):.6g} by loss(); all outputs are kept, which takes more"
+            )
+            return False
+    return True
 
 
 def build(
@@ -69,9 +244,9 @@ def build(
     base: Tensor,
     h: float,
     extra: int = 0,
-    most: int | None = None,
+    keep: Keep = USUAL,
     on_row: Callable[[int, Tensor], None] | None = None,
-    framed: Outputs | None = None,
+    framed: tuple[Outputs, Tensor] | None = None,
 ) -> Surrogate:
     """Run the model at the base [P], then once for each of the k checkpoints, in their order:
 
@@ -79,16 +254,13 @@ def build(
 
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
-    outputs, else fewer rows of the data (`framed`, or as `frame` finds them). `on_row` sees each
-    checkpoint as it is read.
+    outputs, else fewer rows of the data. `framed`: the rows and their outputs at the base, or as
+    `frame` finds them. `on_row` sees each checkpoint as it is read.
     """
     k, model = problem.trajectory.k, problem.objective.model
-    if framed is None:
-        framed, at_base = frame(problem, base, extra, most)
-    else:
-        model.module.eval()
-        at_base = framed.at(base)
-    numbers = framed.numbers
+    outputs, at_base = framed or frame(problem, base, extra, keep, around=True)
+    model.module.eval()
+    numbers = outputs.numbers
     wide = _need(k, numbers, torch.float32, extra) <= problem.room  # of few, it is the smaller one
     dtype = torch.float32 if wide else torch.bfloat16
     cache = torch.empty(k, numbers, dtype=dtype, device=model.device)
@@ -96,59 +268,27 @@ def build(
         numbers=numbers,
         dtype=str(dtype).removeprefix("torch."),
         bytes=_need(k, numbers, dtype, extra),
-        rows=sum(framed.counts),
-        of_rows=framed.of_rows,
+        rows=sum(outputs.counts),
+        of_rows=outputs.of_rows,
     )
     frozen = ~torch.isfinite(at_base)
     origin = torch.where(frozen, 0.0, at_base)
-    layout = Layout({"outputs": slice(0, numbers)}, {"outputs": (numbers,)}, numbers, numbers)
+    layout = Layout.of(numbers)
     trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
-    surrogate = Surrogate(framed, at_base, trajectory, found)
     step = torch.empty_like(base)
     for i, row in problem.trajectory.rows():
         if on_row is not None:
             on_row(i, row)
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
-        y = surrogate.true_outputs().sub_(at_base).div_(h).add_(at_base)
+        y = outputs.linear_outputs().sub_(at_base).div_(h).add_(at_base)
         y.masked_fill_(frozen, 0.0)  # as it is, whatever the weights
         if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
         cache[i].copy_(y if wide else y.sub_(origin))
         problem.events.progress("surveying", i + 1, k)
     model.check_untouched()
-    return surrogate
-
-
-def _that_fit(problem: Problem, batches: list[Nest], extra: int, most: int | None) -> list[Nest]:
-    """As many rows of the batches as there is room for, drawn at random."""
-    k, of_rows = problem.trajectory.k, sum(rows(batch) for batch in batches)
-
-    def count(some: Sequence[Nest]) -> int:
-        """The numbers in their outputs."""
-        runs = (run_model(problem.objective, batch, problem.seed) for batch in some)
-        return sum(len(flatten(outputs)) for outputs in runs)
-
-    numbers = count(batches)
-    if numbers == 0:
-        raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
-    found, share = batches, 1.0
-    if most is not None and numbers > most and of_rows > FEWEST:
-        share = max(most / numbers, FEWEST / of_rows)
-        found = _fewer_rows(batches, share, problem.seed)
-        numbers = count(found)
-    while (needed := least(k, numbers, extra)) > problem.room:
-        share *= (
-            problem.room / needed
-        )  # again, if padding keeps what is left from shrinking as much
-        found = _fewer_rows(batches, share, problem.seed)
-        if not found:
-            raise ConfigError(
-                f"memory: the outputs of {k} checkpoints, even on one of {of_rows} rows, need more "
-                f"than the {size(problem.room)} there are; raise --memory"
-            )
-        numbers = count(found)
-    return found
+    return Surrogate(outputs, at_base, trajectory, found)
 
 
 def _need(k: int, numbers: int, dtype: torch.dtype, extra: int) -> int:

@@ -1,11 +1,13 @@
-"""A model's outputs on the selection data as one vector [O], and the user's loss of such vectors.
+"""A model's outputs on the selection data as one vector [O], and the loss of such vectors.
 
 The rows of the data are kept with them, so that the loss can be taken on any sample of the rows:
-on a fold, or on rows drawn with repetition.
+on a fold, or on rows drawn with repetition. `Whole` has all outputs and calls the user's loss;
+`digest.Digest` has a few numbers for each target of a cross-entropy, whose loss it knows.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
@@ -17,7 +19,16 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.objective import Objective, row_losses
-from sewa_cli.objective.tree import WALK, Nest, change, join_rows, take_rows, tensors, to_device
+from sewa_cli.objective.tree import (
+    WALK,
+    Nest,
+    change,
+    has_rows,
+    join_rows,
+    take_rows,
+    tensors,
+    to_device,
+)
 from sewa_cli.rng import seed_torch
 
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
@@ -65,18 +76,153 @@ class Part:
         return nest if self.taken is None else take_rows(nest, self.n, self.taken)
 
 
-class Outputs:
-    """Which batches, where each one's outputs stand in [O], and the user's loss of them."""
+class Outputs(ABC):
+    """What a vector [O] of outputs on the selection data means, and what its loss is."""
+
+    def __init__(self, objective: Objective, seed: int, of_rows: int) -> None:
+        """`of_rows`: how many rows the data have; not all need take part."""
+        self.of_rows = of_rows
+        self._objective = objective
+        self._seed = seed
+
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """O."""
+
+    @property
+    @abstractmethod
+    def counts(self) -> list[int]:
+        """Rows of each batch that the loss is taken on."""
+
+    @property
+    def has_all_rows(self) -> bool:
+        return sum(self.counts) == self.of_rows
+
+    # ---- of a model ----------------------------------------------------------------------------
+
+    def at(self, flat: Tensor) -> Tensor:
+        """Of the weights [P], [O]."""
+        self._objective.model.set(flat)
+        return self.true_outputs()
+
+    @abstractmethod
+    def true_outputs(self) -> Tensor:
+        """Of the weights that are in the model now, [O]: their loss is the true one."""
+
+    @abstractmethod
+    def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
+        """The same rows for a cache around these weights [P], and the true outputs there."""
+
+    @abstractmethod
+    def linear_outputs(self) -> Tensor:
+        """Of the weights in the model, [O]: linear in what the model puts out."""
+
+    # ---- losses --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def loss(self, outputs: Tensor) -> float:
+        """Of outputs [O], a mean over the rows."""
+
+    @abstractmethod
+    def loss_and_gradient(self, outputs: Tensor) -> tuple[float, Tensor]:
+        """Of outputs [O], and its gradient in them, [O]."""
+
+    @abstractmethod
+    def unit_losses(self, outputs: Tensor) -> Tensor | None:
+        """The loss of each row alone [n] float64; None if the loss does not split into rows."""
+
+    @abstractmethod
+    def batch_losses(self, outputs: Tensor) -> Tensor:
+        """The loss of each batch [b] float64."""
+
+    @abstractmethod
+    def splits(self, outputs: Tensor) -> bool:
+        """Whether some rows of a batch are a batch: the losses of its halves make up its loss."""
+
+    def take_apart(self) -> bool:
+        """Let the loss be called on the user's own batches again; False if it is already."""
+        return False
+
+    @abstractmethod
+    def on(self, times: Tensor) -> Self:
+        """The same on a sample of the rows: each as often as `times` [n] says."""
+
+    @abstractmethod
+    def on_batches(self, chosen: Tensor) -> Self:
+        """On some of the batches, [b] bool."""
+
+    # ---- of many mixtures at once ----------------------------------------------------------------
+
+    adds_up = False  # whether losses of rows are sums over blocks of [O], in closed form
+
+    @property
+    def block(self) -> int:
+        """Neighbouring numbers that mean nothing without each other."""
+        return self.numbers
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether every number of the outputs belongs to a row."""
+        return True
+
+    @abstractmethod
+    def factors(self, shares: Tensor, by_row: bool) -> Tensor:
+        """shares [p, units] of rows (or batches) in p means → what `gradients` takes."""
+
+    @abstractmethod
+    def gradients(self, mixed: Tensor, columns: slice, factors: Tensor) -> Tensor:
+        """Of p losses, each with factors of its own, in p mixtures of some columns of [O], [p, c].
+
+        The columns are whole blocks.
+        """
+
+    def row_losses(self, mixed: Tensor, columns: slice) -> Tensor:
+        """What these columns of p mixtures, [p, c], add to the loss of each row, [p, n]."""
+        raise NotImplementedError
+
+    # ---- labels --------------------------------------------------------------------------------
+
+    def labels(self, outputs: Sequence[Tensor], seed: int = 0) -> Labels:
+        """Do any of these outputs [O] fit their own rows better than rows that were mixed up?
+
+        Labels that were shuffled, or belong to other data, can still be fitted: by being less sure
+        of everything. A choice by them is worth nothing.
+        """
+        moved = False
+        for own in outputs:
+            loss = self.loss(own)
+            others = self._mixed_up_losses(own, torch.Generator().manual_seed(seed))
+            # mixing rows of one class, or a batch of one row, changes nothing
+            others = others[(others - loss).abs() > 1e-9 * abs(loss)]
+            if 0 < len(others) < ENOUGH_MIXINGS:
+                return "matter"
+            moved = moved or len(others) > 0
+            if len(others) and loss < float(others.min()):
+                return "matter"
+        return "noise" if moved else self._unmoved
+
+    @abstractmethod
+    def _mixed_up_losses(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        """Of outputs [O] whose rows were mixed up MIXINGS times."""
+
+    @property
+    @abstractmethod
+    def _unmoved(self) -> Labels:
+        """What it means that no mixing changes anything."""
+
+
+class Whole(Outputs):
+    """All outputs of all batches, and the user's loss of them."""
 
     def __init__(
         self, objective: Objective, parts: list[Part], seed: int, of_rows: int | None = None
     ) -> None:
-        """`of_rows`: how many rows the data have; not all need take part."""
-        self.of_rows = sum(part.n for part in parts) if of_rows is None else of_rows
-        self._objective = objective
+        super().__init__(
+            objective, seed, sum(part.n for part in parts) if of_rows is None else of_rows
+        )
         self._run = parts  # what the model is run on, as the user made them
         self._parts = parts  # what the loss is called on: these, or several joined
-        self._seed = seed
 
     def join(self, outputs: Tensor, room: int) -> None:
         """Let the loss be called on small neighbouring batches together, where it splits into rows.
@@ -107,23 +253,15 @@ class Outputs:
                 self._parts = joined._parts
 
     def take_apart(self) -> bool:
-        """Let the loss be called on the user's own batches again; False if it is already."""
         was_joined = self._parts is not self._run
         self._parts = self._run
         return was_joined
 
     @property
     def numbers(self) -> int:
-        """O."""
         return max(int(part.where.stop) for part in self._parts)
 
-    def at(self, flat: Tensor) -> Tensor:
-        """Of the weights [P], [O]."""
-        self._objective.model.set(flat)
-        return self.true_outputs()
-
     def true_outputs(self) -> Tensor:
-        """Of the weights that are in the model now, [O]."""
         found = torch.empty(self.numbers, device=self._objective.model.device)
         for part in self._run:
             flat = flatten(run_model(self._objective, part.batch, self._seed))
@@ -132,13 +270,68 @@ class Outputs:
             found[part.where] = flat
         return found
 
+    linear_outputs = true_outputs
+
+    def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
+        return self, self.at(flat)
+
     def loss(self, outputs: Tensor) -> float:
-        """Of outputs [O], a mean over the rows."""
         with torch.no_grad():
             return sum(
                 share * float(self._part_loss(part, outputs[part.where].clone()))
                 for part, share in self._shares()
             )
+
+    def loss_and_gradient(self, outputs: Tensor) -> tuple[float, Tensor]:
+        gradient, total = torch.zeros_like(outputs), 0.0
+        for part, share in self._shares():
+            with torch.enable_grad():  # one batch's graph at a time
+                leaf = outputs[part.where].detach().requires_grad_(True)
+                # not the leaf itself: a loss may work in place
+                loss = share * self._part_loss(part, leaf.clone())
+                self._objective.backward(loss)
+            if leaf.grad is not None:
+                gradient[part.where] = leaf.grad
+            total += float(loss.detach())
+        return total, gradient
+
+    def gradients(self, mixed: Tensor, columns: slice, factors: Tensor) -> Tensor:  # noqa: ARG002
+        """The gradient of a batch's mean has those of its rows, and a factor for each number makes
+        any other mean of them, where the loss splits into rows, or of batches.
+        """
+        gradients = torch.zeros_like(mixed)
+        for part in self._parts:
+            with torch.enable_grad():  # one batch's graph at a time
+                leaf = mixed[:, part.where].detach().requires_grad_(True)
+                # not the leaf itself: a loss may work in place
+                total = torch.stack([self._part_loss(part, one.clone()) for one in leaf]).sum()
+                self._objective.backward(total)
+            if leaf.grad is not None:
+                gradients[:, part.where] = leaf.grad
+        return gradients.mul_(factors)
+
+    def factors(self, shares: Tensor, by_row: bool) -> Tensor:
+        device = self._objective.model.device
+        if not by_row:
+            sizes = torch.tensor([part.where.stop - part.where.start for part in self._parts])
+            return shares.float().repeat_interleave(sizes, 1).to(device)
+        found = torch.empty(len(shares), self.numbers, device=device)
+        for part, share in zip(self._parts, torch.split(shares, self.counts, 1), strict=True):
+            at = part.where.start
+            for leaf in (x for x in tensors(part.template) if x.is_floating_point()):
+                factor = (part.n * share).float().repeat_interleave(leaf.numel() // part.n, 1)
+                found[:, at : at + leaf.numel()] = factor.to(found.device)
+                at += leaf.numel()
+        return found
+
+    @property
+    def is_by_row(self) -> bool:
+        return all(
+            has_rows(leaf, part.n)
+            for part in self._parts
+            for leaf in tensors(part.template)
+            if leaf.is_floating_point()
+        )
 
     def _shares(self) -> Iterator[tuple[Part, float]]:
         """The batches that have rows, each with its share of all rows."""
@@ -153,18 +346,15 @@ class Outputs:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of each batch that the loss is called on."""
         return [part.count for part in self._parts]
 
     def on(self, times: Tensor) -> Self:
-        """The same on a sample of the rows: each as often as `times` [n] says."""
         split = zip(self._parts, torch.split(times.long(), self.counts), strict=True)
         return self._with(
             [part.take(torch.arange(part.n).repeat_interleave(t)) for part, t in split]
         )
 
     def on_batches(self, chosen: Tensor) -> Self:
-        """On some of the batches, [b] bool."""
         return self._with([p for p, is_in in zip(self._parts, chosen, strict=True) if is_in])
 
     def _with(self, parts: list[Part]) -> Self:
@@ -173,7 +363,6 @@ class Outputs:
         return other
 
     def unit_losses(self, outputs: Tensor) -> Tensor | None:
-        """The loss of each row alone [n] float64; None if the loss does not split into rows."""
         found = []
         with torch.no_grad():
             for part in self._parts:
@@ -189,12 +378,10 @@ class Outputs:
         return together if same else None
 
     def batch_losses(self, outputs: Tensor) -> Tensor:
-        """The loss of each batch [b] float64."""
         found = [self._with([part]).loss(outputs) for part in self._parts]
         return torch.tensor(found, dtype=torch.float64)
 
     def splits(self, outputs: Tensor) -> bool:
-        """Whether some rows of a batch are a batch: the losses of its halves make up its loss."""
         each = self.unit_losses(outputs)
         if each is None:
             return False
@@ -215,30 +402,17 @@ class Outputs:
                 return False
         return True
 
-    def labels(self, outputs: Sequence[Tensor], seed: int = 0) -> Labels:
-        """Do any of these outputs [O] fit their own rows better than rows that were mixed up?
-
-        Labels that were shuffled, or belong to other data, can still be fitted: by being less sure
-        of everything. A choice by them is worth nothing.
-        """
+    def _mixed_up_losses(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
+        # each made anew: thirty-nine copies of the data would not fit
         alike = self._alike()
-        moved = False
-        for own in outputs:
-            loss = self.loss(own)
-            # each made anew: thirty-nine copies of the data would not fit
-            generator = torch.Generator().manual_seed(seed)
-            others = torch.tensor(
-                [self._mixed_up(alike, generator).loss(own) for _ in range(MIXINGS)]
-            )
-            # mixing rows of one class, or a batch of one row, changes nothing
-            others = others[(others - loss).abs() > 1e-9 * abs(loss)]
-            if 0 < len(others) < ENOUGH_MIXINGS:
-                return "matter"
-            moved = moved or len(others) > 0
-            if len(others) and loss < float(others.min()):
-                return "matter"
-        alone = all(n == 1 for n in self.counts) and len(alike) == len(self._parts)
-        return "noise" if moved else "matter" if alone else "unseen"
+        return torch.tensor(
+            [self._mixed_up(alike, generator).loss(outputs) for _ in range(MIXINGS)]
+        )
+
+    @property
+    def _unmoved(self) -> Labels:
+        alone = all(n == 1 for n in self.counts) and len(self._alike()) == len(self._parts)
+        return "matter" if alone else "unseen"
 
     def _mixed_up(self, alike: list[list[int]], generator: torch.Generator) -> Self:
         """All outputs, each with another row: of another batch too, where that has its shapes."""

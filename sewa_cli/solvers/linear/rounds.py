@@ -14,10 +14,11 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import Name, family
 from sewa_cli.report.select import BudgetOption
-from sewa_cli.settings import AUTO, Count, CountOrNone, Positive, Whole
-from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Solver, Surveyor, register
+from sewa_cli.settings import AUTO, Count, CountOrNone, Whole
+from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Surveyor, register
 from sewa_cli.solvers.crossvalidate import Budget, choose_budget, simple_average
 from sewa_cli.solvers.linear import cost, relax
+from sewa_cli.solvers.linear.build import Keep, Linearising
 from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
 from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
@@ -35,10 +36,7 @@ SMALL = 0.01  # of the loss: an error that nobody would act on
 class Linear(Surveyor):
     """Chooses among predicted outputs: a few reads of the checkpoints, forward passes only."""
 
-    class Settings(Solver.Settings):
-        h: Annotated[Positive, Field(le=1)] = Field(
-            0.1, description="how far towards each checkpoint the model is evaluated"
-        )
+    class Settings(Linearising):
         rounds: Annotated[Whole, Field(ge=1, le=10)] = Field(
             2, description="1: linearised at the mean of all; 2: once more at the average found"
         )
@@ -50,9 +48,6 @@ class Linear(Surveyor):
             20, description="resamples of the selection rows for stability; 0: none"
         )
         stable: bool = Field(False, description="choose what most resamples of the data choose")
-        outputs: Count = Field(
-            1_000_000, description="numbers kept for each checkpoint; more rows take long"
-        )
         folds: Annotated[Whole, Field(ge=2)] = Field(
             5, description="of the selection rows, for K: auto"
         )
@@ -113,7 +108,7 @@ class _Search:
     def __init__(self, settings: Linear.Settings, problem: Problem) -> None:
         self._settings = settings
         self._problem = problem
-        self.survey = Survey(problem, settings.h, settings.outputs)
+        self.survey = Survey(problem, settings.h, Keep.of(settings, "linear"))
         self.k = self.survey.k
         self.cache: Surrogate | None = None  # around the scouted base
 
@@ -224,7 +219,7 @@ class _Search:
     def labels(self, here: Surrogate) -> Labels:
         references = self._references(here)
         outputs = [here.base, references["uniform"], references["last"]]
-        found = here.labels(outputs, self._problem.seed)
+        found = here.outputs.labels(outputs, self._problem.seed)
         if found != "matter":
             self._problem.events.warn(
                 f"{NOISE}; choose by other data" if found == "noise" else UNSEEN

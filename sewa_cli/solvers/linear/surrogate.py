@@ -1,16 +1,20 @@
-"""The outputs y_i of every checkpoint around a base, and the user's loss of their mixtures."""
+"""The outputs y_i of every checkpoint around a base, and the loss of their mixtures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from sewa_cli.objective.tree import has_rows, tensors
 from sewa_cli.solvers.linear.outputs import Outputs
-from sewa_cli.trajectory import Trajectory
+from sewa_cli.trajectory.deltas import Deltas
+from sewa_cli.trajectory.dense import Dense
+
+AT_ONCE = 2**20  # numbers of outputs of all mixtures together, where the loss is in closed form
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,14 @@ class Size:
         return self.rows == self.of_rows
 
 
-class Surrogate(Outputs):
-    """The outputs y_i of k checkpoints around a base, and the user's loss of their mixtures."""
+class Surrogate:
+    """The outputs y_i of k checkpoints around a base, and the loss of their mixtures.
 
-    def __init__(self, framed: Outputs, base: Tensor, cache: Trajectory, size: Size) -> None:
-        super().__init__(framed._objective, framed._run, framed._seed, framed.of_rows)
-        self._parts = framed._parts
+    `outputs` says what their numbers mean, and what is true of other weights.
+    """
+
+    def __init__(self, outputs: Outputs, base: Tensor, cache: Dense | Deltas, size: Size) -> None:
+        self.outputs = outputs
         self.base = base  # f(b) [O]: the true outputs of the base
         self.size = size
         self._cache = cache
@@ -59,10 +65,13 @@ class Surrogate(Outputs):
         """c [k] → Σ c_i y_i [O]; they sum to one."""
         return self._corrected(self._cache.mix_few(coefficients.tolist()))
 
-    def _corrected(self, mixed: Tensor) -> Tensor:
+    def _corrected(self, mixed: Tensor, columns: slice = slice(None)) -> Tensor:
+        """Mixtures [O], or some columns of many."""
         if self._off is not None:
-            mixed = mixed - self._off
-        return torch.where(self._frozen, self.base, mixed) if self._has_frozen else mixed
+            mixed = mixed - self._off[columns]
+        if not self._has_frozen:
+            return mixed
+        return torch.where(self._frozen[columns], self.base[columns], mixed)
 
     def difference(self, gain: int, lose: int) -> Tensor:
         """y_gain − y_lose [O]."""
@@ -70,74 +79,67 @@ class Surrogate(Outputs):
         c[gain], c[lose] = 1.0, -1.0
         return self._cache.mix_few(c)
 
+    def loss(self, outputs: Tensor) -> float:
+        """Of outputs [O], predicted or true."""
+        return self.outputs.loss(outputs)
+
+    def true_loss(self, flat: Tensor) -> float:
+        """Of weights [P]."""
+        return self.loss(self.outputs.at(flat))
+
     def loss_of_mean(self, chosen: Sequence[int]) -> float:
         """Of the predicted outputs of their average."""
         return self.loss(self.mix(mean(chosen, self.k)))
 
     def loss_and_gradient(self, coefficients: Tensor) -> tuple[float, Tensor]:
         """c [k] → the loss of its predicted outputs, and its gradient in c [k], float64."""
-        mixed = self.mix(coefficients)
-        gradient = torch.zeros_like(mixed)
-        total = 0.0
-        for part, share in self._shares():
-            with torch.enable_grad():  # one batch's graph at a time
-                leaf = mixed[part.where].detach().requires_grad_(True)
-                # not the leaf itself: a loss may work in place
-                loss = share * self._part_loss(part, leaf.clone())
-                self._objective.backward(loss)
-            if leaf.grad is not None:
-                gradient[part.where] = leaf.grad
-            total += float(loss.detach())
+        loss, gradient = self.outputs.loss_and_gradient(self.mix(coefficients))
         if self._has_frozen:
             gradient = gradient.masked_fill(self._frozen, 0.0)
-        return total, self._cache.pull_back(gradient[None])[0].cpu().double()
+        return loss, self._cache.pull_back(gradient[None])[0].cpu().double()
 
-    def gradients(self, C: Tensor, weights: Tensor) -> Tensor:
-        """Of p mixtures C [p, k], each with weights of its own on the rows, [p, O] → [p, k].
+    def gradients(self, C: Tensor, factors: Tensor, at_once: int = AT_ONCE) -> Tensor:
+        """Of p mixtures C [p, k], each on rows of its own (`outputs.factors`), [p, k] float64.
 
-        The gradient of a batch's mean has those of its rows, and `weights` makes any other mean of
-        them, where the loss splits into rows (`row_weights`), or of batches (`batch_weights`).
+        `at_once`: numbers of outputs, of all mixtures together.
         """
-        mixed = self._corrected(self._cache.mix(C))
-        gradients = torch.zeros_like(mixed)
-        for part in self._parts:
-            with torch.enable_grad():  # one batch's graph at a time
-                leaf = mixed[:, part.where].detach().requires_grad_(True)
-                # not the leaf itself: a loss may work in place
-                total = torch.stack([self._part_loss(part, one.clone()) for one in leaf]).sum()
-                self._objective.backward(total)
-            if leaf.grad is not None:
-                gradients[:, part.where] = leaf.grad
-        gradients.mul_(weights)
-        if self._has_frozen:
-            gradients.masked_fill_(self._frozen, 0.0)
-        return self._cache.pull_back(gradients).cpu().double()
+        total = torch.zeros(C.shape, dtype=torch.float64)
+        for columns, part in self._blocks(at_once // len(C)):
+            mixed = self._corrected(part.mix(C), columns)
+            gradients = self.outputs.gradients(mixed, columns, factors)
+            if self._has_frozen:
+                gradients.masked_fill_(self._frozen[columns], 0.0)
+            total += part.pull_back(gradients).cpu().double()
+        return total
 
-    def batch_weights(self, shares: Tensor) -> Tensor:
-        """shares [p, b] of batches in p means → factors [p, O]."""
-        sizes = torch.tensor([part.where.stop - part.where.start for part in self._parts])
-        return shares.float().repeat_interleave(sizes, 1).to(self.base.device)
+    def row_losses(self, C: Tensor, at_once: int = AT_ONCE) -> Tensor:
+        """Of mixtures C [m, k], where they add up over blocks: [m, n] float64."""
+        total = torch.zeros(len(C), sum(self.outputs.counts), dtype=torch.float64)
+        for columns, part in self._blocks(at_once // len(C)):
+            total += self.outputs.row_losses(self._corrected(part.mix(C), columns), columns)
+        return total
 
-    @property
-    def is_by_row(self) -> bool:
-        """Whether every number of the outputs belongs to a row."""
-        return all(
-            has_rows(leaf, part.n)
-            for part in self._parts
-            for leaf in tensors(part.template)
-            if leaf.is_floating_point()
-        )
+    def _blocks(self, width: int) -> Iterator[tuple[slice, Dense | Deltas]]:
+        """The cache in parts of so many columns, or one block of the outputs at least."""
+        numbers, block = self.outputs.numbers, self.outputs.block
+        width = max(width // block, 1) * block
+        for start in range(0, numbers, width):
+            columns = slice(start, min(start + width, numbers))
+            whole = columns == slice(0, numbers)
+            yield columns, self._cache if whole else self._cache.part(columns)
 
-    def row_weights(self, shares: Tensor) -> Tensor:
-        """shares [p, n] of rows in p means → factors [p, O] for the gradients of batch means."""
-        found = torch.empty(len(shares), self.numbers, device=self.base.device)
-        for part, share in zip(self._parts, torch.split(shares, self.counts, 1), strict=True):
-            at = part.where.start
-            for leaf in (x for x in tensors(part.template) if x.is_floating_point()):
-                factor = (part.n * share).float().repeat_interleave(leaf.numel() // part.n, 1)
-                found[:, at : at + leaf.numel()] = factor.to(found.device)
-                at += leaf.numel()
-        return found
+    def on(self, times: Tensor) -> Self:
+        """The same on a sample of the rows: each as often as `times` [n] says."""
+        return self._with(self.outputs.on(times))
+
+    def on_batches(self, chosen: Tensor) -> Self:
+        """On some of the batches, [b] bool."""
+        return self._with(self.outputs.on_batches(chosen))
+
+    def _with(self, outputs: Outputs) -> Self:
+        other = copy(self)
+        other.outputs = outputs
+        return other
 
 
 def mean(chosen: Sequence[int], k: int) -> Tensor:

@@ -20,10 +20,11 @@ from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.methods import Coefficients, mean_of
 from sewa_cli.methods.family import Name
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.linear.build import build
+from sewa_cli.solvers.linear.build import USUAL, Keep, build, count, fit, frame
 from sewa_cli.solvers.linear.surrogate import Surrogate
 
 QUARTERS = 4
+EXTRA = 2  # outputs that are kept beside the cache: of the newest checkpoint and the mean of all
 
 
 @dataclass
@@ -92,12 +93,14 @@ def scout(
 class Survey:
     """The true things: outputs of all checkpoints around a base, outputs and losses of averages."""
 
-    def __init__(self, problem: Problem, h: float, most: int) -> None:
-        """`h`: the step towards each checkpoint; `most`: numbers to keep of each."""
+    def __init__(self, problem: Problem, h: float, keep: Keep = USUAL) -> None:
+        """`h`: the step towards each checkpoint; `keep`: what of its outputs."""
         self._problem = problem
         self._h = h
-        self._most = most
+        self._keep = keep
         trajectory = problem.trajectory
+        self._counted = count(problem, keep)
+        fit(problem, self._counted, EXTRA, keep)  # what does not fit is told before the work
         self.scouted = scout(trajectory.rows(), trajectory.k, problem.objective.value)
         if not isfinite(self.scouted.loss):
             raise TaskError(
@@ -108,7 +111,7 @@ class Survey:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
 
     def first(
-        self, wanted: Mapping[Name, Coefficients] = {}, extra: int = 2
+        self, wanted: Mapping[Name, Coefficients] = {}, extra: int = EXTRA
     ) -> tuple[Surrogate, dict[Name, Tensor]]:
         """The cache around the scouted base; the averages wanted are summed up on the way."""
         sums: dict[Name, Tensor] = {}
@@ -126,17 +129,18 @@ class Survey:
         self,
         flat: Tensor,
         held: int = 0,
-        extra: int = 2,
+        extra: int = EXTRA,
         on_row: Callable[[int, Tensor], None] | None = None,
     ) -> Surrogate:
         """The cache around weights [P]; `held`: bytes of the room that are taken."""
         problem = replace(self._problem, room=self._problem.room - held)
-        return build(problem, flat, self._h, extra, self._most, on_row)
+        framed = frame(problem, flat, extra, self._keep, self._counted, around=True)
+        return build(problem, flat, self._h, extra, on_row=on_row, framed=framed)
 
     def outputs(self, here: Surrogate, flat: Tensor) -> Tensor:
         """True ones, of weights [P]: a simple average may lie far from the base."""
         self._problem.objective.model.set(flat)
-        return here.true_outputs()
+        return here.outputs.true_outputs()
 
     def mix(self, selected: Sequence[int]) -> Tensor:
         """The weights of their average [P]; valid until the next."""

@@ -5,6 +5,7 @@ Where the loss is no mean over rows, whole batches take their place.
 
 from __future__ import annotations
 
+from copy import copy
 from math import inf, isfinite
 from typing import Literal
 
@@ -31,6 +32,12 @@ class Units:
         counts = outputs.counts
         each = [1] * sum(counts) if self.by_row else counts
         self.weights = torch.tensor(each, dtype=torch.float64)
+
+    def by(self, outputs: Outputs) -> Units:
+        """The same units, of outputs that are kept in another way."""
+        other = copy(self)
+        other._outputs = outputs
+        return other
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -60,6 +67,9 @@ class Units:
 
     def losses_of(self, surrogate: Surrogate, C: Tensor) -> Tensor:
         """Predicted, of mixtures C [m, k], [m, units] float64."""
+        if surrogate.outputs.adds_up:
+            found = surrogate.row_losses(C)
+            return torch.where(torch.isfinite(found.sum(1, keepdim=True)), found, inf)
         return torch.stack([self.losses(surrogate.mix(c)) for c in C])
 
     def gradient_on(self, surrogate: Surrogate, members: Tensor, room: int) -> Gradient:
@@ -67,11 +77,12 @@ class Units:
 
         The p-th is the mean over the p-th sample of the units. `room`: bytes to work in.
         """
-        at_once = max(1, min(AT_ONCE, room // (4 * COPIES)) // surrogate.numbers)
+        outputs = surrogate.outputs
+        at_once = max(1, min(AT_ONCE, room // (4 * COPIES)) // outputs.block)
         parts = torch.split(torch.arange(len(members)), at_once)
         shares = members.double() * self.weights
         shares = shares / shares.sum(1, keepdim=True)
-        if self.by_row and not surrogate.is_by_row:
+        if self.by_row and not outputs.is_by_row:
             # some outputs belong to no row: the loss is called on just those rows
             return lambda C: torch.stack(
                 [
@@ -79,8 +90,7 @@ class Units:
                     for member, c in zip(members, C, strict=True)
                 ]
             )
-        weights = surrogate.row_weights if self.by_row else surrogate.batch_weights
-        factors = [weights(shares[some]) for some in parts]
+        factors = [outputs.factors(shares[some], self.by_row) for some in parts]
         return lambda C: torch.cat(
             [surrogate.gradients(C[p], f) for p, f in zip(parts, factors, strict=True)]
         )

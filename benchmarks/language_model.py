@@ -1,0 +1,193 @@
+"""A language model of 32,000 words: `python benchmarks/language_model.py --folder lm`.
+
+The run is made once, in the folder: a tokenizer and a small Llama, both trained on the sources of
+Python's own standard library, at a constant rate after warm-up, and the last 20 checkpoints.
+
+    predictions  of 20 random averages of five or more, from all logits and from digests of them
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sysconfig
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import finish
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+
+from sewa_cli.events import Events
+from sewa_cli.objective.classes import Classes
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
+from sewa_cli.solvers import Problem
+from sewa_cli.solvers.linear.build import Keep, build
+from sewa_cli.solvers.linear.surrogate import mean
+from sewa_cli.trajectory.dense import Dense
+
+WORDS, LENGTH, CHECKPOINTS = 32_000, 128, 20
+STEPS, WARM_UP, EVERY, BATCH, RATE = 900, 50, 20, 8, 2e-3
+ROWS = 300  # to choose by, and as many held out
+AVERAGES = 20  # random ones, of five checkpoints or more
+VARIANTS = [(0, 0), (32, 32), (16, 16), (8, 56), (56, 8), (64, 64), (8, 8)]
+
+
+def make_run(folder: Path) -> None:
+    """Tokenizer, checkpoints `run/checkpoint-*`, `selection.jsonl` and `heldout.jsonl`."""
+    if (folder / "done").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = _sources()
+    tokenizer = _tokenizer(texts, folder / "tokenizer")
+    ids = [i for text in texts for i in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
+    rows = [ids[at : at + LENGTH] for at in range(0, len(ids) - LENGTH, LENGTH)]
+    random.Random(0).shuffle(rows)
+    # the very tokens, when the text is read again
+    whole = (row for row in rows if tokenizer(tokenizer.decode(row))["input_ids"] == row)
+    kept = [next(whole) for _ in range(2 * ROWS)]
+    for name, some in (("selection", kept[:ROWS]), ("heldout", kept[ROWS:])):
+        lines = [json.dumps({"text": tokenizer.decode(row)}) + "\n" for row in some]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    used = {tuple(row) for row in kept}
+    _train([row for row in rows if tuple(row) not in used], tokenizer, folder / "run")
+    (folder / "done").touch()
+
+
+def _sources() -> list[str]:
+    stdlib = Path(sysconfig.get_paths()["stdlib"])
+    files = [f for f in sorted(stdlib.rglob("*.py")) if "site-packages" not in f.parts]
+    return [file.read_text(encoding="utf-8", errors="ignore") for file in files]
+
+
+def _tokenizer(texts: list[str], folder: Path) -> Any:
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    found = ByteLevelBPETokenizer()
+    found.train_from_iterator(texts, vocab_size=WORDS, special_tokens=["<end>"])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=found._tokenizer, eos_token="<end>", pad_token="<end>"
+    )
+    fast.save_pretrained(folder)
+    return fast
+
+
+def _train(rows: list[list[int]], tokenizer: Any, folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=WORDS,
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            max_position_embeddings=LENGTH,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            bos_token_id=tokenizer.eos_token_id,
+        )
+    )
+    adam = torch.optim.AdamW(model.parameters(), lr=RATE)
+    start = time.time()
+    for step in range(1, STEPS + 1):
+        adam.param_groups[0]["lr"] = RATE * min(1.0, step / WARM_UP)
+        ids = torch.tensor([rows[(step * BATCH + i) % len(rows)] for i in range(BATCH)])
+        loss = model(input_ids=ids, labels=ids).loss
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        left = STEPS - step
+        if left % EVERY == 0 and left // EVERY < CHECKPOINTS:
+            model.save_pretrained(folder / f"checkpoint-{step}")
+            tokenizer.save_pretrained(folder / f"checkpoint-{step}")
+        if step % 20 == 0:
+            print(f"step {step}  loss {loss:.4f}  {time.time() - start:.0f} s", flush=True)
+
+
+# ---- predictions -------------------------------------------------------------------------------
+
+
+def predictions(folder: Path, rows: int, variants: list[tuple[int, int]]) -> list[dict[str, Any]]:
+    """Predicted against true losses of random averages, around the mean of all."""
+    objective, W = _objective(folder, rows)
+    model, k = objective.model, len(W)
+    problem = Problem(objective, Dense(W, model.layout), 2**34, 0, Events())
+    base = W.mean(0)
+    draw = random.Random(0)
+    subsets = [draw.sample(range(k), draw.randint(5, k)) for _ in range(AVERAGES)]
+    C = torch.stack([mean(chosen, k) for chosen in subsets])
+    true = torch.tensor([objective.value(c.float() @ W) for c in C])
+    found, rows_of_table = {}, []
+    for m, s in variants:
+        keep = Keep(most=10**12, largest=m, samples=s)
+        if m == 0:  # all logits: as of a task that does not say its targets
+            plain = replace(objective, classes=None)
+            here = build(replace(problem, objective=plain), base, 0.1, keep=keep)
+        else:
+            here = build(problem, base, 0.1, keep=keep)
+        start = time.perf_counter()
+        predicted = torch.tensor([here.loss(here.mix(c)) for c in C])
+        seconds = time.perf_counter() - start
+        errors = (predicted - true).abs()
+        found[m, s] = float(errors.mean())
+        all_logits = found.get((0, 0))
+        rows_of_table.append(
+            {
+                "kept": "all logits" if m == 0 else f"m={m}, s={s}",
+                "numbers a token": WORDS if m == 0 else 1 + m + s,
+                "mean error": found[m, s],
+                "worst": float(errors.max()),
+                "of all logits'": found[m, s] / all_logits if all_logits else 1.0,
+                "at the base": abs(here.loss(here.base) - objective.value(base)),
+                "ms a loss": 1000 * seconds / len(C),
+                "rows": here.size.rows,
+            }
+        )
+        print(rows_of_table[-1], flush=True)
+        del here
+    print(f"true losses {float(true.min()):.4f} to {float(true.max()):.4f}", flush=True)
+    return rows_of_table
+
+
+def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
+    """The newest checkpoint's model on the first selection rows, and W [k, P]."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folders = sorted((folder / "run").iterdir(), key=lambda path: int(path.name.split("-")[-1]))
+    tokenizer = AutoTokenizer.from_pretrained(folders[-1])
+    lines = (folder / "selection.jsonl").read_text().splitlines()[:rows]
+    ids = torch.tensor([tokenizer(json.loads(line)["text"])["input_ids"] for line in lines])
+    labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
+    batches = list(zip(torch.split(ids, 4), torch.split(labels, 4), strict=True))
+    model = FlatModel(AutoModelForCausalLM.from_pretrained(folders[-1]), torch.device("cpu"))
+    W = torch.empty(len(folders), model.layout.size)
+    for row, one in zip(W, folders, strict=True):
+        model.load(load_file(one / "model.safetensors").items())
+        row.copy_(model.flat)
+    predict = lambda module, batch: module(input_ids=batch[0]).logits  # noqa: E731
+    loss = lambda out, batch: F.cross_entropy(out.flatten(0, 1), batch[1].flatten())  # noqa: E731
+    classes = Classes(predict, loss, lambda batch: (batch[1], None))
+    objective = Objective(model, predict, loss, torch.autograd.backward, batches)
+    objective = replace(objective, classes=classes)
+    return objective, W
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="kept there, made once")
+    parser.add_argument("--rows", type=int, default=8, help="to predict on")
+    parser.add_argument("--json", help="write the table here as well")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    make_run(args.folder)
+    finish("language_model", predictions(args.folder, args.rows, VARIANTS), args.json)
