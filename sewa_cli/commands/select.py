@@ -145,7 +145,7 @@ def _select(
 
     writing_began = time.perf_counter()
     final = average.as_written(outputs.form if outputs else "file")
-    recipe = final.recipe(outputs.shard_size if outputs else None)
+    recipe = final.recipe(outputs.shard_size if outputs else None, events)
     paths = [str(c.path) for c in average.sources]
 
     def make_report() -> Report:

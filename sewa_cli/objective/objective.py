@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
+from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.tree import (
@@ -71,6 +72,8 @@ class Objective:
     # the average in the end
     batch_statistics: bool = False
     passes: Passes = field(default_factory=Passes)
+    events: Events = field(default_factory=Events, repr=False)
+    known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
 
     offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
 
@@ -87,7 +90,7 @@ class Objective:
         self.model.set(flat)
         self.model.module.eval()
         total, seen = 0.0, 0
-        for batch in self.selection:
+        for batch in self._through(self.selection):
             if (n := rows(batch)) > 0:
                 with self._learning(batch):
                     total += n * float(self._outputs_and_loss(batch)[1])
@@ -156,7 +159,7 @@ class Objective:
         """Batches of `data` with their rows, outputs and losses."""
         self.model.module.eval()
         empty = True
-        for batch in data:
+        for batch in self._through(data):
             if (n := rows(batch)) > 0:  # the mean of none is NaN
                 empty = False
                 yield batch, n, *self._outputs_and_loss(batch)
@@ -168,7 +171,7 @@ class Objective:
         """Running statistics of what is in the model, taken over `data`; returns its rows."""
         seen = 0
         with tracking(self.model.module) as updates, torch.no_grad():
-            for batch in data:
+            for batch in self._through(data, "BatchNorm on"):
                 seen += rows(batch)
                 self.passes.forward += 1
                 self.predict(self.model.module, to_device(batch, self.model.device))
@@ -178,6 +181,17 @@ class Objective:
             )
         self.model.absorb_buffers()
         return seen
+
+    def _through(self, data: Data, doing: str = "evaluating") -> Iterator[Batch]:
+        """The batches, and progress by rows; how many there are is known when all were seen."""
+        name = _name_of(data).replace("_data", " rows")
+        seen = 0
+        for batch in self.events.over(
+            f"{doing} {name}", data, self.known_rows.get(name, 0), lambda batch: max(0, rows(batch))
+        ):
+            yield batch
+            seen += max(0, rows(batch))
+        self.known_rows[name] = seen
 
     @property
     def batchnorm_layers(self) -> int:

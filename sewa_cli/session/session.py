@@ -88,12 +88,13 @@ class Session:
     def warn_of_overlap(self, training: bool) -> None:
         """Of rows that are in two sets of data at once; of training rows if they are at hand."""
         task = self.task
-        found = find_overlap(
-            task.selection_data,
-            task.heldout_data,
-            task.training_data if training else None,
-            self.config.seed,
-        )
+        with self.events.stage("looking for rows in two sets"):
+            found = find_overlap(
+                task.selection_data,
+                task.heldout_data,
+                task.training_data if training else None,
+                self.config.seed,
+            )
         for sentence in found:
             self.events.warn(sentence)
 
@@ -138,7 +139,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    objective = build_objective(config, task, candidates[-1])
+    objective = build_objective(config, task, candidates[-1], events)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
@@ -158,16 +159,17 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective:
+def build_objective(config: Config, task: Task, newest: Checkpoint, events: Events) -> Objective:
     """The user's model on its device, with the user's loss; of adapters, only they can change."""
-    device, built = find_device(config.device), task.build_model()
+    with events.stage("building the model"):
+        device, built = find_device(config.device), task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
     objective = Objective(
         FlatModel(built, device, only), task.predict, task.loss, task.backward, task.selection_data
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
-    return replace(objective, batch_statistics=anew)
+    return replace(objective, batch_statistics=anew, events=events)
 
 
 def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
@@ -244,7 +246,7 @@ class Run:
         else:
             dtype, names = self.session.config.output_dtype, self.session.names
             average = Average(*taking_part(self.used, coefficients), names, dtype)
-            model.load(average.tensors())
+            model.load(self.session.events.over("averaging", average.tensors(), len(names)))
         self._loaded = (tuple(coefficients), model.version)
 
     def at_once(self, room: int) -> int:
@@ -260,8 +262,9 @@ class Run:
         def look_at(some: list[Name]) -> None:
             weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
             for flat in self.trajectory.mix(weights):
-                found.append(objective.learning_value(flat))
                 self.session.events.progress("simple averages", len(found), len(averages))
+                found.append(objective.learning_value(flat))
+            self.session.events.progress("simple averages", len(found), len(averages))
 
         for start in range(0, len(names), at_once):
             look_at(names[start : start + at_once])  # what it holds goes with it
@@ -284,7 +287,8 @@ class Run:
 
     def score_file(self, average: Average) -> tuple[Average, Scored]:
         """The very tensors that will be written; recomputed statistics are put into it."""
-        self.session.model.load(average.tensors())
+        tensors = self.session.events.over("averaging", average.tensors(), len(average.names))
+        self.session.model.load(tensors)
         scored = self.scorer.score_average(len(average.sources))
         return average.with_statistics(scored.statistics), scored
 

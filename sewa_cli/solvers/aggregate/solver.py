@@ -134,7 +134,8 @@ class _Search:
         self._framed, _ = frame(
             problem, self._flats["uniform", None], most=settings.outputs, section="aggregate"
         )
-        outputs = {name: self._framed.at(flat) for name, flat in self._flats.items()}
+        told = problem.events.over("moving averages", self._flats.items(), len(self._flats))
+        outputs = {name: self._framed.at(flat) for name, flat in told}
         finite_ones = [out for out in outputs.values() if isfinite(self._framed.loss(out))]
         if not finite_ones:
             raise TaskError(
@@ -336,9 +337,8 @@ class _Search:
 
         here = build(problem, base, self._settings.h, on_row=add, framed=self._framed)
         here.centre(self._prior.shares(self._units.weights) @ self._prior.rungs)
-        for done, (name, flat) in enumerate(sums.items(), 1):
+        for name, flat in problem.events.over("simple averages", sums.items(), len(sums)):
             self._losses[name] = self._units.losses(here.at(flat))
-            problem.events.progress("simple averages", done, len(sums))
         best, there = self._best(), self._flats | sums
         if best in there:
             problem.trajectory.remember(self._averages[best].tolist(), there[best])

@@ -105,6 +105,7 @@ def build(
     trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
     surrogate = Surrogate(framed, at_base, trajectory, found)
     step = torch.empty_like(base)
+    problem.events.progress("surveying", 0, k)
     for i, row in problem.trajectory.rows():
         if on_row is not None:
             on_row(i, row)
@@ -126,7 +127,8 @@ def _that_fit(problem: Problem, batches: list[Nest], extra: int, most: int | Non
 
     def count(some: Sequence[Nest]) -> int:
         """The numbers in their outputs."""
-        runs = (run_model(problem.objective, batch, problem.seed) for batch in some)
+        told = problem.events.over("counting outputs", some, len(some))
+        runs = (run_model(problem.objective, batch, problem.seed) for batch in told)
         return sum(len(flatten(outputs)) for outputs in runs)
 
     numbers = count(batches)

@@ -125,7 +125,10 @@ class Outputs:
     def true_outputs(self) -> Tensor:
         """Of the weights that are in the model now, [O]."""
         found = torch.empty(self.numbers, device=self._objective.model.device)
-        for part in self._run:
+        told = self._objective.events.over(
+            "outputs of rows", self._run, sum(part.n for part in self._run), lambda part: part.n
+        )
+        for part in told:
             flat = flatten(run_model(self._objective, part.batch, self._seed))
             if len(flat) != part.where.stop - part.where.start:
                 raise TaskError("predict() gives outputs whose size depends on the weights")
@@ -223,7 +226,7 @@ class Outputs:
         """
         alike = self._alike()
         moved = False
-        for own in outputs:
+        for own in self._objective.events.over("checking labels", outputs, len(outputs)):
             loss = self.loss(own)
             # each made anew: thirty-nine copies of the data would not fit
             generator = torch.Generator().manual_seed(seed)
