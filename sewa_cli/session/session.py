@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.placement import Placed, Placer, cap_on
+from sewa_cli.trajectory.placement import Cap, Placed, Placer, cap_on
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class Session:
     @property
     def model(self) -> FlatModel:
         return self.objective.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done; where it would be, if only shapes are there."""
+        own = self.model.device
+        return find_device(self.config.device) if own.type == "meta" else own
 
     @property
     def newest(self) -> Checkpoint:
@@ -100,9 +107,8 @@ class Session:
 
     def head(self) -> dict[str, Any]:
         """What the report of a command with a task begins with."""
-        task, model = self.task.source, self.model
-        head = heading(self.config, self.events, task=task, device=model.device)
-        return {**head, "parameters": model.layout.parameters}
+        head = heading(self.config, self.events, task=self.task.source, device=self.device)
+        return {**head, "parameters": self.model.layout.parameters}
 
     def report(
         self,
@@ -129,8 +135,16 @@ class Session:
         return {**self.head(), "candidates": candidates, "cost": cost}
 
 
-def open_session(config: Config, task: Task, events: Events) -> Session:
-    """Headers are read, the model is built, names are matched; no tensor is read yet."""
+def open_session(
+    config: Config,
+    task: Task,
+    events: Events,
+    is_too_large: Callable[[Checkpoint], bool] = lambda _: False,
+) -> Session:
+    """Headers are read, the model is built, names are matched; no tensor is read yet.
+
+    `is_too_large`: to be built without weights, for a forecast.
+    """
     guard, clock = None, Clock()
     if config.guard is not None:
         if task.heldout_data is not None:
@@ -139,10 +153,12 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    objective = build_objective(config, task, candidates[-1], events)
+    shapes_only = is_too_large(candidates[-1])
+    objective = build_objective(config, task, candidates[-1], events, shapes_only)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
-    library.check_tied(candidates[-1], model.aliases)
+    if not shapes_only:
+        library.check_tied(candidates[-1], model.aliases)
     inputs = [*paths_of(found), Path(task.source), *task.files]
     warn_of_no_steps(candidates, events)
     return Session(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
@@ -159,10 +175,13 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(config: Config, task: Task, newest: Checkpoint, events: Events) -> Objective:
+def build_objective(
+    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
+) -> Objective:
     """The user's model on its device, with the user's loss; of adapters, only they can change."""
-    with events.stage("building the model"):
-        device, built = find_device(config.device), task.build_model()
+    device = torch.device("meta") if shapes_only else find_device(config.device)
+    with events.stage("building the model"), device if shapes_only else nullcontext():
+        built = task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
     objective = Objective(
@@ -192,7 +211,12 @@ class Run:
     """
 
     def __init__(
-        self, session: Session, solver: Solver, share: float = 1.0, stream: bool = True
+        self,
+        session: Session,
+        solver: Solver,
+        share: float = 1.0,
+        stream: bool = True,
+        cap: Cap | None = None,
     ) -> None:
         """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
         config = session.config
@@ -200,7 +224,7 @@ class Run:
         self.solver = solver
         self.rows = CheckpointRows(session)
         self.scorer = session.scorer()
-        cap = cap_on(session.model.device, config.memory)
+        cap = cap or cap_on(session.device, config.memory)
         events, tier = session.events, config.tier
         self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier)
         self.retry = self.placer.retry

@@ -99,7 +99,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a cost is reckoned from."""
+    """What a cost is reckoned from. On `meta`, the objective's model has shapes alone."""
 
     k: int
     K: int  # or settings.AUTO
@@ -107,6 +107,8 @@ class Sizes:
     rows: int  # of the selection data
     room: int
     objective: Objective
+    batch: Any = None  # one of the selection data, on the model's device
+    outputs: Any = None  # what the model predicts for it
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class Cost:
     bytes: int = 0  # held beside W
     seconds: float = 0.0
     at_most: bool = False  # it depends on what is found
+    rows: int | None = None  # of the selection data that it chooses by; None: all
+    usual: float = 1.0  # share of `forward` and `reads` that most runs need
 
 
 class Solver(ABC):
