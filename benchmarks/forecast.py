@@ -3,8 +3,8 @@
 Seconds, bytes read and peak anonymous memory of the whole process, for each solver on (a) the demo
 and (b) a small Llama; each in a process of its own. `dry run`: what the forecast itself took of
 seconds, and of memory at its peak. `--cpu` takes the processor's time in place of the clock's, for
-a machine that others share. Last, (c): a Llama of seven billion weights and 20 checkpoints in shards
-that are holes in a file, planned from headers alone.
+a machine that others share. Last, (c): a Llama of seven billion weights and 20 checkpoints in
+shards that are holes in a file, planned from headers alone.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def holes(folder: Path, checkpoints: int = 20, shards: int = 3, **sizes: Any) ->
     return sum(tensor.numel() for tensor in state.values())
 
 
-def one(what: str, folder: Path, way: str, cpu: bool) -> dict[str, float]:
+def one(what: str, folder: Path, way: str, cpu: bool) -> dict[str, Any]:
     """A forecast, or a run, in this process."""
     if cpu:
         time.perf_counter = time.process_time
@@ -170,7 +170,7 @@ def one(what: str, folder: Path, way: str, cpu: bool) -> dict[str, float]:
         start = time.perf_counter()
         if what == "forecast":
             found = run_forecast(config, task)
-            said = {
+            said: dict[str, Any] = {
                 "seconds": found.seconds,
                 "bytes": found.bytes_read,
                 "peak": found.peak_memory_bytes,
@@ -253,8 +253,10 @@ def main() -> None:
             on_disk = sum(f.stat().st_blocks for f in folder.rglob("*") if f.is_file()) * 512
             print(f"\n{weights / 1e9:.2f} billion weights, 20 checkpoints, {said['how']}:")
             print(", ".join(f"{name} {show(said[name])}" for name in ("seconds", "bytes", "peak")))
-            print(f"planned in {said['took']:.1f} s with {said['memory'] / 1e6:.0f} MB; on disk "
-                  f"{on_disk / 1e6:.1f} MB")
+            print(
+                f"planned in {said['took']:.1f} s with {said['memory'] / 1e6:.0f} MB; on disk "
+                f"{on_disk / 1e6:.1f} MB"
+            )
 
 
 if __name__ == "__main__":

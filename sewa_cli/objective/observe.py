@@ -37,11 +37,11 @@ def observe(work: Callable[[], Any]) -> Observed:
     return Observed(seconds, watch.flops, watch.peak, result)
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees every operation; a storage counts from the one that made it until it is freed."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.flops = self.peak = self._now = 0
         self._known: dict[int, int] = {}  # storages → bytes; 0: they were there before
 

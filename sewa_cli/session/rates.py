@@ -159,7 +159,8 @@ class Reckoned(Rates):
             model.zero_gradients()
             with torch.enable_grad():
                 outputs = self.objective.outputs(self.batch)
-                torch.stack([x.sum().float() for x in _floats(outputs)]).sum().backward()
+                total = torch.stack([x.sum().float() for x in _floats(outputs)]).sum()
+                torch.autograd.backward(total)
 
         seen = observe(work)
         more = COPIES * sum(x.nbytes for x in _floats(self.outputs))

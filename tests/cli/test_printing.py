@@ -34,7 +34,7 @@ REPORTS = {
 }
 LISTS = {"methods": ["methods"], "solvers": ["solvers"]}
 COMMANDS = {**REPORTS, **LISTS}
-ROWS = {"select": 4, "forecast": 1, "compare": 2, "windows": 6, "evaluate": 2}
+ROWS = {"select": 4, "forecast": 3, "compare": 2, "windows": 6, "evaluate": 2}
 ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13}
 
 

@@ -6,8 +6,9 @@ from their shapes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,12 @@ if TYPE_CHECKING:
     from sewa_cli.solvers.aggregate.solver import Aggregate
     from sewa_cli.solvers.linear.rounds import Linear
 
-TYPICAL = 50  # iterations of projected gradient, of which each takes about two losses
+TYPICAL = 50  # gradients of a round, and besides each of them so many losses
+VALUES = 2.5
+TYPICAL_OF_FOLDS = 25
+USUAL_ROUNDS = 1.5  # of the default's: half of the runs that were looked at need a second one
+TIMED_TOGETHER = 4  # mixtures
+LARGEST_ROW = 2**22  # numbers: a row of more is not copied to be timed
 SAMPLE = 2**18  # numbers of outputs that a loss is timed on, or a row of them
 LEAST_VECTORS = 3  # moving averages that are held however little room there is
 
@@ -99,15 +105,16 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
         forward, reads = forward + (simple + 2) * B, reads + (simple + 3) * k
     resamples = settings.bootstrap * QUICKLY // max(QUICKLY, space.kept)
     resamples = max(min(settings.bootstrap, 5), resamples)
-    evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * resamples
+    gradients = settings.rounds * TYPICAL + 2 * QUICK * resamples
     if is_auto:
-        evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
-    alone = _Arithmetic(sizes, space, together=1)
+        gradients += settings.folds * len(grid(k)) * TYPICAL_OF_FOLDS
+    alone = _Arithmetic(sizes, space)
+    value = alone.value
     return Cost(
         forward=forward,
         reads=reads,
         bytes=usual(k, space.kept, room, extra),
-        seconds=evaluations * alone.evaluation + alone.labels,
+        seconds=gradients * (alone.gradient + VALUES * value) + 3 * MIXINGS * value,
         at_most=is_auto or not fits or not summed,
         rows=space.rows,
     )
@@ -124,79 +131,106 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     space = Space.of(sizes, settings.outputs, sizes.room - min(vectors, sizes.room // 2))
     tight = vectors > sizes.room // 2 or space.rows < sizes.rows
     again = len(family(k)) + 1 if tight else 1  # for the references
-    path = problems * len(STRENGTHS) * EVALUATIONS
+    path = len(STRENGTHS)
     fixed = 12 + len(rungs) + QUARTERS + others * 2
-    many = _Arithmetic(sizes, space, together=problems)
+    rounds = min(settings.rounds, USUAL_ROUNDS)
+    arithmetic = _Arithmetic(sizes, space, together=problems)
+    weighing = problems * path * (EVALUATIONS * arithmetic.gradient + arithmetic.by_row)
     return Cost(
         # some to find out how many rows fit, and how many of them in the end
         forward=B * (fixed + settings.rounds * (k + 2)),
         reads=(1 + 2 * settings.rounds) * k + again * k,
         bytes=usual(k, space.kept, sizes.room) + held,
-        seconds=path * many.evaluation + many.labels,
+        seconds=rounds * weighing + 3 * MIXINGS * arithmetic.value,
         at_most=True,
         rows=space.rows,
-        usual=(fixed - 6 + k + 2) / (fixed + settings.rounds * (k + 2)),  # most need one round
+        usual=(fixed + rounds * (k + 2)) / (fixed + settings.rounds * (k + 2)),
     )
 
 
 class _Arithmetic:
     """Seconds of losses and gradients in output space, by a few rows that are timed."""
 
-    def __init__(self, sizes: Sizes, space: Space, together: int) -> None:
+    def __init__(self, sizes: Sizes, space: Space, together: int = 1) -> None:
         """`together`: mixtures that share a product with the cache."""
         self._sizes = sizes
         self._space = space
-        self._together = together
+        self._together = min(together, TIMED_TOGETHER)
         batches = min(sizes.batches, space.rows)
         small = max(ceil(space.rows / ROWS_TOGETHER), ceil(space.kept / TOGETHER))
         self._calls = max(1, min(batches, small))  # of the loss: small batches are joined
-        self._loss = self._losses()
+        self._few = min(sizes.k, ROWS)  # checkpoints in the caches that are timed
+        self._per_row = max(1, kept_of(sizes) // rows_of(sizes.batch))
+        self._shapes_only = (
+            sizes.objective.model.device.type == "meta" or self._per_row > LARGEST_ROW
+        )
 
     @property
-    def evaluation(self) -> float:
-        """One loss and its gradient, with both products."""
-        return self._loss + self._products()
+    def gradient(self) -> float:
+        """One mixture's loss and gradient."""
+        if self._shapes_only:
+            return self._space.kept * _number_seconds() + 2 * self._product(self._sizes.k)
+        if self._together == 1:
+            half = torch.full((self._few,), 1 / self._few, dtype=torch.float64)
+            found = self._timed(lambda cache: cache.loss_and_gradient(half))
+        else:
+            C = torch.full((self._together, self._few), 1 / self._few, dtype=torch.float64)
+            found = self._timed(
+                lambda cache: cache.gradients(C, cache.base.new_ones(len(C), cache.numbers))
+            )
+        return found / self._together + 2 * self._product(self._sizes.k - self._few)
 
     @property
-    def labels(self) -> float:
-        """Three averages' losses on rows that were mixed up; without a gradient."""
-        return 3 * MIXINGS * self._loss / 2
+    def value(self) -> float:
+        """One mixture's loss."""
+        if self._shapes_only:
+            return self._space.kept * _number_seconds() / 2 + self._product(self._sizes.k)
+        half = torch.full((self._few,), 1 / self._few, dtype=torch.float64)
+        found = self._timed(lambda cache: cache.loss(cache.mix(half)))
+        return found + self._product(self._sizes.k - self._few)
 
-    def _losses(self) -> float:
-        if self._sizes.objective.model.device.type == "meta":
-            return self._space.kept * _number_seconds()
+    @property
+    def by_row(self) -> float:
+        """The losses of all rows of one mixture."""
+        if self._shapes_only:
+            return self.value
+        found = self._timed(lambda cache: cache.unit_losses(cache.base))
+        return found + self._product(self._sizes.k)
+
+    def _timed(self, work: Callable[[Surrogate], object]) -> float:
+        """For all rows that take part: so much for each call of the loss, so much for each row."""
         rows = rows_of(self._sizes.batch)
-        per_row = max(1, kept_of(self._sizes) // rows)
-        many = max(1, min(rows, SAMPLE // per_row))
+        many = max(1, min(rows, SAMPLE // self._per_row))
         few = max(1, many // 4)
-        slow, fast = self._call(many), self._call(few)
-        each = max(0.0, (slow - fast) / max(1, many - few)) if many > few else slow / many
+        caches = [self._cache(count) for count in (few, many)]
+        fast, slow = (seconds_of(partial(work, cache)) for cache in caches)
+        each = max(0.0, slow - fast) / (many - few) if many > few else slow / many
         fixed = max(0.0, slow - each * many)
         return self._calls * fixed + self._space.rows * each
 
-    def _call(self, count: int) -> float:
-        """Seconds of a loss and its gradient on so many rows."""
+    def _cache(self, count: int) -> Surrogate:
+        """Of so many rows of the batch, as if every checkpoint gave the same outputs."""
         sizes, n = self._sizes, rows_of(self._sizes.batch)
         outputs, batch = take_rows((sizes.outputs, sizes.batch), n, torch.arange(count))
         flat = flatten(outputs)
         part = Part(batch, count, slice(0, len(flat)), shapes_of(outputs))
-        here = Outputs(sizes.objective, [part], seed=0)
         size = Size(len(flat), "float32", 0, count, count)
-        layout = Layout({"y": slice(0, len(flat))}, {"y": (len(flat),)}, len(flat), len(flat))
-        cached = Surrogate(here, flat, Dense(torch.stack([flat, flat]), layout), size)
-        half = torch.full((2,), 1 / 2, dtype=torch.float64)
-        return seconds_of(lambda: cached.loss_and_gradient(half))
+        cache = Dense(flat.repeat(self._few, 1), _layout(len(flat)))
+        return Surrogate(Outputs(sizes.objective, [part], seed=0), flat, cache, size)
 
-    def _products(self) -> float:
-        """Mixing all checkpoints' outputs, and pulling back: for each of the mixtures."""
-        few, numbers = min(self._sizes.k, ROWS), min(self._space.kept, SAMPLE)
-        layout = Layout({"y": slice(0, numbers)}, {"y": (numbers,)}, numbers, numbers)
+    def _product(self, checkpoints: int) -> float:
+        """Of so many checkpoints' outputs with a mixture's weights: mixing, or pulling back."""
+        numbers = SAMPLE  # however few there are: a small product is overhead, which is timed above
         device = self._sizes.objective.model.device
         device = torch.device("cpu") if device.type == "meta" else device
-        cache = Dense(torch.zeros(few, numbers, device=device), layout)
-        C = torch.full((self._together, few), 1 / few, dtype=torch.float64)
-        seconds = seconds_of(lambda: cache.pull_back(cache.mix(C)))
-        return seconds * self._sizes.k / few * self._space.kept / numbers / self._together
+        cache = Dense(torch.zeros(self._few, numbers, device=device), _layout(numbers))
+        C = torch.full((self._together, self._few), 1 / self._few, dtype=torch.float64)
+        seconds = seconds_of(lambda: cache.mix(C)) / self._together
+        return seconds * checkpoints / self._few * self._space.kept / numbers
+
+
+def _layout(numbers: int) -> Layout:
+    return Layout({"outputs": slice(0, numbers)}, {"outputs": (numbers,)}, numbers, numbers)
 
 
 @cache
@@ -206,6 +240,6 @@ def _number_seconds() -> float:
     targets = torch.zeros(64, dtype=torch.long)
 
     def work() -> None:
-        F.cross_entropy(logits, targets).backward()
+        torch.autograd.backward(F.cross_entropy(logits, targets))
 
     return seconds_of(work) / logits.numel()
