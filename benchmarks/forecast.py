@@ -3,8 +3,9 @@
 Seconds, bytes read and peak anonymous memory of the whole process, for each solver on (a) the demo
 and (b) a small Llama; each in a process of its own. `dry run`: what the forecast itself took of
 seconds, and of memory at its peak. `--cpu` takes the processor's time in place of the clock's, for
-a machine that others share. Last, (c): a Llama of seven billion weights and 20 checkpoints in
-shards that are holes in a file, planned from headers alone.
+a machine that others share. Last, (c): Llamas of 1, 7 and 70 billion weights with 20 checkpoints,
+in shards that are holes in a file, planned from headers alone: 300 rows of 512 tokens, on a machine
+with all the memory that one could want.
 """
 
 from __future__ import annotations
@@ -26,12 +27,30 @@ WAYS: dict[str, dict[str, Any]] = {
     "gumbel": {"K": 5, "solver": "gumbel"},
 }
 CHECKPOINTS, ROWS, TOKENS, WORDS = 12, 200, 64, 4000
-LLAMA_7B = {
+LLAMA_7B: dict[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
     "intermediate_size": 11008,
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
+}
+LARGE: dict[str, dict[str, Any]] = {
+    "1B": LLAMA_7B
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 5504,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 16,
+    },
+    "7B": LLAMA_7B,
+    "70B": LLAMA_7B
+    | {
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
 }
 
 
@@ -72,19 +91,19 @@ def llama(**changes: Any) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def texts(rows: int, seed: int) -> list[dict[str, Any]]:
+def texts(rows: int, seed: int, tokens: int = TOKENS) -> list[dict[str, Any]]:
     """Words that follow each other by a rule, most of the time."""
     import torch
 
     draw = torch.Generator().manual_seed(seed)
     start = torch.randint(WORDS, (rows, 1), generator=draw)
-    ids = (start + 7 * torch.arange(TOKENS)) % WORDS
-    noise = torch.rand(rows, TOKENS, generator=draw) < 0.2
+    ids = (start + 7 * torch.arange(tokens)) % WORDS
+    noise = torch.rand(rows, tokens, generator=draw) < 0.2
     ids[noise] = torch.randint(WORDS, (int(noise.sum()),), generator=draw)
     return [{"input_ids": some} for some in torch.split(ids, 8)]
 
 
-def language_task(**changes: Any) -> Any:
+def language_task(rows: int = ROWS, tokens: int = TOKENS, **changes: Any) -> Any:
     from torch.nn import functional as F
 
     from sewa_cli.task import make_task
@@ -97,8 +116,8 @@ def language_task(**changes: Any) -> Any:
         "build_model": lambda: llama(**changes),
         "predict": lambda model, batch: model(input_ids=batch["input_ids"]).logits,
         "loss": loss,
-        "selection_data": lambda: texts(ROWS, 0),
-        "heldout_data": lambda: texts(ROWS // 2, 1),
+        "selection_data": lambda: texts(rows, 0, tokens),
+        "heldout_data": lambda: texts(rows // 2, 1, tokens),
     }
     return make_task(functions, source="benchmarks/forecast.py", args={})
 
@@ -161,8 +180,7 @@ def one(what: str, folder: Path, way: str, cpu: bool) -> dict[str, Any]:
     from sewa_cli.task import load_task
 
     is_demo = (folder / "task.py").exists()
-    sizes = LLAMA_7B if folder.name == "7B" else {}
-    task = load_task(str(folder / "task.py"), {}) if is_demo else language_task(**sizes)
+    task = load_task(str(folder / "task.py"), {}) if is_demo else language_task()
     flags = {"checkpoints": (folder / "ckpts",), "device": "cpu", **WAYS[way]}
     flags["output"] = str(folder / f"{way}.safetensors")
     config = load_settings(None, flags)
@@ -188,6 +206,37 @@ def one(what: str, folder: Path, way: str, cpu: bool) -> dict[str, Any]:
             }
         took = time.perf_counter() - start
     return {**said, "took": took, "memory": watch.peak}
+
+
+def planned(folder: Path, name: str, cpu: bool) -> list[dict[str, Any]]:
+    """A large model, by every solver."""
+    if cpu:
+        time.perf_counter = time.process_time
+    from sewa_cli.commands.forecast import run_forecast
+    from sewa_cli.session.extensions import load_settings
+
+    start = time.perf_counter()
+    holes(folder, **LARGE[name])
+    flags = {"checkpoints": (folder,), "device": "cpu", "memory": "64TiB"}
+    task = language_task(300, 512, **LARGE[name])
+    found = run_forecast(load_settings(None, flags), task, shapes_only=True)
+    took = time.perf_counter() - start
+    return [
+        {
+            "weights": f"{found.parameters / 1e9:.1f}e9",
+            "solver": plan.solver,
+            "K": plan.K,
+            "rows": plan.rows_used,
+            "W": plan.placement.tier,
+            "TB read": plan.bytes_read / 1e12,
+            "forward": plan.forward_passes,
+            "backward": plan.backward_passes,
+            "memory, GB": plan.peak_memory_bytes / 1e9,
+            "hours": plan.seconds / 3600,
+            "planned in s": took,
+        }
+        for plan in (found, *found.alternatives)
+    ]
 
 
 def apart(*arguments: str) -> dict[str, Any]:
@@ -223,14 +272,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json")
     parser.add_argument("--cpu", action="store_true", help="seconds of the processor")
-    parser.add_argument("--only", nargs="+", default=["demo", "llama", "7B"])
+    parser.add_argument("--only", nargs="+", default=["demo", "llama", "large"])
     parser.add_argument("--one", nargs=3, metavar=("WHAT", "FOLDER", "WAY"))
     given = parser.parse_args()
     if given.one:
         what, folder, way = given.one
         print(json.dumps(one(what, Path(folder), way, given.cpu)))
         return
-    from common import finish, processor, show
+    from common import finish, processor
 
     print(f"{processor()}, load before {os.getloadavg()[0]:.1f}\n", flush=True)
     cpu, rows = ["--cpu"] * given.cpu, []
@@ -246,17 +295,12 @@ def main() -> None:
             rows += [compared("small Llama", folder, way, cpu) for way in WAYS]
         if rows:
             finish("forecast", rows, given.json)
-        if "7B" in given.only:
-            folder = Path(temporary, "7B")
-            weights = holes(folder / "ckpts", **LLAMA_7B)
-            said = apart("forecast", str(folder), "the default", *cpu)
-            on_disk = sum(f.stat().st_blocks for f in folder.rglob("*") if f.is_file()) * 512
-            print(f"\n{weights / 1e9:.2f} billion weights, 20 checkpoints, {said['how']}:")
-            print(", ".join(f"{name} {show(said[name])}" for name in ("seconds", "bytes", "peak")))
-            print(
-                f"planned in {said['took']:.1f} s with {said['memory'] / 1e6:.0f} MB; on disk "
-                f"{on_disk / 1e6:.1f} MB"
-            )
+        if "large" in given.only:
+            print()
+            large = [
+                row for name in LARGE for row in planned(Path(temporary, name), name, given.cpu)
+            ]
+            finish("large", large, None)
 
 
 if __name__ == "__main__":

@@ -41,12 +41,17 @@ SURE = 4  # such a part of the memory holds the model and any batch
 ROOM = 2**30  # bytes for the solver, where nothing fits here
 
 
-def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:
-    """True of a run in which no checkpoint is left out for NaN or Inf."""
+def run_forecast(
+    config: Config, task: Task, events: Events | None = None, *, shapes_only: bool = False
+) -> Forecast:
+    """True of a run in which no checkpoint is left out for NaN or Inf.
+
+    `shapes_only`: nothing is read or run, though it would fit.
+    """
     events = events or Events()
     with seeded(config.seed):
         before = anonymous_bytes()
-        run, why = _open(config, task, events)
+        run, why = _open(config, task, events, shapes_only)
         opened = run.session.reads.bytes
         session, data = run.session, _Data.of(run.session)
         with events.stage("forecast"):
@@ -69,7 +74,7 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
         )
 
 
-def _open(config: Config, task: Task, events: Events) -> tuple[Run, str | None]:
+def _open(config: Config, task: Task, events: Events, shapes_only: bool) -> tuple[Run, str | None]:
     """With a model that has its weights, unless these and a batch would be too much: why."""
     free = free_on(find_device(config.device))
     limit = min(free, config.memory or free)
@@ -79,6 +84,8 @@ def _open(config: Config, task: Task, events: Events) -> tuple[Run, str | None]:
         floats = [info for info in newest.tensors.values() if info.is_float]
         return BUILT * sum(prod(info.shape) for info in floats)
 
+    if shapes_only:
+        return open_run(config, task, events, lambda _: True), "as was asked for"
     run = open_run(config, task, events, lambda newest: SURE * needs(newest) > limit)
     if run.session.model.device.type == "meta":
         total = needs(run.session.newest) + Reckoned(run.session).batch_bytes

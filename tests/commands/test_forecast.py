@@ -91,7 +91,7 @@ def test_the_other_solvers_are_forecast_beside_the_chosen(sewa: Sewa, flags: lis
     assert {found["solver"], *others} == {"aggregate", "gumbel", "linear"}
     assert len(others) == 2
     for name, plan in others.items():
-        own = ["--solver", name] + ([] if plan["K"] == "auto" else ["--K", plan["K"]])
+        own = ["--solver", name, "--K", plan["K"]]
         alone = json.loads(sewa("select", "--dry-run", "--json", *own).out)
         for key in ("K", "bytes_read", "forward_passes", "backward_passes", "rows_used"):
             assert alone[key] == plan[key], (name, key)
