@@ -124,8 +124,8 @@ class Scorer:
             return {name: finite(value) for name, value in heldout.metrics.items()}
         if self.metrics is None:
             return None
-        model = self.objective.model
-        with torch.no_grad():
+        model, events = self.objective.model, self.objective.events
+        with torch.no_grad(), events.stage("metrics"):
             found = {name: finite(value) for name, value in self.metrics(model.module).items()}
         model.module.eval()  # in case metrics() left it training
         model.check_untouched("metrics()")

@@ -13,7 +13,6 @@ import jsonschema
 import pytest
 from helpers.tiny import TASK, Sewa
 
-from sewa_cli.cli.console import SECONDS, Talk
 from sewa_cli.cli.options import FLAGS, FORMATS
 from sewa_cli.commands.select import run_select
 from sewa_cli.present import draw, say, show, summary
@@ -35,7 +34,7 @@ REPORTS = {
 }
 LISTS = {"methods": ["methods"], "solvers": ["solvers"]}
 COMMANDS = {**REPORTS, **LISTS}
-ROWS = {"select": 4, "forecast": 1, "compare": 2, "windows": 6, "evaluate": 2}
+ROWS = {"select": 4, "forecast": 3, "compare": 2, "windows": 6, "evaluate": 2}
 ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13}
 
 
@@ -191,16 +190,3 @@ def test_shells_complete_commands_and_values(sewa: Sewa, monkeypatch: pytest.Mon
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
         assert sewa().out.split() == expected
-
-
-def test_without_a_terminal_progress_is_a_line_now_and_then(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    talk = Talk(quiet=False, verbose=False)
-    for done in range(1, 4):
-        talk.progress("learning", done, 100, 0.5)
-    assert capsys.readouterr().err == ""
-    talk._last_line -= SECONDS
-    for done in range(4, 8):
-        talk.progress("learning", done, 100, 0.5)
-    assert capsys.readouterr().err == "learning 4/100 loss 0.5000\n"
