@@ -174,9 +174,10 @@ def test_a_pass_is_observed_alike_with_numbers_and_without() -> None:
     assert 4 * 8 * (50 + 50 + 20) < peak < 4 * 10 * (8 * 120 + 2570)
 
 
-def test_a_short_time_is_the_best_of_three_and_a_long_one_is_taken_once() -> None:
+def test_a_short_time_is_the_best_of_several_and_a_long_one_is_taken_once() -> None:
     calls: list[int] = []
     seconds_of(lambda: calls.append(1))
-    assert len(calls) == 3
+    assert len(calls) > 3
+    calls.clear()
     seconds_of(lambda: calls.append(1), most=0.0)
-    assert len(calls) == 4
+    assert len(calls) == 1

@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 # fewer than these and their outputs digested: then, runs of the model are most of the work
 TRIED, DEAR = 2, 50
 TYPICAL = 50  # gradients of a round, and besides each of them so many losses
-VALUES = 2.5
-TYPICAL_OF_FOLDS = 25
-USUAL_ROUNDS = 1.5  # of the default's: half of the runs that were looked at need a second one
+VALUES = 2.5  # counted on the demo alone
+TYPICAL_OF_FOLDS = 25  # a guess
+USUAL_ROUNDS = 1.5  # of the default's, which needs one or two: a guess (the demo needs two)
 TIMED_TOGETHER = 4  # mixtures
 LARGEST_ROW = 2**22  # numbers: a row of more is not copied to be timed
 SAMPLE = 2**18  # numbers of outputs that a loss is timed on, or a row of them
