@@ -112,10 +112,14 @@ def language_task(rows: int = ROWS, tokens: int = TOKENS, **changes: Any) -> Any
         logits, targets = outputs[:, :-1], batch["input_ids"][:, 1:]
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
+    def targets(batch: Any) -> Any:
+        return F.pad(batch["input_ids"][:, 1:], (0, 1), value=-100)
+
     functions = {
         "build_model": lambda: llama(**changes),
         "predict": lambda model, batch: model(input_ids=batch["input_ids"]).logits,
         "loss": loss,
+        "targets": targets,
         "selection_data": lambda: texts(rows, 0, tokens),
         "heldout_data": lambda: texts(rows // 2, 1, tokens),
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sewa_cli.objective.classes import losses
 from sewa_cli.objective.observe import Observed, observe, seconds_of
-from sewa_cli.objective.tree import rows, tensors
+from sewa_cli.objective.tree import rows, take_rows, tensors
 from sewa_cli.output.mean import thread_count
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.session.session import Session
@@ -168,8 +168,16 @@ class Reckoned(Rates):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        if self.objective.classes is not None:
-            self.objective.classes.believe(self.outputs)
+        if (classes := self.objective.classes) is None:
+            return
+        classes.believe(self.outputs)
+        targets = self.objective.targets(self.batch)
+        if targets is not None and classes.features is None:
+            # some rows are run at a time: what these take is enough to know
+            several = max(1, classes.at_once(classes.room) // targets.per_row)
+            self.batch = take_rows(self.batch, self.rows, torch.arange(min(self.rows, several)))
+            self.rows = rows(self.batch)
+            del self._predicted
 
     @cached_property
     def _evaluated(self) -> Observed:  # type: ignore[override]
