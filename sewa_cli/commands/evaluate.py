@@ -18,7 +18,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
     events = events or Events()
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
-        objective = build_objective(config, task, checkpoints[-1])
+        objective = build_objective(config, task, checkpoints[-1], events)
         model = objective.model
         scorer = Scorer(objective, task.heldout_data, metrics=task.metrics, seed=config.seed)
         fits = []

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
+from sewa_cli.objective.memo import Memo, Tensors, are_numbers, number
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.tree import (
     WALK,
@@ -56,6 +57,18 @@ class UnitLosses:
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.batches).all())
 
+    def tensors(self) -> Tensors:
+        """For a memo."""
+        found = {"batches": self.batches, "counts": self.counts}
+        return found if self.rows is None else {**found, "rows": self.rows}
+
+    @classmethod
+    def fits(cls, found: Tensors) -> bool:
+        batches, counts, rows = (found.get(name) for name in ("batches", "counts", "rows"))
+        if batches is None or counts is None or batches.shape != counts.shape or counts.ndim != 1:
+            return False
+        return rows is None or rows.shape == (int(counts.sum()),)
+
 
 @dataclass
 class Objective:
@@ -71,6 +84,7 @@ class Objective:
     # the average in the end
     batch_statistics: bool = False
     passes: Passes = field(default_factory=Passes)
+    memo: Memo = field(default_factory=Memo)
 
     offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
 
@@ -85,6 +99,13 @@ class Objective:
         if not self.batch_statistics:
             return self.value(flat)
         self.model.set(flat)
+
+        def work() -> Tensors:
+            return {"loss": number(self._learning_value())}
+
+        return float(self.recall("learning value", self.selection, work)["loss"])
+
+    def _learning_value(self) -> float:
         self.model.module.eval()
         total, seen = 0.0, 0
         for batch in self.selection:
@@ -92,7 +113,7 @@ class Objective:
                 with self._learning(batch):
                     total += n * float(self._outputs_and_loss(batch)[1])
                 seen += n
-        return total / seen if seen else self.value(flat)
+        return total / seen if seen else self._mean_loss(self.selection)[0]
 
     def gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
@@ -129,6 +150,15 @@ class Objective:
     @torch.no_grad()
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
+
+        def work() -> Tensors:
+            loss, rows = self._mean_loss(data)
+            return {"loss": number(loss), "rows": number(rows)}
+
+        found = self.recall("mean loss", data, work)
+        return float(found["loss"]), int(found["rows"])
+
+    def _mean_loss(self, data: Data) -> tuple[float, int]:
         total, seen = 0.0, 0
         for _, n, _, loss in self._evaluated(data):
             total += n * float(loss)
@@ -138,6 +168,27 @@ class Objective:
     @torch.no_grad()
     def unit_losses(self, data: Data) -> UnitLosses:
         """The loss of every row on its own; of every batch, if the loss is no mean over rows."""
+
+        def work() -> Tensors:
+            return self._unit_losses(data).tensors()
+
+        found = self.recall("unit losses", data, work, UnitLosses.fits)
+        return UnitLosses(found["batches"], found["counts"], found.get("rows"))
+
+    def recall(
+        self,
+        what: str,
+        data: Data,
+        work: Callable[[], Tensors],
+        fits: Callable[[Tensors], bool] = are_numbers,
+    ) -> Tensors:
+        """What was worked out before of the weights in the model; of data without a name, never."""
+        name = getattr(data, "name", None)
+        if name is None:
+            return work()
+        return self.memo.recall_all((what, name, *self.model.weights), work, fits)
+
+    def _unit_losses(self, data: Data) -> UnitLosses:
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         splits = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
+from sewa_cli.objective.memo import Key, Memo
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
@@ -32,6 +34,7 @@ from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cost import Clock
 from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
+from sewa_cli.session.memo import Kept, hash_files, open_memo
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
@@ -124,7 +127,8 @@ class Session:
             )
             for i, c in enumerate(used)
         ]
-        cost = self.clock.cost(self.model.device, self.objective.passes, self.reads)
+        passes, recalled = self.objective.passes, self.objective.memo.recalled
+        cost = self.clock.cost(self.model.device, passes, self.reads, recalled)
         return {**self.head(), "candidates": candidates, "cost": cost}
 
 
@@ -138,7 +142,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    objective = build_objective(config, task, candidates[-1])
+    objective = build_objective(config, task, candidates[-1], events)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
@@ -158,8 +162,11 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective:
-    """The user's model on its device, with the user's loss; of adapters, only they can change."""
+def build_objective(config: Config, task: Task, newest: Checkpoint, events: Events) -> Objective:
+    """The user's model on its device, with the user's loss; of adapters, only they can change.
+
+    What it works out is kept under `--cache`.
+    """
     device, built = find_device(config.device), task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
@@ -167,7 +174,8 @@ def build_objective(config: Config, task: Task, newest: Checkpoint) -> Objective
         FlatModel(built, device, only), task.predict, task.loss, task.backward, task.selection_data
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
-    return replace(objective, batch_statistics=anew)
+    objective = replace(objective, batch_statistics=anew)
+    return replace(objective, memo=open_memo(config, task, objective, events))
 
 
 def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
@@ -226,8 +234,18 @@ class Run:
         if missing := self.solver.needs - objective.offers:
             raise ConfigError(f"solver: needs {', '.join(missing)}, which the objective lacks")
         left = self.placed.room if room is None else room
-        events = self.session.events
-        return Problem(objective, self.trajectory, left, config.seed, events, one_of_many)
+        events, trajectory = self.session.events, self.trajectory
+        memo = objective.memo.within(partial(self._identity, objective.memo, trajectory))
+        seed = config.seed
+        return Problem(objective, trajectory, left, seed, events, one_of_many, memo=memo)
+
+    def _identity(self, memo: Memo, trajectory: Trajectory) -> Key:
+        """What is in W, and how it is held: results of products depend on both."""
+        assert isinstance(memo, Kept)
+        session = self.session
+        hashes = hash_files(memo, session.checkpoints)
+        held = type(trajectory).__name__, str(trajectory.device)
+        return *held, hashes, dict(session.names), session.config.nonfinite
 
     def load(self, coefficients: Sequence[float]) -> None:
         """An average into the model, rounded as a file of it would be.

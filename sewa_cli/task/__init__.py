@@ -45,6 +45,11 @@ class Batches:
 
     make: Callable[[], Iterable[Any]]
     name: str
+    anew: Callable[[], Iterable[Any]] | None = None  # the function itself, where `make` remembers
+
+    def apart(self) -> Batches:
+        """The same made anew: to go over it leaves no trace in this one."""
+        return self if self.anew is None else Batches(_remember(self.anew), self.name)
 
     def __iter__(self) -> Iterator[Any]:
         with user_code(self.name):
@@ -123,7 +128,9 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
 
     def batches(name: str) -> Batches | None:
         # made once, as a DataLoader is costly, unless it can be iterated over only once
-        return Batches(_remember(with_args(name)), name) if name in functions else None
+        if name not in functions:
+            return None
+        return Batches(_remember(with_args(name)), name, with_args(name))
 
     selection = batches("selection_data")
     assert selection is not None  # REQUIRED was checked above

@@ -53,6 +53,7 @@ def frame(
         where = slice(start, start + len(outputs[-1]))
         parts.append(Part(batch, rows(batch), where, shapes_of(out)))
     found = Outputs(objective, parts, problem.seed, sum(map(rows, batches)))
+    found.identity = objective.memo.digest([part.batch for part in parts])
     if (kept := sum(found.counts)) < found.of_rows:
         tight = 2 * least(problem.trajectory.k, found.numbers, extra) > problem.room
         problem.events.warn(
@@ -80,7 +81,7 @@ def build(
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
     outputs, else fewer rows of the data (`framed`, or as `frame` finds them). `on_row` sees each
-    checkpoint as it is read.
+    checkpoint as it is read. What the problem's memo knows is not run, nor read if nobody looks.
     """
     k, model = problem.trajectory.k, problem.objective.model
     if framed is None:
@@ -104,17 +105,29 @@ def build(
     layout = Layout({"outputs": slice(0, numbers)}, {"outputs": (numbers,)}, numbers, numbers)
     trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
     surrogate = Surrogate(framed, at_base, trajectory, found)
+    memo = problem.memo
+    around = ("near", memo.digest(base), framed.identity, h, found.dtype)
+    missing = []
+    for i in range(k):
+        if (known := memo.known((*around, i), (numbers,), dtype)) is None:
+            missing.append(i)
+        else:
+            cache[i].copy_(known)
     step = torch.empty_like(base)
-    for i, row in problem.trajectory.rows():
+    first = (missing or [k])[0] if on_row is None else 0
+    for i, row in problem.trajectory.rows(first):
         if on_row is not None:
             on_row(i, row)
+        if i not in missing:
+            continue
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
-        y = surrogate.true_outputs().sub_(at_base).div_(h).add_(at_base)
+        y = surrogate.run().sub_(at_base).div_(h).add_(at_base)
         y.masked_fill_(frozen, 0.0)  # as it is, whatever the weights
         if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
         cache[i].copy_(y if wide else y.sub_(origin))
+        memo.keep((*around, i), cache[i])
         problem.events.progress("surveying", i + 1, k)
     model.check_untouched()
     return surrogate

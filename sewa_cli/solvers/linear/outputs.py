@@ -6,7 +6,7 @@ on a fold, or on rows drawn with repetition.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -77,6 +77,7 @@ class Outputs:
         self._run = parts  # what the model is run on, as the user made them
         self._parts = parts  # what the loss is called on: these, or several joined
         self._seed = seed
+        self.identity: Hashable = None  # of the rows, for the memo; None: nobody has named them
 
     def join(self, outputs: Tensor, room: int) -> None:
         """Let the loss be called on small neighbouring batches together, where it splits into rows.
@@ -123,7 +124,15 @@ class Outputs:
         return self.true_outputs()
 
     def true_outputs(self) -> Tensor:
-        """Of the weights that are in the model now, [O]."""
+        """Of the weights that are in the model now, [O]; run, or known from before."""
+        if self.identity is None:
+            return self.run()
+        memo, model = self._objective.memo, self._objective.model
+        key = ("outputs", self.identity, *model.weights)
+        return memo.recall(key, self.run, (self.numbers,)).to(model.device)
+
+    def run(self) -> Tensor:
+        """The same, run in any case."""
         found = torch.empty(self.numbers, device=self._objective.model.device)
         for part in self._run:
             flat = flatten(run_model(self._objective, part.batch, self._seed))

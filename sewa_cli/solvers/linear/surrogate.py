@@ -34,6 +34,7 @@ class Surrogate(Outputs):
     def __init__(self, framed: Outputs, base: Tensor, cache: Trajectory, size: Size) -> None:
         super().__init__(framed._objective, framed._run, framed._seed, framed.of_rows)
         self._parts = framed._parts
+        self.identity = framed.identity
         self.base = base  # f(b) [O]: the true outputs of the base
         self.size = size
         self._cache = cache
