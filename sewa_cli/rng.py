@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ def states() -> dict[str, torch.Tensor]:
     kind, inner, gauss = random.getstate()
     numbers: Any = np.random.get_state(legacy=True)
     found = {
-        "python": torch.tensor([kind, *inner, math.nan if gauss is None else gauss], **_EXACT),
+        "python": torch.tensor([kind, *inner, gauss is None, gauss or 0.0], **_EXACT),
         "numpy": torch.tensor([*numbers[1].tolist(), *numbers[2:]], **_EXACT),
         "torch": torch.get_rng_state(),
     }
@@ -55,13 +54,16 @@ def states() -> dict[str, torch.Tensor]:
 
 
 def put_back(found: Mapping[str, torch.Tensor]) -> None:
+    """Of any of them, as `states` has found it; ValueError, TypeError or RuntimeError if not."""
     for name, state in found.items():
         if name == "python":
-            kind, *inner, gauss = state.tolist()
+            kind, *inner, has_none, gauss = state.tolist()
             whole = tuple(int(x) for x in inner)
-            random.setstate((int(kind), whole, None if math.isnan(gauss) else gauss))
+            random.setstate((int(kind), whole, None if has_none else gauss))
         elif name == "numpy":
             *keys, place, has_gauss, gauss = state.tolist()
+            if not (all(0 <= x < 2**32 for x in keys) and 0 <= place <= len(keys)):
+                raise ValueError("no state of NumPy's generator")  # which does not look itself
             key = np.array(keys, dtype=np.uint32)
             np.random.set_state(("MT19937", key, int(place), int(has_gauss), gauss))
         elif name == "torch":

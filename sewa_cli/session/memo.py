@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from secrets import token_hex
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ _FORGED = (
     SafetensorError,
     ValueError,
     TypeError,
-    KeyError,
+    LookupError,
     RuntimeError,
     OverflowError,
     AssertionError,
@@ -129,7 +130,7 @@ class Kept(Memo):
         self,
         place: tuple[str, str],
         fits: Callable[[Tensors], bool],
-        before: Tensors | None = None,
+        before: Tensors = MappingProxyType({}),
     ) -> Tensors | None:
         """What was written there, if it fits; the generators are put where it left them.
 
@@ -144,9 +145,12 @@ class Kept(Memo):
             found = {name: value for _, name, value in values}
             if not found or any(bool(x.isnan().any()) for x in found.values()) or not fits(found):
                 raise ValueError("not what was asked for")
-            put_back({name: value for (kind, _, name), value in every if kind == "drawn"})
+            drawn = {name: value for (kind, _, name), value in every if kind == "drawn"}
+            if any(x.shape != before[name].shape for name, x in drawn.items()):
+                raise ValueError("not where a generator can be")
+            put_back(drawn)
         except _FORGED as error:
-            put_back(before or {})
+            put_back(before)
             self.judge.store.damaged(shown(one_line(error), 100))
             return None
         self.judge.recalled += 1
@@ -159,7 +163,7 @@ class Kept(Memo):
         # in their order, which safetensors does not keep; and no name is one of its own
         tensors = {f"value {n} {name}": x for n, (name, x) in enumerate(values.items())}
         tensors |= {f"drawn 0 {name}": x for name, x in (drawn or {}).items()}
-        body = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
+        body = save({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()})
         self.judge.store.write(*place, body)
 
 
