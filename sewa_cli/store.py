@@ -71,7 +71,7 @@ class Store:
         path = self._path(group, key)
         try:
             whole = read_bytes(path, self.most)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             self.damaged(f"{error.strerror or error}")

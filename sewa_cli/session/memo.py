@@ -100,7 +100,7 @@ class Kept(Memo):
         if (found := self._read(place, fits, before)) is None:
             found = make()
             now = states()
-            drawn = {name: x for name, x in now.items() if not torch.equal(x, before[name])}
+            drawn = {name: now[name] for name, x in before.items() if not torch.equal(x, now[name])}
             self._write(place, found, drawn)
         return found
 
@@ -119,12 +119,15 @@ class Kept(Memo):
             self._write(place, {"": value})
 
     def _place(self, key: Key) -> tuple[str, str] | None:
-        """The group and the key in the store."""
+        """The group and the key in the store; None: nobody can tell what it depends on."""
         if (judge := self.judge.name) is None:
             return None
         if not self._scoped:
             self._scoped.append(digest(*self.scope()))
-        return judge[:16], digest(judge, self._scoped[0], *key)
+        try:
+            return judge[:16], digest(judge, self._scoped[0], *key)
+        except Unknown:
+            return None
 
     def _read(
         self,

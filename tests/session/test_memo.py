@@ -254,6 +254,16 @@ def test_names_orders_and_dtypes_come_back(opened: Opened) -> None:
     )
 
 
+def test_a_key_of_which_nobody_can_tell_what_it_holds_is_never_recalled(opened: Opened) -> None:
+    work = Counting()
+    memo = opened()[0]
+    for _ in range(2):
+        with seeded(0):
+            memo.recall(("a", lambda: 1), work)
+    assert work.count == 2
+    assert memo.digest(lambda: 1) != memo.digest(lambda: 1)
+
+
 def entry_of(folder: Path) -> Path:
     [path] = (path for path in folder.glob("kept/*/*.entry") if path.parent.name != "files")
     return path
