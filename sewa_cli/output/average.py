@@ -225,7 +225,8 @@ class Average:
     def recipe(self, shard_size: int | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
-            hashes = list(pool.map(lambda c: sha256_of(c.files, c.path), self.sources))
+            hash_one = lambda c: c.sha256 or sha256_of(c.files, c.path)  # noqa: E731
+            hashes = list(pool.map(hash_one, self.sources))
         kept = self.replaced
         if self.lora and self.lora.mode == "merged":
             # what was re-factored will be again, and need not be kept

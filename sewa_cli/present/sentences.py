@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from sewa_cli.present.card import describe_lora
 from sewa_cli.present.tables import level, percent
-from sewa_cli.text import few, number, with_K
+from sewa_cli.text import few, number, size, with_K
 
 if TYPE_CHECKING:
+    from sewa_cli.report.cache import Cached
     from sewa_cli.report.compare import Comparison
     from sewa_cli.report.select import BudgetOption, Report
     from sewa_cli.report.shared import Interval
@@ -276,6 +277,13 @@ def _after(report: Windows, reach: Reach) -> str:
 
 def validate(_: Validation) -> list[str]:
     return ["everything fits together"]
+
+
+def cache(report: Cached) -> list[str]:
+    if not report.entries:
+        return [f"{report.folder} holds nothing of sewa's"]
+    was = "cleared: " if report.cleared else ""
+    return [f"{was}{report.entries} entries, {size(report.bytes)}"]
 
 
 def verify(report: Verification) -> list[str]:

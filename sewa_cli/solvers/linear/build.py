@@ -197,6 +197,7 @@ def frame(
                 kept.of_rows,
                 problem.room,
             )
+            digest.identity = objective.memo.digest(kept.batches, keep.largest, keep.samples)
             return digest.around(flat) if around else (digest, digest.at(flat))
         kept = fit(problem, count(problem, keep, digests=False), extra, keep)
     parts: list[Part] = []
@@ -208,6 +209,7 @@ def frame(
         where = slice(start, start + len(outputs[-1]))
         parts.append(Part(batch, rows(batch), where, shapes_of(out)))
     found = Whole(objective, parts, problem.seed, kept.of_rows)
+    found.identity = objective.memo.digest(kept.batches)
     at = torch.cat(outputs).to(model.device)
     found.join(at, problem.room // 16)
     return found, at
@@ -255,7 +257,8 @@ def build(
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
     outputs, else fewer rows of the data. `framed`: the rows and their outputs at the base, or as
-    `frame` finds them. `on_row` sees each checkpoint as it is read.
+    `frame` finds them. `on_row` sees each checkpoint as it is read. What the problem's memo knows
+    is not run, nor read if nobody looks.
     """
     k, model = problem.trajectory.k, problem.objective.model
     outputs, at_base = framed or frame(problem, base, extra, keep, around=True)
@@ -275,10 +278,21 @@ def build(
     origin = torch.where(frozen, 0.0, at_base)
     layout = Layout.of(numbers)
     trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
+    memo = problem.memo
+    around = ("near", memo.digest(base), outputs.identity, h, found.dtype)
+    missing = []
+    for i in range(k):
+        if (known := memo.known((*around, i), (numbers,), dtype)) is None:
+            missing.append(i)
+        else:
+            cache[i].copy_(known)
     step = torch.empty_like(base)
-    for i, row in problem.trajectory.rows():
+    first = (missing or [k])[0] if on_row is None else 0
+    for i, row in problem.trajectory.rows(first):
         if on_row is not None:
             on_row(i, row)
+        if i not in missing:
+            continue
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
         y = outputs.linear_outputs().sub_(at_base).div_(h).add_(at_base)
@@ -286,6 +300,7 @@ def build(
         if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
         cache[i].copy_(y if wide else y.sub_(origin))
+        memo.keep((*around, i), cache[i])
         problem.events.progress("surveying", i + 1, k)
     model.check_untouched()
     return Surrogate(outputs, at_base, trajectory, found)
