@@ -4,6 +4,8 @@ The run is made once, in the folder: a tokenizer and a small Llama, both trained
 Python's own standard library, at a constant rate after warm-up, and the last 20 checkpoints.
 
     predictions  of 20 random averages of five or more, from all logits and from digests of them
+    command      (`--command`) the default on 300 rows: all take part; its time in plain forward
+                 passes, k for each round; its peak anonymous memory
 """
 
 from __future__ import annotations
@@ -11,8 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import subprocess
+import sys
 import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +119,64 @@ def _train(rows: list[list[int]], tokenizer: Any, folder: Path) -> None:
             print(f"step {step}  loss {loss:.4f}  {time.time() - start:.0f} s", flush=True)
 
 
+# ---- the command -------------------------------------------------------------------------------
+
+
+def command(folder: Path, rows: int) -> list[dict[str, Any]]:
+    """`sewa select` as a process of its own, beside k · rounds plain passes over its rows."""
+    work = folder / "command"
+    work.mkdir(exist_ok=True)
+    lines = (folder / "selection.jsonl").read_text().splitlines(keepends=True)[:rows]
+    (work / "selection.jsonl").write_text("".join(lines))
+    run = folder.absolute() / "run"
+    args = f"kind: causal-lm, model: {run}/checkpoint-{STEPS}, selection: selection.jsonl"
+    (work / "sewa.yaml").write_text(
+        f"checkpoints: {run}\ntask: huggingface\n"
+        f"args: {{{args}, max_length: {LENGTH}, batch_size: {BATCH}}}\n"
+    )
+    start = time.perf_counter()
+    line = [sys.executable, "-m", "sewa_cli", "select", "-o", "out", "--force", "--json"]
+    with (work / "report.json").open("w") as out:
+        running = subprocess.Popen(line, cwd=work, stdout=out)
+        peak = 0
+        while running.poll() is None:
+            peak = max(peak, _anonymous(running.pid))
+            time.sleep(0.05)
+    seconds = time.perf_counter() - start
+    if running.returncode != 0:
+        raise SystemExit("sewa select failed")
+    report = json.loads((work / "report.json").read_text())
+    rounds = len(report["details"]["rounds"])
+    objective, W = _objective(folder, rows, BATCH)
+    start = time.perf_counter()
+    with torch.no_grad():
+        for batch in objective.selection:
+            objective.predict(objective.model.module, batch)
+    plain = CHECKPOINTS * rounds * (time.perf_counter() - start)
+    batches = -(-rows // BATCH)
+    return [
+        {
+            "rows": f"{report['details']['cache']['rows']} of {rows}",
+            "rounds": rounds,
+            "seconds": seconds,
+            "plain passes": plain,
+            "ratio": seconds / plain,
+            "passes over the rows": report["cost"]["forward_passes"] / batches,
+            "peak anonymous MiB": peak / 2**20,
+            "model and two checkpoints MiB": 3 * 4 * W.shape[1] / 2**20,
+        }
+    ]
+
+
+def _anonymous(pid: int) -> int:
+    """Bytes that are in memory and in no file."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon"):
+                return 1024 * int(line.split()[1])
+    return 0
+
+
 # ---- predictions -------------------------------------------------------------------------------
 
 
@@ -159,7 +222,7 @@ def predictions(folder: Path, rows: int, variants: list[tuple[int, int]]) -> lis
     return rows_of_table
 
 
-def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
+def _objective(folder: Path, rows: int, size: int = 4) -> tuple[Objective, Tensor]:
     """The newest checkpoint's model on the first selection rows, and W [k, P]."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -168,7 +231,7 @@ def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
     lines = (folder / "selection.jsonl").read_text().splitlines()[:rows]
     ids = torch.tensor([tokenizer(json.loads(line)["text"])["input_ids"] for line in lines])
     labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], -100)], 1)
-    batches = list(zip(torch.split(ids, 4), torch.split(labels, 4), strict=True))
+    batches = list(zip(torch.split(ids, size), torch.split(labels, size), strict=True))
     model = FlatModel(AutoModelForCausalLM.from_pretrained(folders[-1]), torch.device("cpu"))
     W = torch.empty(len(folders), model.layout.size)
     for row, one in zip(W, folders, strict=True):
@@ -185,9 +248,14 @@ def _objective(folder: Path, rows: int) -> tuple[Objective, Tensor]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--folder", type=Path, required=True, help="kept there, made once")
-    parser.add_argument("--rows", type=int, default=8, help="to predict on")
+    parser.add_argument("--rows", type=int, help="to predict on (8), or for the command (300)")
+    parser.add_argument("--command", action="store_true", help="the whole default command")
     parser.add_argument("--json", help="write the table here as well")
     args = parser.parse_args()
     torch.set_num_threads(1)
     make_run(args.folder)
-    finish("language_model", predictions(args.folder, args.rows, VARIANTS), args.json)
+    if args.command:
+        table = command(args.folder, args.rows or ROWS)
+    else:
+        table = predictions(args.folder, args.rows or 8, VARIANTS)
+    finish("language_model", table, args.json)

@@ -246,14 +246,14 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
     for n in range(12):
         state = {"weight": torch.randn(24000, 8) / 3, "bias": torch.zeros(24000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
-    command = "select ckpts/ --task task.py --solver linear --device cpu --memory 150MB"
+    command = "select ckpts/ --task task.py --solver linear --device cpu --memory 200MB"
     command += " --set linear.bootstrap=1 --set linear.folds=2 --set linear.swaps=2 --iterations 2"
     for peak in peaks(f"{command} --K {K} -o {K}.safetensors" for K in (3, "auto")):
         # vmap and autograd take some forty MB when they are first used
-        assert peak < 150e6 + 70e6
+        assert peak < 200e6 + 70e6
     for K in (3, "auto"):
         cache = report_of(f"{K}.report.json")["details"]["cache"]
-        assert cache["bytes"] <= 150e6
+        assert cache["bytes"] <= 200e6
         assert cache["rows"] < cache["of_rows"]
 
 
