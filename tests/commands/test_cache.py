@@ -130,7 +130,7 @@ def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(
     assert passes(run).total() <= FRAME
     if command != "evaluate":  # whose report says nothing of its cost
         assert json.loads(full.out)["cost"]["recalled"] > 5
-    if command == "aggregate":  # which is killed below
+    if command == "aggregate":  # which takes long, and is killed below
         return
     made = Counter[str]()
     steps = 0
@@ -353,11 +353,11 @@ def killed_at_random(run: Path, kills: int, *flags: str) -> None:
 
 
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(run: Path) -> None:
-    killed_at_random(run, 3)
+    killed_at_random(run, 3, "-K", "3", "--solver", "linear")
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("flags", [(), ("-K", "3"), ("-K", "3", "--solver", "linear")])
+@pytest.mark.parametrize("flags", [(), ("-K", "3"), ("-K", "3", "--solver", "linear")], ids=str)
 def test_ten_kills_change_nothing(run: Path, flags: tuple[str, ...]) -> None:
     killed_at_random(run, 10, *flags)
 

@@ -109,7 +109,7 @@ class Shuffled:
         self._generator = generator
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(torch.randperm(50, generator=self._generator).float().reshape(5, 10))
+        return iter(torch.randperm(50, generator=self._generator).float().view(5, 10))
 
 
 def test_data_that_shuffle_by_the_seed_are_known_and_by_a_generator_of_their_own_are_not() -> None:
