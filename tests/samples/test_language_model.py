@@ -65,8 +65,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def options(texts: Path, home: Path, *more: object) -> Any:
     sizes = {"steps": STEPS, "decay": DECAY, "every": 1, "checkpoints": CHECKPOINTS, "warmup": 3}
     sizes |= {"words": 300, "width": 16, "layers": 1, "selection": 12, "heldout": 10, "batch": 2}
-    given = [part for key, value in sizes.items() for part in (f"--{key}", value)]
-    given += ["--reviews", texts, "--data", home / "data", "--out", home / "ckpts", *more]
+    places = ["--reviews", texts, "--data", home / "data", "--out", home / "ckpts"]
+    given = [
+        *(part for key, value in sizes.items() for part in (f"--{key}", value)),
+        *places,
+        *more,
+    ]
     return train.arguments([str(part) for part in given])
 
 
