@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Events:
@@ -27,4 +31,33 @@ class Events:
 
     def note(self, text: str) -> None: ...
 
-    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None: ...
+    def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
+        """So far. A stage ends with `done` = `total`; 0: how many there are is not known yet.
+
+        One that is reported before another has ended is part of that.
+        """
+
+    def over(
+        self,
+        stage: str,
+        items: Iterable[T],
+        total: int,
+        size: Callable[[T], int] = lambda _: 1,
+    ) -> Iterator[T]:
+        """The items one by one, and progress; `size`: what each counts of the total."""
+        done = 0
+        self.progress(stage, done, total)
+        with suppress(GeneratorExit):  # whoever takes no more of them has ended it
+            for item in items:
+                yield item
+                done += size(item)
+                if done < total or total == 0:
+                    self.progress(stage, done, total)
+        self.progress(stage, max(done, 1), max(done, 1))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Work in one piece."""
+        self.progress(name, 0, 1)
+        yield
+        self.progress(name, 1, 1)

@@ -19,6 +19,16 @@ def size(number: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def duration(seconds: float) -> str:
+    """0.4 s, 45 s, 12 min, 3.2 h, 4.1 days."""
+    for unit, length, most in (("s", 1, 100), ("min", 60, 100), ("h", 3600, 48)):
+        value = seconds / length
+        if value < most:
+            exact = 1 if value < 10 and (unit == "h" or value < 1) else 0
+            return f"{value:.{exact}f} {unit}"
+    return f"{seconds / 86400:.1f} days"
+
+
 def number(value: float | None, digits: int = 5) -> str:
     """Five digits are enough to compare losses; – stands for what is not finite, or not there."""
     if value is None or not isfinite(value):

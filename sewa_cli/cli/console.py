@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.cli.main import typed
+from sewa_cli.cli.progress import Stage, Stages
 from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
 from sewa_cli.interrupts import stop_if_interrupted
@@ -22,6 +25,17 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
+BLINK: Final = 0.05  # between two looks at the bars: drawing takes longer than a small batch
+
+# A thread beats where nothing reports. What is forked (by a data loader) must not find a lock held
+# by a thread that it does not have
+_telling = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_telling.acquire,
+        after_in_parent=_telling.release,
+        after_in_child=_telling.release,
+    )
 
 
 def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
@@ -46,8 +60,11 @@ class Talk(Events):
         self._verbose = verbose
         self.command = shlex.join(["sewa", *typed])
         self._bars: Progress | None = None
-        self._stages: dict[str, TaskID] = {}
-        self._last_line = time.monotonic()
+        self._tasks: dict[str, tuple[TaskID, int]] = {}  # bars, and which round they show
+        self._stages = Stages(time.monotonic)
+        self._last_line = self._last_drawn = time.monotonic()
+        self._over = threading.Event()
+        self._heart: threading.Thread | None = None
         self.one_a_line = False  # the paths of checkpoints are to be printed so
 
     def __enter__(self) -> Talk:
@@ -55,9 +72,15 @@ class Talk(Events):
             gc.freeze()
             gc.enable()
         stop_if_interrupted()
+        if not self._quiet and not sys.stderr.isatty():
+            self._heart = threading.Thread(target=self._beat, name="progress", daemon=True)
+            self._heart.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._heart is not None:
+            self._heart.join()
         if self._bars is not None:
             self._bars.stop()
 
@@ -84,15 +107,52 @@ class Talk(Events):
         stop_if_interrupted()
         if self._quiet:
             return
-        now = "" if loss is None else f"loss {loss:.4f}"
-        if sys.stderr.isatty():
-            bars = self._bars or self._start_bars()
-            if stage not in self._stages:
-                self._stages[stage] = bars.add_task(shown(stage), total=total, loss="")
-            bars.update(self._stages[stage], completed=done, loss=now)
-        elif time.monotonic() - self._last_line >= SECONDS:
+        with _telling:
+            here = self._stages.report(stage, done, total, loss)
+            if not sys.stderr.isatty():
+                self._tell()
+            elif here.has_ended or time.monotonic() - self._last_drawn >= BLINK:
+                self._draw(here)
+
+    def _tell(self) -> None:
+        if time.monotonic() - self._last_line >= SECONDS:
             self._last_line = time.monotonic()
-            self.say(f"{stage} {done}/{total} {now}".rstrip())
+            self.say(self._stages.line())
+
+    def _beat(self) -> None:
+        """A line where a stage has nothing to count, or takes long from one to the next."""
+        while not self._over.wait(max(0.01, self._last_line + SECONDS - time.monotonic())):
+            try:
+                with _telling:
+                    self._tell()
+            except (OSError, ValueError):  # nobody hears it
+                return
+
+    def _draw(self, here: Stage) -> None:
+        """A bar for each stage under way; parts of others go with them."""
+        self._last_drawn = time.monotonic()
+        bars = self._bars or self._start_bars()
+        shown_ones = {stage.name: stage for stage in (*self._stages.under_way, here)}
+        for name, (task, _) in self._tasks.items():
+            if name not in shown_ones and bars.tasks[task].fields["depth"] > 0:
+                bars.update(task, visible=False)
+        for name, stage in shown_ones.items():
+            total = stage.total or None
+            if name not in self._tasks:
+                task = bars.add_task(shown(name), total=total, loss="", depth=stage.depth)
+            else:
+                task, round_shown = self._tasks[name]
+                if round_shown != stage.rounds:
+                    bars.reset(task, total=total)
+            self._tasks[name] = (task, stage.rounds)
+            bars.update(
+                task,
+                completed=stage.done,
+                total=total,
+                loss=stage.now,
+                depth=stage.depth,
+                visible=stage.depth == 0 or not stage.has_ended,
+            )
 
     @cached_property
     def _console(self) -> Console:
@@ -109,13 +169,21 @@ class Talk(Events):
         )
 
     def _start_bars(self) -> Progress:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._bars = Progress(
             TextColumn("{task.description:>10}", markup=False),
             BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
+            MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
+            TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,

@@ -61,7 +61,7 @@ def run_average(
             **heading(config, events),
             lora=average.lora,
             output=outputs.written_as(average),
-            recipe=average.recipe(outputs.shard_size),
+            recipe=average.recipe(outputs.shard_size, events),
         )
 
     report, outputs = write_results(average, outputs, make_report, events)

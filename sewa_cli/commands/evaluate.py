@@ -27,13 +27,13 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
             check_tied(checkpoint, model.aliases)
             fits.append(names)
         files = []
-        for n, (checkpoint, names) in enumerate(zip(checkpoints, fits, strict=True), 1):
+        files_and_names = list(zip(checkpoints, fits, strict=True))
+        for checkpoint, names in events.over("evaluating", files_and_names, len(checkpoints)):
             model.load((name, checkpoint.read(source)) for name, source in names.items())
             found = scorer.score()
             path, step = str(checkpoint.path), checkpoint.step
             files.append(Evaluated(path=path, step=step, **dict(found.scores)))
             checkpoint.close()
-            events.progress("evaluating", n, len(checkpoints))
     return Evaluation(
         **heading(config, events, task=task.source, device=model.device),
         files=files,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose, isfinite
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 from torch import Tensor
 
+from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO, STDOUT, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
@@ -142,7 +143,7 @@ def _select(
 
     writing_began = time.perf_counter()
     final = average.as_written(outputs.form if outputs else "file")
-    recipe = final.recipe(outputs.shard_size if outputs else None)
+    recipe = final.recipe(outputs.shard_size if outputs else None, events)
     paths = [str(c.path) for c in average.sources]
 
     def make_report() -> Report:
@@ -186,7 +187,12 @@ def _select(
     return Selection(report, average)
 
 
-def open_run(config: Config, task: Task, events: Events) -> Run:
+def open_run(
+    config: Config,
+    task: Task,
+    events: Events,
+    is_too_large: Callable[[Checkpoint], bool] = lambda _: False,
+) -> Run:
     """Everything opened, and refused now what could not be kept in the end."""
     for name in ("strict", "fallback"):
         if getattr(config, name) and task.heldout_data is None and config.guard is None:
@@ -196,7 +202,7 @@ def open_run(config: Config, task: Task, events: Events) -> Run:
             )
     solver = chosen_solver(config)
     config = config.model_copy(update={"solver": solver_for(config, config.K)})
-    session = open_session(config, task, events)
+    session = open_session(config, task, events, is_too_large)
     check_budget(config.K, session.checkpoints)
     check_lora(config, session.newest)
     return Run(session, solver)

@@ -101,9 +101,8 @@ def evaluate_all(run: Run, asked: Asked, of: str = "checkpoints") -> tuple[Evalu
     evaluator, rows = Evaluator(run), asked.rows()
     drafts = []
     with clock("evaluate"):
-        for n, (call, K) in enumerate(rows, 1):
+        for call, K in events.over("comparing", rows, len(rows)):
             drafts.append(_draft(evaluator, call, K))
-            events.progress("comparing", n, len(rows))
     return evaluator, drafts
 
 

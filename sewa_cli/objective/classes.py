@@ -84,6 +84,15 @@ class Classes:
             self._look(module, batch)
         return None if self._refused else self._targets(batch)
 
+    @property
+    def width(self) -> int:
+        """V; 0: nobody has looked yet."""
+        return self._width or 0
+
+    def believe(self, outputs: Any) -> None:
+        """That it is as the task says: of outputs that have shapes and no numbers."""
+        self._width = _checked(outputs).shape[-1]
+
     def at_once(self, room: int) -> int:
         """Targets whose logits fit."""
         assert self._width is not None  # whoever has targets has asked for them
@@ -124,13 +133,7 @@ class Classes:
         return hidden
 
     def _outputs(self, module: nn.Module, batch: Nest) -> Tensor:
-        outputs = self.predict(module, batch)
-        if not isinstance(outputs, Tensor) or outputs.ndim < 2:
-            found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise TaskError(
-                f"targets(): predict() must give a tensor [rows, ..., classes], found {found}"
-            )
-        return outputs
+        return _checked(self.predict(module, batch))
 
     def _targets(self, batch: Nest) -> Targets:
         n, (found, weights) = rows(batch), self.find(_anew(batch))
@@ -235,6 +238,13 @@ def _close(one: Tensor, two: Tensor) -> bool:
         return False
     size = float(two.nan_to_num(0.0, 0.0, 0.0).abs().max())
     return torch.allclose(one.float(), two.float(), rtol=CLOSE, atol=CLOSE * size, equal_nan=True)
+
+
+def _checked(outputs: Any) -> Tensor:
+    if isinstance(outputs, Tensor) and outputs.ndim > 1:
+        return outputs
+    found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    raise TaskError(f"targets(): predict() must give a tensor [rows, ..., classes], found {found}")
 
 
 def _check_shape(found: Tensor, shape: tuple[int, ...], name: str) -> None:

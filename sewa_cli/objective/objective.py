@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
+from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
 from sewa_cli.objective.memo import Memo, Tensors, are_numbers, number
@@ -121,6 +122,8 @@ class Objective:
     observe: Callable[[Any, Batch], Tensor] | None = None
     summarize: Callable[..., Mapping[str, float]] | None = None
     memo: Memo = field(default_factory=Memo)
+    events: Events = field(default_factory=Events, repr=False)
+    known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
 
     offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
 
@@ -144,7 +147,7 @@ class Objective:
     def _learning_value(self) -> float:
         self.model.module.eval()
         total, seen = 0.0, 0
-        for batch in self.selection:
+        for batch in self._through(self.selection):
             if (n := rows(batch)) > 0:
                 with self._learning(batch):
                     total += n * float(self._outputs_and_loss(batch)[1])
@@ -204,7 +207,12 @@ class Objective:
         """The classes whose cross-entropies are the loss; None: the task does not say."""
         if self.classes is None:
             return None
-        return self.classes.targets(self.model.module, to_device(batch, self.model.device))
+        module, device = self.model.module, self.model.device
+        if device.type != "meta":
+            return self.classes.targets(module, to_device(batch, device))
+        if (found := self.classes.targets(module, batch)) is None:  # there, they have no numbers
+            return None
+        return replace(found, classes=found.classes.to(device), weights=found.weights.to(device))
 
     @torch.no_grad()
     def logits(
@@ -307,7 +315,7 @@ class Objective:
         """The batches of `data`; `by_row`: with losses of rows, until a batch has none."""
         self.model.module.eval()
         empty = True
-        for batch in data:
+        for batch in self._through(data):
             if rows(batch) > 0:  # the mean of none is NaN
                 empty = False
                 targets = self.targets(batch)
@@ -345,7 +353,7 @@ class Objective:
         """Running statistics of what is in the model, taken over `data`; returns its rows."""
         seen = 0
         with tracking(self.model.module) as updates, torch.no_grad():
-            for batch in data:
+            for batch in self._through(data, "BatchNorm on"):
                 seen += rows(batch)
                 self.passes.forward += 1
                 self.predict(self.model.module, to_device(batch, self.model.device))
@@ -355,6 +363,17 @@ class Objective:
             )
         self.model.absorb_buffers()
         return seen
+
+    def _through(self, data: Data, doing: str = "evaluating") -> Iterator[Batch]:
+        """The batches, and progress by rows; how many there are is known when all were seen."""
+        name = _name_of(data).replace("_data", " rows")
+        seen = 0
+        for batch in self.events.over(
+            f"{doing} {name}", data, self.known_rows.get(name, 0), lambda batch: max(0, rows(batch))
+        ):
+            yield batch
+            seen += max(0, rows(batch))
+        self.known_rows[name] = seen
 
     @property
     def batchnorm_layers(self) -> int:

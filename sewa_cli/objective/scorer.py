@@ -135,10 +135,10 @@ class Scorer:
             return {name: finite(value) for name, value in heldout.metrics.items()}
         if self.metrics is None:
             return None
-        metrics, model = self.metrics, self.objective.model
+        metrics, model, events = self.metrics, self.objective.model, self.objective.events
 
         def work() -> Tensors:
-            with torch.no_grad():
+            with torch.no_grad(), events.stage("metrics"):
                 found = metrics(model.module)
             model.module.eval()  # in case metrics() left it training
             model.check_untouched("metrics()")

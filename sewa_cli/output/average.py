@@ -34,6 +34,7 @@ from sewa_cli.checkpoints.mapped import views
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, ConfigError, OutputError
+from sewa_cli.events import Events
 from sewa_cli.output.lora import Mode, average_factors
 from sewa_cli.output.mean import (
     Room,
@@ -222,11 +223,12 @@ class Average:
         for checkpoint in self.sources:
             checkpoint.check_unchanged()
 
-    def recipe(self, shard_size: int | None = None) -> Recipe:
+    def recipe(self, shard_size: int | None = None, events: Events | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
-            hash_one = lambda c: c.sha256 or sha256_of(c.files, c.path)  # noqa: E731
-            hashes = list(pool.map(hash_one, self.sources))
+            found = pool.map(lambda c: c.sha256 or sha256_of(c.files, c.path), self.sources)
+            told = (events or Events()).over("hashing the sources", found, len(self.sources))
+            hashes = list(told)
         kept = self.replaced
         if self.lora and self.lora.mode == "merged":
             # what was re-factored will be again, and need not be kept

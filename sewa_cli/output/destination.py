@@ -281,16 +281,19 @@ def write_results(
     `make_report` is called when the average is written, and may return None: no report. Returns it
     with the hashes of what was written, and under which names that was.
     """
+    told = events or Events()
     if average is None:
         outputs = replace(outputs, average=None)  # an older one stays
     with Publication(outputs.force, events.show_warning if events else None) as publication:
-        stages = [] if average is None else _stage(average, outputs, publication)
+        with told.stage("writing"):
+            stages = [] if average is None else _stage(average, outputs, publication)
         report = make_report()
         for stage in stages:
             if isinstance(stage, StagedFolder) and average is not None:
                 with stage.file(CARD) as card:  # last, as it has the losses
                     card.write(_card(average, report, outputs.command).encode())
-        digests = [] if report is None else _digests(stages)
+        with told.stage("hashing the output"):
+            digests = [] if report is None else _digests(stages)
         if average is not None:
             # after the report too, as its hashes are of the sources; of what went to standard
             # output already, at least the exit code tells

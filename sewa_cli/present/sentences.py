@@ -13,6 +13,7 @@ from sewa_cli.text import few, number, size, with_K
 if TYPE_CHECKING:
     from sewa_cli.report.cache import Cached
     from sewa_cli.report.compare import Comparison
+    from sewa_cli.report.forecast import Forecast
     from sewa_cli.report.select import BudgetOption, Report
     from sewa_cli.report.shared import Interval
     from sewa_cli.report.validate import Validation
@@ -273,6 +274,29 @@ def _after(report: Windows, reach: Reach) -> str:
     unit = "steps" if report.by == "step" else "checkpoints"
     share = "" if reach.share is None else f": {percent(reach.share)} of the training"
     return f"after {reach.at:,} {unit}{share}"
+
+
+def forecast(report: Forecast) -> list[str]:
+    """What the choice would be made by, and what the numbers rest on."""
+    said = []
+    for plan in (report, *report.alternatives):
+        if plan.rows_used < report.selection_rows:
+            said.append(
+                f"{plan.solver}: outputs of {plan.rows_used} of the {report.selection_rows} "
+                "selection rows fit; "
+                + (
+                    "that is too few, and it would stop: raise --memory, or say what the task's "
+                    "targets() are, if it has many classes"
+                    if plan.too_few
+                    else "the choice would be made on those"
+                )
+            )
+    if not (report.fits or report.too_few):
+        said.append(
+            f"does not fit here: {size(report.peak_memory_bytes)} are needed; --memory says what "
+            "another machine has"
+        )
+    return said
 
 
 def validate(_: Validation) -> list[str]:

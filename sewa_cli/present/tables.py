@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.report.part import to_json
-from sewa_cli.text import few, markdown, number, shown, size, with_K
+from sewa_cli.text import duration, few, markdown, number, shown, size, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.cache import Cached
     from sewa_cli.report.compare import Comparison, Row
     from sewa_cli.report.evaluate import Evaluation
+    from sewa_cli.report.forecast import Forecast
     from sewa_cli.report.inspect import Found, Inspection, Motion
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Interval, TaskHead
@@ -406,7 +407,60 @@ def facts(report: TaskHead) -> Sheet:
     return Sheet([row], [("", seen)])
 
 
-validate = forecast = facts
+validate = facts
+
+
+PLANNED = {"solver", "K", "rows_used", "bytes_read", "forward_passes", "backward_passes"}
+PLANNED |= {"at_most", "peak_memory_bytes", "fits", "too_few", "seconds"}
+
+
+def forecast(report: Forecast) -> Sheet:
+    """A row for each solver, the chosen one first; for people, what is known of the run besides."""
+    plans = [report, *report.alternatives]
+    rows: Rows = []
+    read: Rows = []
+    for plan in plans:
+        found = plan.model_dump(include=PLANNED)
+        placed = plan.placement
+        rows.append(
+            {
+                **found,
+                "tier": placed.tier,
+                "cap_bytes": placed.cap_bytes,
+                "planned_bytes": placed.planned_bytes,
+                "k": report.k,
+                "how": report.how,
+            }
+        )
+        read.append(
+            {
+                "solver": plan.solver,
+                "K": str(plan.K),
+                "rows": plan.rows_used,
+                "tier": placed.tier,
+                "reads": size(plan.bytes_read),
+                "forward": plan.forward_passes,
+                "backward": plan.backward_passes,
+                "memory": size(plan.peak_memory_bytes) + ("" if plan.fits else " (not here)"),
+                "time": duration(plan.seconds),
+            }
+        )
+    tokens = "" if report.tokens is None else f", {report.tokens:,} tokens"
+    heldout = "" if report.heldout_rows is None else f", {report.heldout_rows:,} held out"
+    facts = {
+        "task": report.task,
+        "device": report.device,
+        "checkpoints": f"{report.k} of {report.parameters:,} parameters",
+        "selection rows": f"{report.selection_rows:,}{tokens}{heldout}",
+        "forward passes": str(report.forward_passes),
+        "bytes read": size(report.bytes_read),
+        "tier": report.placement.tier,
+        "tier reason": report.placement.reason,
+        "model": size(report.model_bytes),
+        "one batch": size(report.batch_bytes),
+        "how": f"{report.how}: {report.why}",
+    }
+    return Sheet(rows, [("", facts), ("", read)])
 
 
 def _word(value: object) -> str:

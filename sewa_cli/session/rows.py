@@ -25,7 +25,7 @@ class CheckpointRows:
 
     def __init__(self, session: Session) -> None:
         self.layout = session.model.layout
-        self.device = session.model.device
+        self.device = session.device
         self.count = len(session.checkpoints)
         self._session = session
         self._broken: dict[int, str | None] = {}  # of those that were read: what is wrong with them

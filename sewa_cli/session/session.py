@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +41,7 @@ from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
 from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.placement import Placed, Placer, cap_on
+from sewa_cli.trajectory.placement import Cap, Placed, Placer, cap_on
 
 OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
 
@@ -61,6 +62,12 @@ class Session:
     @property
     def model(self) -> FlatModel:
         return self.objective.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where the work is done; where it would be, if only shapes are there."""
+        own = self.model.device
+        return find_device(self.config.device) if own.type == "meta" else own
 
     @property
     def newest(self) -> Checkpoint:
@@ -94,20 +101,22 @@ class Session:
     def warn_of_overlap(self, training: bool) -> None:
         """Of rows that are in two sets of data at once; of training rows if they are at hand."""
         task = self.task
-        found = find_overlap(
-            task.selection_data,
-            task.heldout_data,
-            task.training_data if training or task.files else None,  # a ready-made task has them
-            self.config.seed,
-        )
+        with self.events.stage("looking for rows in two sets"):
+            found = find_overlap(
+                task.selection_data,
+                task.heldout_data,
+                task.training_data
+                if training or task.files
+                else None,  # a ready-made task has them
+                self.config.seed,
+            )
         for sentence in found:
             self.events.warn(sentence)
 
     def head(self) -> dict[str, Any]:
         """What the report of a command with a task begins with."""
-        task, model = self.task.source, self.model
-        head = heading(self.config, self.events, task=task, device=model.device)
-        return {**head, "parameters": model.layout.parameters}
+        head = heading(self.config, self.events, task=self.task.source, device=self.device)
+        return {**head, "parameters": self.model.layout.parameters}
 
     def report(
         self,
@@ -135,8 +144,16 @@ class Session:
         return {**self.head(), "candidates": candidates, "cost": cost}
 
 
-def open_session(config: Config, task: Task, events: Events) -> Session:
-    """Headers are read, the model is built, names are matched; no tensor is read yet."""
+def open_session(
+    config: Config,
+    task: Task,
+    events: Events,
+    is_too_large: Callable[[Checkpoint], bool] = lambda _: False,
+) -> Session:
+    """Headers are read, the model is built, names are matched; no tensor is read yet.
+
+    `is_too_large`: to be built without weights, for a forecast.
+    """
     guard, clock = None, Clock()
     if config.guard is not None:
         if task.heldout_data is not None:
@@ -145,10 +162,12 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    objective = build_objective(config, task, candidates[-1], events)
+    shapes_only = is_too_large(candidates[-1])
+    objective = build_objective(config, task, candidates[-1], events, shapes_only)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
-    library.check_tied(candidates[-1], model.aliases)
+    if not shapes_only:
+        library.check_tied(candidates[-1], model.aliases)
     inputs = [*paths_of(found), Path(task.source), *task.files]
     warn_of_no_steps(candidates, events)
     for text in task.warnings:
@@ -167,12 +186,16 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(config: Config, task: Task, newest: Checkpoint, events: Events) -> Objective:
+def build_objective(
+    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
+) -> Objective:
     """The user's model on its device, with the user's loss; of adapters, only they can change.
 
     What it works out is kept under `--cache`.
     """
-    device, built = find_device(config.device), task.build_model()
+    device = torch.device("meta") if shapes_only else find_device(config.device)
+    with events.stage("building the model"), device if shapes_only else nullcontext():
+        built = task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
     objective = Objective(
@@ -186,7 +209,9 @@ def build_objective(config: Config, task: Task, newest: Checkpoint, events: Even
         summarize=task.summarize,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
-    objective = replace(objective, batch_statistics=anew)
+    objective = replace(objective, batch_statistics=anew, events=events)
+    if shapes_only:
+        return objective
     return replace(objective, memo=open_memo(config, task, objective, events))
 
 
@@ -219,7 +244,12 @@ class Run:
     """
 
     def __init__(
-        self, session: Session, solver: Solver, share: float = 1.0, stream: bool = True
+        self,
+        session: Session,
+        solver: Solver,
+        share: float = 1.0,
+        stream: bool = True,
+        cap: Cap | None = None,
     ) -> None:
         """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
         config = session.config
@@ -227,7 +257,7 @@ class Run:
         self.solver = solver
         self.rows = CheckpointRows(session)
         self.scorer = session.scorer()
-        cap = cap_on(session.model.device, config.memory)
+        cap = cap or cap_on(session.device, config.memory)
         events, tier = session.events, config.tier
         self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier)
         self.retry = self.placer.retry
@@ -292,7 +322,7 @@ class Run:
         else:
             dtype, names = self.session.config.output_dtype, self.session.names
             average = Average(*taking_part(self.used, coefficients), names, dtype)
-            model.load(average.tensors())
+            model.load(self.session.events.over("averaging", average.tensors(), len(names)))
         self._loaded = (tuple(coefficients), model.version)
 
     def at_once(self, room: int) -> int:
@@ -308,6 +338,7 @@ class Run:
         def look_at(some: list[Name]) -> None:
             weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
             for name, flat in zip(some, self.trajectory.mix(weights), strict=True):
+                self.session.events.progress("simple averages", len(found), len(averages))
                 if self.knows_simple and self.trajectory.exact:
                     self.session.model.set(flat)
                     known = objective.mean_loss(objective.selection)
@@ -315,7 +346,7 @@ class Run:
                     found.append(known[0])
                 else:
                     found.append(objective.learning_value(flat))
-                self.session.events.progress("simple averages", len(found), len(averages))
+            self.session.events.progress("simple averages", len(found), len(averages))
 
         for start in range(0, len(names), at_once):
             look_at(names[start : start + at_once])  # what it holds goes with it
@@ -344,7 +375,8 @@ class Run:
 
     def score_file(self, average: Average) -> tuple[Average, Scored]:
         """The very tensors that will be written; recomputed statistics are put into it."""
-        self.session.model.load(average.tensors())
+        tensors = self.session.events.over("averaging", average.tensors(), len(average.names))
+        self.session.model.load(tensors)
         scored = self.scorer.score_average(len(average.sources))
         return average.with_statistics(scored.statistics), scored
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -102,7 +102,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a cost is reckoned from."""
+    """What a cost is reckoned from. On `meta`, the objective's model has shapes alone."""
 
     k: int
     K: int  # or settings.AUTO
@@ -110,6 +110,10 @@ class Sizes:
     rows: int  # of the selection data
     room: int
     objective: Objective
+    batch: Any = None  # one of the selection data
+    outputs: Callable[[], Any] = lambda: None  # what the model predicts for it: all logits at once
+    targets: int | None = None  # of all rows, where the loss is a cross-entropy over
+    classes: int = 0  # so many
 
 
 @dataclass(frozen=True)
@@ -121,8 +125,13 @@ class Cost:
     products: int = 0  # with the whole of W
     reads: int = 0  # checkpoints read one by one, where W is streamed
     bytes: int = 0  # held beside W
+    piece: int = 0  # bytes at work, besides those of a batch on its way to its loss
     seconds: float = 0.0
     at_most: bool = False  # it depends on what is found
+    rows: int | None = None  # of the selection data that it chooses by; None: all
+    too_few: bool = False  # so few that it stops
+    knows_simple: bool = False  # the simple averages' losses need not be looked at again
+    usual: float = 1.0  # share of `forward` and `reads` that most runs need
 
 
 class Solver(ABC):

@@ -78,7 +78,7 @@ class Gumbel(Solver):
             """The loss at mixtures a [M, k], and its gradient in each of them."""
             trajectory.mix(a, out=flats)
             total = torch.zeros((), dtype=torch.float32, device=device)
-            for sample in range(M):
+            for sample in problem.events.over("masks", range(M), M):
                 loss, gradient = objective.gradient(flats[sample], some)
                 gradients[sample].copy_(gradient)
                 total += loss.to(device)
@@ -104,6 +104,7 @@ class Gumbel(Solver):
             if iteration % CHECK_EVERY == 0:
                 _check_finite(theta)
                 if rest.has_come(mask.largest(theta, K), history):
+                    problem.events.progress("learning", iteration + 1, iteration + 1)
                     break
 
         _check_finite(theta)

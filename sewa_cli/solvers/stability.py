@@ -73,7 +73,7 @@ def resample(
                 chosen_count[chosen] += 1
                 for name in simple:
                     gains[name].append(gained[name])
-        problem.events.progress("resampling", number + 1, most)
+        problem.events.progress("resampling", number + 1, resamples)
     report = StabilityReport(
         resamples=resamples,
         gains={name: _gain(values) for name, values in gains.items()},

@@ -159,7 +159,7 @@ class Placer:
         only: str | None = None,
     ) -> None:
         self._source = source
-        self._cap = cap
+        self.cap = cap
         self._events = events
         self._share = share
         P = source.layout.size
@@ -187,18 +187,18 @@ class Placer:
         if not found:
             least = int(self.needs(TIERS[-1]) / self._share)
             raise ConfigError(
-                f"memory: {size(self._cap.bytes)} is too little: the least, streaming from the "
+                f"memory: {size(self.cap.bytes)} is too little: the least, streaming from the "
                 f"files, needs {size(least)}"
             )
         return found
 
     def plan(self, tier: Tier | None) -> tuple[Placement, int]:
         """What it takes, and the bytes under the cap that it leaves; None: a stream."""
-        cap = str(self._cap)
+        cap = str(self.cap)
         needs = self.sizes.work + (2 * 4 * self.sizes.P if tier is None else tier.needs(self.sizes))
-        if tier is None and self._cap.bytes <= needs:
+        if tier is None and self.cap.bytes <= needs:
             raise ConfigError(
-                f"memory: {size(self._cap.bytes)} is too little: streaming needs {size(needs)}, "
+                f"memory: {size(self.cap.bytes)} is too little: streaming needs {size(needs)}, "
                 "and the solver more"
             )
         if self._share < 1:
@@ -213,10 +213,10 @@ class Placer:
         placement = Placement(
             tier=TIERS[-1].name if tier is None else tier.name,
             reason=reason,
-            cap_bytes=self._cap.bytes,
+            cap_bytes=self.cap.bytes,
             planned_bytes=needs,
         )
-        return placement, self._cap.bytes - needs
+        return placement, self.cap.bytes - needs
 
     def place(self) -> Placed:
         """Read the checkpoints into the best tier that fits and has not failed."""

@@ -21,9 +21,9 @@ from sewa_cli.events import Events
 from sewa_cli.objective.classes import Classes
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
-from sewa_cli.solvers import Problem
+from sewa_cli.solvers import Problem, Sizes
 from sewa_cli.solvers.linear.build import FEWEST, Keep, build, count, fit, frame
-from sewa_cli.solvers.linear.cost import rows_taking_part
+from sewa_cli.solvers.linear.cost import Space
 from sewa_cli.solvers.linear.digest import Digest, _largest
 from sewa_cli.solvers.linear.outputs import Whole
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
@@ -305,16 +305,11 @@ def test_rows_that_do_not_fit_are_told_and_too_few_are_refused() -> None:
     kept = fit(half, everything, 0, KEEP)
     assert FEWEST <= kept.count < 200
     assert any(f"outputs of {kept.count} of the 200" in line for line in half.events.warnings)
-    expected = rows_taking_part(K, everything.numbers, 200, half.room, 10**9)
-    assert kept.count == pytest.approx(expected, rel=0.1)
+    targets = everything.numbers // KEEP.each
+    sizes = Sizes(K, 0, 1, 200, half.room, half.objective, targets=targets, classes=WORDS)
+    assert kept.count == pytest.approx(Space.of(sizes, KEEP, half.room).rows, rel=0.1)
     with pytest.raises(ConfigError, match="32 rows at least do not fit"):
         fit(replace(problem, room=size.bytes // 20), everything, 0, KEEP)
-
-
-def test_by_default_three_hundred_rows_of_a_language_model_take_part() -> None:
-    numbers = 300 * 128 * 65
-    assert rows_taking_part(20, numbers, 300, 2**30, Keep().most_numbers(True)) == 300
-    assert rows_taking_part(20, 300 * 128 * 32_000, 300, 2**30, Keep().most_numbers(False)) < 32
 
 
 # ---- whole commands ----------------------------------------------------------------------------

@@ -105,7 +105,8 @@ def estimate(
         progress=lambda done, of: problem.events.progress("weighing", done, of),
     )
     solutions = torch.cat([priors[None], pulled])  # [λ + 1, p, k]
-    losses = [units.losses_of(surrogate, solutions[:, p]) for p in range(len(left_out))]
+    told = problem.events.over("validating", range(len(left_out)), len(left_out))
+    losses = [units.losses_of(surrogate, solutions[:, p]) for p in told]
     validated = torch.zeros(len(solutions), count, dtype=torch.float64)
     nested, simple = torch.zeros(2, count, dtype=torch.float64)
     answers = {}

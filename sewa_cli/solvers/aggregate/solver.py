@@ -136,10 +136,8 @@ class _Search:
             problem.objective.learning_value(uniform)
         self._framed, there = frame(problem, uniform, keep=keep, counted=counted)
         self._spares = self._spares and isinstance(self._framed, Digest)
-        outputs = {
-            name: there if flat is uniform else self._framed.at(flat)
-            for name, flat in self._flats.items()
-        }
+        told = problem.events.over("moving averages", self._flats.items(), len(self._flats))
+        outputs = {name: there if flat is uniform else self._framed.at(flat) for name, flat in told}
         finite_ones = [out for out in outputs.values() if isfinite(self._framed.loss(out))]
         if not finite_ones:
             raise TaskError(
@@ -355,9 +353,8 @@ class _Search:
                 name: problem.trajectory.mix_few(self._averages[name].tolist()).clone()
                 for name in self._promising(here)
             }
-        for done, (name, flat) in enumerate(sums.items(), 1):
+        for name, flat in problem.events.over("simple averages", sums.items(), len(sums)):
             self._losses[name] = self._units.losses(self._framed.at(flat))
-            problem.events.progress("simple averages", done, len(sums))
         best, there = self._best(), self._flats | sums
         if best in there:
             problem.trajectory.remember(self._averages[best].tolist(), there[best])

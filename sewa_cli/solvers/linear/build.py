@@ -68,6 +68,11 @@ class Keep:
     def of(cls, settings: Linearising, section: str) -> Keep:
         return cls(settings.outputs, settings.largest, settings.samples, section)
 
+    @property
+    def each(self) -> int:
+        """Numbers of a digest for each target."""
+        return 1 + self.largest + self.samples
+
     def most_numbers(self, is_digest: bool) -> int:
         return self.most or (MOST_DIGESTED if is_digest else MOST)
 
@@ -104,9 +109,10 @@ def _counted(
 ) -> Rows:
     objective = problem.objective
     if digests and (targets := _digestible(objective, batches, keep)) is not None:
-        numbers = sum(len(one.where) for one in targets) * (1 + keep.largest + keep.samples)
+        numbers = sum(len(one.where) for one in targets) * keep.each
         return Rows(batches, numbers, targets, of_rows)
-    runs = (run_model(objective, batch, problem.seed) for batch in batches)
+    told = problem.events.over("counting outputs", batches, len(batches))
+    runs = (run_model(objective, batch, problem.seed) for batch in told)
     numbers = sum(len(flatten(outputs)) for outputs in runs)
     if numbers == 0 and batches:
         raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
@@ -129,8 +135,7 @@ def _digestible(objective: Objective, batches: Sequence[Nest], keep: Keep) -> li
     if of_row is None:
         return None
     _, logits = next(iter(objective.logits(row, of_row, 1)))
-    each = 1 + keep.largest + keep.samples
-    return found if logits.shape[1] >= WORTHWHILE * each else None
+    return found if logits.shape[1] >= WORTHWHILE * keep.each else None
 
 
 def fit(problem: Problem, all_rows: Rows, extra: int, keep: Keep) -> Rows:
@@ -202,7 +207,7 @@ def frame(
         kept = fit(problem, count(problem, keep, digests=False), extra, keep)
     parts: list[Part] = []
     outputs: list[Tensor] = []
-    for batch in kept.batches:
+    for batch in problem.events.over("outputs of batches", kept.batches, len(kept.batches)):
         start = parts[-1].where.stop if parts else 0
         out = run_model(objective, batch, problem.seed)
         outputs.append(flatten(out))
@@ -288,6 +293,7 @@ def build(
             cache[i].copy_(known)
     step = torch.empty_like(base)
     first = (missing or [k])[0] if on_row is None else 0
+    problem.events.progress("surveying", 0, k)
     for i, row in problem.trajectory.rows(first):
         if on_row is not None:
             on_row(i, row)

@@ -1,33 +1,45 @@
-"""What choosing in output space takes, before any work: passes, reads, bytes, arithmetic."""
+"""What choosing in output space takes, before any work: passes, reads, bytes, arithmetic.
+
+All is reckoned from one batch and its outputs (`Sizes`), of which a few rows are enough; on `meta`,
+from their shapes.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from math import ceil, inf
-from time import perf_counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from math import ceil
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from sewa_cli.events import Events
 from sewa_cli.methods.family import family, grid, ladder
+from sewa_cli.objective.classes import Targets
+from sewa_cli.objective.observe import seconds_of
+from sewa_cli.objective.tree import rows as rows_of
+from sewa_cli.objective.tree import take_rows, tensors
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import Cost, Problem, Sizes
-from sewa_cli.solvers.linear.build import (
-    FEWEST,
-    LOOKED_AT,
-    Keep,
-    Linearising,
-    build,
-    least,
-    usual,
+from sewa_cli.solvers import Cost, Sizes
+from sewa_cli.solvers.linear.build import FEWEST, LOOKED_AT, Keep, least, usual
+from sewa_cli.solvers.linear.digest import PIECE, WORTHWHILE, Digest
+from sewa_cli.solvers.linear.outputs import (
+    MIXINGS,
+    ROWS_TOGETHER,
+    TOGETHER,
+    Outputs,
+    Part,
+    Whole,
+    flatten,
+    shapes_of,
 )
-from sewa_cli.solvers.linear.digest import Digest
-from sewa_cli.solvers.linear.outputs import ROWS_TOGETHER
 from sewa_cli.solvers.linear.pull import EVALUATIONS, STRENGTHS
-from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
-from sewa_cli.solvers.stability import QUICK
+from sewa_cli.solvers.stability import QUICK, QUICKLY
+from sewa_cli.trajectory import Layout
 from sewa_cli.trajectory.dense import ROWS, Dense
 
 if TYPE_CHECKING:
@@ -37,7 +49,61 @@ if TYPE_CHECKING:
 # of the simple averages that are no rungs, so many are run by the default where checkpoints are
 # fewer than these and their outputs digested: then, runs of the model are most of the work
 TRIED, DEAR = 2, 50
-TYPICAL = 50  # iterations of projected gradient, of which each takes about two losses
+TYPICAL = 50  # gradients of a round, and besides each of them so many losses
+VALUES = 2.5  # counted on the demo alone
+TYPICAL_OF_FOLDS = 25  # a guess
+USUAL_ROUNDS = 1.5  # of the default's, which needs one or two: a guess (the demo needs two)
+TIMED_TOGETHER = 4  # mixtures
+LARGEST_ROW = 2**22  # numbers: a row of more is not copied to be timed
+SAMPLE = 2**18  # numbers of outputs that a loss is timed on, or a row of them
+COPIES = 2  # of a piece of logits, while a digest is made of it
+LEAST_VECTORS = 3  # moving averages that are held however little room there is
+
+
+@dataclass(frozen=True)
+class Space:
+    """The rows that take part, and what is kept of their outputs."""
+
+    numbers: int  # of all rows, for each checkpoint
+    rows: int  # that take part
+    kept: int  # numbers of these
+    of_rows: int
+    digest: Keep | None = None  # None: all outputs are kept
+
+    @classmethod
+    def of(cls, sizes: Sizes, keep: Keep, room: int, extra: int = 0) -> Space:
+        """As `build.fit` will find them: at most so many numbers, and what fits the room.
+
+        Rows are taken to be of one size.
+        """
+        is_digest = sizes.targets is not None and sizes.classes >= WORTHWHILE * keep.each
+        if sizes.targets is not None and is_digest:
+            numbers = sizes.targets * keep.each
+        else:
+            floats = [x for x in tensors(sizes.outputs()) if x.is_floating_point()]
+            numbers = sum(x.numel() for x in floats) * sizes.rows // rows_of(sizes.batch)
+        most, rows = keep.most_numbers(is_digest), sizes.rows
+        if numbers > most and rows > FEWEST:
+            rows = max(rows * most // numbers, FEWEST)
+        if (needed := least(sizes.k, numbers * rows // sizes.rows, extra)) > room:
+            rows = rows * max(room, 0) // needed
+        kept = max(1, numbers * rows // sizes.rows)
+        return cls(numbers, rows, kept, sizes.rows, keep if is_digest else None)
+
+    @property
+    def has_all_rows(self) -> bool:
+        return self.rows == self.of_rows
+
+    @property
+    def too_few(self) -> bool:
+        return self.rows < min(FEWEST, self.of_rows)
+
+    def piece(self, sizes: Sizes) -> int:
+        """Bytes that digesting takes beside a batch's own loss: copies of some of its logits."""
+        if self.digest is None or sizes.targets is None:
+            return 0
+        a_batch = 4 * sizes.classes * ceil(sizes.targets / sizes.batches)
+        return COPIES * min(a_batch, PIECE)
 
 
 def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
@@ -53,29 +119,33 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     forward += 2 * B * (2 + (settings.bootstrap > 0)) + simple * B
     reads = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + settings.stable)
     extra = 2 + simple * is_auto
-    probe = _probe(settings, sizes)
-    is_digest = isinstance(probe.outputs, Digest)
-    forward += settings.rounds * min(B, LOOKED_AT) * is_digest
-    numbers = probe.size.numbers * sizes.rows // probe.size.rows
-    most = Keep.of(settings, "linear").most_numbers(is_digest)
     sums = 4 * simple * sizes.objective.model.layout.size
     summed = sums <= sizes.room // 4
     room = sizes.room - sums * summed
-    fits = least(k, numbers, extra) <= room and numbers <= most
+    space = Space.of(sizes, Keep.of(settings, "linear"), room, extra)
+    fits = space.has_all_rows
+    if space.digest is not None:  # the targets are compared with the loss
+        forward += settings.rounds * min(B, LOOKED_AT)
     if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
         forward += (settings.rounds + 6) * B
         reads += 2 * K
     if not (fits and summed):  # simple averages are run once more, in passes over the files
         forward, reads = forward + (simple + 2) * B, reads + (simple + 3) * k
-    evaluations = settings.rounds * 2 * TYPICAL + 4 * QUICK * settings.bootstrap
+    resamples = settings.bootstrap * QUICKLY // max(QUICKLY, space.kept)
+    resamples = max(min(settings.bootstrap, 5), resamples)
+    gradients = settings.rounds * TYPICAL + 2 * QUICK * resamples
     if is_auto:
-        evaluations += settings.folds * len(grid(k)) * 2 * TYPICAL
+        gradients += settings.folds * len(grid(k)) * TYPICAL_OF_FOLDS
+    alone = _Arithmetic(sizes, space)
     return Cost(
         forward=forward,
         reads=reads,
-        bytes=usual(k, min(numbers, most), room, extra),
-        seconds=evaluations * _evaluation(sizes, probe),
+        bytes=usual(k, space.kept, room, extra),
+        piece=space.piece(sizes),
+        seconds=gradients * (alone.gradient + VALUES * alone.value) + alone.labels,
         at_most=is_auto or not fits or not summed,
+        rows=space.rows,
+        too_few=space.too_few,
     )
 
 
@@ -84,74 +154,159 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     k, B = sizes.k, sizes.batches
     rungs, problems = ladder(k), 1 + settings.folds * (settings.folds + 1) // 2
     others = sum(name not in rungs for name in family(k))
-    probe = _probe(settings, sizes)
-    is_digest = isinstance(probe.outputs, Digest)
-    run, summed = (TRIED, 0) if is_digest and k < DEAR else (others * 2, others)
-    vectors = 4 * sizes.objective.model.layout.size * (len(rungs) + QUARTERS + summed)
-    most = Keep.of(settings, "aggregate").most_numbers(is_digest)
-    numbers = min(probe.size.numbers * sizes.rows // probe.size.rows, most)
-    tight = vectors > sizes.room // 2 or least(k, numbers, 0) > sizes.room - vectors
-    again = len(family(k)) + 1 if tight or numbers == most else 1  # for the references
-    path = problems * len(STRENGTHS) * EVALUATIONS
+    keep, vector = Keep.of(settings, "aggregate"), 4 * sizes.objective.model.layout.size
+
+    def held(sums: int) -> int:
+        """Bytes of averages, where there is room for them."""
+        return min(vector * (len(rungs) + QUARTERS + sums), sizes.room // 2)
+
+    space = Space.of(sizes, keep, sizes.room - held(others))
+    spares = space.digest is not None and k < DEAR
+    if spares:
+        space = Space.of(sizes, keep, sizes.room - held(0))
+    vectors = held(0 if spares else others)
+    tight = vectors == sizes.room // 2 or not space.has_all_rows
+    again = len(family(k)) + 1 if tight else 1  # for the references
+    # some to find out how many rows fit, which digests are known without, and how many in the end
+    fixed = len(rungs) + QUARTERS + (TRIED if spares else others * 2)
+    fixed += 12 if space.digest is None else 4
+    looked_at = 0 if space.digest is None else 1 + min(B, LOOKED_AT)
+    rounds = min(settings.rounds, USUAL_ROUNDS)
+    arithmetic = _Arithmetic(sizes, space, together=problems)
+    path = EVALUATIONS * arithmetic.gradient + arithmetic.by_row
     return Cost(
-        # some to find out how many rows fit, and how many of them in the end
-        forward=B * (12 + len(rungs) + QUARTERS + run + settings.rounds * (k + 2)),
-        reads=(1 + 2 * settings.rounds) * k + again * k + TRIED * k * is_digest,
-        bytes=usual(k, numbers, sizes.room) + min(vectors, sizes.room // 2),
-        seconds=path * _side_by_side(sizes, probe),  # most runs need one round
+        forward=B * (fixed + settings.rounds * (k + 2)) + looked_at,
+        reads=(1 + 2 * settings.rounds) * k + again * k + TRIED * k * spares,
+        bytes=usual(k, space.kept, sizes.room) + max(vectors, LEAST_VECTORS * vector),
+        piece=space.piece(sizes),
+        seconds=rounds * problems * len(STRENGTHS) * path + arithmetic.labels,
         at_most=True,
+        rows=space.rows,
+        too_few=space.too_few,
+        usual=(fixed + rounds * (k + 2)) / (fixed + settings.rounds * (k + 2)),
+        knows_simple=spares and space.has_all_rows,
     )
 
 
-def _side_by_side(sizes: Sizes, probe: Surrogate) -> float:
-    """Seconds of one loss and gradient among many, which share the products with the cache."""
-    together = 4
-    C = torch.full((together, 2), 1 / 2, dtype=torch.float64)
-    shares = torch.full((together, sum(probe.outputs.counts)), 1.0)
-    factors = probe.outputs.factors(shares, by_row=probe.outputs.is_by_row)
-    seconds = inf
-    for _ in range(3):  # the first pays for what is imported and allocated
-        start = perf_counter()
-        probe.gradients(C, factors)
-        seconds = min(seconds, perf_counter() - start)
-    calls = min(sizes.batches, ceil(sizes.rows / ROWS_TOGETHER))  # small batches are joined
-    return calls * seconds / together
+class _Arithmetic:
+    """Seconds of losses and gradients in output space, by a few rows that are timed."""
+
+    def __init__(self, sizes: Sizes, space: Space, together: int = 1) -> None:
+        """`together`: mixtures that share a product with the cache."""
+        self._sizes = sizes
+        self._space = space
+        self._together = min(together, TIMED_TOGETHER)
+        self._few = min(sizes.k, ROWS)  # checkpoints in the caches that are timed
+        self._per_row = max(1, space.numbers // sizes.rows)
+        is_large = space.digest is None and self._per_row > LARGEST_ROW
+        self._shapes_only = is_large or sizes.objective.model.device.type == "meta"
+
+    @cached_property
+    def gradient(self) -> float:
+        """One mixture's loss and gradient."""
+        if self._shapes_only:
+            return self._space.kept * _number_seconds() + 2 * self._product(self._sizes.k)
+        if self._together == 1:
+            half = torch.full((self._few,), 1 / self._few, dtype=torch.float64)
+            found = self._timed(lambda cache: cache.loss_and_gradient(half))
+        else:
+            C = torch.full((self._together, self._few), 1 / self._few, dtype=torch.float64)
+
+            def work(cache: Surrogate) -> Tensor:
+                by_row = cache.outputs.is_by_row
+                units = sum(cache.outputs.counts) if by_row else len(cache.outputs.counts)
+                return cache.gradients(C, cache.outputs.factors(torch.ones(len(C), units), by_row))
+
+            found = self._timed(work)
+        return found / self._together + 2 * self._product(self._sizes.k - self._few)
+
+    @cached_property
+    def value(self) -> float:
+        """One mixture's loss."""
+        if self._shapes_only:
+            return self._space.kept * _number_seconds() / 2 + self._product(self._sizes.k)
+        half = torch.full((self._few,), 1 / self._few, dtype=torch.float64)
+        found = self._timed(lambda cache: cache.loss(cache.mix(half)))
+        return found + self._product(self._sizes.k - self._few)
+
+    @property
+    def by_row(self) -> float:
+        """The losses of all rows of one mixture."""
+        if self._shapes_only:
+            return self.value
+        found = self._timed(lambda cache: cache.outputs.unit_losses(cache.base))
+        return found + self._product(self._sizes.k)
+
+    @property
+    def labels(self) -> float:
+        """Three averages' losses of rows that are mixed up; a digest's are sums of what it has."""
+        return 3 * (MIXINGS if self._space.digest is None else 1) * self.value
+
+    def _timed(self, work: Callable[[Surrogate], object]) -> float:
+        """For all rows that take part: so much for each call of the loss, so much for each row."""
+        if self._space.digest is not None:  # in blocks, whatever the batches
+            cache = self._surrogate(*self._digested(self._space.digest))
+            return seconds_of(partial(work, cache)) * self._space.kept / cache.size.numbers
+        many = max(1, min(rows_of(self._sizes.batch), SAMPLE // self._per_row))
+        few = max(1, many // 4)
+        caches = [self._surrogate(*self._whole(count)) for count in (few, many)]
+        fast, slow = (seconds_of(partial(work, cache)) for cache in caches)
+        each = max(0.0, slow - fast) / (many - few) if many > few else slow / many
+        fixed = max(0.0, slow - each * many)
+        rows = self._space.rows
+        small = max(ceil(rows / ROWS_TOGETHER), ceil(self._space.kept / TOGETHER))
+        calls = max(1, min(self._sizes.batches, rows, small))  # small batches are joined
+        return calls * fixed + rows * each
+
+    def _surrogate(self, outputs: Outputs, flat: Tensor) -> Surrogate:
+        """As if every checkpoint gave the same outputs."""
+        numbers, rows = len(flat), sum(outputs.counts)
+        size = Size(numbers, "float32", 0, rows, rows)
+        cache = Dense(flat.repeat(self._few, 1), Layout.of(numbers))
+        return Surrogate(outputs, flat, cache, size)
+
+    def _whole(self, count: int) -> tuple[Outputs, Tensor]:
+        """Of so many rows of the batch."""
+        sizes, n = self._sizes, rows_of(self._sizes.batch)
+        outputs, batch = take_rows((sizes.outputs(), sizes.batch), n, torch.arange(count))
+        flat = flatten(outputs)
+        part = Part(batch, count, slice(0, len(flat)), shapes_of(outputs))
+        return Whole(sizes.objective, [part], seed=0), flat
+
+    def _digested(self, keep: Keep) -> tuple[Outputs, Tensor]:
+        """A few targets, for which no model is run."""
+        count = max(1, min(SAMPLE, self._space.kept) // keep.each)
+        rows = max(1, min(count, count * self._space.rows // (self._space.kept // keep.each + 1)))
+        device = self._sizes.objective.model.device
+        where = torch.arange(count, device=device)
+        targets = Targets(
+            where=where,
+            classes=torch.zeros_like(where),
+            weights=torch.full_like(where, 1 / count, dtype=torch.float32),
+            rows=where * rows // count,
+            shape=(rows, count // rows),
+        )
+        digest = Digest.like(self._sizes.objective, rows, targets, keep.largest, keep.samples)
+        return digest, torch.zeros(digest.numbers, device=device)
+
+    def _product(self, checkpoints: int) -> float:
+        """Of so many checkpoints' outputs with a mixture's weights: mixing, or pulling back."""
+        numbers = SAMPLE  # however few there are: a small product is overhead, which is timed above
+        device = self._sizes.objective.model.device
+        device = torch.device("cpu") if device.type == "meta" else device
+        cache = Dense(torch.zeros(self._few, numbers, device=device), Layout.of(numbers))
+        C = torch.full((self._together, self._few), 1 / self._few, dtype=torch.float64)
+        seconds = seconds_of(lambda: cache.mix(C)) / self._together
+        return seconds * checkpoints / self._few * self._space.kept / numbers
 
 
-def _evaluation(sizes: Sizes, probe: Surrogate) -> float:
-    """Seconds of one loss and gradient in output space: one is timed, and one mixture."""
-    in_outputs = inf
-    for _ in range(3):  # the first pays for what is imported and allocated
-        start = perf_counter()
-        probe.loss_and_gradient(torch.full((2,), 1 / 2, dtype=torch.float64))
-        in_outputs = min(in_outputs, perf_counter() - start)
-    wide = torch.empty(min(sizes.k, ROWS), probe.size.numbers)
-    start = perf_counter()
-    wide.sum(0)
-    mixing = (perf_counter() - start) * sizes.k / len(wide)
-    return sizes.batches * (in_outputs + 2 * mixing)
+@cache
+def _number_seconds() -> float:
+    """Of a cross-entropy and its gradient here, for each logit."""
+    logits = torch.zeros(64, 4096, requires_grad=True)
+    targets = torch.zeros(64, dtype=torch.long)
 
+    def work() -> None:
+        torch.autograd.backward(F.cross_entropy(logits, targets))
 
-def _probe(settings: Linearising, sizes: Sizes) -> Surrogate:
-    """A cache of one batch and two copies of the model's own weights, to be measured."""
-    objective = replace(sizes.objective, selection=[next(sizes.objective.batches())])
-    flat = objective.model.flat.clone()
-    twice = Dense(flat.expand(2, -1), objective.model.layout)
-    problem = Problem(objective, twice, room=2**40, seed=0, events=Events())
-    keep = Keep(most=2**40, largest=settings.largest, samples=settings.samples)
-    return build(problem, flat, h=1.0, keep=keep)
-
-
-def rows_taking_part(
-    k: int, numbers: int, of_rows: int, room: int, most: int, extra: int = 0
-) -> int:
-    """How many of the rows take part, from sizes alone; `numbers`: of all rows' outputs.
-
-    Rows are taken to be of one size. If it is fewer than min(`build.FEWEST`, of_rows), it stops.
-    `most`: as `Keep.most_numbers` has it.
-    """
-    found = of_rows
-    if numbers > most and of_rows > FEWEST:
-        found = max(of_rows * most // numbers, FEWEST)
-    needed = least(k, numbers * found // of_rows, extra)
-    return found if needed <= room else found * room // needed
+    return seconds_of(work) / logits.numel()

@@ -74,6 +74,15 @@ class Digest(Outputs):
         self._drawn: Tensor | None = None  # [T, s] classes
         self._shift: Tensor | None = None  # [T, s]: log Z(0) − log s − z_j(0)
 
+    @classmethod
+    def like(
+        cls, objective: Objective, count: int, targets: Targets, largest: int, samples: int
+    ) -> Self:
+        """So many rows around a base that no model was run at: only good for being timed."""
+        found = cls(objective, [torch.empty(count, 0)], [targets], largest, samples, 0, count, 0)
+        found._kept = torch.empty(0)
+        return found
+
     @property
     def block(self) -> int:
         return 3 if self._kept is None else 1 + self._largest + self._samples
@@ -120,7 +129,10 @@ class Digest(Outputs):
         model, start = self._objective.model, 0
         model.module.eval()
         devices = [model.device] if model.device.type == "cuda" else []
-        for batch, targets in self._batches:
+        told = self._objective.events.over(
+            "outputs of rows", self._batches, sum(self._counts), lambda one: rows(one[0])
+        )
+        for batch, targets in told:
             # the same random numbers each time, or differences would be noise
             with torch.no_grad(), torch.random.fork_rng(devices=devices):
                 seed_torch(self._seed)

@@ -202,7 +202,7 @@ class Outputs(ABC):
         of everything. A choice by them is worth nothing.
         """
         moved = False
-        for own in outputs:
+        for own in self._objective.events.over("checking labels", outputs, len(outputs)):
             loss = self.loss(own)
             others = self._mixed_up_losses(own, torch.Generator().manual_seed(seed))
             # mixing rows of one class, or a batch of one row, changes nothing
@@ -275,7 +275,10 @@ class Whole(Outputs):
 
     def run(self) -> Tensor:
         found = torch.empty(self.numbers, device=self._objective.model.device)
-        for part in self._run:
+        told = self._objective.events.over(
+            "outputs of rows", self._run, sum(part.n for part in self._run), lambda part: part.n
+        )
+        for part in told:
             flat = flatten(run_model(self._objective, part.batch, self._seed))
             if len(flat) != part.where.stop - part.where.start:
                 raise TaskError("predict() gives outputs whose size depends on the weights")

@@ -113,6 +113,8 @@ def relax(
         if events is not None:
             events.progress("learning", iteration + 1, iterations, best)
         if idle >= PATIENCE:
+            if events is not None:
+                events.progress("learning", iteration + 1, iteration + 1, best)
             break
         curvature /= 1.5  # a longer step is tried first
     return s, history
