@@ -31,8 +31,8 @@ SPARE = 12
 # Rows without which nothing is learned, where there are more: five folds of six each. Fewer
 # would choose by luck, and a share of all says nothing: a hundredth of 10⁶ rows is plenty.
 FEWEST = 32
-# numbers for each checkpoint that are weighed in about a minute on one core, k = 20, by nested
-# folds: each takes a call of the user's loss, or is in closed form
+# numbers for each checkpoint, for the sake of time: nested folds go over each a thousand times. Of
+# a digest more: its loss is in closed form and needs no call of the user's; how many is a guess
 MOST, MOST_DIGESTED = 1_000_000, 10_000_000
 LOOKED_AT = 16  # batches whose targets are compared with the user's loss, in two rows each
 CLOSE = 1e-3  # of the loss: what targets and loss may differ by

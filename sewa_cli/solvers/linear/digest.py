@@ -30,7 +30,7 @@ from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seed_torch
 from sewa_cli.solvers.linear.outputs import MIXINGS, Labels, Outputs
 
-# of the classes' number: with fewer, a digest would not save enough to be worth its sampling error
+# times a digest's numbers: with fewer classes it would save little. Chosen, not measured
 WORTHWHILE = 4
 PIECE = 2**25  # bytes of logits at once: larger pieces are not faster
 GROUP = 32  # neighbouring classes, of which the largest is looked at first
@@ -321,7 +321,7 @@ def _sum_out(logits: Tensor, without: Tensor | None = None) -> tuple[Tensor, Ten
 def _largest(x: Tensor, m: int) -> Tensor:
     """Places of the m largest of each row of x [p, V], largest first: [p, m].
 
-    They are in the m groups with the largest maxima, which is sixteen times less to sort.
+    They are in the m groups with the largest maxima, which is far less to sort.
     """
     p, V = x.shape
     groups = V // GROUP
