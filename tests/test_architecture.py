@@ -22,6 +22,7 @@ FLOORS = [
         "system",
         "text",
         "rng",
+        "store",
     },
     {"trajectory", "checkpoints", "task", "report", "callbacks"},
     {"objective", "present"},

@@ -60,16 +60,16 @@ def place(folder: Path, setting: Setting, seed: int) -> Path:
 def train(folder: Path, setting: Setting, seed: int) -> None:
     home = place(folder, setting, seed)
     command = _training(setting, seed)
-    if _read(home / "trained.json", command) is not None:
+    if left_by(home / "trained.json", command) is not None:
         return
     if home.exists():  # half a run, or one of another plan with all that was found on it
         shutil.rmtree(home)
     home.mkdir(parents=True)
     start = time.perf_counter()
     out = str((home / "ckpts").resolve())
-    _call([sys.executable, *command, "--out", out], setting.home)
+    call([sys.executable, *command, "--out", out], setting.home)
     seconds = round(time.perf_counter() - start, 1)
-    _keep(home / "trained.json", {"command": command, "seconds": seconds})
+    keep(home / "trained.json", {"command": command, "seconds": seconds})
 
 
 def _training(setting: Setting, seed: int) -> list[str]:
@@ -84,7 +84,7 @@ def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
     done.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     where = str((home / "ckpts").resolve()), str(setting.home.resolve() / "sewa.yaml")
-    printed = _call([sys.executable, "-m", "sewa_cli", *job.arguments(setting, *where)], Path.cwd())
+    printed = call([sys.executable, "-m", "sewa_cli", *job.arguments(setting, *where)], Path.cwd())
     report = json.loads(printed)
     for row in [
         *report.get("rows", []),
@@ -93,7 +93,7 @@ def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
         del row["coefficients"]  # of a thousand checkpoints; the file is to be read by people too
     report.pop("candidates", None)
     seconds = round(time.perf_counter() - start, 1)
-    _keep(done, {"command": _asked(setting, job), "seconds": seconds, "report": report})
+    keep(done, {"command": _asked(setting, job), "seconds": seconds, "report": report})
     print(f"{setting.name} seed {seed}: {job.study} {job.name}: {seconds} s", file=sys.stderr)
 
 
@@ -105,26 +105,26 @@ def _asked(setting: Setting, job: Job) -> list[str]:
 def finished(folder: Path, setting: Setting, seed: int, job: Job) -> dict[str, Any] | None:
     """The report of a job, if it was this very one, over checkpoints of this very training."""
     home = place(folder, setting, seed)
-    if _read(home / "trained.json", _training(setting, seed)) is None:
+    if left_by(home / "trained.json", _training(setting, seed)) is None:
         return None
-    kept = _read(home / job.study / f"{job.name}.json", _asked(setting, job))
+    kept = left_by(home / job.study / f"{job.name}.json", _asked(setting, job))
     report: dict[str, Any] | None = kept["report"] if kept else None
     return report
 
 
-def _read(path: Path, command: list[str]) -> dict[str, Any] | None:
+def left_by(path: Path, command: list[str]) -> dict[str, Any] | None:
     """What that command has left; none, if it was another."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return kept if kept.get("command") == command else None
 
 
-def _keep(path: Path, found: dict[str, Any]) -> None:
+def keep(path: Path, found: dict[str, Any]) -> None:
     new = path.with_suffix(".tmp")
     new.write_text(json.dumps(found, indent=1) + "\n")
     new.replace(path)
 
 
-def _call(command: list[str], folder: Path) -> str:
+def call(command: list[str], folder: Path) -> str:
     ended = subprocess.run(
         command, cwd=folder, env={**os.environ, **ONE_CORE}, capture_output=True, text=True
     )

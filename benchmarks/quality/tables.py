@@ -251,7 +251,9 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def filled(page: str, tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
+def filled(
+    page: str, tables: Mapping[str, Sequence[Mapping[str, str]]], study: str = "quality"
+) -> str:
     """The page with each table after its mark, `<!-- quality: TITLE -->`, in place of the old."""
 
     def table(mark: re.Match[str]) -> str:
@@ -259,5 +261,5 @@ def filled(page: str, tables: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
             raise SystemExit(f"no such table: {mark[2]}; there are {', '.join(tables)}")
         return f"{mark[1]}{markdown(tables[mark[2]])}\n\n"  # or what follows were a row of it
 
-    page = re.sub(r"(<!-- quality: (.+?) -->\n\n)(?:\|.*\n)*\n*", table, page)
+    page = re.sub(rf"(<!-- {study}: (.+?) -->\n\n)(?:\|.*\n)*\n*", table, page)
     return page.rstrip() + "\n"

@@ -125,6 +125,7 @@ class Checkpoint:
     metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
     mapped: bool = True  # tensors are views of the files, and take no memory
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
+    sha256: str | None = field(default=None, repr=False)  # of the files, if it was taken
     _open: Callable[[Path], Reader] | None = field(default=None, repr=False)
     # the working directory then: a thread may open files while the user's code is in another one
     _base: Path = field(default=Path(), repr=False)

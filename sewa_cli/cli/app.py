@@ -115,7 +115,7 @@ def _shorter(program: str, folder: Path) -> str:
 @command(
     f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
     "guard fallback lora bn output report output_dtype shard_size force plot paths_format json "
-    f"print0 config sets memory device seed strict dry_run {TALK}"
+    f"print0 config sets memory cache device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
@@ -163,7 +163,7 @@ def select(request: Request, dry_run: bool) -> None:
 @command(
     f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
     "windows stride methods_from bn output_best best_report output_dtype force plot "
-    f"{DATA} config sets memory device seed {TALK}"
+    f"{DATA} config sets memory cache device seed {TALK}"
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie.
@@ -203,7 +203,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     request.tell(found)
 
 
-@command(f"ckpts state_key task {DATA} config sets device seed {TALK}")
+@command(f"ckpts state_key task {DATA} config sets cache device seed {TALK}")
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
     from sewa_cli.commands.evaluate import run_evaluate
@@ -330,6 +330,19 @@ def verify(request: Request, verified: Path, root: Path | None, output_only: boo
     request.tell(found)
     if faults := [f"{row.path}: {row.fault}" for row in found.files if not row.ok]:
         raise CheckpointError(*faults)
+
+
+@command(f"cache_folder clear {DATA} {TALK}")
+def cache(request: Request, cache_folder: Path, clear: bool) -> None:
+    """Show what a folder of --cache holds: entries, bytes, when they were last used.
+
+    --clear removes it all, and nothing that sewa has not put there.
+    """
+    from sewa_cli.commands.cache import run_cache
+
+    with request.talk as talk:
+        found = run_cache(cache_folder, clear=clear, events=talk)
+    request.tell(found)
 
 
 @command(f"methods_from {DATA} config sets")

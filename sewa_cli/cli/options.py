@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMATS: Final = tuple(FORMS)
 STDOUT: Final = "-"
-WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema")
+WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema", "cache")
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
 PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
     ".png": {},
@@ -141,6 +141,9 @@ _RUN: Final = {
     "config": Flag("--config -c FILE", "Default: sewa.yaml here, if there is one.", None),
     "sets": Flag("--set KEY=VALUE", "Override any key: --set compare.bootstrap=500", None),
     "memory": Flag("--memory SIZE", "Cap on what sewa allocates: 8GiB, 500MB."),
+    "cache": Flag("--cache DIR", "Keep what is worked out here; after a kill, go on from it."),
+    "cache_folder": Flag("DIR", "What --cache named.", None, ...),
+    "clear": Flag("--clear", "Remove all that is in it.", None),
     "device": Flag("--device DEVICE", "auto, cpu, cuda, cuda:1, mps ..."),
     "seed": Flag("--seed N", "Same seed, same bytes."),
     "strict": Flag("--strict", "Exit 5 if a simple average does better held out."),

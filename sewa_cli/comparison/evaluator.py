@@ -15,6 +15,7 @@ import torch
 from sewa_cli import solvers
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
+from sewa_cli.objective.memo import Tensors, have
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.report.compare import RowCost
 from sewa_cli.report.shared import Scores
@@ -166,14 +167,21 @@ class Evaluator:
         """On the next selection batch; predicted ones are of all rows of the cache."""
         trajectory, cache = self.run.trajectory, self._cache() if self.fast else None
         c = torch.tensor(list(coefficients), dtype=torch.float64)
+        fits = have(loss=(), gradient=(*c.shape,))
 
         def work() -> tuple[float, list[float]]:
             if cache is not None:
                 loss, gradient = cache.loss_and_gradient(c)
                 return loss, gradient.tolist()
-            batch, flat = next(self._batches), trajectory.mix(c[None])[0]
-            loss, gradient = self.run.session.objective.gradient(flat, [batch])
-            return float(loss), trajectory.pull_back(gradient[None])[0].tolist()
+            batch = next(self._batches)
+
+            def run() -> Tensors:
+                flat = trajectory.mix(c[None])[0]
+                loss, gradient = self.run.session.objective.gradient(flat, [batch])
+                return {"loss": loss, "gradient": trajectory.pull_back(gradient[None])[0]}
+
+            found = self._problem.memo.recall_all(("gradient", c, batch), run, fits)
+            return float(found["loss"]), found["gradient"].tolist()
 
         return self.ledger.charge(work)
 

@@ -173,7 +173,7 @@ def _relative_to(
         return join(value) if is_path else value
 
     resolved = dict(settings)
-    for key in ("report", "output", "solver_from", "checkpoints"):
+    for key in ("report", "output", "solver_from", "checkpoints", "cache"):
         if settings.get(key) not in (None, STDOUT):
             resolved[key] = join(settings[key])
     own = settings.get("task")

@@ -126,6 +126,12 @@ class FlatModel:
         state = _state(self.module).items()
         return next((self._first.get(name) for name, own in state if own is tensor), None)
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """All that a checkpoint brings: `flat`, and the state that is not floating point."""
+        state, firsts = _state(self.module), [names[0] for names in self.aliases]
+        return [self.flat, *(state[name] for name in firsts if name not in self.layout.slices)]
+
     def value(self, name: str) -> Tensor:
         """A copy of a floating-point tensor as it stands in `flat`; float32."""
         first = self.canonical(name)

@@ -17,6 +17,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
+from sewa_cli.objective.memo import Memo, Tensors, are_numbers, number
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.tree import (
     WALK,
@@ -32,6 +33,7 @@ from sewa_cli.objective.tree import (
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
+METRIC = "metric "  # before a metric's name, in a memo
 
 
 @dataclass
@@ -61,6 +63,29 @@ class UnitLosses:
     @property
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.batches).all())
+
+    def tensors(self) -> Tensors:
+        """For a memo; `of` is the way back."""
+        found = {"batches": self.batches, "counts": self.counts}
+        found |= {} if self.rows is None else {"rows": self.rows}
+        return found | {METRIC + name: number(x) for name, x in (self.metrics or {}).items()}
+
+    @classmethod
+    def of(cls, found: Tensors) -> UnitLosses:
+        metrics = {
+            name.removeprefix(METRIC): float(value)
+            for name, value in found.items()
+            if name.startswith(METRIC)
+        }
+        return cls(found["batches"], found["counts"], found.get("rows"), metrics or None)
+
+    @classmethod
+    def fits(cls, found: Tensors) -> bool:
+        batches, counts, rows = (found.get(name) for name in ("batches", "counts", "rows"))
+        if batches is None or counts is None or batches.shape != counts.shape or counts.ndim != 1:
+            return False
+        metrics = {name: value for name, value in found.items() if name.startswith(METRIC)}
+        return are_numbers(metrics) and (rows is None or rows.shape == (int(counts.sum()),))
 
 
 @dataclass(frozen=True)
@@ -96,6 +121,7 @@ class Objective:
     classes: Classes | None = None
     observe: Callable[[Any, Batch], Tensor] | None = None
     summarize: Callable[..., Mapping[str, float]] | None = None
+    memo: Memo = field(default_factory=Memo)
     events: Events = field(default_factory=Events, repr=False)
     known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
 
@@ -112,6 +138,13 @@ class Objective:
         if not self.batch_statistics:
             return self.value(flat)
         self.model.set(flat)
+
+        def work() -> Tensors:
+            return {"loss": number(self._learning_value())}
+
+        return float(self.recall("learning value", self.selection, work)["loss"])
+
+    def _learning_value(self) -> float:
         self.model.module.eval()
         total, seen = 0.0, 0
         for batch in self._through(self.selection):
@@ -119,7 +152,7 @@ class Objective:
                 with self._learning(batch):
                     total += n * float(self._outputs_and_loss(batch)[1])
                 seen += n
-        return total / seen if seen else self.value(flat)
+        return total / seen if seen else self._mean_loss(self.selection)[0]
 
     def gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
@@ -221,6 +254,15 @@ class Objective:
     @torch.no_grad()
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
+
+        def work() -> Tensors:
+            loss, rows = self._mean_loss(data)
+            return {"loss": number(loss), "rows": number(rows)}
+
+        found = self.recall("mean loss", data, work)
+        return float(found["loss"]), int(found["rows"])
+
+    def _mean_loss(self, data: Data) -> tuple[float, int]:
         total, seen = 0.0, 0
         for found in self._evaluated(data):
             total += found.n * float(found.loss)
@@ -233,6 +275,26 @@ class Objective:
 
         From the same pass the task's metrics, if it can sum them up.
         """
+
+        def work() -> Tensors:
+            return self._unit_losses(data).tensors()
+
+        return UnitLosses.of(self.recall("unit losses", data, work, UnitLosses.fits))
+
+    def recall(
+        self,
+        what: str,
+        data: Data,
+        work: Callable[[], Tensors],
+        fits: Callable[[Tensors], bool] = are_numbers,
+    ) -> Tensors:
+        """What was worked out before of the weights in the model; of data without a name, never."""
+        name = getattr(data, "name", None)
+        if name is None:
+            return work()
+        return self.memo.recall_all((what, name, *self.model.weights), work, fits)
+
+    def _unit_losses(self, data: Data) -> UnitLosses:
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         seen: list[tuple[Tensor, ...]] = []

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import ConfigError
 from sewa_cli.objective.batchnorm import batchnorm_layers
+from sewa_cli.objective.memo import Tensors, are_numbers, have, number
 from sewa_cli.objective.objective import Data, Objective, UnitLosses
 from sewa_cli.report.select import BatchNorm
 from sewa_cli.report.shared import Scores
@@ -110,13 +111,23 @@ class Scorer:
     def recompute(self) -> tuple[int, dict[str, Array]]:
         """BatchNorm statistics of what is in the model: the rows they were taken over, and they."""
         data = self.objective.selection if self.training is None else self.training
-        rows = self.objective.recompute_batchnorm(data)
         model = self.objective.model
         buffers = [b for x in self._layers.values() for b in (x.running_mean, x.running_var)]
         recomputed = {model.name_of(buffer) for buffer in buffers}
         names = [name for name in self.dtypes if model.canonical(name) in recomputed]
-        self._round(names)
-        return rows, {name: as_array(model.value(name).to(self.dtypes[name])) for name in names}
+
+        def work() -> Tensors:
+            rows = self.objective.recompute_batchnorm(data)
+            self._round(names)
+            found = {name: model.value(name).to(self.dtypes[name]) for name in names}
+            return {**found, "": number(rows)}
+
+        what = f"batchnorm {[str(self.dtypes[name]) for name in names]}"
+        fits = have(**{name: (*model.shapes[model.canonical(name)],) for name in names}, **{"": ()})
+        found = dict(self.objective.recall(what, data, work, fits))
+        rows = int(found.pop(""))
+        model.load(found.items())
+        return rows, {name: as_array(value.cpu()) for name, value in found.items()}
 
     def measure(self, heldout: UnitLosses | None) -> dict[str, float | None] | None:
         """The task's metrics: those of the held-out rows' own pass, if it has them, else apart."""
@@ -124,12 +135,18 @@ class Scorer:
             return {name: finite(value) for name, value in heldout.metrics.items()}
         if self.metrics is None:
             return None
-        model, events = self.objective.model, self.objective.events
-        with torch.no_grad(), events.stage("metrics"):
-            found = {name: finite(value) for name, value in self.metrics(model.module).items()}
-        model.module.eval()  # in case metrics() left it training
-        model.check_untouched("metrics()")
-        return found
+        metrics, model, events = self.metrics, self.objective.model, self.objective.events
+
+        def work() -> Tensors:
+            with torch.no_grad(), events.stage("metrics"):
+                found = metrics(model.module)
+            model.module.eval()  # in case metrics() left it training
+            model.check_untouched("metrics()")
+            return {name: number(value) for name, value in found.items()}
+
+        key = ("metrics", *model.weights)
+        measured = self.objective.memo.recall_all(key, work, are_numbers)
+        return {name: finite(float(value)) for name, value in measured.items()}
 
     def _round(self, names: Iterable[str]) -> None:
         """To the precision that a file of these weights would have."""

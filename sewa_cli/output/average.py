@@ -226,7 +226,7 @@ class Average:
     def recipe(self, shard_size: int | None = None, events: Events | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
         with ThreadPoolExecutor(thread_count()) as pool:
-            found = pool.map(lambda c: sha256_of(c.files, c.path), self.sources)
+            found = pool.map(lambda c: c.sha256 or sha256_of(c.files, c.path), self.sources)
             told = (events or Events()).over("hashing the sources", found, len(self.sources))
             hashes = list(told)
         kept = self.replaced

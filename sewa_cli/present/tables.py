@@ -16,6 +16,7 @@ from sewa_cli.report.part import to_json
 from sewa_cli.text import duration, few, markdown, number, shown, size, with_K
 
 if TYPE_CHECKING:
+    from sewa_cli.report.cache import Cached
     from sewa_cli.report.compare import Comparison, Row
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.forecast import Forecast
@@ -372,6 +373,23 @@ def verify(report: Verification) -> Sheet:
         for one in report.files
     ]
     return Sheet(rows, [("", read)])
+
+
+def cache(report: Cached) -> Sheet:
+    """A row for each run."""
+    rows: Rows = [one.model_dump() for one in report.runs]
+    read: Rows = [
+        {
+            "run": one.run,
+            "entries": one.entries,
+            "size": size(one.bytes),
+            "last used": one.used,
+            "task": one.task,
+            "checkpoints": one.checkpoints,
+        }
+        for one in report.runs
+    ]
+    return Sheet(rows, [("", read)] if read else [])
 
 
 def facts(report: TaskHead) -> Sheet:

@@ -23,6 +23,7 @@ KINDS: Final = {
     "validate": "Validation",
     "average": "AverageReport",
     "verify": "Verification",
+    "cache": "Cached",
 }
 
 

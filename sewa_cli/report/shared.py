@@ -77,6 +77,9 @@ class Cost(Part):
     bytes_read: int
     peak_memory_bytes: int
     peak_device_memory_bytes: int | None = None
+    recalled: int | None = Field(
+        None, description="results that were in --cache, and not worked out again"
+    )
 
 
 class Lora(Part):

@@ -29,7 +29,9 @@ class Clock:
         finally:
             self.stages[stage] += time.perf_counter() - start
 
-    def cost(self, device: torch.device, passes: Passes, reads: Reads) -> Cost:
+    def cost(
+        self, device: torch.device, passes: Passes, reads: Reads, recalled: int | None
+    ) -> Cost:
         """Of all that was done so far."""
         on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         return Cost(
@@ -39,6 +41,7 @@ class Clock:
             bytes_read=reads.bytes,
             peak_memory_bytes=_peak_memory(),
             peak_device_memory_bytes=on_device,
+            recalled=recalled,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.classes import PIECE, Classes
+from sewa_cli.objective.memo import Key, Memo
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
@@ -34,6 +36,7 @@ from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cost import Clock
 from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
+from sewa_cli.session.memo import Kept, hash_files, open_memo
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Batches, Task
@@ -136,7 +139,8 @@ class Session:
             )
             for i, c in enumerate(used)
         ]
-        cost = self.clock.cost(self.model.device, self.objective.passes, self.reads)
+        passes, recalled = self.objective.passes, self.objective.memo.recalled
+        cost = self.clock.cost(self.model.device, passes, self.reads, recalled)
         return {**self.head(), "candidates": candidates, "cost": cost}
 
 
@@ -185,7 +189,10 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
 def build_objective(
     config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
 ) -> Objective:
-    """The user's model on its device, with the user's loss; of adapters, only they can change."""
+    """The user's model on its device, with the user's loss; of adapters, only they can change.
+
+    What it works out is kept under `--cache`.
+    """
     device = torch.device("meta") if shapes_only else find_device(config.device)
     with events.stage("building the model"), device if shapes_only else nullcontext():
         built = task.build_model()
@@ -202,7 +209,10 @@ def build_objective(
         summarize=task.summarize,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
-    return replace(objective, batch_statistics=anew, events=events)
+    objective = replace(objective, batch_statistics=anew, events=events)
+    if shapes_only:
+        return objective
+    return replace(objective, memo=open_memo(config, task, objective, events))
 
 
 def _classes(config: Config, task: Task, events: Events) -> Classes | None:
@@ -284,8 +294,18 @@ class Run:
         if missing := self.solver.needs - objective.offers:
             raise ConfigError(f"solver: needs {', '.join(missing)}, which the objective lacks")
         left = self.placed.room if room is None else room
-        events = self.session.events
-        return Problem(objective, self.trajectory, left, config.seed, events, one_of_many)
+        events, trajectory = self.session.events, self.trajectory
+        memo = objective.memo.within(partial(self._identity, objective.memo, trajectory))
+        seed = config.seed
+        return Problem(objective, trajectory, left, seed, events, one_of_many, memo=memo)
+
+    def _identity(self, memo: Memo, trajectory: Trajectory) -> Key:
+        """What is in W, and how it is held: results of products depend on both."""
+        assert isinstance(memo, Kept)
+        session = self.session
+        hashes = hash_files(memo, session.checkpoints)
+        held = type(trajectory).__name__, str(trajectory.device)
+        return *held, hashes, dict(session.names), session.config.nonfinite
 
     def load(self, coefficients: Sequence[float]) -> None:
         """An average into the model, rounded as a file of it would be.

@@ -11,13 +11,15 @@ the feasible set after each step, and cooling t, were measured to gain nothing.)
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
+from sewa_cli.objective.memo import Tensors, have
 from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
@@ -70,6 +72,18 @@ class Gumbel(Solver):
         gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
         history: list[Tensor] = []
         rest = _Rest(settings.patience)
+        fits = have(loss=(), gradient=(M, k))
+
+        def learn(a: Tensor, some: list[Any]) -> Tensors:
+            """The loss at mixtures a [M, k], and its gradient in each of them."""
+            trajectory.mix(a, out=flats)
+            total = torch.zeros((), dtype=torch.float32, device=device)
+            for sample in problem.events.over("masks", range(M), M):
+                loss, gradient = objective.gradient(flats[sample], some)
+                gradients[sample].copy_(gradient)
+                total += loss.to(device)
+            return {"loss": total / M, "gradient": trajectory.pull_back(gradients)}
+
         for iteration in range(settings.iterations):
             noise = mask.logistic_noise(M, k, generator).to(device, dtype)
             with torch.enable_grad():  # whatever the user's code has left it at
@@ -77,18 +91,13 @@ class Gumbel(Solver):
                 log_masks = mask.relax(mask.shifted_logits(leaf, K), noise, settings.temperature)
                 a = mask.coefficients(log_masks, K, settings.normalize)  # [M, k]
 
-            trajectory.mix(a.detach(), out=flats)
             some = [next(batches) for _ in range(settings.batches)]
-            total = torch.zeros((), dtype=torch.float32, device=device)
-            for sample in problem.events.over("masks", range(M), M):
-                loss, gradient = objective.gradient(flats[sample], some)
-                gradients[sample].copy_(gradient)
-                total += loss.to(device)
-            grad_a = trajectory.pull_back(gradients).to(dtype) / M
-
+            key = ("gradient", a.detach(), some)
+            found = problem.memo.recall_all(key, partial(learn, a.detach(), some), fits)
+            grad_a = found["gradient"].to(device, dtype) / M
             (gradient,) = torch.autograd.grad(a, leaf, grad_a)
             theta = adam.step(gradient)
-            history.append(total / M)
+            history.append(found["loss"].to(device))
             problem.events.progress(
                 "learning", iteration + 1, settings.iterations, float(history[-1])
             )

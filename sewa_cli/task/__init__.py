@@ -57,6 +57,11 @@ class Batches:
 
     make: Callable[[], Iterable[Any]]
     name: str
+    anew: Callable[[], Iterable[Any]] | None = None  # the function itself, where `make` remembers
+
+    def apart(self) -> Batches:
+        """The same made anew: to go over it leaves no trace in this one."""
+        return self if self.anew is None else Batches(_remember(self.anew), self.name)
 
     def __iter__(self) -> Iterator[Any]:
         with user_code(self.name):
@@ -159,7 +164,9 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
 
     def batches(name: str) -> Batches | None:
         # made once, as a DataLoader is costly, unless it can be iterated over only once
-        return Batches(_remember(with_args(name)), name) if name in functions else None
+        if name not in functions:
+            return None
+        return Batches(_remember(with_args(name)), name, with_args(name))
 
     def optional(name: str, checked: Callable[[Any], Any] = _as_is) -> Callable[..., Any] | None:
         return _guarded(name, functions[name], checked) if name in functions else None

@@ -122,7 +122,8 @@ def _over(tiles: list[slice], work: Callable[[slice, Tensor], None], k: int) -> 
         if not hasattr(_own, "scratch"):
             _own.scratch = torch.empty(COPIED, dtype=torch.float32)
         try:
-            with torch.no_grad():  # which each thread must say for itself
+            # which each thread must say for itself; what is infinite is the caller's to find
+            with torch.no_grad(), np.errstate(all="ignore"):
                 for columns in left:
                     width = columns.stop - columns.start
                     rows = COPIED // width

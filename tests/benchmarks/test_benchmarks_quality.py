@@ -79,7 +79,7 @@ def ran(
         return ended.out
 
     with monkeypatch.context() as here:
-        here.setattr(running, "_call", call)
+        here.setattr(running, "call", call)
         for seed, job in work:
             running.run(folder, setting, seed, job)
     (folder / "done").touch()
@@ -145,13 +145,13 @@ def test_what_is_done_is_not_done_again_and_what_is_lost_is(
     ran: Path, setting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[list[str]] = []
-    plain = running._call
+    plain = running.call
 
     def counted(command: list[str], folder: Path) -> Any:
         called.append(command)
         return plain(command, folder)
 
-    monkeypatch.setattr(running, "_call", counted)
+    monkeypatch.setattr(running, "call", counted)
     work = [(setting, 0, job) for job in plan.methods(setting)]
     running.run_all(ran, work, workers=2)
     assert called == []
@@ -218,7 +218,7 @@ def test_another_training_makes_what_was_found_on_the_old_one_void(
         called.append(command)
         return '{"rows": []}'
 
-    monkeypatch.setattr(running, "_call", told)
+    monkeypatch.setattr(running, "call", told)
     [job, *_] = plan.methods(setting)
     running.run_all(tmp_path, [(setting, 0, job)], workers=1)
     running.run_all(tmp_path, [(setting, 0, job)], workers=1)
@@ -240,7 +240,7 @@ def test_after_a_fault_nothing_new_begins(
             raise running.Failed("one job")
         return "{}"
 
-    monkeypatch.setattr(running, "_call", fails)
+    monkeypatch.setattr(running, "call", fails)
     with pytest.raises(running.Failed):
         running.run_all(tmp_path, [(setting, 0, job) for job in plan.methods(setting)], workers=1)
     assert len(called) == 2  # the training, and the one that failed

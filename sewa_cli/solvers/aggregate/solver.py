@@ -111,12 +111,13 @@ class _Search:
         trajectory = problem.trajectory
         vector = 4 * trajectory.layout.size
         most = problem.room // 4 // vector - QUARTERS
-        with_parts = most >= FEWEST_RUNGS and trajectory.k >= 2 * QUARTERS
-        names = rungs(trajectory.k, max(FEWEST_RUNGS, most))
         keep = Keep.of(settings, "aggregate")
         counted = count(problem, keep)
         # where outputs are of many classes and checkpoints few, runs of the model are most of it
         self._spares = counted.targets is not None and trajectory.k < cost.DEAR
+        with_parts = most >= FEWEST_RUNGS and trajectory.k >= 2 * QUARTERS and not self._spares
+        most = min(most, cost.SPARED_RUNGS) if self._spares else most
+        names = rungs(trajectory.k, max(FEWEST_RUNGS, most))
         others = [name for name in family(trajectory.k) if name not in names]
         has_room = not self._spares and vector * len(others) <= problem.room // 4
         flats = len(names) + QUARTERS * with_parts

@@ -31,8 +31,8 @@ SPARE = 12
 # Rows without which nothing is learned, where there are more: five folds of six each. Fewer
 # would choose by luck, and a share of all says nothing: a hundredth of 10⁶ rows is plenty.
 FEWEST = 32
-# numbers for each checkpoint that are weighed in about a minute on one core, k = 20, by nested
-# folds: each takes a call of the user's loss, or is in closed form
+# numbers for each checkpoint, for the sake of time: nested folds go over each a thousand times. Of
+# a digest more: its loss is in closed form and needs no call of the user's; how many is a guess
 MOST, MOST_DIGESTED = 1_000_000, 10_000_000
 LOOKED_AT = 16  # batches whose targets are compared with the user's loss, in two rows each
 CLOSE = 1e-3  # of the loss: what targets and loss may differ by
@@ -202,6 +202,7 @@ def frame(
                 kept.of_rows,
                 problem.room,
             )
+            digest.identity = objective.memo.digest(kept.batches, keep.largest, keep.samples)
             return digest.around(flat) if around else (digest, digest.at(flat))
         kept = fit(problem, count(problem, keep, digests=False), extra, keep)
     parts: list[Part] = []
@@ -213,6 +214,7 @@ def frame(
         where = slice(start, start + len(outputs[-1]))
         parts.append(Part(batch, rows(batch), where, shapes_of(out)))
     found = Whole(objective, parts, problem.seed, kept.of_rows)
+    found.identity = objective.memo.digest(kept.batches)
     at = torch.cat(outputs).to(model.device)
     found.join(at, problem.room // 16)
     return found, at
@@ -260,7 +262,8 @@ def build(
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
     outputs, else fewer rows of the data. `framed`: the rows and their outputs at the base, or as
-    `frame` finds them. `on_row` sees each checkpoint as it is read.
+    `frame` finds them. `on_row` sees each checkpoint as it is read. What the problem's memo knows
+    is not run, nor read if nobody looks.
     """
     k, model = problem.trajectory.k, problem.objective.model
     outputs, at_base = framed or frame(problem, base, extra, keep, around=True)
@@ -280,11 +283,22 @@ def build(
     origin = torch.where(frozen, 0.0, at_base)
     layout = Layout.of(numbers)
     trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
+    memo = problem.memo
+    around = ("near", memo.digest(base), outputs.identity, h, found.dtype)
+    missing = []
+    for i in range(k):
+        if (known := memo.known((*around, i), (numbers,), dtype)) is None:
+            missing.append(i)
+        else:
+            cache[i].copy_(known)
     step = torch.empty_like(base)
+    first = (missing or [k])[0] if on_row is None else 0
     problem.events.progress("surveying", 0, k)
-    for i, row in problem.trajectory.rows():
+    for i, row in problem.trajectory.rows(first):
         if on_row is not None:
             on_row(i, row)
+        if i not in missing:
+            continue
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
         y = outputs.linear_outputs().sub_(at_base).div_(h).add_(at_base)
@@ -292,6 +306,7 @@ def build(
         if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
         cache[i].copy_(y if wide else y.sub_(origin))
+        memo.keep((*around, i), cache[i])
         problem.events.progress("surveying", i + 1, k)
     model.check_untouched()
     return Surrogate(outputs, at_base, trajectory, found)

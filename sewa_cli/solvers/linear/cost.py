@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from sewa_cli.solvers.aggregate.solver import Aggregate
     from sewa_cli.solvers.linear.rounds import Linear
 
-# of the simple averages that are no rungs, so many are run by the default where checkpoints are
-# fewer than these and their outputs digested: then, runs of the model are most of the work
-TRIED, DEAR = 2, 50
+# where checkpoints are fewer than these and their outputs digested, runs of the model are most of
+# the work: the default then climbs so many rungs, and runs so many of the other simple averages
+DEAR, SPARED_RUNGS, TRIED = 50, 6, 2
 TYPICAL = 50  # gradients of a round, and besides each of them so many losses
 VALUES = 2.5  # counted on the demo alone
 TYPICAL_OF_FOLDS = 25  # a guess
@@ -156,19 +156,21 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     others = sum(name not in rungs for name in family(k))
     keep, vector = Keep.of(settings, "aggregate"), 4 * sizes.objective.model.layout.size
 
-    def held(sums: int) -> int:
-        """Bytes of averages, where there is room for them."""
-        return min(vector * (len(rungs) + QUARTERS + sums), sizes.room // 2)
+    def held(averages: int) -> int:
+        """Bytes of so many, where there is room for them."""
+        return min(vector * averages, sizes.room // 2)
 
-    space = Space.of(sizes, keep, sizes.room - held(others))
+    run = len(rungs) + QUARTERS + others
+    space = Space.of(sizes, keep, sizes.room - held(run))
     spares = space.digest is not None and k < DEAR
     if spares:
-        space = Space.of(sizes, keep, sizes.room - held(0))
-    vectors = held(0 if spares else others)
+        run = min(len(rungs), SPARED_RUNGS)
+        space = Space.of(sizes, keep, sizes.room - held(run))
+    vectors = held(run)
     tight = vectors == sizes.room // 2 or not space.has_all_rows
     again = len(family(k)) + 1 if tight else 1  # for the references
     # some to find out how many rows fit, which digests are known without, and how many in the end
-    fixed = len(rungs) + QUARTERS + (TRIED if spares else others * 2)
+    fixed = run + (TRIED if spares else others)
     fixed += 12 if space.digest is None else 4
     looked_at = 0 if space.digest is None else 1 + min(B, LOOKED_AT)
     rounds = min(settings.rounds, USUAL_ROUNDS)

@@ -30,7 +30,7 @@ from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seed_torch
 from sewa_cli.solvers.linear.outputs import MIXINGS, Labels, Outputs
 
-# of the classes' number: with fewer, a digest would not save enough to be worth its sampling error
+# times a digest's numbers: with fewer classes it would save little. Chosen, not measured
 WORTHWHILE = 4
 PIECE = 2**25  # bytes of logits at once: larger pieces are not faster
 GROUP = 32  # neighbouring classes, of which the largest is looked at first
@@ -97,7 +97,7 @@ class Digest(Outputs):
 
     # ---- of a model ----------------------------------------------------------------------------
 
-    def true_outputs(self) -> Tensor:
+    def run(self) -> Tensor:
         found = torch.empty(len(self._label), self.block, device=self._objective.model.device)
         for some, logits in self._logits():
             found[some] = self._true(some, logits)
@@ -112,6 +112,8 @@ class Digest(Outputs):
     def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
         self._objective.model.set(flat)
         new, device = copy(self), self._objective.model.device
+        if self.identity is not None:  # what its numbers are is a matter of the base
+            new.identity = self._objective.memo.digest(self.identity, flat)
         T, m, s = len(self._label), self._largest, self._samples
         new._kept = torch.empty(T, 1 + m, dtype=torch.int32, device=device)
         new._drawn = torch.empty(T, s, dtype=torch.int32, device=device)
@@ -319,7 +321,7 @@ def _sum_out(logits: Tensor, without: Tensor | None = None) -> tuple[Tensor, Ten
 def _largest(x: Tensor, m: int) -> Tensor:
     """Places of the m largest of each row of x [p, V], largest first: [p, m].
 
-    They are in the m groups with the largest maxima, which is sixteen times less to sort.
+    They are in the m groups with the largest maxima, which is far less to sort.
     """
     p, V = x.shape
     groups = V // GROUP

@@ -8,7 +8,7 @@ on a fold, or on rows drawn with repetition. `Whole` has all outputs and calls t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
@@ -82,6 +82,7 @@ class Outputs(ABC):
     def __init__(self, objective: Objective, seed: int, of_rows: int) -> None:
         """`of_rows`: how many rows the data have; not all need take part."""
         self.of_rows = of_rows
+        self.identity: Hashable = None  # of the rows, for the memo; None: nobody has named them
         self._objective = objective
         self._seed = seed
 
@@ -106,9 +107,20 @@ class Outputs(ABC):
         self._objective.model.set(flat)
         return self.true_outputs()
 
-    @abstractmethod
     def true_outputs(self) -> Tensor:
-        """Of the weights that are in the model now, [O]: their loss is the true one."""
+        """Of the weights that are in the model now, [O]: their loss is the true one.
+
+        Run, or known from before.
+        """
+        if self.identity is None:
+            return self.run()
+        memo, model = self._objective.memo, self._objective.model
+        key = ("outputs", self.identity, *model.weights)
+        return memo.recall(key, self.run, (self.numbers,)).to(model.device)
+
+    @abstractmethod
+    def run(self) -> Tensor:
+        """The same, run in any case."""
 
     @abstractmethod
     def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
@@ -261,7 +273,7 @@ class Whole(Outputs):
     def numbers(self) -> int:
         return max(int(part.where.stop) for part in self._parts)
 
-    def true_outputs(self) -> Tensor:
+    def run(self) -> Tensor:
         found = torch.empty(self.numbers, device=self._objective.model.device)
         told = self._objective.events.over(
             "outputs of rows", self._run, sum(part.n for part in self._run), lambda part: part.n
@@ -273,7 +285,7 @@ class Whole(Outputs):
             found[part.where] = flat
         return found
 
-    linear_outputs = true_outputs
+    linear_outputs = run
 
     def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
         return self, self.at(flat)

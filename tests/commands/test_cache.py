@@ -1,0 +1,369 @@
+"""`--cache`: a run that was killed goes on where it was, and ends with the same bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.tiny import Ended, Sewa, train_tiny
+
+from sewa_cli.store import groups
+
+# each pass through the model is a line of a file: which weights, which batch
+TASK = """
+import os, time, torch
+from torch import nn
+from torch.nn import functional as F
+
+passes = 0
+
+def data(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(60, 6, generator=generator)
+    return list(zip(x.split(25), (x[:, 0] * x[:, 1] > 0).long().split(25)))
+
+def build_model():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+def selection_data():
+    return data(1)
+
+def heldout_data():
+    return data(2)
+
+def predict(model, batch):
+    global passes
+    passes += 1
+    if passes > int(os.environ.get("STOP", 10**9)):
+        raise RuntimeError("stopped")
+    weights = sum(float((p.data.double() * 7**i).sum()) for i, p in enumerate(model.parameters()))
+    with open(os.environ["PASSES"], "a") as log:
+        log.write(f"{weights.hex()} {float(batch[0].sum()).hex()}\\n")
+    time.sleep(float(os.environ.get("SLOW", 0)))
+    return model(batch[0])
+
+def loss(outputs, batch):
+    return F.cross_entropy(outputs, batch[1])
+
+def metrics(model):
+    return {"size": float(sum(p.abs().sum() for p in model.parameters())), "a": 1.0}
+"""
+FRAME = 4 * 3  # passes that every run makes, to see how large outputs are: twice a round
+AT_ONCE = 2 * 3  # of the result that a kill takes with it: at most M samples, or a set of data
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PASSES", str(tmp_path / "passes"))
+    train_tiny(tmp_path / "ckpts", 8)
+    (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "sewa.yaml").write_text(
+        "task: ./task.py\ncheckpoints: ckpts\ndevice: cpu\nmemory: 1GiB\n"
+        "gumbel: {iterations: 12}\nlinear: {iterations: 10, swaps: 5, bootstrap: 2}\n"
+        "aggregate: {folds: 3}\n"
+    )
+    return tmp_path
+
+
+def passes(run: Path) -> Counter[str]:
+    """And forgets them."""
+    log = run / "passes"
+    found = Counter(log.read_text().splitlines()) if log.exists() else Counter[str]()
+    log.unlink(missing_ok=True)
+    return found
+
+
+def same(text: str) -> Any:
+    """A report without what may differ: times, passes, names, and how much was recalled."""
+    report = json.loads(text)
+    for key in ("created", "cost", "config", "output", "recipe", "files", "placement"):
+        report.pop(key, None)
+    for row in report.get("rows", []):
+        row.pop("cost")
+    return report
+
+
+COMMANDS = {
+    "aggregate": ("select",),
+    "gumbel": ("select", "-K", 3),
+    "linear": ("select", "-K", 3, "--solver", "linear"),
+    "compare": ("compare", "--methods", "sewa,last,uniform,greedy,twa:iterations=6", "-K", 3),
+    "evaluate": ("evaluate",),
+}
+
+
+def asked(sewa: Sewa, command: str, *more: object) -> Ended:
+    flags: list[object] = [*COMMANDS[command], "--json", *more]
+    if flags[0] == "select":
+        flags += ["-o", "average.safetensors", "--force"]
+    return sewa(*flags)
+
+
+def bytes_of(run: Path) -> bytes:
+    path = run / "average.safetensors"
+    return path.read_bytes() if path.exists() else b""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(
+    run: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    plain = asked(sewa, command)
+    assert plain.code == 0, plain.err
+    written, report, needed = bytes_of(run), same(plain.out), passes(run)
+    filling = asked(sewa, command, "--cache", "kept")
+    assert (bytes_of(run), same(filling.out)) == (written, report)
+    once = passes(run)
+    assert set(once) == set(needed)
+    full = asked(sewa, command, "--cache", "kept")
+    assert (bytes_of(run), same(full.out)) == (written, report)
+    assert passes(run).total() <= FRAME
+    if command != "evaluate":  # whose report says nothing of its cost
+        assert json.loads(full.out)["cost"]["recalled"] > 5
+    if command == "aggregate":  # which takes long, and is killed below
+        return
+    made = Counter[str]()
+    steps = 0
+    for stop in (once.total() // 3, once.total() // 2):  # then it breaks off
+        monkeypatch.setenv("STOP", str(stop))
+        broken = asked(sewa, command, "--cache", "other")
+        steps += broken.code == 4
+        made += passes(run)
+    monkeypatch.delenv("STOP")
+    last = asked(sewa, command, "--cache", "other")
+    assert (bytes_of(run), same(last.out)) == (written, report)
+    made += passes(run)
+    assert steps > 0
+    assert made.total() <= once.total() + steps * (FRAME + AT_ONCE)
+    again = [one for one, times in made.items() if times > once[one]]
+    assert len(again) <= 6 + steps * AT_ONCE  # the frames', and what broke off
+
+
+CHANGES: dict[str, Callable[[Path], list[str]]] = {}
+
+
+def change(function: Callable[[Path], list[str]]) -> Callable[[Path], list[str]]:
+    CHANGES[function.__name__] = function
+    return function
+
+
+@change
+def a_checkpoint(run: Path) -> list[str]:
+    """One byte of its last number; size and time stay."""
+    path = run / "ckpts" / "step-40.safetensors"
+    about, content = path.stat(), bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    return []
+
+
+@change
+def the_loss(run: Path) -> list[str]:
+    (run / "task.py").write_text(TASK.replace("batch[1])", "batch[1]) * 2"))
+    return []
+
+
+@change
+def the_data(run: Path) -> list[str]:
+    (run / "task.py").write_text(TASK.replace("data(1)", "data(3)"))
+    return []
+
+
+@change
+def the_seed(_: Path) -> list[str]:
+    return ["--seed", "1"]
+
+
+@change
+def the_step(_: Path) -> list[str]:
+    return ["--set", "linear.h=0.2"]
+
+
+@change
+def the_dtype(_: Path) -> list[str]:
+    return ["--output-dtype", "bfloat16"]
+
+
+@change
+def the_checkpoints(_: Path) -> list[str]:
+    return ["--last", "7"]
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_has_changed_is_worked_out_anew(run: Path, sewa: Sewa, what: str) -> None:
+    assert asked(sewa, "linear", "--cache", "kept").code == 0
+    passes(run)
+    flags = CHANGES[what](run)
+    found = asked(sewa, "linear", "--cache", "kept", *flags)
+    anew, written = passes(run), bytes_of(run)
+    plain = asked(sewa, "linear", *flags)
+    assert plain.code == 0, plain.err
+    assert (bytes_of(run), same(plain.out)) == (written, same(found.out))
+    assert anew.total() > FRAME
+
+
+@pytest.mark.usefixtures("run")
+def test_windows_do_not_take_each_others_results(sewa: Sewa) -> None:
+    flags = ["compare", "--methods", "sewa,last,twa:iterations=4", "-K", "2", "--windows", "4"]
+    flags.append("--json")
+    plain = json.loads(sewa(*flags).out)
+    for _ in range(2):
+        kept = json.loads(sewa(*flags, "--cache", "kept").out)
+        for one, two in zip(plain["windows"], kept["windows"], strict=True):
+            losses = [[row["heldout_loss"] for row in window["rows"]] for window in (one, two)]
+            assert losses[0] == losses[1]
+
+
+def test_a_batchnorm_run_is_the_same_with_a_cache(bn_run: Path, sewa: Sewa) -> None:
+    outputs = []
+    for flags in ([], ["--cache", "kept"], ["--cache", "kept"]):
+        ended = sewa("select", "--json", "-o", "average.safetensors", "--force", *flags)
+        assert ended.code == 0, ended.err
+        outputs.append((same(ended.out), (bn_run / "average.safetensors").read_bytes()))
+        recalled = json.loads(ended.out)["cost"]["recalled"]
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert recalled > 5
+
+
+def test_data_with_a_generator_of_their_own_are_told_and_nothing_is_kept(
+    run: Path, sewa: Sewa
+) -> None:
+    loader = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.cat, "
+    loader += "zip(*data(1)))), 25, shuffle=True, generator=torch.Generator().manual_seed(0))"
+    (run / "task.py").write_text(TASK.replace("return data(1)", f"return {loader}"))
+    plain = asked(sewa, "gumbel")
+    written = bytes_of(run)
+    kept = asked(sewa, "gumbel", "--cache", "kept")
+    assert plain.code == kept.code == 0, kept.err
+    assert bytes_of(run) == written
+    [warning] = set(json.loads(kept.out)["warnings"]) - set(json.loads(plain.out)["warnings"])
+    assert "selection_data() gives other batches each time" in warning
+    assert not (run / "kept").exists()
+
+
+def test_a_folder_that_cannot_be_written_or_is_spoilt_does_not_end_the_run(
+    run: Path, sewa: Sewa
+) -> None:
+    plain = asked(sewa, "gumbel")
+    written = bytes_of(run)
+    assert asked(sewa, "gumbel", "--cache", "kept").code == 0
+    for path in (run / "kept").glob("*/*.entry"):
+        path.write_bytes(path.read_bytes()[:-3])
+    spoilt = asked(sewa, "gumbel", "--cache", "kept")
+    assert (spoilt.code, bytes_of(run)) == (0, written)
+    [warning] = set(json.loads(spoilt.out)["warnings"]) - set(json.loads(plain.out)["warnings"])
+    assert "is damaged" in warning
+    (run / "kept" / "notes").write_text("mine")
+    ended = asked(sewa, "gumbel", "--cache", "kept/notes")
+    assert ended.code == 2
+    assert "is not a folder" in ended.error
+    ended = asked(sewa, "gumbel", "--cache", "kept/notes/inside")
+    assert (ended.code, bytes_of(run)) == (0, written)
+    assert "cannot be written" in ended.err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write all")
+def test_a_read_only_folder_is_read(run: Path, sewa: Sewa) -> None:
+    assert asked(sewa, "gumbel", "--cache", "kept").code == 0
+    passes(run)
+    for path in [*(run / "kept").glob("*"), run / "kept"]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        ended = asked(sewa, "gumbel", "--cache", "kept")
+    finally:
+        for path in [run / "kept", *(run / "kept").glob("*")]:
+            path.chmod(0o755)
+    assert ended.code == 0, ended.err
+    assert passes(run).total() <= FRAME
+
+
+def test_sewa_cache_shows_and_clears_what_there_is(run: Path, sewa: Sewa) -> None:
+    assert sewa("cache", "kept").code == 3
+    (run / "kept").mkdir()
+    assert "holds nothing of sewa's" in sewa("cache", "kept").err
+    assert asked(sewa, "gumbel", "--cache", "kept").code == 0
+    (run / "kept" / "mine").write_text("mine")
+    found = json.loads(sewa("cache", "kept", "--json").out)
+    assert found["entries"] == sum(group.entries for group in groups(run / "kept")) > 5
+    assert found["bytes"] == sum(p.stat().st_size for p in (run / "kept").glob("*/*.entry"))
+    named = next(one for one in found["runs"] if one["task"] == str(run / "task.py"))
+    assert named["checkpoints"].endswith("ckpts")
+    assert str(run / "task.py") in sewa("cache", "kept").out
+    assert len(sewa("cache", "kept", "--format", "csv").out.splitlines()) == 1 + len(found["runs"])
+    cleared = sewa("cache", "kept", "--clear")
+    assert f"cleared: {found['entries']} entries" in cleared.err
+    assert [path.name for path in (run / "kept").iterdir()] == ["mine"]
+    assert json.loads(sewa("cache", "kept", "--json").out)["runs"] == []
+    before = sorted(run.rglob("*"))
+    assert sewa("cache", ".", "--clear").code == 0  # somebody else's folder
+    assert sorted(run.rglob("*")) == before
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def start(*flags: str, slow: float = 0.0) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "sewa_cli", "select", "-q", *flags]
+    environment = {**os.environ, "SLOW": str(slow)}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def kill_after(process: subprocess.Popen[bytes], log: Path, lines: int) -> bool:
+    """SIGKILL when so many passes are done; False if it was done before."""
+    while process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= lines:
+            process.kill()
+        time.sleep(0.002)
+    return process.returncode != 0
+
+
+def killed_at_random(run: Path, kills: int, *flags: str) -> None:
+    assert start(*flags, "-o", "plain.safetensors", "--cache", "first").wait() == 0
+    once, made, killed = passes(run), Counter[str](), 0
+    chance = random.Random(kills)
+    for _ in range(kills):
+        process = start(*flags, "-o", "killed.safetensors", "--cache", "kept", slow=0.002)
+        ahead = chance.randint(1, FRAME + once.total() // kills)
+        killed += kill_after(process, run / "passes", ahead)
+        made += passes(run)
+    if not (run / "killed.safetensors").exists():
+        assert start(*flags, "-o", "killed.safetensors", "--cache", "kept").wait() == 0
+    made += passes(run)
+    plain, last = ((run / f"{name}.safetensors").read_bytes() for name in ("plain", "killed"))
+    assert last == plain
+    reports = [(run / f"{name}.report.json").read_text() for name in ("plain", "killed")]
+    assert same(reports[0]) == same(reports[1])
+    assert killed > 0
+    again = [one for one, times in made.items() if times > once[one]]
+    assert len(again) <= 3 + killed * AT_ONCE  # the frame's, and what a kill took with it
+    assert list((run / "kept").glob("*/*.part")) == [] or killed
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(run: Path) -> None:
+    killed_at_random(run, 3, "-K", "3", "--solver", "linear")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [(), ("-K", "3"), ("-K", "3", "--solver", "linear")], ids=str)
+def test_ten_kills_change_nothing(run: Path, flags: tuple[str, ...]) -> None:
+    killed_at_random(run, 10, *flags)
+
+
+def test_two_processes_share_a_cache(run: Path) -> None:
+    both = [start("-K", "3", "-o", f"{name}.safetensors", "--cache", "kept") for name in "ab"]
+    assert [process.wait() for process in both] == [0, 0]
+    one, two = ((run / f"{name}.safetensors").read_bytes() for name in "ab")
+    assert one == two

@@ -1,0 +1,246 @@
+"""The language model: documents apart, a run that decays, resumes, and what averages do there."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import importlib.util
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+from shlex import split
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import Sewa
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "sample_configs" / "language_model"
+STEPS, DECAY, CHECKPOINTS = 26, 4, 22
+FEW = "--set args.max_length=8 --set args.limit={}"  # tokens and rows, to be quick
+
+
+def load_module(folder: Path, name: str) -> Any:
+    """A script, as it is when it is run in its folder."""
+    sys.path.insert(0, str(folder))
+    try:
+        spec = importlib.util.spec_from_file_location(f"language_{name}", folder / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module  # dataclasses look for it
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(folder))
+
+
+train = load_module(FOLDER, "train")
+reviews = sys.modules["reviews"]
+decay = load_module(ROOT / "benchmarks" / "quality", "decay")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Texts of two hundred words, in which some words follow others."""
+    folder = tmp_path_factory.mktemp("imdb_csv")
+    draw = random.Random(0)
+    words = ["a", "film", "of", "the", "sea,", "which", "I've", "seen;", "naïve", "“long”", "bad!"]
+    for name, rows in (("train", 60), ("test", 10)):
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, quoting=csv.QUOTE_ALL)
+            for _ in range(rows):
+                at, text = draw.randrange(len(words)), []
+                for _ in range(200):
+                    at = (at + draw.choice((1, 1, 1, 5))) % len(words)
+                    text.append(words[at])
+                table.writerow([draw.randint(1, 2), "", " ".join(text)])
+    return folder
+
+
+def options(texts: Path, home: Path, *more: object) -> Any:
+    sizes = {"steps": STEPS, "decay": DECAY, "every": 1, "checkpoints": CHECKPOINTS, "warmup": 3}
+    sizes |= {"words": 300, "width": 16, "layers": 1, "selection": 12, "heldout": 10, "batch": 2}
+    places = ["--reviews", texts, "--data", home / "data", "--out", home / "ckpts"]
+    given = [
+        *(part for key, value in sizes.items() for part in (f"--{key}", value)),
+        *places,
+        *more,
+    ]
+    return train.arguments([str(part) for part in given])
+
+
+@pytest.fixture(scope="module")
+def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("run")
+    train.main(options(texts, home, "--further"))
+    return home
+
+
+def steps(folder: Path) -> list[int]:
+    return [step for step, _ in train.checkpoints(folder)]
+
+
+def test_no_document_is_in_two_parts(texts: Path) -> None:
+    parts = reviews.documents(texts)
+    assert {part: len(some) for part, some in parts.items()} == {
+        "training": 48,
+        "selection": 12,
+        "heldout": 10,
+    }
+    assert len({text for some in parts.values() for text in some}) == 70
+
+
+def test_rows_that_judge_are_beginnings_one_of_each_document(texts: Path, trained: Path) -> None:
+    tokenizer, rows = reviews.prepare(texts, trained / "data", 300, 12, 10)
+    assert rows.shape[1] == reviews.LENGTH
+    parts = reviews.documents(texts)
+    stream = [token for text in parts["training"] for token in tokenizer(text)["input_ids"]]
+    assert rows.ravel().tolist() == stream[: rows.size]
+    for part in ("selection", "heldout"):
+        lines = (trained / "data" / f"{part}.jsonl").read_text().splitlines()
+        for line, text in zip(lines, parts[part], strict=True):
+            row = json.loads(line)["text"]
+            assert text.startswith(row + " ")
+            code = tokenizer(row)["input_ids"]
+            assert reviews.LENGTH - 10 < len(code) <= reviews.LENGTH
+            assert tokenizer(text)["input_ids"][: len(code)] == code
+            assert code[0] == tokenizer.bos_token_id
+
+
+def test_too_few_texts_of_that_length_are_refused(texts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="12 texts have 128 tokens, 13 are asked for"):
+        reviews.prepare(texts, tmp_path / "data", 300, 13, 10)
+    assert not (tmp_path / "data" / "training.npy").exists()  # so the next one makes it all anew
+
+
+def test_without_data_it_says_make_data(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"train\.csv: no such file; `make data`"):
+        train.main(options(tmp_path / "missing", tmp_path))
+
+
+def test_the_rate_is_constant_after_the_warm_up_and_decays_to_nothing(texts: Path) -> None:
+    sizes = options(texts, texts)
+    constant = [train.share_of_rate(step, sizes, decayed=False) for step in range(30)]
+    assert constant[:3] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert set(constant[2:]) == {1.0}
+    decayed = [train.share_of_rate(STEPS + step, sizes, decayed=True) for step in range(DECAY + 1)]
+    assert decayed == [1, 0.75, 0.5, 0.25, 0]
+
+
+def test_both_runs_leave_folders_as_a_trainer_does(trained: Path) -> None:
+    assert steps(trained / "ckpts") == list(range(STEPS - CHECKPOINTS + 1, STEPS + DECAY + 1))
+    assert steps(trained / "ckpts-decayed") == list(range(STEPS + 1, STEPS + DECAY + 1))
+    for _, path in train.checkpoints(trained / "ckpts"):
+        names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+        assert names <= {file.name for file in path.iterdir()}
+    states = sorted(path.parent.name for path in trained.glob("ckpts*/*/optimizer.pt"))
+    assert states == ["checkpoint-26", "checkpoint-30", "checkpoint-30"]
+
+
+def weights(home: Path) -> dict[str, dict[str, torch.Tensor]]:
+    files = sorted(home.glob("ckpts*/checkpoint-*/model.safetensors"))
+    return {f"{file.relative_to(home)}": load_file(file) for file in files}
+
+
+@pytest.mark.parametrize("saves", [3, CHECKPOINTS, CHECKPOINTS + 2, CHECKPOINTS + DECAY + 1])
+def test_a_run_that_was_killed_goes_on_to_the_same_weights(
+    saves: int, texts: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(trained / "data", tmp_path / "data")
+    left = iter(range(saves))
+    save = train.save
+
+    def killed(*arguments: Any) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        save(*arguments)
+
+    with monkeypatch.context() as here:
+        here.setattr(train, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train.main(options(texts, tmp_path, "--further"))
+    train.main(options(texts, tmp_path, "--further"))
+    whole, resumed = weights(trained), weights(tmp_path)
+    assert whole.keys() == resumed.keys()
+    for file, tensors in whole.items():
+        assert all(torch.equal(tensors[name], resumed[file][name]) for name in tensors), file
+
+
+def test_the_commands_of_the_readme_run(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    assert "$ python train.py\n$ sewa select\n" in (FOLDER / "README.md").read_text()
+    shutil.copy(FOLDER / "sewa.yaml", tmp_path)
+    shutil.copytree(trained / "data", tmp_path / "data")
+    shutil.copytree(trained / "ckpts", tmp_path / "ckpts")
+    # the only thing that its yaml has of the longer run
+    (tmp_path / "ckpts" / "checkpoint-30").rename(tmp_path / "ckpts" / "checkpoint-1024")
+    monkeypatch.chdir(tmp_path)
+    ended = sewa("select", "--last", 6, *split(FEW.format(12)))
+    assert ended.code == 0, ended.err
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert report["k"] == 6
+    assert report["average"]["heldout_loss"] < 5.7  # what chance has with 300 words
+
+
+@pytest.fixture
+def commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa) -> list[str]:
+    """Those that the study gives; they run small, and in this process."""
+    given: list[str] = []
+
+    def call(command: list[str], folder: Path) -> str:
+        given.append(command[1])
+        if command[1] == "train.py":
+            assert folder == FOLDER
+            full = train.arguments(command[2:])
+            assert full.further
+            assert (full.steps, full.decay, full.checkpoints) == as_planned
+            places = ("--out", full.out, "--data", full.data)
+            train.main(options(texts, tmp_path, *places, "--seed", full.seed, "--further"))
+            return ""
+        ended = sewa(*command[3:])
+        assert ended.code == 0, ended.err
+        return ended.out
+
+    as_planned = decay.STEPS, decay.DECAY, decay.CHECKPOINTS
+    monkeypatch.setattr(decay, "call", call)
+    monkeypatch.setattr(decay, "STEPS", STEPS)
+    monkeypatch.setattr(decay, "CHECKPOINTS", CHECKPOINTS)
+    return given
+
+
+@pytest.mark.slow
+def test_the_study_says_what_share_of_the_decays_gain_each_method_has(
+    commands: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- decay: {title} -->\n\n" for title in decay.TITLES.values()))
+    few = FEW.format(8)  # of which the default would not learn
+    asked = ["--folder", str(tmp_path), "--seeds", "0", "1", f"--options={few}"]
+    decay.main([*asked, "--into", str(page)])
+    assert len(commands) == 2 + 2 * len(list(decay.jobs()))
+    shown = capfd.readouterr().out
+    found = decay.losses(decay.Study(tmp_path, (), split(few)), (0, 1))
+    assert all(len(runs) == 2 for runs in found.values())
+    assert {method for part, method, _ in found if part == "constant"} == {
+        *decay.SIMPLE,
+        *("aggregate", "sewa", "greedy"),
+    }
+    assert decay.shares(found, ("constant", "last", None)) == [0, 0]
+    assert decay.shares(found, ("decayed", "last", None)) == [100, 100]
+    before, after = (found[part, "last", None][1] for part in ("constant", "decayed"))
+    mean = found["constant", "uniform", None][1]
+    share = decay.shares(found, ("constant", "uniform", None))[1]
+    assert share == pytest.approx(100 * (before - mean) / (before - after))
+    first = next(line for line in shown.splitlines() if line.startswith("| **"))
+    assert "the default" in first
+
+    decay.main(asked)  # nothing is done again
+    assert len(commands) == 2 + 2 * len(list(decay.jobs()))
+    assert capfd.readouterr().out == shown
+    assert all(line in page.read_text() for line in shown.splitlines() if line.startswith("|"))
