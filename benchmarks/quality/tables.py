@@ -259,7 +259,8 @@ def filled(
     def table(mark: re.Match[str]) -> str:
         if mark[2] not in tables:
             raise SystemExit(f"no such table: {mark[2]}; there are {', '.join(tables)}")
-        return f"{mark[1]}{markdown(tables[mark[2]])}\n\n"  # or what follows were a row of it
+        rows = tables[mark[2]]
+        return mark[1] + (f"{markdown(rows)}\n\n" if rows else "")  # or what follows were a row
 
     page = re.sub(rf"(<!-- {study}: (.+?) -->\n\n)(?:\|.*\n)*\n*", table, page)
     return page.rstrip() + "\n"
