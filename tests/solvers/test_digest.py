@@ -383,3 +383,30 @@ def test_a_cap_too_small_for_32_rows_ends_in_one_line_before_any_work(sewa: Sewa
         ended = sewa("select", *how)
         assert ended.code == 2, ended.err
         assert "raise --memory" in ended.error
+
+
+@pytest.mark.usefixtures("words_run")
+@pytest.mark.parametrize("how", [[], ["--sparse"]])
+def test_a_forecast_counts_digests_with_weights_and_from_shapes_alone(
+    sewa: Sewa, how: list[Any]
+) -> None:
+    with_weights, shapes = (
+        json.loads(sewa("select", *how, "--dry-run", "--json", *memory).out)
+        for memory in ([], ["--memory", "1KiB"])
+    )
+    assert (with_weights["how"], shapes["how"]) == ("measured", "from headers")
+    assert with_weights["rows_used"] == shapes["rows_used"] == 60
+    assert with_weights["forward_passes"] == shapes["forward_passes"]
+    report = json.loads(sewa("select", *how, "-o", "out.safetensors", "--json").out)
+    planned = with_weights["placement"]["planned_bytes"]
+    assert report["cost"]["forward_passes"] <= with_weights["forward_passes"]
+    assert (
+        report["placement"]["planned_bytes"] <= planned <= 2 * report["placement"]["planned_bytes"]
+    )
+
+
+@pytest.mark.usefixtures("words_run")
+def test_a_forecast_says_that_too_few_rows_would_fit(sewa: Sewa) -> None:
+    ended = sewa("select", "--dry-run", "--memory", "600KB")
+    assert ended.code == 0, ended.err
+    assert "too few, and it would stop: raise --memory" in ended.err
