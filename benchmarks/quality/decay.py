@@ -1,9 +1,9 @@
 """How much of a decay's gain does an average give without decaying?
 
-`python benchmarks/quality/decay.py` trains sample_configs/language_model with three seeds, each
-at a constant rate, then decayed to nothing, then as many steps further at the constant rate. It
-puts every method to them through `sewa compare` and prints tables in Markdown. An hour or two on
-one core; it may be stopped and started again at any time. It needs `make data`.
+`python benchmarks/quality/decay.py` trains sample_configs/language_model with three seeds, each at
+a constant rate, then decayed to nothing. It puts every method to them through `sewa compare` and
+prints tables in Markdown. An hour or so on one core; it may be stopped and started again at any
+time. It needs `make data`.
 
     python benchmarks/quality/decay.py --seeds 3 --train     one run, trained and no more
     python benchmarks/quality/decay.py --options='--memory 4GiB'
@@ -29,7 +29,7 @@ from running import Failed, call, keep, left_by
 from tables import Runs, estimate, filled, markdown
 
 HOME = SAMPLES / "language_model"
-STEPS, DECAY, CHECKPOINTS = 1024, 192, 32  # as train.py has them
+STEPS = 1024  # as train.py has them
 SIMPLE = ("last", "uniform", "swa", "latest", "lawa", "ema-window", "wsm")
 NAMES = {"aggregate": "**the default**", "sewa": "SeWA's mask, linear"}
 
@@ -38,7 +38,7 @@ NAMES = {"aggregate": "**the default**", "sewa": "SeWA's mask, linear"}
 class Job:
     """One `sewa compare` over one part of a run."""
 
-    part: str  # "constant", "decayed" or "further"
+    part: str  # "constant" or "decayed"
     name: str
     methods: tuple[str, ...]
     budgets: tuple[int, ...] = (10,)
@@ -48,7 +48,6 @@ class Job:
         where = {
             "constant": (checkpoints, "--to-step", str(STEPS)),
             "decayed": (f"{checkpoints}-decayed",),
-            "further": (checkpoints, "--last", str(CHECKPOINTS)),
         }
         return [
             *("compare", *where[self.part], "--methods", ",".join(self.methods)),
@@ -65,9 +64,7 @@ def jobs() -> Iterator[Job]:
     yield Job("constant", "default", ("aggregate",))
     yield Job("constant", "linear", ("sewa",), options=("--solver", "linear"))
     yield Job("constant", "greedy", ("greedy",))
-    yield Job("further", "simple", SIMPLE, (10, 20))
     yield Job("decayed", "default", ("aggregate",))
-    yield Job("further", "default", ("aggregate",))
 
 
 class Study:
@@ -75,7 +72,7 @@ class Study:
 
     def __init__(self, folder: Path, training: Sequence[str], options: Sequence[str]) -> None:
         self.folder = folder.resolve()
-        self._training = ["train.py", "--further", *training]
+        self._training = ["train.py", *training]
         self._options = list(options)
 
     def train(self, seed: int) -> None:
@@ -172,7 +169,6 @@ def table(found: Mapping[Key, Runs], part: str) -> list[dict[str, str]]:
 TITLES = {
     "constant": "averages of the constant run, where the decay would begin",
     "decayed": "the decayed run",
-    "further": "averages of the constant run, as many steps as the decayed one has",
 }
 
 

@@ -198,19 +198,17 @@ def commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa:
         if command[1] == "train.py":
             assert folder == FOLDER
             full = train.arguments(command[2:])
-            assert full.further
-            assert (full.steps, full.decay, full.checkpoints) == as_planned
+            assert full.steps == as_planned
             places = ("--out", full.out, "--data", full.data)
-            train.main(options(texts, tmp_path, *places, "--seed", full.seed, "--further"))
+            train.main(options(texts, tmp_path, *places, "--seed", full.seed))
             return ""
         ended = sewa(*command[3:])
         assert ended.code == 0, ended.err
         return ended.out
 
-    as_planned = decay.STEPS, decay.DECAY, decay.CHECKPOINTS
+    as_planned = decay.STEPS
     monkeypatch.setattr(decay, "call", call)
     monkeypatch.setattr(decay, "STEPS", STEPS)
-    monkeypatch.setattr(decay, "CHECKPOINTS", CHECKPOINTS)
     return given
 
 
