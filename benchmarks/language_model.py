@@ -6,6 +6,10 @@ Python's own standard library, at a constant rate after warm-up, and the last 20
     predictions  of 20 random averages of five or more, from all logits and from digests of them
     command      (`--command`) the default on 300 rows: all take part; its time in plain forward
                  passes, k for each round; its peak anonymous memory
+    kills        (`--kills 10`) the default on 32 rows with a cache, killed at random moments so
+                 often, then left alone: the bytes of an undisturbed run
+    gumbel       (`--gumbel`) the mask of five on 300 rows: its forecast, what it takes, and the
+                 longest time without a word in the log
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -124,26 +129,79 @@ def _train(rows: list[list[int]], tokenizer: Any, folder: Path) -> None:
 # ---- the command -------------------------------------------------------------------------------
 
 
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _prepared(folder: Path, rows: int) -> Path:
+    """A folder with a sewa.yaml that chooses by so many rows."""
+    work = folder / "command"
+    work.mkdir(exist_ok=True)
+    lines = (folder / "selection.jsonl").read_text().splitlines(keepends=True)[:rows]
+    (work / "selection.jsonl").write_text("".join(lines))
+    (work / "sewa.yaml").write_text(
+        f"checkpoints: {folder.absolute()}/run\ntask: huggingface\nargs: {{kind: causal-lm, "
+        f"selection: selection.jsonl, max_length: {LENGTH}, batch_size: {BATCH}}}\n"
+    )
+    return work
+
+
+def _select(output: str, *more: str) -> list[str]:
+    return [sys.executable, "-m", "sewa_cli", "select", "-o", output, "--force", *more]
+
+
+def kills(folder: Path, rows: int, times: int) -> list[dict[str, Any]]:
+    """Killed so often, at moments that are drawn from the time that an undisturbed run takes."""
+    work = _prepared(folder, rows)
+    cache = work / "cache"
+    shutil.rmtree(cache, ignore_errors=True)
+    started = time.perf_counter()
+    subprocess.run(_select("whole", "--quiet"), cwd=work, env=ONE_THREAD, check=True)
+    whole, draw, killed = time.perf_counter() - started, random.Random(0), 0
+    line = _select("disturbed", "--quiet", "--cache", str(cache))
+    for _ in range(times):
+        running = subprocess.Popen(line, cwd=work, env=ONE_THREAD)
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(whole * draw.uniform(0.2, 0.8))
+        killed += running.poll() is None
+        running.kill()
+        running.wait()
+    subprocess.run(line, cwd=work, env=ONE_THREAD, check=True)
+    weights = [(work / name / "model.safetensors").read_bytes() for name in ("whole", "disturbed")]
+    report = json.loads((work / "disturbed.report.json").read_text())
+    found = {"rows": rows, "killed": killed, "same bytes": str(weights[0] == weights[1])}
+    recalled = {"recalled in the end": report["cost"]["recalled"]}
+    return [{**found, **recalled, "passes in the end": report["cost"]["forward_passes"]}]
+
+
+def gumbel(folder: Path, rows: int) -> list[dict[str, Any]]:
+    """`--solver gumbel`, in seconds of the processor; the log is watched by the clock."""
+    work = _prepared(folder, rows)
+    line = _select("mask", "--K", "5", "--solver", "gumbel")
+    planned = subprocess.run(
+        [*line, "--dry-run", "--json"], cwd=work, env=ONE_THREAD, check=True, capture_output=True
+    )
+    before, silence, last = _of_children(), 0.0, time.perf_counter()
+    running = subprocess.Popen(line, cwd=work, env=ONE_THREAD, stderr=subprocess.PIPE)
+    assert running.stderr is not None
+    for _ in running.stderr:
+        now = time.perf_counter()
+        silence, last = max(silence, now - last), now
+    if running.wait() != 0:
+        raise SystemExit("sewa select failed")
+    seconds, said = _of_children() - before, json.loads(planned.stdout)["seconds"]
+    found = {"rows": rows, "CPU seconds": seconds, "forecast": said, "ratio": said / seconds}
+    return [{**found, "longest silence, s": max(silence, time.perf_counter() - last)}]
+
+
 def command(folder: Path, rows: int) -> list[dict[str, Any]]:
     """`sewa select` as a process of its own, beside k · rounds plain passes over its rows.
 
     In seconds of the processor, one thread each: the clock's depend on who else is at work.
     """
-    work = folder / "command"
-    work.mkdir(exist_ok=True)
-    lines = (folder / "selection.jsonl").read_text().splitlines(keepends=True)[:rows]
-    (work / "selection.jsonl").write_text("".join(lines))
-    run = folder.absolute() / "run"
-    args = f"kind: causal-lm, model: {run}/checkpoint-{STEPS}, selection: selection.jsonl"
-    (work / "sewa.yaml").write_text(
-        f"checkpoints: {run}\ntask: huggingface\n"
-        f"args: {{{args}, max_length: {LENGTH}, batch_size: {BATCH}}}\n"
-    )
+    work = _prepared(folder, rows)
     before = _of_children()
-    line = [sys.executable, "-m", "sewa_cli", "select", "-o", "out", "--force", "--json"]
     with (work / "report.json").open("w") as out:
-        one = {**os.environ, "OMP_NUM_THREADS": "1"}
-        running = subprocess.Popen(line, cwd=work, stdout=out, env=one)
+        running = subprocess.Popen(_select("out", "--json"), cwd=work, stdout=out, env=ONE_THREAD)
         peak = 0
         while running.poll() is None:
             peak = max(peak, _anonymous(running.pid))
@@ -262,12 +320,18 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, required=True, help="kept there, made once")
     parser.add_argument("--rows", type=int, help="to predict on (8), or for the command (300)")
     parser.add_argument("--command", action="store_true", help="the whole default command")
+    parser.add_argument("--kills", type=int, help="so often, of the default command")
+    parser.add_argument("--gumbel", action="store_true", help="the mask of five")
     parser.add_argument("--json", help="write the table here as well")
     args = parser.parse_args()
     torch.set_num_threads(1)
     make_run(args.folder)
     if args.command:
         table = command(args.folder, args.rows or ROWS)
+    elif args.kills:
+        table = kills(args.folder, args.rows or 32, args.kills)
+    elif args.gumbel:
+        table = gumbel(args.folder, args.rows or ROWS)
     else:
         table = predictions(args.folder, args.rows or 8, VARIANTS)
     finish("language_model", table, args.json)
