@@ -6,7 +6,7 @@ Python's own standard library, at a constant rate after warm-up, and the last 20
     predictions  of 20 random averages of five or more, from all logits and from digests of them
     command      (`--command`) the default on 300 rows: all take part; its time in plain forward
                  passes, k for each round; its peak anonymous memory
-    kills        (`--kills 10`) the default on 32 rows with a cache, killed at random moments so
+    kills        (`--kills 10`) the default on 64 rows with a cache, killed at random moments so
                  often, then left alone: the bytes of an undisturbed run
     gumbel       (`--gumbel`) the mask of five on 300 rows: its forecast, what it takes, and the
                  longest time without a word in the log
@@ -149,23 +149,27 @@ def _select(output: str, *more: str) -> list[str]:
     return [sys.executable, "-m", "sewa_cli", "select", "-o", output, "--force", *more]
 
 
+def _run(line: list[str], work: Path) -> None:
+    subprocess.run(line, cwd=work, env=ONE_THREAD, check=True, stdout=subprocess.DEVNULL)
+
+
 def kills(folder: Path, rows: int, times: int) -> list[dict[str, Any]]:
     """Killed so often, at moments that are drawn from the time that an undisturbed run takes."""
     work = _prepared(folder, rows)
     cache = work / "cache"
     shutil.rmtree(cache, ignore_errors=True)
     started = time.perf_counter()
-    subprocess.run(_select("whole", "--quiet"), cwd=work, env=ONE_THREAD, check=True)
+    _run(_select("whole", "--quiet"), work)
     whole, draw, killed = time.perf_counter() - started, random.Random(0), 0
     line = _select("disturbed", "--quiet", "--cache", str(cache))
     for _ in range(times):
-        running = subprocess.Popen(line, cwd=work, env=ONE_THREAD)
+        running = subprocess.Popen(line, cwd=work, env=ONE_THREAD, stdout=subprocess.DEVNULL)
         with suppress(subprocess.TimeoutExpired):
-            running.wait(whole * draw.uniform(0.2, 0.8))
+            running.wait(whole * draw.uniform(0.1, 0.4))  # what is known takes no time
         killed += running.poll() is None
         running.kill()
         running.wait()
-    subprocess.run(line, cwd=work, env=ONE_THREAD, check=True)
+    _run(line, work)
     weights = [(work / name / "model.safetensors").read_bytes() for name in ("whole", "disturbed")]
     report = json.loads((work / "disturbed.report.json").read_text())
     found = {"rows": rows, "killed": killed, "same bytes": str(weights[0] == weights[1])}
@@ -329,7 +333,7 @@ if __name__ == "__main__":
     if args.command:
         table = command(args.folder, args.rows or ROWS)
     elif args.kills:
-        table = kills(args.folder, args.rows or 32, args.kills)
+        table = kills(args.folder, args.rows or 64, args.kills)
     elif args.gumbel:
         table = gumbel(args.folder, args.rows or ROWS)
     else:

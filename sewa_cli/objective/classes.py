@@ -26,6 +26,7 @@ IGNORED = -100  # no target here: as in torch and transformers
 # with 32,000 words on one core, evaluating: 1.1 s by 32 MiB, 1.4 by 8, 2.1 by 1, all at once 1.8
 PIECE = 32 * 2**20
 CLOSE = 1e-3  # two ways to one number, in bfloat16 too
+LOOKED_AT = 100  # batches; whether the loss is made of the targets may depend on the rows
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,12 @@ class Targets:
     def per_row(self) -> int:
         """Places in a row, with a target or without."""
         return torch.Size(self.shape[1:]).numel()
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Of two batches hardly ever the same."""
+        numbers = self.where * (self.classes + 1)
+        return (*self.shape, len(self.where), int(self.classes.sum()), int(numbers.sum()))
 
 
 @dataclass(frozen=True)
@@ -77,12 +84,21 @@ class Classes:
         self._refused = False
         self._apart = True  # rows may be run apart
         self._width: int | None = None  # V
+        self._seen: set[tuple[int, ...]] = set()  # batches that were looked at
 
     def targets(self, module: nn.Module, batch: Nest) -> Targets | None:
         """Of a batch on the device; None if they are not what the loss is made of."""
-        if self._width is None:
+        is_first = self._width is None
+        if is_first:
             self._look(module, batch)
-        return None if self._refused else self._targets(batch)
+        if self._refused:
+            return None
+        found = self._targets(batch)
+        if not self.proven and len(self._seen) < LOOKED_AT and found.key not in self._seen:
+            if not is_first:
+                self._look_again(module, batch, found)
+            self._seen.add(found.key)
+        return found
 
     @property
     def width(self) -> int:
@@ -91,7 +107,7 @@ class Classes:
 
     def believe(self, outputs: Any) -> None:
         """That it is as the task says: of outputs that have shapes and no numbers."""
-        self._width = _checked(outputs).shape[-1]
+        self._width, self.proven = _checked(outputs).shape[-1], True
 
     def at_once(self, room: int) -> int:
         """Targets whose logits fit."""
@@ -136,7 +152,9 @@ class Classes:
         return _checked(self.predict(module, batch))
 
     def _targets(self, batch: Nest) -> Targets:
-        n, (found, weights) = rows(batch), self.find(_anew(batch))
+        n = rows(batch)
+        with unchanged(batch, "targets()"):
+            found, weights = self.find(_anew(batch))
         if found.ndim == 0 or found.shape[0] != n:
             raise TaskError(
                 f"targets() must have the batch's {n} rows first, found shape {list(found.shape)}"
@@ -186,22 +204,11 @@ class Classes:
         _check_shape(alone, (alone.shape[0], *targets.shape[1:]), "predict")
         if self.proven:
             return
-        size = max(2, self.at_once(self.room) // targets.per_row) if self._apart else n
-        few = _rows(batch, n, 0, size)
-        with seeded(0):
-            outputs = self._outputs(module, _anew(few))
-        targets = self._targets(few)
-        _check_shape(outputs, targets.shape, "predict")
+        few, outputs, targets, differ = self._compared(module, batch, targets)
         self._apart = self._apart and _close(outputs[:1], alone)
-        logits = outputs.flatten(0, -2)[targets.where].float()
-        mine = targets.weights @ F.cross_entropy(logits, targets.classes, reduction="none")
-        theirs = self.loss(outputs.clone(), _anew(few)).reshape(()).float()
-        if not torch.isclose(mine, theirs, rtol=CLOSE, atol=1e-6, equal_nan=True):
+        if differ:
             self._refused = True
-            self.warn(
-                f"targets(): their cross-entropies sum up to {float(mine):.6g}, but loss() gives "
-                f"{float(theirs):.6g}; only loss() is used, with all logits at once"
-            )
+            self.warn(f"targets(): {differ}; only loss() is used, with all logits at once")
         elif self.features is not None and self.head is not None:
             with seeded(0):
                 hidden = self.features(module, _anew(few))
@@ -214,6 +221,40 @@ class Classes:
                     "head(features) is not what predict() gives; only predict() is used, some rows "
                     "at a time"
                 )
+
+    @torch.no_grad()
+    def _look_again(self, module: nn.Module, batch: Nest, targets: Targets) -> None:
+        """At a further batch. Numbers of those before are in use: there is no going back."""
+        *_, differ = self._compared(module, batch, targets)
+        if differ:
+            raise TaskError(
+                f"targets(): {differ}, in one of the batches, and the same in others; say in "
+                "targets() what loss() is made of, with weights, or leave it out"
+            )
+
+    def _compared(
+        self, module: nn.Module, batch: Nest, targets: Targets
+    ) -> tuple[Nest, Tensor, Targets, str]:
+        """Some rows, their outputs and targets; how the two losses differ, if they do."""
+        n, few = rows(batch), _anew(batch)
+        if self._apart:
+            size = max(2, self.at_once(self.room) // targets.per_row)
+            with_targets = torch.unique(targets.rows).tolist()[:size]
+            few = take_rows(batch, n, torch.tensor(sorted({0, *with_targets})))
+        with seeded(0):
+            outputs = self._outputs(module, _anew(few))
+        targets = self._targets(few)
+        _check_shape(outputs, targets.shape, "predict")
+        logits = outputs.flatten(0, -2)[targets.where].float()
+        mine = targets.weights @ F.cross_entropy(logits, targets.classes, reduction="none")
+        theirs = self.loss(outputs.clone(), _anew(few)).reshape(()).float()
+        differ = ""
+        if not torch.isclose(mine, theirs, rtol=CLOSE, atol=1e-6, equal_nan=True):
+            differ = (
+                f"their cross-entropies sum up to {float(mine):.6g}, but loss() gives "
+                f"{float(theirs):.6g}"
+            )
+        return few, outputs, targets, differ
 
 
 def losses(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:

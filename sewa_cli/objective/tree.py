@@ -39,14 +39,14 @@ def arrays(batch: Nest) -> Iterator[Any]:
 
 
 @contextmanager
-def unchanged(batch: Nest) -> Iterator[None]:
+def unchanged(batch: Nest, whose: str = "predict() or loss()") -> Iterator[None]:
     """The user's code is to leave the batch as it is; TaskError if it has not."""
     watched = [x for x in arrays(batch) if isinstance(x, Tensor) and not x.is_inference()]
     versions = [tensor._version for tensor in watched]  # torch counts in-place changes
     yield
     if [tensor._version for tensor in watched] != versions:
         raise TaskError(
-            "predict() or loss() changes the batch in place, so the next pass over it would "
+            f"{whose} changes the batch in place, so the next pass over it would "
             "see other data; work on a copy (x.clone())"
         )
 

@@ -159,7 +159,7 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool)
     room = 4 * V * 10
     model, largest = Speaker(), list[int]()
     found = objective_of(task_of(data, TARGETS, HEAD), model, room)
-    found.mean_loss(data)  # what the task says is looked at once, on two rows
+    found.mean_loss(data)  # what the task says is looked at once, on two rows of each batch
 
     def measure(_: nn.Module, __: object, logits: Tensor) -> None:
         largest.append(4 * logits.numel())
@@ -305,6 +305,27 @@ def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(
     [text] = said
     assert text.startswith("targets(): their cross-entropies sum up to ")
     assert "\n" not in text
+
+
+def test_a_later_batch_whose_loss_is_made_of_something_else_ends_it() -> None:
+    """The mean of rows' means is the mean over targets, where rows have equally many."""
+    data = [*batches([(4, 6)], ignored=0.0), *batches([(4, 6)], ignored=0.5)]
+    found = objective_of(task_of(data, TARGETS, {"loss": mean_of_rows}), Speaker(), 100)
+    assert found.targets(data[0]) is not None
+    with pytest.raises(TaskError, match=r"but loss\(\) gives .*, in one of the batches"):
+        found.mean_loss(data)
+
+
+def test_targets_that_change_the_batch_are_told() -> None:
+    def shifts(batch: Batch) -> Tensor:
+        labels: Tensor = batch["labels"]
+        labels += 1
+        return labels
+
+    data = batches([(4, 6)])
+    found = objective_of(task_of(data, {"targets": shifts}), Speaker(), 100)
+    with pytest.raises(TaskError, match=r"targets\(\) changes the batch in place"):
+        found.mean_loss(data)
 
 
 def test_a_head_that_is_not_the_models_own_is_left_alone() -> None:

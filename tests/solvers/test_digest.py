@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sewa_cli.errors import ConfigError
+from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.classes import Classes
 from sewa_cli.objective.model import FlatModel
@@ -280,15 +280,15 @@ def test_labels_that_were_shuffled_are_noise_and_their_own_matter() -> None:
 # ---- rows --------------------------------------------------------------------------------------
 
 
-def test_targets_that_are_not_those_of_the_loss_are_told_and_all_outputs_kept() -> None:
+def test_targets_that_are_not_those_of_the_loss_end_it() -> None:
     def shifted(batch: Any) -> tuple[Tensor, None]:
         return batch["labels"].roll(1, 1), None
 
     problem = problem_of(shifted)
-    problem.objective.classes.proven = True  # type: ignore[union-attr] # it does not look itself
-    found = build(problem, base_of(problem), 0.1, keep=KEEP)
-    assert isinstance(found.outputs, Whole)
-    assert any("targets() and loss() differ" in line for line in problem.events.warnings)
+    # it does not look itself
+    problem.objective.classes = replace(problem.objective.classes, proven=True)  # type: ignore[type-var]
+    with pytest.raises(TaskError, match=r"targets\(\) and loss\(\) differ"):
+        build(problem, base_of(problem), 0.1, keep=KEEP)
 
 
 def test_few_classes_are_kept_as_they_are() -> None:

@@ -238,11 +238,11 @@ def _agrees(problem: Problem, kept: Rows) -> bool:
             each = torch.nn.functional.cross_entropy(logits, targets.classes, reduction="none")
             ours, theirs = targets.weights @ each, objective.loss(outputs, few).reshape(()).float()
         if not torch.allclose(ours, theirs, rtol=CLOSE, atol=1e-6, equal_nan=True):
-            problem.events.warn(
+            raise TaskError(
                 f"targets() and loss() differ: {float(ours):.6g} by the cross-entropy of the "
-                f"targets, {float(theirs):.6g} by loss(); all outputs are kept, which takes more"
+                f"targets, {float(theirs):.6g} by loss(); say in targets() what loss() is made of, "
+                "with weights, or leave it out"
             )
-            return False
     return True
 
 
