@@ -164,7 +164,8 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     space = Space.of(sizes, keep, sizes.room - held(run))
     spares = space.digest is not None and k < DEAR
     if spares:
-        run = min(len(rungs), SPARED_RUNGS)
+        fitting = max(LEAST_VECTORS, sizes.room // 4 // vector - QUARTERS)
+        run = min(len(rungs), SPARED_RUNGS, fitting)
         space = Space.of(sizes, keep, sizes.room - held(run))
     vectors = held(run)
     tight = vectors == sizes.room // 2 or not space.has_all_rows
