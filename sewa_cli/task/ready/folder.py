@@ -29,6 +29,7 @@ _PLACES = {"checkpoints", "checkpoint"}  # folders that trainers put between a r
 _BASE = "base_model_name_or_path"
 _FAULTS = (  # of files that are not what transformers expects
     *(OSError, ValueError, ImportError, LookupError, TypeError, RuntimeError, AttributeError),
+    *(AssertionError, ArithmeticError),
 )
 
 
