@@ -453,6 +453,22 @@ def test_wrong_args_are_one_line_with_their_place(
     [
         ("causal-lm", {"text": 5}, "rows.jsonl: row 2: text: must be text, found int"),
         ("causal-lm", {"text": None}, "rows.jsonl: row 2: text: is empty"),
+        ("causal-lm", {"text": "a\ud800b"}, "rows.jsonl: row 2: text: is not valid Unicode"),
+        (
+            "sequence-classification",
+            {"text": "\udfff", "label": "few"},
+            "rows.jsonl: row 2: text: is not valid Unicode",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a", "\ud800"], "tags": ["long", "long"]},
+            "rows.jsonl: row 2: tokens: is not valid Unicode",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a", 5], "tags": ["long", "long"]},
+            "rows.jsonl: row 2: tokens: must be text, found int",
+        ),
         ("causal-lm", "text", "rows.jsonl: row 2: must be an object with columns"),
         (
             "sequence-classification",
