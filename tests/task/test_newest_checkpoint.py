@@ -189,6 +189,8 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
     assert ended.code == 0, ended.err
     said = " ".join(ended.err.split())
     assert "adapters on the base model base, tokenizer from lora" in said
+    assert "Loading weights" not in said
+    assert transformers.utils.logging.is_progress_bar_enabled()  # as it was
     report = json.loads(ended.out)
     adapter = load_file("lora/checkpoint-5/adapter_model.safetensors")
     assert report["parameters"] == sum(tensor.numel() for tensor in adapter.values())
