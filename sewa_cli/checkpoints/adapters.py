@@ -84,7 +84,7 @@ def check_mergeable(checkpoint: Checkpoint) -> None:
 def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
     """Those of the model's names that belong to the adapter."""
     found = set(names_in_model(checkpoint, names))
-    if not found:
+    if all(_INSIDE.isdisjoint(name.split(".")) for name in found):
         raise CheckpointError(
             f"{checkpoint.path}: is a PEFT adapter, and the task's model has none; return "
             "get_peft_model(base, config) or PeftModel.from_pretrained(base, folder) from "
@@ -96,14 +96,14 @@ def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
 def names_in_model(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
     """Name in a PeftModel → name in the adapter's file, for the adapter's own tensors.
 
-    PEFT inserts the adapter's name: lora_A.default.weight is lora_A.weight in the file.
+    PEFT inserts the adapter's name: lora_A.default.weight is lora_A.weight in the file. Embeddings
+    that it saves along, as they are targets or were resized, have the same name in both.
     """
     plain = {name.removeprefix(_OUTSIDE): name for name in checkpoint.tensors}
     found = {}
     for name in names:
         parts = name.removeprefix(_OUTSIDE).split(".")
-        if not _INSIDE.isdisjoint(parts):
-            short = ".".join(part for part in parts if part not in _INSIDE)
-            if short in plain:
-                found[name] = plain[short]
+        short = ".".join(part for part in parts if part not in _INSIDE)
+        if short in plain:
+            found[name] = plain[short]
     return found

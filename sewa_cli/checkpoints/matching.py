@@ -30,11 +30,11 @@ def match_names(
     """
     sources, extra = _sources(checkpoint, tied)
     missing = [names[0] for names in tied if not any(name in sources for name in names)]
-    if missing or extra:
+    faults = {"missing from the checkpoint": missing, "not in the model": extra}
+    if told := [f"{what}: {few(names)}" for what, names in faults.items() if names]:
         raise CheckpointError(
             f"{checkpoint.path}: does not fit the model that build_model() returns: "
-            f"missing from the checkpoint: {few(missing) or 'nothing'}; "
-            f"not in the model: {few(extra) or 'nothing'}"
+            + "; ".join(told)
         )
     kept = {next(name for name in names if name in sources): names[0] for names in tied}
     float_names = set(floats)

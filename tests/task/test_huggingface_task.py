@@ -453,6 +453,22 @@ def test_wrong_args_are_one_line_with_their_place(
     [
         ("causal-lm", {"text": 5}, "rows.jsonl: row 2: text: must be text, found int"),
         ("causal-lm", {"text": None}, "rows.jsonl: row 2: text: is empty"),
+        ("causal-lm", {"text": "a\ud800b"}, "rows.jsonl: row 2: text: is not valid Unicode"),
+        (
+            "sequence-classification",
+            {"text": "\udfff", "label": "few"},
+            "rows.jsonl: row 2: text: is not valid Unicode",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a", "\ud800"], "tags": ["long", "long"]},
+            "rows.jsonl: row 2: tokens: is not valid Unicode",
+        ),
+        (
+            "token-classification",
+            {"tokens": ["a", 5], "tags": ["long", "long"]},
+            "rows.jsonl: row 2: tokens: must be text, found int",
+        ),
         ("causal-lm", "text", "rows.jsonl: row 2: must be an object with columns"),
         (
             "sequence-classification",
@@ -519,11 +535,63 @@ def test_a_tokenizer_with_more_words_than_the_model_is_told(
     runs: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = runs("causal-lm")
-    write_model(tmp_path, "causal-lm")
-    settings = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 100}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    said = first_fault(args_of(folder, "causal-lm", model=tmp_path))
+    model = with_config(tmp_path, "causal-lm", vocab_size=100)
+    said = first_fault(args_of(folder, "causal-lm", model=model))
     assert "but the model has 100 (vocab_size in config.json)" in said
+
+
+def with_config(folder: Path, kind: str, **changes: Any) -> Path:
+    """A model's folder whose config.json says something else."""
+    write_model(folder, kind, NAMES.get(kind, ()))
+    settings = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["causal-lm", "masked-lm", "token-classification"])
+@pytest.mark.parametrize("of_tokenizer", [False, True])
+def test_padding_that_the_model_does_not_have_is_any_token(
+    kind: str, of_tokenizer: bool, runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = runs(kind)
+    model = with_config(tmp_path, kind, pad_token_id=None if of_tokenizer else -1)
+    if of_tokenizer:
+        words = transformers.AutoTokenizer.from_pretrained(model)
+        words.add_special_tokens({"pad_token": "[MORE]"})
+        assert words.pad_token_id == 300
+        words.save_pretrained(model)
+    task = load_task("huggingface", args_of(folder, kind, model=model))
+    built, batch = task.build_model(), next(iter(task.selection_data))
+    padded = batch["input_ids"][batch["attention_mask"] == 0]
+    assert len(padded) > 0
+    assert set(padded.tolist()) == {0}
+    task.predict(built, batch)
+
+
+@pytest.mark.parametrize("padding", [-1, 300])
+def test_padding_that_a_classifier_does_not_have_is_told(
+    padding: int, runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kind = "sequence-classification"
+    args = args_of(runs(kind), kind, model=with_config(tmp_path, kind, pad_token_id=padding))
+    assert first_fault(args) == (
+        f"{tmp_path}/config.json: pad_token_id is {padding}, and the model has 300 tokens; name "
+        "one of them, or set args.batch_size: 1"
+    )
+    task = load_task("huggingface", args | {"batch_size": 1})
+    task.predict(task.build_model(), next(iter(task.selection_data)))
+
+
+@pytest.mark.parametrize("change", [{"pad_token_id": 600}, {"num_attention_heads": 0}])
+def test_a_config_that_makes_no_model_is_one_line(
+    change: dict[str, Any], runs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    kind = "masked-lm"
+    model = with_config(tmp_path, kind, **change)
+    task = load_task("huggingface", args_of(runs(kind), kind, model=model))
+    with pytest.raises(TaskError, match="a model for masked-lm cannot be made from it: ") as caught:
+        task.build_model()
+    assert "\n" not in str(caught.value)
 
 
 def test_checkpoints_of_another_model_are_told(

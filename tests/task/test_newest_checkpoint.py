@@ -189,6 +189,8 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
     assert ended.code == 0, ended.err
     said = " ".join(ended.err.split())
     assert "adapters on the base model base, tokenizer from lora" in said
+    assert "Loading weights" not in said
+    assert transformers.utils.logging.is_progress_bar_enabled()  # as it was
     report = json.loads(ended.out)
     adapter = load_file("lora/checkpoint-5/adapter_model.safetensors")
     assert report["parameters"] == sum(tensor.numel() for tensor in adapter.values())
@@ -199,6 +201,48 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
     assert heldout(here, on_base("lora/checkpoint-5")) == pytest.approx(last, rel=1e-4)
     ended = sewa("evaluate", "lora/checkpoint-5", "--json")
     assert json.loads(ended.out)["files"][0]["heldout_loss"] == pytest.approx(last, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("target", "tied", "mode"),
+    [
+        ("lm_head", False, "factors"),
+        ("lm_head", False, "merged"),
+        ("embed_tokens", False, "merged"),
+        ("embed_tokens", True, "factors"),
+        (None, True, "factors"),
+    ],
+)
+def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
+    here: Path, sewa: Sewa, target: str | None, tied: bool, mode: str
+) -> None:
+    """Those that are targets, with the weights that these are added to; None: all, on demand."""
+    with third_party():
+        config = transformers.LlamaConfig(**TINY, tie_word_embeddings=tied)
+        transformers.LlamaForCausalLM(config).save_pretrained("base")
+        base = transformers.LlamaForCausalLM.from_pretrained("base")
+        targets = ["q_proj", *([target] if target else [])]
+        adapted = peft.get_peft_model(
+            base, peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
+        )
+        adapted.peft_config["default"].base_model_name_or_path = "base"
+        along: Any = True if target is None else "auto"
+        steps(
+            adapted,
+            lambda step: adapted.save_pretrained(
+                f"heads/checkpoint-{step}", save_embedding_layers=along
+            ),
+        )
+    tokenizer(brackets=False).save_pretrained("heads")
+    names = set(load_file("heads/checkpoint-5/adapter_model.safetensors"))
+    assert any(name.endswith(("base_layer.weight", "embed_tokens.weight")) for name in names)
+    with third_party():  # PEFT warns of targets that are tied
+        ended = sewa("select", "heads", "--lora", mode, "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    assert set(load_file("best/adapter_model.safetensors")) == names
+    assert heldout(here, on_base("best")) == pytest.approx(
+        json.loads(ended.out)["average"]["heldout_loss"], rel=1e-4
+    )
 
 
 def test_a_base_that_is_not_here_is_asked_for(here: Path, sewa: Sewa) -> None:

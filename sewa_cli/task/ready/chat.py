@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.text import check_unicode
 from sewa_cli.text import one_line
 
 Message = dict[str, Any]
@@ -34,6 +36,8 @@ def conversation(row: Row, column: str) -> list[Message]:
             if not isinstance(given.get(key), str):
                 seen = _seen(given.get(key))
                 raise TaskError(f"{where}: message {number}: {key}: must be text, found {seen}")
+        everything = json.dumps(given, ensure_ascii=False, default=str)
+        check_unicode(f"{where}: message {number}", everything)
         messages.append(given)
     return messages
 

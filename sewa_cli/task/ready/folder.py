@@ -29,6 +29,7 @@ _PLACES = {"checkpoints", "checkpoint"}  # folders that trainers put between a r
 _BASE = "base_model_name_or_path"
 _FAULTS = (  # of files that are not what transformers expects
     *(OSError, ValueError, ImportError, LookupError, TypeError, RuntimeError, AttributeError),
+    *(AssertionError, ArithmeticError),
 )
 
 
@@ -159,6 +160,18 @@ class Source:
             named = next((one for one in found if one is not None), "float32")
         return built.to(getattr(torch, named) if isinstance(named, str) else named)
 
+    @contextmanager
+    def _without_bars(self) -> Iterator[None]:
+        """The stage is told by our own; theirs would fill a log."""
+        logging = self.transformers.utils.logging
+        shown_before = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if shown_before:
+                logging.enable_progress_bar()
+
     def _adapted(self, make: Any, kind: str, config: Any, base: Path) -> nn.Module:
         """The base with the adapter's layers in it, under the names that the base gives them."""
         adapter, peft = self.folders.adapter, _import_peft()
@@ -166,7 +179,7 @@ class Source:
         with _making("settings of an adapter", adapter):
             settings = peft.PeftConfig.from_pretrained(adapter)
         _check_inside(adapter, settings)
-        with _making(f"a model for {kind}", base):
+        with _making(f"a model for {kind}", base), self._without_bars():
             built, found = make.from_pretrained(
                 base,
                 config=config,

@@ -235,15 +235,8 @@ class _HuggingFace:
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
         tokenizer = self._source.tokenizer()
-        padding = getattr(self._config, "pad_token_id", None)
-        if padding is None:
-            padding = tokenizer.pad_token_id
+        padding = self._padding(tokenizer)
         if self._args.kind == "sequence-classification":
-            if padding is None and self._args.batch_size > 1:
-                raise TaskError(
-                    f"{self._folder}/config.json: has no pad_token_id; add one, or set "
-                    "args.batch_size: 1"
-                )
             self._config.pad_token_id = padding  # some models find the last token by it
         reader = Reader(tokenizer, self._max_length(), 0 if padding is None else padding)
         batches: dict[Part, Sequence[Batch]] = {}
@@ -259,6 +252,21 @@ class _HuggingFace:
                     f"max_length, {reader.max_length} tokens, and lose the rest"
                 )
         return batches
+
+    def _padding(self, tokenizer: Any) -> int | None:
+        """A token that the model has. It is masked, so where no model looks for it any will do."""
+        size = getattr(self._config, "vocab_size", None)
+        padding, whose = getattr(self._config, "pad_token_id", None), "pad_token_id"
+        if padding is None:
+            padding, whose = tokenizer.pad_token_id, "the tokenizer's padding token"
+        if padding is not None and padding in range(size or padding + 1):
+            return int(padding)
+        if self._args.kind == "sequence-classification" and self._args.batch_size > 1:
+            fault = "has no pad_token_id; add one"
+            if padding is not None:
+                fault = f"{whose} is {padding}, and the model has {size} tokens; name one of them"
+            raise TaskError(f"{self._folder}/config.json: {fault}, or set args.batch_size: 1")
+        return None
 
     def _examples(self, part: Part, reader: Reader, rows: Sequence[Row]) -> list[Example]:
         args = self._args

@@ -58,7 +58,7 @@ class Reader:
         if not self.tokenizer.is_fast:
             raise TaskError("kind: token-classification: needs a fast tokenizer (tokenizer.json)")
         numbers = [_tags(row, words, tags, labels) for row in rows]
-        texts = [list(row.get(words)) for row in rows]
+        texts = [[_checked(row, words, word) for word in row.get(words)] for row in rows]
         encoded, cut = self._encode(texts, is_split_into_words=True)
         examples = []
         for i, inputs in enumerate(_split(encoded)):
@@ -122,10 +122,22 @@ def _pad(rows: Sequence[list[int]], value: int) -> Tensor:
 
 
 def as_text(row: Row, column: str) -> str:
-    value = row.get(column)
+    return _checked(row, column, row.get(column))
+
+
+def _checked(row: Row, column: str, value: object) -> str:
     if not isinstance(value, str):
         raise TaskError(f"{row.where}: {column}: must be text, found {type(value).__name__}")
+    check_unicode(f"{row.where}: {column}", value)
     return value
+
+
+def check_unicode(where: str, text: str) -> None:
+    """JSON can say half a character, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise TaskError(f"{where}: is not valid Unicode") from None
 
 
 def _tags(row: Row, words: str, tags: str, labels: Labels) -> list[int]:
