@@ -12,17 +12,22 @@ import platform
 import re
 import sys
 import sysconfig
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from inspect import getclosurevars, unwrap
 from pathlib import Path
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sewa_cli import __version__
 from sewa_cli.config import READY_MADE, Config
@@ -36,6 +41,8 @@ CHUNK = 64 * MIB  # of a tensor, for each thread
 LIBRARIES = ("torch", "numpy", "safetensors", "transformers", "tokenizers", "datasets", "peft")
 _SHA256 = hashlib.sha256
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # hooks, parameters, buffers, parts
+_DYNAMIC = "transformers_modules"  # where transformers puts code that it finds in a checkpoint
 
 
 class Unknown(Exception):
@@ -88,21 +95,26 @@ def _feed_array(sha: Any, kind: str, flat: np.ndarray[Any, Any]) -> None:
             sha.update(part)
 
 
-def fingerprint(config: Config, task: Task, objective: Objective) -> str:
-    """Of all but the weights. `Unknown` if something that matters cannot be told."""
+def fingerprint(config: Config, task: Task, objective: Objective) -> tuple[str, set[Path]]:
+    """Of all but the weights, and the user's files in it. `Unknown`: something cannot be told."""
     data = [task.selection_data, task.heldout_data]
     if objective.batchnorm_layers and config.bn != "off":
         data.append(task.training_data)
-    sources, names = _code(config, task)
-    return digest(
+    batches = {x.name: of_data(x, config.seed) for x in data if x is not None}
+    attributes = _Attributes(objective.model.module)
+    model = [*_model(objective), attributes.found]
+    sources, names = _code(config, task, attributes.files)  # last: all that is imported by now
+    names |= attributes.packages | {str(config.args.get("model")).partition(":")[0]}
+    found = digest(
         *("sewa", __version__, _own_code()),
         *("code", [[path.name, content] for path, content in sorted(sources.items())]),
         *("versions", platform.python_version(), _versions({*LIBRARIES, *names})),
         *("args", config.args, config.seed, objective.batch_statistics),
-        *("model", _model(objective)),
+        *("model", model),
         *("device", _device(objective.model.device)),
-        *("data", {x.name: of_data(x, config.seed) for x in data if x is not None}),
+        *("data", batches),
     )
+    return found, {*sources}
 
 
 def of_data(data: Batches, seed: int) -> str:
@@ -134,6 +146,95 @@ def _model(objective: Objective) -> list[Any]:
     ]
 
 
+class _Attributes:
+    """What the parts of a model hold besides tensors of its state, and where their code is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.files: set[Path] = set()
+        self.packages: set[str] = set()
+        self._parts = {id(part) for part in model.modules()}
+        self._seen: set[int] = set()
+        self.found = {name: self._part(part) for name, part in model.named_modules()}
+
+    def _part(self, part: nn.Module) -> Any:
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Unknown("a TorchScript model, whose code is in no Python file")
+        own = {name: x for name, x in vars(part).items() if name not in _OF_EVERY_MODULE}
+        return [self._kind(type(part)), {name: self._value(x) for name, x in own.items()}]
+
+    def _value(self, x: Any) -> Any:
+        """As `digest` takes it; of an object of somebody else's making, its class alone."""
+        if x is None or isinstance(x, bool | int | float | complex | str | bytes | Path):
+            return x
+        if isinstance(x, Tensor):
+            return "weights" if isinstance(x, nn.Parameter) or x.requires_grad else x
+        if isinstance(x, np.ndarray) and not x.dtype.hasobject:
+            return x
+        if isinstance(x, np.generic | torch.dtype | torch.device | torch.Size | Enum | range):
+            return repr(x)
+        if isinstance(x, type):
+            return self._kind(x)
+        if id(x) in self._seen or id(x) in self._parts:
+            return "again"
+        self._seen.add(id(x))
+        if isinstance(x, nn.Module):  # that the model does not know as a part of its own
+            whole = [repr(x), [*x.state_dict().values()], [*x.buffers()]]
+            return [_ADDRESS.sub("", str(whole[0])), *whole[1:], [*map(self._part, x.modules())]]
+        if isinstance(x, Mapping):
+            return [[self._value(key), self._value(value)] for key, value in x.items()]
+        if isinstance(x, list | tuple):
+            return [self._value(value) for value in x]
+        if isinstance(x, set | frozenset):
+            return sorted(digest(self._value(value)) for value in x)
+        if isinstance(x, MethodType):
+            return [self._value(x.__func__), self._value(x.__self__)]
+        if isinstance(x, FunctionType):
+            self._code_of(x)
+            with suppress(ValueError):  # a name that has no value yet
+                inside = [x.__defaults__, x.__kwdefaults__, getclosurevars(x).nonlocals]
+                return [x.__qualname__, *map(self._value, inside)]
+            return x.__qualname__
+        kind = self._kind(type(x))
+        inside = dict(getattr(x, "__dict__", {}))
+        if is_dataclass(x):
+            inside |= {one.name: getattr(x, one.name, None) for one in fields(x)}
+        elif callable(getattr(x, "to_dict", None)):  # a config of transformers
+            return [kind, _ADDRESS.sub("", repr(x))]
+        elif not (
+            isinstance(x, SimpleNamespace | Namespace)
+            or _is_own(type(x).__module__, _file_of(type(x).__module__))
+        ):
+            return kind
+        return [kind, {name: self._value(value) for name, value in inside.items()}]
+
+    def _kind(self, kind: type) -> str:
+        """Its name; what is in it is in the files of its code, or in a package's version."""
+        for one in kind.__mro__:
+            if id(one) in self._seen:
+                continue
+            self._seen.add(id(one))
+            file = _file_of(one.__module__)
+            if file is None and issubclass(one, nn.Module):
+                raise Unknown(f"the class {one.__qualname__}, which is in no file")
+            self._at(one.__module__, file)
+            for value in vars(one).values():
+                self._code_of(value)
+        return f"{kind.__module__}.{kind.__qualname__}"
+
+    def _code_of(self, function: Any) -> None:
+        """Also where a module of the same name took the place of its own."""
+        function = unwrap(function) if callable(function) else None
+        if isinstance(function, FunctionType) and Path(function.__code__.co_filename).is_file():
+            self._at(function.__module__ or "", function.__code__.co_filename)
+
+    def _at(self, module: str, file: str | None) -> None:
+        package = module.partition(".")[0]
+        if file is not None and _is_own(module, file):
+            self.files.add(real(Path(file)))
+        elif package not in sys.stdlib_module_names:
+            self.packages.add(package)
+
+
 def _device(device: torch.device) -> list[str]:
     about = [str(device), platform.machine(), torch.backends.cpu.get_cpu_capability()]
     if device.type == "cuda":
@@ -150,7 +251,7 @@ def _own_code() -> str:
     return digest([[path.name, path.read_bytes()] for path in sorted(package.rglob("*.py"))])
 
 
-def _code(config: Config, task: Task) -> tuple[dict[Path, bytes], set[str]]:
+def _code(config: Config, task: Task, more: set[Path]) -> tuple[dict[Path, bytes], set[str]]:
     """The user's files, all that they import of the user's own, and what else they import."""
     files = [] if config.solver_from is None else [config.solver_from]
     if task.source not in READY_MADE:
@@ -159,17 +260,19 @@ def _code(config: Config, task: Task) -> tuple[dict[Path, bytes], set[str]]:
         files.append(Path(task.source))
     found: dict[Path, bytes] = {}
     others: set[str] = set()
-    left = [real(file) for file in files]
-    roots = [*(file.parent for file in left), *_roots()]
+    named = [real(file) for file in files]
+    left = [*named, *more, *imported()]
+    roots = [*(file.parent for file in named), *_roots()]
     while left:
         path = left.pop()
         if path in found:
             continue
+        is_text = path.suffix == ".py"
         try:
-            found[path] = read_bytes(path, 16 * MIB)
+            found[path] = read_bytes(path, (16 if is_text else 1024) * MIB)
         except OSError as error:
             raise Unknown(f"{path} ({error.strerror})") from error
-        for name in _imports(found[path], path, roots):
+        for name in _imports(found[path], path, roots) if is_text else ():
             files = _files_of(name, roots)
             left += [real(file) for file in files]
             if not files and name.partition(".")[0] not in sys.stdlib_module_names:
@@ -177,11 +280,54 @@ def _code(config: Config, task: Task) -> tuple[dict[Path, bytes], set[str]]:
     return found, others
 
 
+def imported() -> set[Path]:
+    """The files of all modules that Python has by now, but for its own, installed ones and ours.
+
+    However they came there: by a name that was put together, or through an import hook.
+    """
+    return {real(Path(file)) for file in _own_modules().values()}
+
+
+def _own_modules() -> dict[str, str]:
+    named = {name: _file_of(name) for name in [*sys.modules] if name != "__main__"}
+    return {name: file for name, file in named.items() if file and _is_own(name, file)}
+
+
+def _file_of(module: str) -> str | None:
+    """Without asking the module itself: a lazy one would import everything that it has."""
+    file = getattr(sys.modules.get(module), "__dict__", {}).get("__file__")
+    return file if isinstance(file, str) else None
+
+
+def _is_own(module: str, file: str | None) -> bool:
+    """Whether a module is the user's: not of Python, of an installed package, torch's or ours."""
+    package = module.partition(".")[0]
+    if file is None or package in ("sewa_cli", "torch"):  # which makes some in /tmp
+        return False
+    return package == _DYNAMIC or not _is_installed(Path(file))
+
+
+@cache
+def _is_installed(path: Path) -> bool:
+    if {"site-packages", "dist-packages"} & {*path.parts}:
+        return True
+    return any(path.is_relative_to(one) or real(path).is_relative_to(one) for one in _python())
+
+
+@cache
+def _python() -> set[Path]:
+    own = {Path(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")}
+    return own | {real(path) for path in own}
+
+
 def _roots() -> list[Path]:
-    """Where Python looks for modules, but for its own and installed ones."""
-    installed = [Path(sysconfig.get_paths()[key]) for key in ("stdlib", "platlib", "purelib")]
+    """Where Python looks for modules, or has found some, but for its own and installed ones."""
     paths = [Path(entry or ".") for entry in sys.path]
-    inside = [path for path in paths if not any(path.is_relative_to(one) for one in installed)]
+    for name, file in _own_modules().items():
+        if "." not in name:
+            is_package = Path(file).stem == "__init__"
+            paths.append(Path(file).parents[1 if is_package else 0])
+    inside = [path for path in dict.fromkeys(paths) if not _is_installed(path)]
     return [path for path in inside if path.is_dir() and path != Path(__file__).parents[2]]
 
 

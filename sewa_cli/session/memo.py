@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from sewa_cli.objective.memo import Key, Memo, Tensors
 from sewa_cli.objective.objective import Objective
 from sewa_cli.output.safetensors import sha256_of
 from sewa_cli.rng import put_back, states
-from sewa_cli.session.fingerprint import Unknown, digest, fingerprint
+from sewa_cli.session.fingerprint import Unknown, digest, fingerprint, imported
 from sewa_cli.store import FILES, Store
 from sewa_cli.task import Task
 from sewa_cli.text import one_line, shown
@@ -55,12 +56,14 @@ class Judge:
     store: Store
     events: Events
     recalled: int = 0
+    _files: set[Path] = field(default_factory=set)  # the user's, that are in the name
+    _modules: int = 0  # when they were last looked at
 
     @cached_property
     def name(self) -> str | None:
         """None: something cannot be known, and so nothing can be kept."""
         try:
-            found = fingerprint(self.config, self.task, self.objective)
+            found, self._files = fingerprint(self.config, self.task, self.objective)
         except Unknown as error:
             self.events.warn(f"--cache: nothing is kept: it depends on {error}")
             return None
@@ -68,6 +71,19 @@ class Judge:
         about = {"task": self.task.source, "checkpoints": ", ".join(named)[:1000]}
         self.store.describe(found[:16], about)
         return found
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether the work has imported nothing of the user's that is not in the name."""
+        if self._modules != len(sys.modules) and self._modules >= 0:
+            self._modules = len(sys.modules)
+            if new := sorted(imported() - self._files):
+                self.events.warn(
+                    f"--cache: nothing more is kept: it depends on {new[0]}, which was imported on "
+                    "the way; import it where the task begins"
+                )
+                self._modules = -1
+        return self._modules >= 0
 
 
 @dataclass
@@ -161,7 +177,7 @@ class Kept(Memo):
 
     def _write(self, place: tuple[str, str], values: Tensors, drawn: Tensors | None = None) -> None:
         """NaN is never kept, so that one that is read was put there by somebody else."""
-        if any(bool(value.isnan().any()) for value in values.values()):
+        if any(bool(value.isnan().any()) for value in values.values()) or not self.judge.knows_all:
             return
         # in their order, which safetensors does not keep; and no name is one of its own
         tensors = {f"value {n} {name}": x for n, (name, x) in enumerate(values.items())}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +69,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def name_of(folder: Path, **settings: Any) -> str:
     task = load_task(str(folder / "task.py"), {})
-    return fingerprint(Config(**settings), task, objective_of(task))
+    return fingerprint(Config(**settings), task, objective_of(task))[0]
 
 
 @pytest.mark.parametrize("changed", ["task.py", "neighbour.py", "late.py", "inner/deep.py"])
@@ -79,6 +82,144 @@ def test_a_change_of_any_module_that_the_task_imports_is_noticed(
     with (folder / changed).open("a") as file:
         file.write("\ny = 2\n")
     assert name_of(folder) != before
+
+
+def write_task(folder: Path, old: str, new: str, head: str = "") -> None:
+    text = textwrap.dedent(TASK)
+    assert old in text
+    (folder / "task.py").write_text(head + text.replace(old, new))
+
+
+@pytest.fixture
+def forgets() -> Iterator[Callable[[], None]]:
+    """As in a process of its own: modules that came meanwhile are gone."""
+    before = {*sys.modules}
+
+    def forget() -> None:
+        for name in {*sys.modules} - before:
+            if name.startswith(("lossmod", "hooked", "net", "transformers_modules")):
+                del sys.modules[name]
+
+    yield forget
+    forget()
+
+
+def test_a_module_that_is_imported_by_a_name_put_together_is_noticed(
+    folder: Path, forgets: Callable[[], None]
+) -> None:
+    head = "import importlib\nlossmod = importlib.import_module('loss' + 'mod')\n"
+    write_task(folder, "import neighbour", "", head)
+    (folder / "lossmod.py").write_text("scale = 1\n")
+    before = name_of(folder)
+    forgets()
+    assert name_of(folder) == before
+    forgets()
+    (folder / "lossmod.py").write_text("scale = 2\n")
+    assert name_of(folder) != before
+
+
+def test_a_package_behind_an_import_hook_is_noticed_with_what_it_imports_late(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, forgets: Callable[[], None]
+) -> None:
+    package = folder / "elsewhere" / "hooked"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def f():\n    from hooked import deep\n")
+    (package / "deep.py").write_text("x = 1\n")
+
+    class Hook:  # as of an editable install
+        def find_spec(self, name: str, *_: Any) -> Any:
+            init = package / "__init__.py"
+            return spec_from_file_location(name, init) if name == "hooked" else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook()])
+    write_task(folder, "import neighbour", "import hooked")
+    names = [name_of(folder)]
+    for file in ("__init__.py", "deep.py"):
+        forgets()
+        with (package / file).open("a") as more:
+            more.write("y = 2\n")
+        names.append(name_of(folder))
+    assert len({*names}) == 3
+
+
+HOLDERS = {
+    "number": "model.temp = given",
+    "dict": "model.temp = {'a': [given, None]}",
+    "set": "model.temp = {'a', given}",
+    "dataclass": "model.temp = Settings(given)",
+    "own": "model.temp = Own(given)",
+    "namespace": "model.temp = argparse.Namespace(t=given)",
+    "tensor": "model.temp = torch.tensor(given)",
+    "function": "model.temp = lambda x: x * given",
+    "hidden": "model.temp = [nn.Dropout(given)]",
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_what_build_model_reads_into_an_attribute_is_noticed(folder: Path, holder: str) -> None:
+    head = """\
+        import argparse, json
+        from pathlib import Path
+        from dataclasses import dataclass
+
+        @dataclass
+        class Settings:
+            t: float
+
+        class Own:
+            def __init__(self, t):
+                self.t = t
+    """
+    lines = [
+        "given = json.loads(Path('temp.json').read_text())",
+        "model = nn.Linear(3, 2)",
+        HOLDERS[holder],
+    ]
+    body = "\n    ".join(lines)
+    write_task(folder, "return nn.Linear(3, 2)", f"{body}\n    return model", textwrap.dedent(head))
+    (folder / "temp.json").write_text("0.5")
+    before = name_of(folder)
+    assert name_of(folder) == before
+    (folder / "temp.json").write_text("0.25")
+    assert name_of(folder) != before
+
+
+def test_a_class_in_no_file_cannot_be_known(folder: Path) -> None:
+    write_task(folder, "return nn.Linear(3, 2)", "return type('A', (nn.Linear,), made)(3, 2)")
+    with (folder / "task.py").open("a") as file:
+        file.write("\nmade = {'__module__': 'nowhere'}\n")
+    with pytest.raises(Unknown, match="the class A, which is in no file"):
+        name_of(folder)
+
+
+def test_the_file_of_a_ready_made_tasks_model_is_noticed(
+    folder: Path, forgets: Callable[[], None]
+) -> None:
+    net = """
+        import torch
+        from torch import nn
+
+        class Net(nn.Linear):
+            def forward(self, x):
+                return torch.relu(super().forward(x))
+
+        def make_net():
+            return Net(3, 2)
+    """
+    for part in ("dev", "test"):
+        np.savez(folder / f"{part}.npz", x=np.ones((4, 3), np.float32), y=np.zeros(4, np.int64))
+
+    def name() -> str:
+        forgets()
+        args = {"model": "net.py:make_net", "selection": "dev.npz", "heldout": "test.npz"}
+        task = load_task("classification", args)
+        return fingerprint(Config(args=args), task, objective_of(task))[0]
+
+    (folder / "net.py").write_text(textwrap.dedent(net))
+    before = name()
+    assert name() == before
+    (folder / "net.py").write_text(textwrap.dedent(net).replace("relu", "sigmoid"))
+    assert name() != before
 
 
 def test_data_seed_and_arguments_are_part_of_what_a_result_depends_on(folder: Path) -> None:
@@ -236,6 +377,25 @@ def test_keys_count_by_content_and_scopes_are_apart(opened: Opened) -> None:
     assert ask(memo.within(lambda: ("V",)), "a", torch.ones(3)) == 4
     assert ask(opened(seed=1)[0], "a", torch.ones(3)) == 5
     assert ask(opened()[0].within(lambda: ("W",)), "a", torch.ones(3)) == 5
+
+
+def test_work_that_imports_what_nobody_could_foresee_is_not_kept(
+    folder: Path, opened: Opened, forgets: Callable[[], None]
+) -> None:
+    (folder / "lossmod.py").write_text("x = 1\n")
+    work = Counting()
+
+    def imports() -> Tensor:
+        import_module("lossmod")
+        return work()
+
+    for _ in range(2):
+        memo, events = opened()
+        with seeded(0):
+            memo.recall(("a",), imports)
+        assert [str(folder / "lossmod.py") in warning for warning in events.warnings] == [True]
+        forgets()
+    assert work.count == 2
 
 
 def test_names_orders_and_dtypes_come_back(opened: Opened) -> None:
