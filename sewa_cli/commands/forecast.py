@@ -66,6 +66,7 @@ def run_forecast(
             why=why or "one checkpoint was read, and one batch run",
             k=len(session.checkpoints),
             selection_rows=data.rows,
+            says_targets=task.targets is not None,
             heldout_rows=data.heldout_rows,
             tokens=data.tokens,
             model_bytes=planner.model_bytes,

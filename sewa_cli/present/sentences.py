@@ -279,14 +279,16 @@ def _after(report: Windows, reach: Reach) -> str:
 def forecast(report: Forecast) -> list[str]:
     """What the choice would be made by, and what the numbers rest on."""
     said = []
+    helps = "choose among fewer checkpoints"
+    if not report.says_targets:
+        helps = "say what the task's targets() are, if it has many classes"
     for plan in (report, *report.alternatives):
         if plan.rows_used < report.selection_rows:
             said.append(
                 f"{plan.solver}: outputs of {plan.rows_used} of the {report.selection_rows} "
                 "selection rows fit; "
                 + (
-                    "that is too few, and it would stop: raise --memory, or say what the task's "
-                    "targets() are, if it has many classes"
+                    f"that is too few, and it would stop: raise --memory, or {helps}"
                     if plan.too_few
                     else "the choice would be made on those"
                 )

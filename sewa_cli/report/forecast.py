@@ -42,6 +42,7 @@ class Forecast(TaskHead, Plan):
     k: int
     parameters: int
     selection_rows: int
+    says_targets: bool = Field(description="the task has targets()")
     heldout_rows: int | None
     tokens: int | None = Field(description="of the selection rows, where they are of tokens")
     model_bytes: int

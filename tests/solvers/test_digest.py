@@ -409,4 +409,11 @@ def test_a_forecast_counts_digests_with_weights_and_from_shapes_alone(
 def test_a_forecast_says_that_too_few_rows_would_fit(sewa: Sewa) -> None:
     ended = sewa("select", "--dry-run", "--memory", "600KB")
     assert ended.code == 0, ended.err
-    assert "too few, and it would stop: raise --memory" in ended.err
+    assert (
+        "too few, and it would stop: raise --memory, or choose among fewer checkpoints" in ended.err
+    )
+    assert "targets()" not in ended.err
+    own = Path("task.py").read_text()
+    Path("task.py").write_text(own.replace("def targets(", "def unsaid("))
+    ended = sewa("select", "--dry-run", "--memory", "600KB")
+    assert "raise --memory, or say what the task's targets() are" in ended.err
