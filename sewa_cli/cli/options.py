@@ -219,7 +219,8 @@ class Request:
             raise ConfigError(
                 "no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both"
             )
-        with seeded(self.config.seed):  # a task may shuffle while it is imported
+        # a task may shuffle while it is imported, and read all its data
+        with seeded(self.config.seed), self.talk.stage("loading the task"):
             newest = partial(open_newest, self.config, as_given)
             task = load_task(self.config.task, self.config.args, newest)
         self.talk.say(f"task {task.source}", *task.notes)
