@@ -154,6 +154,7 @@ class _Attributes:
         self.packages: set[str] = set()
         self._parts = {id(part) for part in model.modules()}
         self._seen: set[int] = set()
+        self._kept: list[Any] = []  # a number is an object's own as long as that lives
         self.found = {name: self._part(part) for name, part in model.named_modules()}
 
     def _part(self, part: nn.Module) -> Any:
@@ -177,6 +178,7 @@ class _Attributes:
         if id(x) in self._seen or id(x) in self._parts:
             return "again"
         self._seen.add(id(x))
+        self._kept.append(x)
         if isinstance(x, nn.Module):  # that the model does not know as a part of its own
             whole = [repr(x), [*x.state_dict().values()], [*x.buffers()]]
             return [_ADDRESS.sub("", str(whole[0])), *whole[1:], [*map(self._part, x.modules())]]
@@ -191,8 +193,8 @@ class _Attributes:
         if isinstance(x, FunctionType):
             self._code_of(x)
             with suppress(ValueError):  # a name that has no value yet
-                inside = [x.__defaults__, x.__kwdefaults__, getclosurevars(x).nonlocals]
-                return [x.__qualname__, *map(self._value, inside)]
+                values = [x.__defaults__, x.__kwdefaults__, getclosurevars(x).nonlocals]
+                return [x.__qualname__, *map(self._value, values)]
             return x.__qualname__
         kind = self._kind(type(x))
         inside = dict(getattr(x, "__dict__", {}))
