@@ -7,14 +7,15 @@ from the same numbers, and says the same words.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # who only averages does not wait for torch
+    import torch
+    from torch import Tensor
 
 # names, numbers, and tensors or nests of them, which count by what they hold
 Key = tuple[Any, ...]
-Tensors = Mapping[str, Tensor]
+Tensors = Mapping[str, "Tensor"]
 
 
 class Memo:
@@ -61,6 +62,8 @@ class Memo:
 
 
 def number(value: float) -> Tensor:
+    import torch
+
     return torch.tensor(value, dtype=torch.float64)
 
 

@@ -117,7 +117,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("where", "name", "command"),
     [
-        ("mapped", "_mapped", ["average", "ckpts", "-o", "out.safetensors"]),
+        ("mapped", "mapped_bytes", ["average", "ckpts", "-o", "out.safetensors"]),
         ("safetensors", "safe_open", ["inspect", "ckpts"]),
         ("safetensors", "safe_open", ["select", "ckpts", "--K", "2", "-o", "out.safetensors"]),
     ],
