@@ -25,9 +25,9 @@ from sewa_cli.solvers import Problem, Sizes
 from sewa_cli.solvers.linear.build import FEWEST, Keep, build, count, fit, frame
 from sewa_cli.solvers.linear.cost import Space
 from sewa_cli.solvers.linear.digest import Digest, _largest
-from sewa_cli.solvers.linear.outputs import Whole
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.units import Units
+from sewa_cli.solvers.linear.whole import Whole
 from sewa_cli.trajectory.dense import Dense
 
 WORDS, K = 300, 10

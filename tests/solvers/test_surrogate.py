@@ -22,9 +22,9 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import mask
 from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear.build import build
-from sewa_cli.solvers.linear.outputs import Whole
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.survey import QUARTERS, scout
+from sewa_cli.solvers.linear.whole import Whole
 from sewa_cli.trajectory.dense import Dense
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ pulling a gradient back. The user's loss is only ever differentiated in the outp
 rounds     the solver: linearise, choose, linearise there, choose again
 survey     checkpoints stream past the model: where to linearise, outputs, true losses
 build      the model run near every checkpoint, within the memory there is
-outputs    what such a vector [O] means, and its loss: all outputs, and the user's own loss
+outputs    what such a vector [O] means, and its loss
+whole      all outputs, and the user's own loss
 digest     of many classes' logits, a few numbers for each target, and their cross-entropy
 surrogate  the y_i, and the loss of their mixtures, on all rows or on a sample of them
 relax      the mask problem among the y_i

@@ -18,8 +18,9 @@ from sewa_cli.objective.tree import Nest, rows, take_rows
 from sewa_cli.settings import Count, Positive
 from sewa_cli.solvers import Problem, Solver
 from sewa_cli.solvers.linear.digest import WORTHWHILE, Digest
-from sewa_cli.solvers.linear.outputs import Outputs, Part, Whole, flatten, run_model, shapes_of
+from sewa_cli.solvers.linear.outputs import Outputs
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
+from sewa_cli.solvers.linear.whole import Part, Whole, flatten, run_model, shapes_of
 from sewa_cli.text import size
 from sewa_cli.trajectory import Layout
 from sewa_cli.trajectory.deltas import ROWS, Deltas

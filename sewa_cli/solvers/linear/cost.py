@@ -25,19 +25,11 @@ from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Cost, Sizes
 from sewa_cli.solvers.linear.build import FEWEST, LOOKED_AT, Keep, least, usual
 from sewa_cli.solvers.linear.digest import PIECE, WORTHWHILE, Digest
-from sewa_cli.solvers.linear.outputs import (
-    MIXINGS,
-    ROWS_TOGETHER,
-    TOGETHER,
-    Outputs,
-    Part,
-    Whole,
-    flatten,
-    shapes_of,
-)
+from sewa_cli.solvers.linear.outputs import MIXINGS, Outputs
 from sewa_cli.solvers.linear.pull import EVALUATIONS, STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
+from sewa_cli.solvers.linear.whole import ROWS_TOGETHER, TOGETHER, Part, Whole, flatten, shapes_of
 from sewa_cli.solvers.stability import QUICK, QUICKLY
 from sewa_cli.trajectory import Layout
 from sewa_cli.trajectory.dense import ROWS, Dense
