@@ -375,7 +375,8 @@ def _files_of(name: str, roots: Iterable[Path]) -> list[Path]:
 def _versions(names: Iterable[str]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for name in sorted(names):
-        own = getattr(sys.modules.get(name), "__version__", None)
+        # not by getattr, which some packages answer with a warning, or an import
+        own = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         found[name] = own if isinstance(own, str) else None
         if found[name] is None:
             with suppress(PackageNotFoundError, ValueError):
