@@ -262,6 +262,7 @@ def _code(config: Config, task: Task, more: set[Path]) -> tuple[dict[Path, bytes
         files.append(Path(task.source))
     found: dict[Path, bytes] = {}
     others: set[str] = set()
+    looked_for: set[str] = set()
     named = [real(file) for file in files]
     left = [*named, *more, *imported()]
     roots = [*(file.parent for file in named), *_roots()]
@@ -275,10 +276,18 @@ def _code(config: Config, task: Task, more: set[Path]) -> tuple[dict[Path, bytes
         except OSError as error:
             raise Unknown(f"{path} ({error.strerror})") from error
         for name in _imports(found[path], path, roots) if is_text else ():
-            files = _files_of(name, roots)
+            if name in looked_for:
+                continue
+            looked_for.add(name)
+            package = name.partition(".")[0]
+            if package in sys.stdlib_module_names:
+                continue
+            there = _file_of(package)
+            is_installed = there is not None and not _is_own(package, there)
+            files = [] if is_installed else _files_of(name, roots)
             left += [real(file) for file in files]
-            if not files and name.partition(".")[0] not in sys.stdlib_module_names:
-                others.add(name.partition(".")[0])
+            if not files:
+                others.add(package)
     return found, others
 
 
