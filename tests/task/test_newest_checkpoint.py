@@ -185,12 +185,13 @@ def on_base(folder: str) -> Any:
 
 @pytest.mark.parametrize("mode", ["factors", "merged"])
 def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
+    shown = transformers.utils.logging.is_progress_bar_enabled()
     ended = sewa("select", "lora", "--lora", mode, "-o", "best", "--json")
     assert ended.code == 0, ended.err
     said = " ".join(ended.err.split())
     assert "adapters on the base model base, tokenizer from lora" in said
     assert "Loading weights" not in said
-    assert transformers.utils.logging.is_progress_bar_enabled()  # as it was
+    assert transformers.utils.logging.is_progress_bar_enabled() == shown
     report = json.loads(ended.out)
     adapter = load_file("lora/checkpoint-5/adapter_model.safetensors")
     assert report["parameters"] == sum(tensor.numel() for tensor in adapter.values())
