@@ -6,8 +6,8 @@ Python's own standard library, at a constant rate after warm-up, and the last 20
     predictions  of 20 random averages of five or more, from all logits and from digests of them
     command      (`--command`) the default on 300 rows: all take part; its time in plain forward
                  passes, k for each round; its peak anonymous memory
-    kills        (`--kills 10`) the default on 64 rows with a cache, killed at random moments so
-                 often, then left alone: the bytes of an undisturbed run
+    kills        (`--kills 10`) the default on 64 rows with a cache, killed so often at random from
+                 its beginning to its end, then left alone: the bytes of an undisturbed run
     gumbel       (`--gumbel`) the mask of five on 300 rows: its forecast, what it takes, and the
                  longest time without a word in the log
 """
@@ -154,27 +154,45 @@ def _run(line: list[str], work: Path) -> None:
 
 
 def kills(folder: Path, rows: int, times: int) -> list[dict[str, Any]]:
-    """Killed so often, at moments that are drawn from the time that an undisturbed run takes."""
-    work = _prepared(folder, rows)
-    cache = work / "cache"
-    shutil.rmtree(cache, ignore_errors=True)
-    started = time.perf_counter()
-    _run(_select("whole", "--quiet"), work)
-    whole, draw, killed = time.perf_counter() - started, random.Random(0), 0
-    line = _select("disturbed", "--quiet", "--cache", str(cache))
-    for _ in range(times):
+    """Killed so often, each time when a further share of the work is done, then left alone.
+
+    How far a run is, its cache tells: the shares are drawn from all the entries of an undisturbed
+    one, so that kills are spread over the whole of it however fast the machine is. What was kept
+    once must still be the same file in the end: nothing was made twice.
+    """
+    work, draw = _prepared(folder, rows), random.Random(0)
+    for name in ("whole-cache", "cache"):
+        shutil.rmtree(work / name, ignore_errors=True)
+    _run(_select("whole", "--quiet", "--cache", "whole-cache"), work)
+    total = len(_entries(work / "whole-cache"))
+    line, killed, kept = _select("disturbed", "--quiet", "--cache", "cache"), 0, dict[str, int]()
+    for after in sorted(draw.sample(range(1, total), times)):
         running = subprocess.Popen(line, cwd=work, env=ONE_THREAD, stdout=subprocess.DEVNULL)
-        with suppress(subprocess.TimeoutExpired):
-            running.wait(whole * draw.uniform(0.1, 0.4))  # what is known takes no time
+        while running.poll() is None and len(_entries(work / "cache")) < after:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0, 0.2))  # in the midst of the next
         killed += running.poll() is None
         running.kill()
         running.wait()
+        kept = _entries(work / "cache") | kept
     _run(line, work)
+    ended = _entries(work / "cache")
     weights = [(work / name / "model.safetensors").read_bytes() for name in ("whole", "disturbed")]
-    report = json.loads((work / "disturbed.report.json").read_text())
-    found = {"rows": rows, "killed": killed, "same bytes": str(weights[0] == weights[1])}
-    recalled = {"recalled in the end": report["cost"]["recalled"]}
-    return [{**found, **recalled, "passes in the end": report["cost"]["forward_passes"]}]
+    return [
+        {
+            "rows": rows,
+            "entries": total,
+            "killed": killed,
+            "same bytes": str(weights[0] == weights[1]),
+            "made twice": sum(ended.get(name) != file for name, file in kept.items()),
+            "entries in the end": len(ended),
+        }
+    ]
+
+
+def _entries(cache: Path) -> dict[str, int]:
+    """Name → which file it is; a name that is written anew is another."""
+    return {path.name: path.stat().st_ino for path in cache.glob("*/*.entry")}
 
 
 def gumbel(folder: Path, rows: int) -> list[dict[str, Any]]:

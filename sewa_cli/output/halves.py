@@ -21,31 +21,48 @@ from sewa_cli.dtypes import Array
 
 MOVED = 13  # places by which mantissa and exponent stand further to the left in float32
 SIGN_AND_REST = np.int32(-0x70002000)  # 0x8FFFE000: what a float16 fills of a float32 then
-REBIASED = np.float32(2.0 ** (127 - 15))
+SHRUNK_BY = np.float32(2.0 ** (127 - 15))  # as float32's exponent counts from elsewhere
 INFINITE = 0x7C00  # the bits of float16's
 SMALLEST_NORMAL = np.float32(2.0**-14)  # of float16
 HALF_A_BIT = 0x0FFF  # of the mantissa that is left, but for the last: ties go to even
 
 
-def widen(halves: Array, out: Array) -> None:
-    """float16 → float32, into `out`."""
-    if "torch" in sys.modules:
-        _by_torch(halves, out)
-        return
-    signed, unsigned = halves.view(np.int16), halves.view(np.uint16)
-    if out.size == 0 or signed.max() >= INFINITE or unsigned.max() >= INFINITE + 0x8000:
-        out[...] = halves  # Inf or NaN
-        return
+def shrunk(halves: Array, out: Array) -> Array:
+    """float16 → float32, 2¹¹² times smaller, into `out`: just the bits, put into their places.
+
+    Nothing is lost: float16's smallest number is still 2¹³ times float32's, so sums of them are
+    rounded as they would be at their own size. Made larger once, they need no pass over each.
+    """
+    if _has_inf_or_nan(halves):
+        out[...] = halves
+        return np.divide(out, SHRUNK_BY, out=out)
     bits = out.view(np.int32)
-    bits[...] = signed  # the sign is carried upwards
+    bits[...] = halves.view(np.int16)  # the sign is carried upwards
     np.left_shift(bits, MOVED, out=bits)
     np.bitwise_and(bits, SIGN_AND_REST, out=bits)
-    np.multiply(out, REBIASED, out=out)  # exact, also for what is below the smallest normal one
+    return out
+
+
+def widen(halves: Array, out: Array) -> None:
+    """float16 → float32, into `out`."""
+    if not by_bits():
+        _by_torch(halves, out)
+    elif _has_inf_or_nan(halves):
+        out[...] = halves
+    else:
+        np.multiply(shrunk(halves, out), SHRUNK_BY, out=out)
+
+
+def _has_inf_or_nan(halves: Array) -> bool:
+    if halves.size == 0:
+        return False
+    signed, unsigned = halves.view(np.int16), halves.view(np.uint16)
+    return bool(signed.max() >= INFINITE or unsigned.max() >= INFINITE + 0x8000)
 
 
 def narrow(wide: Array, out: Array, scratch: Array) -> None:
     """float32 → float16, to the nearest, ties to even, into `out`; NaN becomes Inf."""
-    if "torch" in sys.modules:
+    if not by_bits():
         _by_torch(wide, out)
         return
     sign = np.right_shift(wide.view(np.uint32), 16).astype(np.uint16)
@@ -62,6 +79,10 @@ def narrow(wide: Array, out: Array, scratch: Array) -> None:
     np.minimum(bits, INFINITE, out=bits)
     np.copyto(bits, below, where=is_below)
     np.bitwise_or(bits.astype(np.uint16), sign, out=out.view(np.uint16))
+
+
+def by_bits() -> bool:
+    return "torch" not in sys.modules
 
 
 def _by_torch(source: Array, target: Array) -> None:

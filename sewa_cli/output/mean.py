@@ -29,6 +29,7 @@ from sewa_cli.output import halves
 T = TypeVar("T")
 BLOCK = 2**18  # elements: a sum and a scratch of them stay in a cache; fewer make more calls
 PIECE = 2**19  # elements that a thread makes at a time: handing over costs a tenth of a millisecond
+LARGE = 2.0**14  # a coefficient that no float32 would hold 2¹¹² times
 AHEAD = 2  # pieces begun for each thread before the first of them is asked for
 MOST_THREADS = 16  # more than keep a machine's memory busy
 
@@ -89,28 +90,38 @@ def _sum_up(
     parts: Sequence[Array], coefficients: Sequence[float], total: Array, scratch: Array
 ) -> None:
     """Σ c_i x_i into `total`, in the order of the parts."""
-    number = total.dtype.type
+    number, wide = total.dtype.type, total.dtype  # of float32 inputs NumPy makes a float32 product
+    widened, scale = _widened, number(1)
+    is_half = parts[0].dtype == np.float16 and wide == np.float32
+    if is_half and halves.by_bits() and max(map(abs, coefficients)) < LARGE:
+        widened, scale = halves.shrunk, halves.SHRUNK_BY
     if len(set(coefficients)) == 1:
-        _add_up(parts, total, scratch)
+        _add_up(parts, total, scratch, widened)
+        if scale != 1:
+            np.multiply(total, scale, out=total)
         np.divide(total, number(1 / coefficients[0]), out=total)
         return
-    wide = total.dtype  # of float32 inputs NumPy would make a float32 product
-    np.multiply(_widened(parts[0], scratch), number(coefficients[0]), out=total, dtype=wide)
+    np.multiply(widened(parts[0], scratch), scale * number(coefficients[0]), out=total, dtype=wide)
     for part, c in zip(parts[1:], coefficients[1:], strict=True):
-        np.multiply(_widened(part, scratch), number(c), out=scratch, dtype=wide)
+        np.multiply(widened(part, scratch), scale * number(c), out=scratch, dtype=wide)
         np.add(total, scratch, out=total)
 
 
-def _add_up(parts: Sequence[Array], total: Array, scratch: Array) -> None:
+def _add_up(
+    parts: Sequence[Array],
+    total: Array,
+    scratch: Array,
+    widened: Callable[[Array, Array], Array],
+) -> None:
     """Σ x_i into `total`, in the order of the parts."""
     if len(parts) == 1 or parts[0].dtype != total.dtype:
-        total[...] = _widened(parts[0], scratch)
+        total[...] = widened(parts[0], scratch)
         rest = parts[1:]
     else:  # one pass less over `total`
         np.add(parts[0], parts[1], out=total)
         rest = parts[2:]
     for part in rest:
-        np.add(total, _widened(part, scratch), out=total)
+        np.add(total, widened(part, scratch), out=total)
 
 
 def _widened(part: Array, scratch: Array) -> Array:

@@ -151,21 +151,27 @@ def test_halves_are_rounded_to_even_as_torch_does(dtype: torch.dtype) -> None:
     equal=st.booleans(),
     offset=st.integers(0, 1),
     seed=st.integers(0, 10**6),
+    small=st.booleans(),
+    factor=st.sampled_from([1.0, 1e-30, 1e5]),
 )
 def test_any_float16_numbers_are_summed_to_the_bits_of_torch(
-    size: int, sources: int, equal: bool, offset: int, seed: int
+    size: int, sources: int, equal: bool, offset: int, seed: int, small: bool, factor: float
 ) -> None:
     """All finite patterns: subnormals, both zeros; odd lengths; memory that is not aligned."""
     generator = torch.Generator().manual_seed(seed)
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
-    finite = every[torch.isfinite(every)]
+    finite = every[every.abs() < 2**-12 if small else torch.isfinite(every)]
     drawn = [
         finite[torch.randint(len(finite), (size + offset,), generator=generator)][offset:]
         for _ in range(sources)
     ]
-    weights = some_weights(sources, equal, generator)
-    found = weighted_mean([tensor.numpy() for tensor in drawn], weights, np.dtype(np.float32))
-    assert found.tobytes() == raw(naive_mean(drawn, weights, torch.float32))
+    weights = [factor * c for c in some_weights(sources, equal, generator)]
+    expected = raw(naive_mean(drawn, weights, torch.float32))
+    arrays, wide = [tensor.numpy() for tensor in drawn], np.dtype(np.float32)
+    assert weighted_mean(arrays, weights, wide).tobytes() == expected
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "torch")  # by their bits
+        assert weighted_mean(arrays, weights, wide).tobytes() == expected
 
 
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 9))
