@@ -33,11 +33,11 @@ def shrunk(halves: Array, out: Array) -> Array:
     Nothing is lost: float16's smallest number is still 2¹³ times float32's, so sums of them are
     rounded as they would be at their own size. Made larger once, they need no pass over each.
     """
-    if _has_inf_or_nan(halves):
-        out[...] = halves
-        return np.divide(out, SHRUNK_BY, out=out)
     bits = out.view(np.int32)
     bits[...] = halves.view(np.int16)  # the sign is carried upwards
+    if has_inf_or_nan(halves):  # now that they have come into the cache
+        out[...] = halves
+        return np.divide(out, SHRUNK_BY, out=out)
     np.left_shift(bits, MOVED, out=bits)
     np.bitwise_and(bits, SIGN_AND_REST, out=bits)
     return out
@@ -47,13 +47,13 @@ def widen(halves: Array, out: Array) -> None:
     """float16 → float32, into `out`."""
     if not by_bits():
         _by_torch(halves, out)
-    elif _has_inf_or_nan(halves):
+    elif has_inf_or_nan(halves):
         out[...] = halves
     else:
         np.multiply(shrunk(halves, out), SHRUNK_BY, out=out)
 
 
-def _has_inf_or_nan(halves: Array) -> bool:
+def has_inf_or_nan(halves: Array) -> bool:
     if halves.size == 0:
         return False
     signed, unsigned = halves.view(np.int16), halves.view(np.uint16)
@@ -65,20 +65,20 @@ def narrow(wide: Array, out: Array, scratch: Array) -> None:
     if not by_bits():
         _by_torch(wide, out)
         return
-    sign = np.right_shift(wide.view(np.uint32), 16).astype(np.uint16)
-    sign &= np.uint16(0x8000)
+    sign = np.right_shift(wide.view(np.int32), 16, out=scratch.view(np.int32))
+    np.bitwise_and(sign, -0x8000, out=out.view(np.int16), casting="unsafe")
     size, bits = np.abs(wide, out=scratch), scratch.view(np.int32)
-    is_below = size < SMALLEST_NORMAL
+    below = np.flatnonzero(size < SMALLEST_NORMAL)
     # of a number between a half and one, the last bit is worth what float16's very last is
-    below = (size + np.float32(0.5)).view(np.int32) - np.float32(0.5).view(np.int32)
+    small = (size[below] + np.float32(0.5)).view(np.int32) - np.float32(0.5).view(np.int32)
     odd = np.right_shift(bits, MOVED)
     odd &= 1
     bits += odd
     bits += HALF_A_BIT - ((127 - 15) << 23)
     np.right_shift(bits, MOVED, out=bits)
     np.minimum(bits, INFINITE, out=bits)
-    np.copyto(bits, below, where=is_below)
-    np.bitwise_or(bits.astype(np.uint16), sign, out=out.view(np.uint16))
+    bits[below] = small
+    np.bitwise_or(out.view(np.int16), bits, out=out.view(np.int16), casting="unsafe")
 
 
 def by_bits() -> bool:
