@@ -91,7 +91,8 @@ def _sum_up(
 ) -> None:
     """Σ c_i x_i into `total`, in the order of the parts."""
     number, wide = total.dtype.type, total.dtype  # of float32 inputs NumPy makes a float32 product
-    widened, scale = _widened, number(1)
+    widened: Callable[[Array, Array], Array] = _widened
+    scale = number(1)
     is_half = parts[0].dtype == np.float16 and wide == np.float32
     if is_half and halves.by_bits() and max(map(abs, coefficients)) < LARGE:
         widened, scale = halves.shrunk, halves.SHRUNK_BY

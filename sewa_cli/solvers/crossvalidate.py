@@ -18,7 +18,7 @@ from torch import Tensor
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import Coefficients, Run, parse_one
 from sewa_cli.methods.family import Name, grid
-from sewa_cli.solvers import LEARNED, Problem
+from sewa_cli.solvers import LEARNED, Problem, mask
 from sewa_cli.solvers.linear import relax
 from sewa_cli.solvers.linear.outputs import Labels
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
@@ -27,7 +27,7 @@ from sewa_cli.solvers.linear.units import Units
 if TYPE_CHECKING:
     from sewa_cli.solvers.linear.rounds import Linear
 
-FOLD_ITERATIONS = 30  # each K begins where the one before it ended
+FOLD_ITERATIONS = 50  # each K begins where the one before it ended
 
 
 @dataclass(frozen=True)
@@ -65,22 +65,28 @@ def choose_budget(
     k, folds = surrogate.k, settings.folds
     sizes, split = grid(k), _Folds(surrogate, folds, problem.seed)
     iterations = min(settings.iterations, FOLD_ITERATIONS)
-    learned = torch.zeros(len(sizes), len(split.weights), dtype=torch.float64)
-    for fold in range(folds):
-        rest, here = split.without(fold), split.assigned == fold
-        relaxed: Tensor | None = None
+    learned = torch.zeros(len(sizes), len(split.units), dtype=torch.float64)
+    room = problem.room - surrogate.size.bytes
+    for some in torch.split(torch.arange(folds), split.units.side_by_side(surrogate)):
+        members = torch.stack([split.assigned != fold for fold in some])
+        gradient = split.units.gradient_on(surrogate, members, room)
+        rests = [split.without(fold) for fold in some.tolist()]
+        relaxed = torch.full((len(some), k), sizes[0] / k, dtype=torch.float64)
         for position, K in enumerate(sizes):
-            found = relax.solve(rest, K, iterations, settings.swaps, relaxed=relaxed, try_all=False)
+            found = relax.relax_together(gradient, K, relaxed, iterations)
             following = sizes[min(position + 1, len(sizes) - 1)]
-            relaxed = found.relaxed * following / K  # a good place to begin for the next K
-            outputs = surrogate.mix(mean(found.selected, k))
-            learned[position, here] = split.losses(outputs)[here]
-        problem.events.progress("folds", fold + 1, folds)
-    every = torch.cat([learned, torch.stack([split.losses(out) for out in simple.values()])])
+            relaxed = found * following / K  # a good place to begin for the next K
+            for fold, rest, s in zip(some.tolist(), rests, found, strict=True):
+                chosen = relax.improve(rest, mask.largest(s, K), settings.swaps)
+                here = split.assigned == fold
+                learned[position, here] = split.units.losses(surrogate.mix(mean(chosen, k)))[here]
+            done = int(some[0]) * len(sizes) + len(some) * (position + 1)
+            problem.events.progress("folds", done, folds * len(sizes))
+    every = torch.cat([learned, torch.stack([split.units.losses(out) for out in simple.values()])])
     names: list[Name] = [*((LEARNED, K) for K in sizes), *simple]
     worth = [*sizes, *(1 / sum(c * c for c in simple_average(*key, k)) for key in simple)]
-    decided = _decide(names, every, split.weights, worth)
-    if not split.by_row:
+    decided = _decide(names, every, split.units.weights, worth)
+    if not split.units.by_row:
         return decided
     best_simple = min(simple, key=lambda key: decided.options[names.index(key)].loss)
     probed = {("uniform", None), ("last", None), best_simple}
@@ -121,10 +127,9 @@ class _Folds:
 
     def __init__(self, surrogate: Surrogate, folds: int, seed: int) -> None:
         self._surrogate = surrogate
-        units = Units(surrogate.outputs, surrogate.base)
-        self.by_row, self.weights, self.losses = units.by_row, units.weights, units.losses
+        self.units = units = Units(surrogate.outputs, surrogate.base)
         if len(units) < folds:
-            what = "rows" if self.by_row else "batches (the loss does not split into rows)"
+            what = "rows" if units.by_row else "batches (the loss does not split into rows)"
             raise TaskError(f"K: auto needs {folds} or more selection {what}, found {len(units)}")
         generator = torch.Generator().manual_seed(seed)
         self.assigned = torch.randperm(len(units), generator=generator) % folds  # of each unit
@@ -132,4 +137,4 @@ class _Folds:
     def without(self, fold: int) -> Surrogate:
         """On all rows but the fold's."""
         rest = self.assigned != fold
-        return self._surrogate.on(rest) if self.by_row else self._surrogate.on_batches(rest)
+        return self._surrogate.on(rest) if self.units.by_row else self._surrogate.on_batches(rest)

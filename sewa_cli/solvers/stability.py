@@ -21,10 +21,11 @@ from sewa_cli.solvers import Problem, mask
 from sewa_cli.solvers.linear import relax
 from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
+from sewa_cli.solvers.linear.units import Units
 
 QUICKLY = 250_000  # numbers for each checkpoint; of more, there are fewer resamples, 5 at least
 FEWEST = 20  # rows; fewer cannot be resampled
-QUICK = 10  # iterations of a resample, which begins at the answer on all rows
+QUICK = 20  # gradients of a resample, which begins at the answer on all rows
 
 
 @dataclass(frozen=True)
@@ -51,29 +52,41 @@ def resample(
 
     None if the rows are too few, or the loss does not split into rows.
     """
-    n, K = sum(surrogate.outputs.counts), len(found.selected)
-    if n < FEWEST or not surrogate.outputs.splits(surrogate.base):
+    units, K = Units(surrogate.outputs, surrogate.base), len(found.selected)
+    n = len(units)
+    if n < FEWEST or not units.by_row:
         return None
     generator = torch.Generator().manual_seed(problem.seed)
+    # by size, not by the clock: the same seed gives the same answer
+    resamples = max(min(most, 5), most * QUICKLY // max(QUICKLY, surrogate.size.numbers))
+    sizes = [n, n // 2] * resamples  # rows drawn
+    times = torch.stack(
+        [
+            torch.bincount(torch.randint(n, (size,), generator=generator), minlength=n)
+            for size in sizes
+        ]
+    )
+    chosen: list[list[int]] = []
+    for some in torch.split(times, units.side_by_side(surrogate)):
+        gradient = units.gradient_on(surrogate, some, problem.room - surrogate.size.bytes)
+        s = relax.relax_together(gradient, K, found.relaxed.expand(len(some), -1), QUICK)
+        chosen += [mask.largest(one, K) for one in s]
+        problem.events.progress("resampling", len(chosen), len(sizes))
+    simple_losses = {name: units.losses(true) for name, true in simple.items()}
     chosen_count = torch.zeros(surrogate.k, dtype=torch.float64)
     gains: dict[str, list[float]] = {name: [] for name in simple}
     excess: dict[int, list[float]] = {n: [], n // 2: []}  # rows drawn → loss above `uniform`
-    # by size, not by the clock: the same seed gives the same answer
-    resamples = max(min(most, 5), most * QUICKLY // max(QUICKLY, surrogate.size.numbers))
-    for number in range(resamples):
-        for size in excess:
-            times = torch.bincount(torch.randint(n, (size,), generator=generator), minlength=n)
-            s, _ = relax.relax(surrogate.on(times), K, found.relaxed, QUICK)
-            chosen = mask.largest(s, K)
-            outside = surrogate.on(times == 0)
-            loss = outside.loss_of_mean(chosen) + offset
-            gained = {name: outside.loss(true) - loss for name, true in simple.items()}
-            excess[size].append(-gained["uniform"])
-            if size == n:
-                chosen_count[chosen] += 1
-                for name in simple:
-                    gains[name].append(gained[name])
-        problem.events.progress("resampling", number + 1, resamples)
+    for size, drawn, ones in zip(sizes, times, chosen, strict=True):
+        unseen = drawn == 0
+        loss = surrogate.on(unseen).loss_of_mean(ones) + offset
+        gained = {
+            name: float(losses[unseen].mean()) - loss for name, losses in simple_losses.items()
+        }
+        excess[size].append(-gained["uniform"])
+        if size == n:
+            chosen_count[ones] += 1
+            for name in simple:
+                gains[name].append(gained[name])
     report = StabilityReport(
         resamples=resamples,
         gains={name: _gain(values) for name, values in gains.items()},

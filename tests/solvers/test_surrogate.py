@@ -24,6 +24,7 @@ from sewa_cli.solvers.linear import relax as linear
 from sewa_cli.solvers.linear.build import build
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.survey import QUARTERS, scout
+from sewa_cli.solvers.linear.units import Units
 from sewa_cli.solvers.linear.whole import Whole
 from sewa_cli.trajectory.dense import Dense
 
@@ -304,6 +305,43 @@ def test_with_many_subsets_no_single_swap_improves_the_answer_and_the_relaxed_lo
         for gained in set(range(k)) - set(solution.selected):
             rest = [i for i in solution.selected if i != lost]
             assert loss([*rest, gained]) >= found * (1 - 1e-4)
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6), K=st.integers(1, 19), p=st.integers(1, 5))
+def test_problems_side_by_side_end_where_each_would_alone(seed: int, K: int, p: int) -> None:
+    surrogate = Problem(20, seed).surrogate()
+    units = Units(surrogate.outputs, surrogate.base)
+    generator = torch.Generator().manual_seed(seed)
+    n = len(units)
+    times = torch.stack(
+        [torch.bincount(torch.randint(n, (n,), generator=generator), minlength=n) for _ in range(p)]
+    )
+    start = torch.full((20,), K / 20, dtype=torch.float64)
+    gradient = units.gradient_on(surrogate, times, 2**30)
+    together = linear.relax_together(gradient, K, start.expand(p, -1), 100)
+    for drawn, s in zip(times, together, strict=True):
+        assert float(s.sum()) == pytest.approx(K)
+        assert float(s.min()) >= 0
+        assert float(s.max()) <= 1
+        on = surrogate.on(drawn)
+        _, history = linear.relax(on, K, start, 200)
+        gained = history[0] - history[-1]
+        assert on.loss(on.mix(s / K)) <= history[-1] + 0.02 * gained + 1e-6
+
+
+def test_a_problem_without_a_finite_gradient_stays_where_it_is_and_the_others_go_on() -> None:
+    target = torch.tensor([0.1, 0.9, 0.6, 0.4], dtype=torch.float64)
+
+    def gradient(C: Tensor) -> Tensor:
+        found = C - target / 2
+        found[0] = torch.nan
+        return found
+
+    start = torch.full((2, 4), 0.5, dtype=torch.float64)
+    found = linear.relax_together(gradient, 2, start, 50)
+    assert torch.equal(found[0], start[0])
+    assert torch.allclose(found[1], target)
 
 
 @settings(max_examples=50)

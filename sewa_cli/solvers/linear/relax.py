@@ -7,6 +7,8 @@ gradient (Beck and Teboulle 2009, with backtracking and restarts), rounded to it
 improved by swapping one chosen checkpoint for another that lowers the loss. Where there are few
 subsets all of them are tried, and the answer is the best there is.
 
+On folds and resamples of the rows it is solved side by side: one pass over the cache for all.
+
 Nothing here reads a checkpoint or runs the model.
 """
 
@@ -23,12 +25,14 @@ from torch import Tensor
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.solvers import mask
+from sewa_cli.solvers.linear.pull import Gradient
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 
 FEW_SUBSETS = 1000  # or fewer: all are tried
 MUCH_WORK = 2 * 10**8  # numbers to go through for that
 TOLERANCE = 1e-6  # of the loss; an improvement by less is none
 PATIENCE = 5  # iterations without one
+STILL = 1e-12  # squared length of a step that leads nowhere
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,42 @@ def solve(
         masks = [mask.largest(s, K), *(sorted(start) for start in starts if len(start) == K)]
         chosen = improve(surrogate, _best(surrogate, masks), swaps)
     return Solution(s, chosen, history)
+
+
+def relax_together(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tensor:
+    """Many such problems, s [p, k] to begin from → s [p, k], by gradients alone.
+
+    Spectral projected gradient (Birgin, Martínez and Raydan 2000): the curvature of a step is what
+    the one before it has shown. It is taken if (g⁺ − g)·(s⁺ − s) ≤ curvature·|s⁺ − s|², which for a
+    convex loss is enough for it to go down; else the next is shorter. A problem whose gradient is
+    not finite stays where it is.
+    """
+
+    def slope_at(s: Tensor) -> Tensor:
+        found = gradient(s / K) / K
+        return torch.where(torch.isfinite(found).all(1, keepdim=True), found, 0.0)
+
+    s = _project(starts, K)
+    g = slope_at(s)
+    steepest = (g - g.mean(1, keepdim=True)).abs().amax(1)
+    curvature = torch.where(steepest > 0, 2 * steepest, 1.0)  # no element moves by more than a half
+    for _ in range(evaluations):
+        new = _project(s - g / curvature[:, None], K)
+        moved, slope = new - s, slope_at(new)
+        bend, length = ((slope - g) * moved).sum(1), (moved * moved).sum(1)
+        if float(length.max()) < STILL:
+            break
+        seen = bend / length.clamp_min(1e-300)
+        taken = seen <= curvature
+        s = torch.where(taken[:, None], new, s)
+        g = torch.where(taken[:, None], slope, g)
+        # what bends hardly at all would be left in one leap
+        curvature = torch.where(taken, torch.maximum(seen, curvature / 10), 1.5 * seen)
+    return s
+
+
+def _project(v: Tensor, K: int) -> Tensor:
+    return torch.stack([mask.project_to_sum(one, K) for one in v])
 
 
 def _best(surrogate: Surrogate, masks: Sequence[Sequence[int]]) -> list[int]:

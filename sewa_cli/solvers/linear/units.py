@@ -72,10 +72,15 @@ class Units:
             return torch.where(torch.isfinite(found.sum(1, keepdim=True)), found, inf)
         return torch.stack([self.losses(surrogate.mix(c)) for c in C])
 
-    def gradient_on(self, surrogate: Surrogate, members: Tensor, room: int) -> Gradient:
-        """members [p, units], bool → C [p, k] ↦ the gradients of p losses, [p, k] float64.
+    def side_by_side(self, surrogate: Surrogate) -> int:
+        """How many samples of the units, whose factors are held as numbers of outputs."""
+        return max(1, AT_ONCE // surrogate.outputs.numbers)
 
-        The p-th is the mean over the p-th sample of the units. `room`: bytes to work in.
+    def gradient_on(self, surrogate: Surrogate, members: Tensor, room: int) -> Gradient:
+        """members [p, units] → C [p, k] ↦ the gradients of p losses, [p, k] float64.
+
+        The p-th is the mean over the p-th sample of the units: which are in it, or how often.
+        `room`: bytes to work in.
         """
         outputs = surrogate.outputs
         at_once = max(1, min(AT_ONCE, room // (4 * COPIES)) // outputs.block)
