@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getclosurevars, unwrap
 from pathlib import Path
@@ -247,6 +247,7 @@ def _device(device: torch.device) -> list[str]:
 # ---- code ----------------------------------------------------------------------------------------
 
 
+@cache
 def _own_code() -> str:
     """Ours: a version number may stay while it changes."""
     package = Path(__file__).parents[1]
@@ -315,11 +316,12 @@ def _is_own(module: str, file: str | None) -> bool:
     package = module.partition(".")[0]
     if file is None or package in ("sewa_cli", "torch"):  # which makes some in /tmp
         return False
-    return package == _DYNAMIC or not _is_installed(Path(file))
+    return package == _DYNAMIC or not _is_installed(file)
 
 
 @cache
-def _is_installed(path: Path) -> bool:
+def _is_installed(file: str) -> bool:
+    path = Path(file)
     if {"site-packages", "dist-packages"} & {*path.parts}:
         return True
     return any(path.is_relative_to(one) or real(path).is_relative_to(one) for one in _python())
@@ -338,23 +340,34 @@ def _roots() -> list[Path]:
         if "." not in name:
             is_package = Path(file).stem == "__init__"
             paths.append(Path(file).parents[1 if is_package else 0])
-    inside = [path for path in dict.fromkeys(paths) if not _is_installed(path)]
+    inside = [path for path in dict.fromkeys(paths) if not _is_installed(str(path))]
     return [path for path in inside if path.is_dir() and path != Path(__file__).parents[2]]
 
 
 def _imports(source: bytes, path: Path, roots: Iterable[Path]) -> Iterator[str]:
     """Names of modules, wherever in the file they are imported."""
+    for level, module, names in _statements(source):
+        package = _package(path, level, roots) if level else ""
+        around = ".".join(part for part in (package, module) if part)
+        yield from (f"{around}.{name}" if around else name for name in names)
+
+
+@lru_cache(maxsize=1024)
+def _statements(source: bytes) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
+    """Of each import: how many folders up it starts, from which module, which names."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = _package(path, node.level, roots) if node.level else ""
-            name = ".".join(part for part in (package, node.module) if part)
-            yield from (f"{name}.{alias.name}" for alias in node.names)
+        return ()
+    return tuple(
+        (
+            getattr(node, "level", 0),
+            getattr(node, "module", "") or "",
+            tuple(a.name for a in node.names),
+        )
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    )
 
 
 def _package(path: Path, level: int, roots: Iterable[Path]) -> str:
