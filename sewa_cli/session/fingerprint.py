@@ -5,20 +5,18 @@ Results are recalled under it, and a wrong one would be a wrong number: what may
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import pickle
 import platform
 import re
 import sys
-import sysconfig
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getclosurevars, unwrap
 from pathlib import Path
@@ -30,10 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from sewa_cli import __version__
-from sewa_cli.config import READY_MADE, Config
-from sewa_cli.files import MIB, read_bytes, real
+from sewa_cli.config import Config
+from sewa_cli.files import MIB, real
 from sewa_cli.objective.objective import Objective
 from sewa_cli.rng import seeded
+from sewa_cli.session.code import Unknown, code, file_of, is_own
 from sewa_cli.task import Batches, Task, user_code
 
 AGAIN = 4  # batches that are looked at twice: a loader that shuffles differs from the first one on
@@ -42,11 +41,6 @@ LIBRARIES = ("torch", "numpy", "safetensors", "transformers", "tokenizers", "dat
 _SHA256 = hashlib.sha256
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # hooks, parameters, buffers, parts
-_DYNAMIC = "transformers_modules"  # where transformers puts code that it finds in a checkpoint
-
-
-class Unknown(Exception):
-    """Something whose content cannot be told; says what, and what may help."""
 
 
 def digest(*things: Any) -> str:
@@ -103,7 +97,7 @@ def fingerprint(config: Config, task: Task, objective: Objective) -> tuple[str, 
     batches = {x.name: of_data(x, config.seed) for x in data if x is not None}
     attributes = _Attributes(objective.model.module)
     model = [*_model(objective), attributes.found]
-    sources, names = _code(config, task, attributes.files)  # last: all that is imported by now
+    sources, names = code(config, task, attributes.files)  # last: all that is imported by now
     names |= attributes.packages | {str(config.args.get("model")).partition(":")[0]}
     found = digest(
         *("sewa", __version__, _own_code()),
@@ -204,7 +198,7 @@ class _Attributes:
             return [kind, _ADDRESS.sub("", repr(x))]
         elif not (
             isinstance(x, SimpleNamespace | Namespace)
-            or _is_own(type(x).__module__, _file_of(type(x).__module__))
+            or is_own(type(x).__module__, file_of(type(x).__module__))
         ):
             return kind
         return [kind, {name: self._value(value) for name, value in inside.items()}]
@@ -215,7 +209,7 @@ class _Attributes:
             if id(one) in self._seen:
                 continue
             self._seen.add(id(one))
-            file = _file_of(one.__module__)
+            file = file_of(one.__module__)
             if file is None and issubclass(one, nn.Module):
                 raise Unknown(f"the class {one.__qualname__}, which is in no file")
             self._at(one.__module__, file)
@@ -231,7 +225,7 @@ class _Attributes:
 
     def _at(self, module: str, file: str | None) -> None:
         package = module.partition(".")[0]
-        if file is not None and _is_own(module, file):
+        if file is not None and is_own(module, file):
             self.files.add(real(Path(file)))
         elif package not in sys.stdlib_module_names:
             self.packages.add(package)
@@ -252,146 +246,6 @@ def _own_code() -> str:
     """Ours: a version number may stay while it changes."""
     package = Path(__file__).parents[1]
     return digest([[path.name, path.read_bytes()] for path in sorted(package.rglob("*.py"))])
-
-
-def _code(config: Config, task: Task, more: set[Path]) -> tuple[dict[Path, bytes], set[str]]:
-    """The user's files, all that they import of the user's own, and what else they import."""
-    files = [] if config.solver_from is None else [config.solver_from]
-    if task.source not in READY_MADE:
-        if not (task.source.endswith(".py") and Path(task.source).is_file()):
-            raise Unknown("the task's functions, which are not in a Python file")
-        files.append(Path(task.source))
-    found: dict[Path, bytes] = {}
-    others: set[str] = set()
-    looked_for: set[str] = set()
-    named = [real(file) for file in files]
-    left = [*named, *more, *imported()]
-    roots = [*(file.parent for file in named), *_roots()]
-    while left:
-        path = left.pop()
-        if path in found:
-            continue
-        is_text = path.suffix == ".py"
-        try:
-            found[path] = read_bytes(path, (16 if is_text else 1024) * MIB)
-        except OSError as error:
-            raise Unknown(f"{path} ({error.strerror})") from error
-        for name in _imports(found[path], path, roots) if is_text else ():
-            if name in looked_for:
-                continue
-            looked_for.add(name)
-            package = name.partition(".")[0]
-            if package in sys.stdlib_module_names:
-                continue
-            there = _file_of(package)
-            is_installed = there is not None and not _is_own(package, there)
-            files = [] if is_installed else _files_of(name, roots)
-            left += [real(file) for file in files]
-            if not files:
-                others.add(package)
-    return found, others
-
-
-def imported() -> set[Path]:
-    """The files of all modules that Python has by now, but for its own, installed ones and ours.
-
-    However they came there: by a name that was put together, or through an import hook.
-    """
-    return {real(Path(file)) for file in _own_modules().values()}
-
-
-def _own_modules() -> dict[str, str]:
-    named = {name: _file_of(name) for name in [*sys.modules] if name != "__main__"}
-    return {name: file for name, file in named.items() if file and _is_own(name, file)}
-
-
-def _file_of(module: str) -> str | None:
-    """Without asking the module itself: a lazy one would import everything that it has."""
-    file = getattr(sys.modules.get(module), "__dict__", {}).get("__file__")
-    return file if isinstance(file, str) else None
-
-
-def _is_own(module: str, file: str | None) -> bool:
-    """Whether a module is the user's: not of Python, of an installed package, torch's or ours."""
-    package = module.partition(".")[0]
-    if file is None or package in ("sewa_cli", "torch"):  # which makes some in /tmp
-        return False
-    return package == _DYNAMIC or not _is_installed(file)
-
-
-@cache
-def _is_installed(file: str) -> bool:
-    path = Path(file)
-    if {"site-packages", "dist-packages"} & {*path.parts}:
-        return True
-    return any(path.is_relative_to(one) or real(path).is_relative_to(one) for one in _python())
-
-
-@cache
-def _python() -> set[Path]:
-    own = {Path(sysconfig.get_paths()[key]) for key in ("stdlib", "platstdlib")}
-    return own | {real(path) for path in own}
-
-
-def _roots() -> list[Path]:
-    """Where Python looks for modules, or has found some, but for its own and installed ones."""
-    paths = [Path(entry or ".") for entry in sys.path]
-    for name, file in _own_modules().items():
-        if "." not in name:
-            is_package = Path(file).stem == "__init__"
-            paths.append(Path(file).parents[1 if is_package else 0])
-    inside = [path for path in dict.fromkeys(paths) if not _is_installed(str(path))]
-    return [path for path in inside if path.is_dir() and path != Path(__file__).parents[2]]
-
-
-def _imports(source: bytes, path: Path, roots: Iterable[Path]) -> Iterator[str]:
-    """Names of modules, wherever in the file they are imported."""
-    for level, module, names in _statements(source):
-        package = _package(path, level, roots) if level else ""
-        around = ".".join(part for part in (package, module) if part)
-        yield from (f"{around}.{name}" if around else name for name in names)
-
-
-@lru_cache(maxsize=1024)
-def _statements(source: bytes) -> tuple[tuple[int, str, tuple[str, ...]], ...]:
-    """Of each import: how many folders up it starts, from which module, which names."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-    return tuple(
-        (
-            getattr(node, "level", 0),
-            getattr(node, "module", "") or "",
-            tuple(a.name for a in node.names),
-        )
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    )
-
-
-def _package(path: Path, level: int, roots: Iterable[Path]) -> str:
-    """The dotted name of the folder that a relative import starts from."""
-    folder = path.parents[level - 1]
-    for root in roots:
-        with suppress(ValueError):
-            return ".".join(folder.relative_to(real(root)).parts)
-    return ""
-
-
-def _files_of(name: str, roots: Iterable[Path]) -> list[Path]:
-    """The files of a module and of the packages around it; none if it is not of the user's."""
-    for root in roots:
-        here, found = root, list[Path]()
-        for part in name.split("."):
-            if (module := here / f"{part}.py").is_file():
-                return [*found, module]
-            here = here / part
-            if (module := here / "__init__.py").is_file():
-                found.append(module)
-        if found:
-            return found
-    return []
 
 
 def _versions(names: Iterable[str]) -> dict[str, str | None]:

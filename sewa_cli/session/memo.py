@@ -29,7 +29,8 @@ from sewa_cli.objective.memo import Key, Memo, Tensors
 from sewa_cli.objective.objective import Objective
 from sewa_cli.output.safetensors import sha256_of
 from sewa_cli.rng import put_back, states
-from sewa_cli.session.fingerprint import Unknown, digest, fingerprint, imported
+from sewa_cli.session.code import Unknown, imported
+from sewa_cli.session.fingerprint import digest, fingerprint
 from sewa_cli.store import FILES, Store
 from sewa_cli.task import Task
 from sewa_cli.text import one_line, shown

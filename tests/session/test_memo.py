@@ -25,7 +25,8 @@ from sewa_cli.objective.memo import Memo, have
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.rng import put_back, seeded, states
-from sewa_cli.session.fingerprint import Unknown, digest, fingerprint, of_data
+from sewa_cli.session.code import Unknown
+from sewa_cli.session.fingerprint import digest, fingerprint, of_data
 from sewa_cli.session.memo import open_memo
 from sewa_cli.store import Store, clear, groups
 from sewa_cli.task import Batches, Task, load_task, make_task

@@ -23,6 +23,7 @@ from sewa_cli.objective.tree import rows as rows_of
 from sewa_cli.objective.tree import take_rows, tensors
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Cost, Sizes
+from sewa_cli.solvers.crossvalidate import FOLD_ITERATIONS
 from sewa_cli.solvers.linear.build import FEWEST, LOOKED_AT, Keep, least, usual
 from sewa_cli.solvers.linear.digest import PIECE, WORTHWHILE, Digest
 from sewa_cli.solvers.linear.outputs import MIXINGS, Outputs
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 DEAR, SPARED_RUNGS, TRIED = 50, 6, 2
 TYPICAL = 50  # gradients of a round, and besides each of them so many losses
 VALUES = 2.5  # counted on the demo alone
-TYPICAL_OF_FOLDS = 25  # a guess
+SWAPS = 1.5  # times those that are tried before it is given up: a guess
 USUAL_ROUNDS = 1.5  # of the default's, which needs one or two: a guess (the demo needs two)
 TIMED_TOGETHER = 4  # mixtures
 LARGEST_ROW = 2**22  # numbers: a row of more is not copied to be timed
@@ -125,16 +126,18 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
         forward, reads = forward + (simple + 2) * B, reads + (simple + 3) * k
     resamples = settings.bootstrap * QUICKLY // max(QUICKLY, space.kept)
     resamples = max(min(settings.bootstrap, 5), resamples)
-    gradients = settings.rounds * TYPICAL + 2 * QUICK * resamples
+    alone, together = (_Arithmetic(sizes, space, count) for count in (1, settings.folds))
+    seconds = settings.rounds * TYPICAL * (alone.gradient + VALUES * alone.value) + alone.labels
+    seconds += 2 * resamples * ((QUICK + 1) * together.gradient + alone.value)
     if is_auto:
-        gradients += settings.folds * len(grid(k)) * TYPICAL_OF_FOLDS
-    alone = _Arithmetic(sizes, space)
+        steps = (FOLD_ITERATIONS + 1) * together.gradient + SWAPS * settings.swaps * alone.loss
+        seconds += settings.folds * len(grid(k)) * steps
     return Cost(
         forward=forward,
         reads=reads,
         bytes=usual(k, space.kept, room, extra),
         piece=space.piece(sizes),
-        seconds=gradients * (alone.gradient + VALUES * alone.value) + alone.labels,
+        seconds=seconds,
         at_most=is_auto or not fits or not summed,
         rows=space.rows,
         too_few=space.too_few,
@@ -223,6 +226,11 @@ class _Arithmetic:
         half = torch.full((self._few,), 1 / self._few, dtype=torch.float64)
         found = self._timed(lambda cache: cache.loss(cache.mix(half)))
         return found + self._product(self._sizes.k - self._few)
+
+    @property
+    def loss(self) -> float:
+        """Of outputs that are mixed already."""
+        return max(0.0, self.value - self._product(self._sizes.k))
 
     @property
     def by_row(self) -> float:
