@@ -101,6 +101,7 @@ class Head(Part):
     kind: str
     versions: Versions
     created: str
+    command: str | None = Field(None, description="as it was typed, if it was")
     config: dict[str, Any]
     warnings: list[str]
 

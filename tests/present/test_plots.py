@@ -27,8 +27,8 @@ from sewa_cli.events import Events
 from sewa_cli.present.plots import label
 from sewa_cli.present.plots.compare import K_scale
 from sewa_cli.present.plots.compare import plot as plot_comparison
+from sewa_cli.present.plots.losses import running_mean
 from sewa_cli.present.plots.select import plot as plot_selection
-from sewa_cli.present.plots.select import running_mean
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Blend, Pulled, Report, Share
