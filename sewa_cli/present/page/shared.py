@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sewa_cli.present import pictures
 from sewa_cli.present.page.parts import Code, Drawing, Facts, Part, Section, Table, Words
 from sewa_cli.present.tables import Cell, Sheet
 from sewa_cli.text import shown, size
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 def drawings(report: Head, name: str) -> list[Part]:
     """The pictures for this part of the page."""
-    found = import_module(f"sewa_cli.present.plots.{report.kind}").pictures(report)
-    return [Drawing(picture) for part, picture in found if part == name]
+    return [Drawing(picture) for part, picture in pictures(report) if part == name]
 
 
 def section(title: str, *parts: Part | None) -> list[Section]:
