@@ -79,8 +79,10 @@ def demo(request: Request, demo_folder: Path) -> None:
 
     check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
+    request.write_page(demo_folder / "demo.html")
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
+        request.finish_page(selection.report)
     talk.say(*summary(selection.report).splitlines())
     request.write_paths(selection.paths)
     sewa = called_from(demo_folder)
@@ -90,7 +92,9 @@ def demo(request: Request, demo_folder: Path) -> None:
         f"  cd {quote(str(demo_folder))}",
         f"  {sewa} select ckpts/ --K 10",
         f"  {sewa} select ckpts/ --json | jq .average",
-        f"  {sewa} compare ckpts/",
+        f"  {sewa} compare ckpts/ --html compare.html",
+        "",
+        f"open the page: {request.html}",
     )
 
 

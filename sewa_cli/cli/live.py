@@ -83,7 +83,7 @@ class LivePage:
 
         now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         elapsed = duration(time.monotonic() - self._began)
-        shared = {
+        shared: dict[str, object] = {
             "about": f"{now}, {elapsed} after the start",
             "command": self._command,
             "faults": [],

@@ -193,10 +193,8 @@ class Request:
         if self.plot is not None:
             check_plot(self.plot, self.force)
         if self.html is not None:
-            from sewa_cli.cli.live import LivePage
-
             check_page(self.html, self.force)
-            self.talk.page = LivePage(self.html, self.force, self.talk.command)
+            self.write_page(self.html)
         self._trackers = [_tracker(asked) for asked in log]
 
     @cached_property
@@ -277,6 +275,13 @@ class Request:
         for log in self._trackers:
             log(report)
 
+    def write_page(self, path: Path) -> None:
+        """Here, from when the first stage has ended."""
+        from sewa_cli.cli.live import LivePage
+
+        self.html = path
+        self.talk.page = LivePage(path, self.force, self.talk.command)
+
     def finish_page(self, report: Head, name: Path | None = None) -> None:
         """While the run is not over yet: whatever ends it now, the page will say so."""
         if self.talk.page is not None:
@@ -285,7 +290,7 @@ class Request:
 
             output = getattr(report, "output", None)
             if name is None and output not in (None, STDOUT):
-                name = self.config.report or report_path(Path(output))
+                name = report.config.get("report") or report_path(Path(output))
             with self.talk.stage("drawing the page"):
                 text = page(report, names=[None if name is None else str(name)])
             self.talk.page.finish(text)

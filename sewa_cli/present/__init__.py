@@ -83,9 +83,8 @@ def numbers(report: Head) -> dict[str, float]:
         K = row.get("K")
         name = with_K(words[0] if words else str(place), K if isinstance(K, int) else None)
         for column, value in row.items():
-            is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and isfinite(value):  # type: ignore[arg-type]
-                found[f"{name}/{column}"] = float(value)  # type: ignore[arg-type]
+            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+                found[f"{name}/{column}"] = float(value)
     return found
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.output.place import as_output_error
-from sewa_cli.present import curves, numbers, say, show
+from sewa_cli.present import curves, numbers, pictures, say, show
 from sewa_cli.present.page import has_pictures
 from sewa_cli.text import markdown
 
@@ -43,13 +44,11 @@ def log(report: Head, where: str) -> None:
                 writer.add_image(f"{report.kind}/{name}", image, dataformats="HWC")
 
 
-def _images(report: Head):  # type: ignore[no-untyped-def]
+def _images(report: Head) -> Iterator[tuple[str, Any]]:
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from sewa_cli.present import pictures
-
     for name, picture in pictures(report):
-        canvas = FigureCanvasAgg(picture.draw())
+        canvas: Any = FigureCanvasAgg(picture.draw())
         canvas.draw()
         yield f"{name}/{picture.title}", np.asarray(canvas.buffer_rgba())[..., :3]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sewa_cli.present import say, sentences, tables
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
-from sewa_cli.present.page.shared import again, checkpoints, cost, drawings, section, sheets
+from sewa_cli.present.page.shared import again, checkpoints, cost, drawings, section, sheets, when
 from sewa_cli.present.tables import Cell, percent
 from sewa_cli.text import duration, number, size, with_K
 
@@ -47,7 +47,7 @@ def select(report: Report, name: str | None) -> Chapter:
     if report.expected:
         error = f"± {1.96 * report.expected.error:.2g} on new rows"
         tiles.append(Tile("expected loss", report.expected.loss, error))
-    tiles.append(Tile("checkpoints", f"{report.K} of {report.k}", _worth(report)))
+    tiles.append(Tile("checkpoints", report.K, f"of {report.k:,}{_worth(report)}"))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
 
     overfit = [_upper(sentences.expected(report))] if report.expected else []
@@ -103,7 +103,7 @@ def _simple(report: Report) -> Table | None:
 
 
 def _worth(report: Report) -> str:
-    return f"worth {report.blend.effective:.3g} equal ones" if report.blend else "with a weight"
+    return f", worth {report.blend.effective:.3g} equal ones" if report.blend else ""
 
 
 def compare(report: Comparison, name: str | None) -> Chapter:
@@ -118,6 +118,10 @@ def compare(report: Comparison, name: str | None) -> Chapter:
         tiles.append(Tile("cannot be told apart", f"{ties} of {len(report.rows) - 1}", "others"))
     tiles.append(Tile("averages evaluated", report.averages_evaluated, _rows_of(report)))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
+    headline = "No winner"
+    if best is not None and not said.startswith("no winner"):
+        name_of_best = with_K(best.method, best.K)
+        headline = f"{name_of_best} {'wins' if report.winner else 'has the lowest held-out loss'}"
     found = tables.compare(report).parts[0][1]
     assert isinstance(found, list)
     marks = [row.mark for row in report.rows]
@@ -139,8 +143,8 @@ def compare(report: Comparison, name: str | None) -> Chapter:
         again(report, name),
     ]
     return Chapter(
-        headline=f"{report.winner} wins" if report.winner else _first(said),
-        answer=_upper(said.removeprefix("no winner: ")) if not report.winner else said,
+        headline=headline,
+        answer=said.removeprefix("no winner: "),
         sections=sections,
         tiles=tiles,
         warnings=report.warnings,
@@ -173,7 +177,7 @@ def windows(report: Windows, name: str | None) -> Chapter:
     tiles.append(Tile("windows", len(report.windows), f"of {report.size} checkpoints"))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
     return Chapter(
-        headline=_first(said[0]),
+        headline=said[0].partition(": ")[0],
         answer=said[0],
         sections=[
             *section(
@@ -274,12 +278,12 @@ def other(report: Head, name: str | None) -> Chapter:
 
 
 def _about(report: Head) -> str:
-    return f"sewa {report.kind}, {report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
+    return f"sewa {report.kind}, {when(report)}"
 
 
 def _first(sentence: str) -> str:
     """What stands before the colon, as a heading."""
-    return _upper(sentence.partition(":")[0])
+    return _upper(sentence.partition(": ")[0])  # a method's options have one without a space
 
 
 def _upper(sentence: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sewa_cli.present import pictures
 from sewa_cli.present.page.parts import Code, Drawing, Facts, Part, Section, Table, Words
-from sewa_cli.present.tables import Cell, Sheet
+from sewa_cli.present.tables import Cell, Rows, Sheet
 from sewa_cli.text import shown, size
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def sheets(sheet: Sheet, titles: Iterable[str] = ()) -> list[Part]:
 
 
 def checkpoints(candidates: list[Candidate], left_out: list[LeftOut]) -> list[Part]:
-    rows = []
+    rows: Rows = []
     for one in candidates:
         row: dict[str, Cell] = {"step": one.step}
         for name in ("weight", "probability", "frequency"):
@@ -51,7 +51,9 @@ def checkpoints(candidates: list[Candidate], left_out: list[LeftOut]) -> list[Pa
         rows.append({**row, "checkpoint": one.path})
     found: list[Part] = [Table(f"All {len(rows)} checkpoints", rows, folded=True)]
     if left_out:
-        gone = [{"step": one.step, "checkpoint": one.path, "why": one.reason} for one in left_out]
+        gone: Rows = [
+            {"step": one.step, "checkpoint": one.path, "why": one.reason} for one in left_out
+        ]
         found.append(Table("Left out", gone))
     return found
 
@@ -94,28 +96,32 @@ def again(report: Head, name: str | None) -> Section:
         )
     if recipe is not None and output not in (None, "-"):
         lines["is all as it was then?"] = f"sewa verify {_word(name or output or '')}"
-    facts: dict[str, Cell] = {"made": report.created}
+    facts: dict[str, Cell] = {"made": when(report)}
     facts |= {
         name: getattr(found, name) for name in ("task", "device", "seed") if hasattr(found, name)
     }
     facts |= report.versions.model_dump()
     parts: list[Part] = [Code(lines), Facts(facts)]
     if files:
-        rows = [{"file": one.path, "bytes": one.size, "SHA-256": one.sha256} for one in files]
+        rows: Rows = [{"file": one.path, "bytes": one.size, "SHA-256": one.sha256} for one in files]
         parts.append(Table("What was written", rows, folded=len(rows) > 4))
     if recipe is not None:
-        sources = [
+        sources: Rows = [
             {"weight": one.coefficient, "bytes": one.size, "file": one.path, "SHA-256": one.sha256}
             for one in recipe.sources
         ]
         parts.append(Table(f"The {len(sources)} files that went into it", sources, folded=True))
-    settings = [
+    settings: Rows = [
         {"setting": key, "value": json.dumps(value, ensure_ascii=False)}
         for key, value in report.config.items()
         if value not in (None, [], {})
     ]
     parts.append(Table("Every setting", settings, folded=True))
     return Section("To do it again", parts)
+
+
+def when(report: Head) -> str:
+    return f"{report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
 
 
 def _word(text: str) -> str:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from colorsys import hls_to_rgb, rgb_to_hls
 from itertools import pairwise
+from math import inf
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
 
@@ -145,8 +146,12 @@ def _hints(axes: Axes, height: float) -> Iterator[ET.Element]:
     strips = sorted(float(x) for hint, (x, _) in zip(found, at, strict=True) if hint.y is None)
     gaps = [b - a for a, b in pairwise(strips) if b > a]
     wide = min(12.0, max(1.0, min(gaps, default=12.0)))
+    latest = -inf
     for hint, (x, y) in zip(found, at, strict=True):
         if hint.y is None:
+            if abs(x - latest) < 0.99:  # nobody could point at either
+                continue
+            latest = x
             place = {"x": x - wide / 2, "y": height - box.y1, "width": wide, "height": box.height}
             shape = ET.Element("rect", {key: f"{value:.1f}" for key, value in place.items()})
         else:

@@ -128,7 +128,7 @@ def draw_weights(
     """A line up for each checkpoint."""
     places, by_step = places_of(steps)
     heights = [weight if isfinite(weight) else 0.0 for weight in weights]
-    axes.vlines(places, 0, heights, color="black", lw=1.4, label=text or None)
+    axes.vlines(places, 0, heights, color="black", lw=1.4, label=text or "_")
     for i, (x, step, weight) in enumerate(zip(places, steps, weights, strict=True)):
         hint(axes, x, None, name_of(step, i), f"weight {number(weight)}")
     axes.set_ylim(min(0.0, *heights) if heights else 0, None)
@@ -149,9 +149,9 @@ def draw_logged(
     for name, style in zip(losses_of(logged), ("-", "--", ":", "-."), strict=False):
         values = [drawable((one or {}).get(name)) for one in logged]
         axes.plot(places, values, style, color="0.4", lw=1.2, label=label(name))
-        for i, (x, value) in enumerate(zip(places, values, strict=True)):
-            if isfinite(value):
-                hint(axes, x, value, name_of(steps[i], i), f"{name} {number(value)}")
+    for i, (x, one) in enumerate(zip(places, logged, strict=True)):
+        said = [f"{name} {number(value)}" for name, value in (one or {}).items() if "loss" in name]
+        hint(axes, x, None, name_of(steps[i], i), *said)
     name_steps(axes, by_step)
     axes.set_ylabel("logged loss")
     legend_above(axes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import pairwise
 from math import isfinite, log10, nan
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present.plots import (
     drawable,
@@ -146,7 +146,11 @@ def draw_simple(axes: Axes, report: Report) -> None:
         if one.K is not None and isfinite(drawable(one.selection_loss)):
             families.setdefault(one.name, []).append((one.K, drawable(one.selection_loss)))
     for i, (name, points) in enumerate(families.items()):
-        look = {"marker": "os^Dv"[i % 5], "ms": 4.0, "mfc": "white" if i % 2 else "0.3"}
+        look: dict[str, Any] = {
+            "marker": "os^Dv"[i % 5],
+            "ms": 4.0,
+            "mfc": "white" if i % 2 else "0.3",
+        }
         x, y = zip(*sorted(points), strict=True)
         axes.plot(x, y, ls=STYLES[i % len(STYLES)], lw=1.0, color="0.3", label=label(name), **look)
         for K, loss in points:
