@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import ClassVar, Final
 
 from sewa_cli.present.plots import Picture
@@ -22,7 +23,7 @@ class Table:
     folded: bool = False
     marks: Sequence[str | None] = ()
 
-    @property
+    @cached_property
     def columns(self) -> list[str]:
         return list(dict.fromkeys(name for row in self.rows for name in row))
 
@@ -30,8 +31,10 @@ class Table:
     def shown(self) -> Rows:
         return self.rows[:MOST_ROWS]
 
-    def is_text(self, column: str) -> bool:
-        return any(isinstance(row.get(column), str) for row in self.shown)
+    @cached_property
+    def texts(self) -> set[str]:
+        """The columns that hold words."""
+        return {name for row in self.shown for name, cell in row.items() if isinstance(cell, str)}
 
     def mark(self, place: int) -> str:
         return (self.marks[place] if place < len(self.marks) else None) or ""

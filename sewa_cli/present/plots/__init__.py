@@ -76,6 +76,8 @@ def house() -> Iterator[None]:
     with mpl.rc_context(), warnings.catch_warnings():
         # a name in a script that the font lacks is drawn as boxes; no need to talk about it
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        # nor of names so long that they leave no room for what they name
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
         yield

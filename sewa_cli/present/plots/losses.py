@@ -52,6 +52,8 @@ def draw_path(axes: Axes, report: Report, blend: Blend) -> None:
         if report.expected.by is not None:
             lines.append(("of the best simple", report.expected.loss + report.expected.by, ":"))
         for name, level, style in lines:
+            if not isfinite(level):
+                continue
             axes.axhline(level, ls=style, lw=1.1, color="black", label=f"{name} {level:.5g}")
             levels.append(level)
     fit_losses(axes, [loss for loss in levels if isfinite(loss)])
