@@ -101,6 +101,7 @@ def test_the_documented_hook_sends_the_report_to_weights_and_biases_offline(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     [example] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
     assert len(example.strip().splitlines()) <= 14
     Path("sewa_wandb.py").write_text(example)

@@ -59,7 +59,10 @@ def select(report: Report, name: str | None) -> Chapter:
     if report.labels == "noise":
         overfit.append("Mixed-up rows fit as well: the labels say nothing")
     budget = [Words([_upper(sentences.budget(report.budget))])] if report.budget else []
-    table = Table("Losses and metrics", tables.select(report).parts[0][1], marks=["best"])  # type: ignore[arg-type]
+    sheet = tables.select(report)
+    seen = sheet.parts[0][1]
+    assert isinstance(seen, list)
+    table = Table("Losses and metrics", seen, marks=_lowest(sheet.rows))
     sections = [
         *section(
             "Against simple averages",
@@ -91,6 +94,14 @@ def select(report: Report, name: str | None) -> Chapter:
         about=_about(report),
         command=report.command,
     )
+
+
+def _lowest(rows: tables.Rows) -> list[str | None]:
+    """What was chosen is the first row, whether it is the best or not."""
+    losses = [row["heldout_loss"] for row in rows]
+    known = [loss for loss in losses if isinstance(loss, float)]
+    marks: list[str | None] = ["best" if known and loss == min(known) else None for loss in losses]
+    return [marks[0] or "chosen", *marks[1:]]
 
 
 def _simple(report: Report) -> Table | None:

@@ -122,7 +122,7 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
         f"A row for each average: small dots are runs, large ones means with 95 % intervals. "
         f"{best} has the lowest mean, {number(summary[best][0])}.",
         lambda: panels(
-            lambda axes: draw_dots(axes, names, _series(names, by_run, summary)),
+            lambda axes: draw_dots(axes, names, _series(titles, names, by_run, summary)),
             height=1.0 + 0.36 * len(names),
         ),
     )
@@ -135,16 +135,15 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
 
 
 def _series(
+    titles: Sequence[str],
     names: Sequence[str],
     by_run: Sequence[Mapping[str, float]],
     summary: Mapping[str, tuple[float, float | None]],
 ) -> list[Series]:
-    runs = [
-        Series(
-            "a run" if i == 0 else "_", [found[name] for name in names], "o", hollow=True, size=4
-        )
-        for i, found in enumerate(by_run)
-    ]
+    runs = []
+    for title, found in zip(titles, by_run, strict=True):
+        legend, values = "" if runs else "a run", [found[name] for name in names]
+        runs.append(Series(title, values, "o", hollow=True, size=4, legend=legend))
     means = [summary[name][0] for name in names]
     errors = [summary[name][1] for name in names]
     return [*runs, Series("mean, 95 %", means, "D", errors=errors)]

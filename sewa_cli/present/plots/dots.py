@@ -26,6 +26,7 @@ class Series:
     hollow: bool = False
     errors: Sequence[float | None] = ()
     size: float = 7.0
+    legend: str | None = None  # instead of the name; "": none
 
 
 def draw_dots(axes: Axes, names: Sequence[str], series: Sequence[Series]) -> None:
@@ -38,18 +39,22 @@ def draw_dots(axes: Axes, names: Sequence[str], series: Sequence[Series]) -> Non
         here = [values[row] for values in every if isfinite(values[row])]
         if here:
             axes.plot([min(here), max(here)], [row, row], color="0.75", lw=1.2, zorder=1)
-    for one, values in zip(series, every, strict=True):
+    for n, (one, values) in enumerate(zip(series, every, strict=True)):
+        # a little above or below the row, so that none hides another
+        off = 0.36 * (n / (len(series) - 1) - 0.5) if len(series) > 1 else 0.0
+        at = [row + off for row in range(len(values))]
         fill = "white" if one.hollow else "black"
+        text = label(one.name if one.legend is None else one.legend) or "_"
         look: dict[str, Any] = {"ms": one.size, "mfc": fill, "mec": "black", "linestyle": "none"}
-        axes.plot(values, range(len(values)), one.marker, **look, label=label(one.name), zorder=3)
+        axes.plot(values, at, one.marker, **look, label=text, zorder=3)
         for row, value in enumerate(values):
             if isfinite(value):
-                hint(axes, value, row, names[row], f"{one.name} {number(value)}")
+                hint(axes, value, at[row], names[row], f"{one.name} {number(value)}")
                 drawn.append(value)
         for row, error in enumerate(one.errors):
             if error is not None and isfinite(error) and isfinite(values[row]):
                 ends = [values[row] - error, values[row] + error]
-                axes.plot(ends, [row, row], color="black", lw=1.2, marker="|", ms=6, zorder=2)
+                axes.plot(ends, [at[row]] * 2, color="black", lw=1.2, marker="|", ms=6, zorder=2)
                 drawn += ends
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), [label(name, _NAMES) for name in names])
