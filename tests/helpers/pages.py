@@ -14,7 +14,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from helpers.tiny import TASK, train_tiny
-from sewa_cli.cli.main import typed
 from sewa_cli.commands.compare import run_compare
 from sewa_cli.commands.evaluate import run_evaluate
 from sewa_cli.commands.inspect import run_inspect
@@ -31,39 +30,43 @@ from sewa_cli.task import load_task
 EVIL = "<script>alert(1)</script>\"'&`$x_1$`<img src=x onerror=alert(2)>\u202e\n{{7*7}}"
 
 
+SELECTIONS: dict[str, dict[str, Any]] = {
+    "select": {},
+    "mask": {"K": 4},
+    "sparse": {"sparse": True},
+    "seed1": {"K": 4, "seed": 1},
+    "seed2": {"K": 4, "seed": 2},
+}
+
+
 @cache
-def _made() -> dict[str, str]:
-    """JSON by name: `select` the default's, `mask` and `sparse` of K, and the other kinds."""
-    typed[:] = []
+def _made(name: str) -> str:
+    """The JSON of a real run: `select` is the default's, `mask` and `sparse` are of few."""
     with TemporaryDirectory() as place:
         folder = Path(place)
         paths = train_tiny(folder / "ckpts")
         (folder / "task.py").write_text(TASK)
-        found: dict[str, Head] = {}
+        task = load_task(str(folder / "task.py"), {})
 
         def config(**flags: object) -> Any:
             small = {"gumbel": {"iterations": 8}, "linear": {"iterations": 15, "bootstrap": 4}}
             flags = {"checkpoints": (folder / "ckpts",), "device": "cpu", **small, **flags}
             return load_settings(None, flags, dashes="")
 
-        def task() -> Any:
-            return load_task(str(folder / "task.py"), {})
-
-        for name, flags in {
-            "select": {},
-            "mask": {"K": 4},
-            "sparse": {"sparse": True},
-            "seed1": {"K": 4, "seed": 1},
-            "seed2": {"K": 4, "seed": 2},
-        }.items():
-            output = str(folder / f"{name}.safetensors")
-            found[name] = run_select(config(**flags, output=output), task()).report
         few = {"methods": ["sewa", "lawa", "last", "uniform"], "K": [2, 4]}
-        found["compare"] = run_compare(config(compare=few), task(), Events())
-        found["windows"] = run_windows(config(compare={**few, "K": [2], "windows": 4}), task())
-        found["inspect"] = run_inspect(config())
-        found["evaluate"] = run_evaluate(config(checkpoints=tuple(paths[:3])), task())
-        return {name: to_json(report) for name, report in found.items()}
+        found: Head
+        if name in SELECTIONS:
+            output = str(folder / f"{name}.safetensors")
+            found = run_select(config(**SELECTIONS[name], output=output), task).report
+        elif name == "compare":
+            found = run_compare(config(compare=few), task, Events())
+        elif name == "windows":
+            found = run_windows(config(compare={**few, "K": [2], "windows": 4}), task)
+        elif name == "inspect":
+            found = run_inspect(config())
+        else:
+            found = run_evaluate(config(checkpoints=tuple(paths[:3])), task)
+        return to_json(found)
 
 
 NAMES = ("select", "mask", "sparse", "compare", "windows", "inspect", "evaluate")
@@ -75,7 +78,7 @@ def plain_page(name: str) -> str:
 
 
 def raw(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_made()[name])
+    found: dict[str, Any] = json.loads(_made(name))
     return found
 
 

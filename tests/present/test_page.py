@@ -25,8 +25,7 @@ from helpers.pages import (
 from helpers.tiny import Sewa
 
 from sewa_cli import Selection
-from sewa_cli.commands.select import run_select
-from sewa_cli.present.page import core, page
+from sewa_cli.present.page import core, page, parts
 from sewa_cli.present.page.several import mean_interval
 from sewa_cli.text import number, shown
 
@@ -141,9 +140,13 @@ def test_large_runs_make_pages_that_can_be_sent(content: Any, most: float) -> No
     assert Page(text).tags["tr"] > 60
 
 
-def test_a_table_of_more_rows_than_anybody_reads_is_cut_and_says_so() -> None:
-    text = page(report(many_checkpoints(2001)))
-    assert "The first 2,000 of 2,001; the report has all of them." in text
+def test_a_table_of_more_rows_than_anybody_reads_is_cut_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parts, "MOST_ROWS", 10)
+    text = page(report(raw("inspect")))
+    assert "The first 10 of 12; the report has all of them." in text
+    assert "step-110.safetensors" not in text
 
 
 def test_without_matplotlib_the_page_has_all_but_pictures_and_says_so(
@@ -162,14 +165,11 @@ def test_without_matplotlib_the_page_has_all_but_pictures_and_says_so(
 
 
 def test_a_notebook_shows_the_core_of_the_page() -> None:
-    made = report(raw("mask"))
-    shown_there = Selection(made, None)._repr_html_()  # type: ignore[arg-type]
-    assert shown_there == core(made) == made._repr_html_()
-    found = Page(shown_there)
+    assert report(raw("inspect"))._repr_html_() == core(report(raw("inspect")))
+    found = Page(Selection(report(raw("mask")), None)._repr_html_())  # type: ignore[arg-type]
     assert not {"html", "body", "script", "meta"} & {*found.tags}
     assert found.tags["svg"] >= 3
     assert "checkpoints" in found.words
-    assert run_select  # `commands` has said how
 
 
 # --- several

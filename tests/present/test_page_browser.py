@@ -70,7 +70,7 @@ class Tab:
         self.asked: list[str] = []
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.complaints.append("alert"), dialog.dismiss()))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(file.as_uri())
 
@@ -202,7 +202,14 @@ def test_axe_finds_no_fault_in_contrast_names_and_structure(
 def test_a_live_page_reloads_itself_until_it_is_done(browser: Any, tmp_path: Path) -> None:
     file = tmp_path / "live.html"
     stage = {"name": "learning", "state": "open", "depth": 0, "total": 9, "done": 3, "said": "3/9"}
-    known = {"about": "", "answer": "", "command": None, "faults": [], "footer": "", "warnings": []}
+    known: dict[str, Any] = {
+        "about": "",
+        "answer": "",
+        "command": None,
+        "faults": [],
+        "footer": "",
+        "warnings": [],
+    }
     file.write_text(running(headline="Running: learning", refresh=1, stages=[stage], **known))
     with Tab(browser, file) as tab:
         assert tab.page.title() == "Running: learning"

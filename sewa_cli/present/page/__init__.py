@@ -27,7 +27,7 @@ from markupsafe import Markup, escape
 
 from sewa_cli import __version__
 from sewa_cli.present.page.kinds import chapter
-from sewa_cli.present.page.parts import MOST_ROWS, Chapter
+from sewa_cli.present.page.parts import Chapter
 from sewa_cli.present.page.several import side_by_side
 from sewa_cli.text import number, shown
 
@@ -116,7 +116,6 @@ def _environment() -> Environment:
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'; "
         "base-uri 'none'; form-action 'none'",
         "version": __version__,
-        "most_rows": MOST_ROWS,
         "without_pictures": WITHOUT_PICTURES,
     }
     return made

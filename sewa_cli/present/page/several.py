@@ -140,7 +140,7 @@ def _series(
     by_run: Sequence[Mapping[str, float]],
     summary: Mapping[str, tuple[float, float | None]],
 ) -> list[Series]:
-    runs = []
+    runs: list[Series] = []
     for title, found in zip(titles, by_run, strict=True):
         legend, values = "" if runs else "a run", [found[name] for name in names]
         runs.append(Series(title, values, "o", hollow=True, size=4, legend=legend))
