@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
 MOST: Final = 2**26  # bytes of a report that are read
+MOST_SHOWN: Final = 2**24  # and where all of it is to be looked at
+MOST_VALUES: Final = 500_000  # in such a one; if all are wrong, pydantic keeps a kilobyte of each
 
 
 def read_any(path: Path) -> Head:
     """By the model of its kind; whether its parts fit together is for whoever uses them."""
     try:
-        return _validated(read_bytes(path, MOST))
+        return _validated(read_bytes(path, MOST_SHOWN))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
@@ -30,7 +32,7 @@ def read_any(path: Path) -> Head:
 
 
 def _validated(text: bytes) -> Head:
-    check_values(text)
+    check_values(text, MOST_VALUES)
     content = from_json(text)
     if not isinstance(content, dict):
         raise ValueError("is no JSON object")

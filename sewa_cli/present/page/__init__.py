@@ -85,7 +85,12 @@ class _Drawn:
     def svg(self, picture: Picture) -> Markup:
         from sewa_cli.present.page.svg import inline
 
-        found = inline(picture.draw(), f"p{next(self._names)}", f"{picture.title}. {picture.alt}")
+        alt = f"{picture.title}. {picture.alt}"
+        try:
+            found = inline(picture.draw(), f"p{next(self._names)}", alt)
+        except Exception as error:  # losses of 1e300: all else on the page is worth having
+            why = f"this picture could not be drawn ({type(error).__name__})"
+            return Markup('<p class="note">{}</p>').format(why)
         self._all.append(found)
         return found
 

@@ -11,7 +11,7 @@ import io
 import re
 from collections.abc import Iterator
 from colorsys import hls_to_rgb, rgb_to_hls
-from itertools import pairwise
+from itertools import groupby, pairwise
 from math import inf
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
@@ -94,23 +94,24 @@ def _tidy(parent: ET.Element, name: str, used: set[str]) -> None:
         elif child.tag != "defs" or len(child):
             children.append(child)
     parent[:] = []
-    for child in children:
-        last = parent[-1] if len(parent) else None
-        if last is not None and child.tag == "path" and _alike(last, child):
-            last.set("d", f"{last.get('d')}{child.get('d')}")
+    for look, alike in groupby(children, _look):
+        first, *others = alike
+        parent.append(first)
+        if look:  # drawn in one go
+            first.set("d", "".join(one.get("d", "") for one in (first, *others)))
         else:
-            parent.append(child)
+            parent.extend(others)
     if parent.tag != "text":
         parent.text = None
     parent.tail = None
     parent.tag = parent.tag.removeprefix(_SVG)
 
 
-def _alike(one: ET.Element, other: ET.Element) -> bool:
-    if "id" in one.attrib or one.tag != other.tag:
-        return False
-    look = {key: value for key, value in one.attrib.items() if key != "d"}
-    return look == {key: value for key, value in other.attrib.items() if key != "d"}
+def _look(element: ET.Element) -> str:
+    """The same for paths that can be joined; nothing for what cannot."""
+    if element.tag != "path" or "id" in element.attrib:
+        return ""
+    return str([(key, value) for key, value in element.attrib.items() if key != "d"])
 
 
 def _rename(element: ET.Element, name: str, used: set[str]) -> None:

@@ -78,6 +78,8 @@ def house() -> Iterator[None]:
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         # nor of names so long that they leave no room for what they name
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        # nor of numbers that no axis can hold
+        warnings.filterwarnings("ignore", category=RuntimeWarning)
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
         yield
