@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from sewa_cli.config import STDOUT
-from sewa_cli.errors import CheckpointError, OutputError, SewaError
+from sewa_cli.errors import CheckpointError, ConfigError, OutputError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.files import real
 from sewa_cli.output.publication import write_file
@@ -18,6 +19,9 @@ def run_report(reports: Sequence[Path], target: Path, force: bool, events: Event
     """The page, written where it is to go, unless that is standard output."""
     if real(target) in map(real, reports):
         raise OutputError(f"{target}: is one of the reports, which are never overwritten")
+    for path, times in Counter(map(real, reports)).items():
+        if times > 1:  # a mean would take it for several runs
+            raise ConfigError(f"{path}: is given {times} times")
     found = [read_any(path) for path in events.over("reading", reports, len(reports))]
     if not has_pictures():
         events.show_warning(f"the page is {WITHOUT_PICTURES}")

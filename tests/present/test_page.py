@@ -317,6 +317,7 @@ def test_a_page_replaces_nothing_without_force(tmp_path: Path, sewa: Sewa) -> No
     assert sewa("report", file, "-o", target, "--force").code == 0
     assert target.read_text().startswith("<!doctype html>")
     assert "name it .html" in sewa("report", file, "-o", tmp_path / "a.pdf").error
+    assert "is given 2 times" in sewa("report", file, file, "-o", target, "--force").error
     renamed = file.rename(tmp_path / "b.html")
     assert "never overwritten" in sewa("report", renamed, "-o", renamed, "--force").error
     assert "no such" in sewa("report", file, "-o", tmp_path / "none" / "a.html").error.lower()
