@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
+
 from helpers.tiny import TASK, train_tiny
 from sewa_cli.commands.compare import run_compare
 from sewa_cli.commands.evaluate import run_evaluate
@@ -69,7 +71,12 @@ def _made(name: str) -> str:
         return to_json(found)
 
 
-NAMES = ("select", "mask", "sparse", "compare", "windows", "inspect", "evaluate")
+# the last ones draw much the same as the others once more
+NAMES = [
+    *("select", "compare", "inspect"),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("mask", "windows", "sparse")),
+    "evaluate",
+]
 
 
 @cache

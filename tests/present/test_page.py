@@ -97,7 +97,7 @@ def test_hovering_says_what_every_point_is() -> None:
         assert f"<title>step {candidate['step']}, weight {weight}</title>" in text
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "mask"])
+@pytest.mark.parametrize("name", NAMES)
 def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
     content = raw(name)
     plain = Page(plain_page(name))
@@ -204,10 +204,10 @@ def test_runs_of_one_kind_have_means_and_intervals(sewa: Sewa, tmp_path: Path) -
 
 
 def test_different_settings_are_side_by_side_without_a_mean(sewa: Sewa, tmp_path: Path) -> None:
-    found = side_by_side(sewa, tmp_path, mask=raw("mask"), other=raw("select"), run=raw("inspect"))
+    found = side_by_side(sewa, tmp_path, mask=raw("mask"), run=raw("inspect"))
     assert "no means are taken" in found.words
     assert "Mean over" not in found.words
-    two = side_by_side(sewa, tmp_path, a=raw("mask"), b=raw("seed1"), c=raw("select"))
+    two = side_by_side(sewa, tmp_path, a=raw("mask"), b=raw("seed1"), c=raw("inspect"))
     assert "in 2 groups" in two.words
     assert "Mean over 2 runs" in two.words
 

@@ -84,7 +84,10 @@ class Tab:
         return self.page.evaluate(script)
 
 
-@pytest.mark.parametrize("name", ["select", "compare", "inspect", "several", "evil", "long"])
+LATER = [pytest.param("several", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("name", ["select", "compare", "evil", "long", *LATER])
 def test_it_complains_of_nothing_asks_for_nothing_and_fits_every_width(
     browser: Any, folder: Path, name: str
 ) -> None:
@@ -179,7 +182,7 @@ def test_dark_is_dark_light_is_light_and_paper_is_white(browser: Any, folder: Pa
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["select", "compare", "several"])
+@pytest.mark.parametrize("name", ["select", "compare", *LATER])
 def test_axe_finds_no_fault_in_contrast_names_and_structure(
     browser: Any, folder: Path, name: str, scheme: str
 ) -> None:

@@ -94,6 +94,7 @@ def test_a_tracker_is_refused_before_any_work(sewa: Sewa, asked: str, code: int,
     assert not Path("out.safetensors").exists()
 
 
+@pytest.mark.long
 def test_the_documented_hook_sends_the_report_to_weights_and_biases_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
