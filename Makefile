@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test faults fuzz ruff types tests lint data quality picture bench clean
+.PHONY: demo test test-browser faults fuzz ruff types tests lint data quality picture bench clean
 
 # with the extras that are asked for, each in its pinned version
 define install
@@ -35,6 +35,12 @@ test: ruff
 # once: the tables of docs/reliability.md; some half an hour
 faults: $(VENV)/.tests
 	PYTHONPATH=tests $(BIN)/python -m faults.run
+
+# the page in a real browser: Debian's Chromium, and axe-core for contrast
+test-browser: $(VENV)/.tests
+	command -v chromium || apt-get install --yes chromium || sudo apt-get install --yes chromium
+	npm install --silent --prefix $(VENV)/browser axe-core@4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
 
 ruff: $(VENV)/.tests
 	$(BIN)/ruff check .
@@ -66,9 +72,9 @@ quality: data
 	cp quality-dir/quality.png docs/quality.png
 	cp quality-dir/windows.png docs/quality-windows.png
 
-# the picture in the README, from a fresh demo
+# the pictures in the README and the example of a page, from a fresh demo
 picture: $(VENV)/.tests
-	$(BIN)/python benchmarks/picture.py docs/demo.png
+	$(BIN)/python benchmarks/picture.py docs
 
 # every table of docs/performance.md, docs/averaging.md, docs/saving.md and docs/solvers.md
 bench: $(VENV)/.tests

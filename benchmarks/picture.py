@@ -1,11 +1,13 @@
-"""Draw the README's picture from a fresh demo: `python benchmarks/picture.py docs/demo.png`.
+"""Draw the README's pictures from a fresh demo: `python benchmarks/picture.py docs`.
 
 Trains the demo's network, selects from its checkpoints, and shows how each scores alone on held-out
-images, what the averages score, and the weights. Every number comes from the report.
+images, what the averages score, and the weights (demo.png); makes the demo's page (page.html) and,
+where Chromium is found, photographs it (page.png). Every number comes from the report.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -19,6 +21,8 @@ from safetensors.torch import load_file
 
 from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
+from sewa_cli.present.page import page
+from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Report
 from sewa_cli.task import load_task
 
@@ -77,12 +81,35 @@ def draw(report: Report, singles: list[float], target: Path) -> None:
     figure.savefig(target, dpi=130)
 
 
-def main(target: Path) -> None:
+def photograph(file: Path, target: Path) -> None:
+    """What one sees first, without scrolling far."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    if browser is None:
+        print(f"no Chromium is found: {target} stays as it is")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=browser)
+        tab = found.new_page(viewport={"width": 1120, "height": 1330}, color_scheme="light")
+        tab.goto(file.resolve().as_uri())
+        tab.screenshot(path=target)
+        found.close()
+
+
+def main(docs: Path) -> None:
     torch.set_num_threads(1)
+    events = Events()
+    events.command = "sewa demo"
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "demo"
-        report = run_demo(folder, 0, Events()).report
-        draw(report, single_losses(folder, report), target)
+        report = run_demo(folder, 0, events).report
+        draw(report, single_losses(folder, report), docs / "demo.png")
+    # where it was made is nobody's business
+    text = to_json(report).replace(f"{temporary}/", "").replace(str(Path.cwd()), "")
+    shown = Report.model_validate_json(text)
+    (docs / "page.html").write_text(page(shown, names=["demo/demo.report.json"]))
+    photograph(docs / "page.html", docs / "page.png")
     for name, scores in {"learned": report.average, **report.references}.items():
         print(f"{name:>8}  held-out loss {scores.heldout_loss:.4f}  {scores.metrics}")
 

@@ -102,15 +102,15 @@ def parse_json(text: bytes | str) -> Any:
 _NESTS: Final = (dict, list)
 
 
-def check_values(json: bytes | str) -> None:
+def check_values(json: bytes | str, most: int = MOST_VALUES) -> None:
     """ValueError if there are too many to parse; signs within strings count too, which is rare."""
     signs = ",:[{"
     if isinstance(json, str):
         count = sum(map(json.count, signs))
     else:
         count = sum(map(json.count, signs.encode()))
-    if count > MOST_VALUES:
-        raise ValueError(f"has more than {MOST_VALUES:,} values, the most that are read")
+    if count > most:
+        raise ValueError(f"has more than {most:,} values, the most that are read")
 
 
 def _whole(digits: str) -> int | float:

@@ -26,7 +26,7 @@ FLOORS = [
     },
     {"trajectory", "checkpoints", "task", "report", "callbacks"},
     {"objective", "present"},
-    {"solvers", "methods", "output"},
+    {"solvers", "methods", "output", "trackers"},
     {"session"},
     {"comparison"},
     {"commands", "templates"},

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from sewa_cli.cli.console import check_one_a_line
-from sewa_cli.cli.main import without_blas
+from sewa_cli.cli.main import called_from, without_blas
 from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
+from sewa_cli.cli.pictures import check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 from sewa_cli.files import real
 
@@ -81,41 +79,29 @@ def demo(request: Request, demo_folder: Path) -> None:
 
     check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
+    request.write_page(demo_folder / "demo.html")
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
+        request.finish_page(selection.report)
     talk.say(*summary(selection.report).splitlines())
     request.write_paths(selection.paths)
-    sewa = _called_from(demo_folder)
+    sewa = called_from(demo_folder)
     talk.say(
         "",
         "try next:",
         f"  cd {quote(str(demo_folder))}",
         f"  {sewa} select ckpts/ --K 10",
         f"  {sewa} select ckpts/ --json | jq .average",
-        f"  {sewa} compare ckpts/",
+        f"  {sewa} compare ckpts/ --html compare.html",
+        "",
+        f"open the page: {request.html}",
     )
-
-
-def _called_from(folder: Path) -> str:
-    """How to call this `sewa` again, in that folder."""
-    if which("sewa"):
-        return "sewa"
-    # a virtual environment that is not activated
-    if Path(sys.argv[0]).name == "__main__.py":
-        return f"{_shorter(sys.executable, folder)} -m sewa_cli"
-    return _shorter(sys.argv[0], folder)
-
-
-def _shorter(program: str, folder: Path) -> str:
-    # its own name is not resolved: an environment's python is a link to another's
-    full = Path(program).parent.resolve() / Path(program).name
-    return quote(min(os.path.relpath(full, folder.resolve()), str(full), key=len))
 
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
-    "guard fallback lora bn output report output_dtype shard_size force plot paths_format json "
-    f"print0 config sets memory cache device seed strict dry_run {TALK}"
+    "guard fallback lora bn output report output_dtype shard_size force plot html log "
+    f"paths_format json print0 config sets memory cache device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
@@ -144,7 +130,8 @@ def select(request: Request, dry_run: bool) -> None:
             stdout=request.stdout,
             protected=request.inputs,
         )
-    report = selection.report
+        report = selection.report
+        request.finish_page(report)
     # the score table is either data or words
     is_table = request.form in ("table", "markdown")
     talk.say(*(say(report) if is_table else summary(report).splitlines()))
@@ -163,7 +150,7 @@ def select(request: Request, dry_run: bool) -> None:
 @command(
     f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
     "windows stride methods_from bn output_best best_report output_dtype force plot "
-    f"{DATA} config sets memory cache device seed {TALK}"
+    f"html log {DATA} config sets memory cache device seed {TALK}"
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie.
@@ -185,9 +172,10 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
     if output_best is not None:
         report = report or report_path(output_best)
-    files = [real(path) for path in (output_best, report, request.plot) if path is not None]
-    if len(set(files)) < len(files):
-        raise ConfigError("--output-best, --report and --plot must name different files")
+    files = (output_best, report, request.plot, request.html)
+    named = [real(path) for path in files if path is not None]
+    if len(set(named)) < len(named):
+        raise ConfigError("--output-best, --report, --plot and --html must name different files")
     options: dict[str, Any] = {
         "report": report,
         "force": request.force,
@@ -200,20 +188,22 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
             found = run_windows(config, task, talk, **options)
         else:
             found = run_compare(config, task, talk, output_best=output_best, **options)
+        request.finish_page(found, report)
     request.tell(found)
 
 
-@command(f"ckpts state_key task {DATA} config sets cache device seed {TALK}")
+@command(f"ckpts state_key task plot html log force {DATA} config sets cache device seed {TALK}")
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
     from sewa_cli.commands.evaluate import run_evaluate
 
     with request.talk as talk:
         found = run_evaluate(request.config, request.load_task(as_given=True), talk)
+        request.finish_page(found)
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key plot force {DATA} config sets {TALK}")
+@command(f"ckpts {SPAN} state_key plot html log force {DATA} config sets {TALK}")
 def inspect(request: Request) -> None:
     """Show what checkpoints are there, and whether the run still moves. Needs no task.
 
@@ -224,6 +214,7 @@ def inspect(request: Request) -> None:
 
     with request.talk as talk:
         found = run_inspect(request.config, talk, request.plot)
+        request.finish_page(found)
     request.tell(found)
 
 
@@ -298,6 +289,30 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
+@command(f"reports page open_it force {TALK}")
+def report(request: Request, reports: list[Path], page: Path, open_it: bool) -> None:
+    """Make a page of a report, to look at and to send; several reports are set side by side.
+
+    One file that asks nobody for anything. Needs no task, no checkpoints and no model.
+    """
+    from sewa_cli.commands.report import run_report
+
+    if open_it and str(page) == STDOUT:
+        raise ConfigError("--open: a page on standard output cannot be shown; name a file")
+    if str(page) != STDOUT:
+        check_page(page, request.force)
+    with request.talk as talk:
+        text = run_report(reports, page, request.force, talk)
+    if str(page) == STDOUT:
+        request.stdout.write(text.encode())
+    else:
+        talk.say(f"wrote {page}")
+    if open_it:
+        import webbrowser
+
+        webbrowser.open(real(page).as_uri())
+
+
 @command(f"past rebuilt root force {TALK}")
 def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None:
     """Build a report's averaged file again, byte for byte, without the task.
@@ -352,8 +367,7 @@ def methods(request: Request) -> None:
     from sewa_cli.session.extensions import register_methods
 
     register_methods(request.config)
-    _list(
-        request,
+    request.list(
         {
             name: {
                 "line": found.line,
@@ -362,7 +376,7 @@ def methods(request: Request) -> None:
                 "options": dict(found.options),
             }
             for name, found in REGISTRY.items()
-        },
+        }
     )
 
 
@@ -371,16 +385,7 @@ def solvers(request: Request) -> None:
     """List the ways to choose, one line each."""
     from sewa_cli.session.extensions import list_solvers
 
-    _list(request, {name: {"line": line} for name, line in list_solvers(request.config).items()})
-
-
-def _list(request: Request, found: dict[str, dict[str, Any]]) -> None:
-    from sewa_cli.present.tables import listing
-
-    if request.form == "json":
-        request.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
-    else:
-        request.write(listing(found).show(request.form))
+    request.list({name: {"line": line} for name, line in list_solvers(request.config).items()})
 
 
 @command("kind")

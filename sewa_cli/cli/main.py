@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from sewa_cli import interrupts
@@ -88,6 +89,26 @@ def _tell(error: BaseException, verbose: bool) -> int:
     where = "-v shows where, please report it"
     _say_error(f"a bug in sewa: {type(error).__name__}: {one_line(error)}; {where}")
     return 1
+
+
+def called_from(folder: Path) -> str:
+    """How to call this `sewa` again, in that folder."""
+    from shutil import which
+
+    if which("sewa"):
+        return "sewa"
+    # a virtual environment that is not activated
+    if Path(sys.argv[0]).name == "__main__.py":
+        return f"{_shorter(sys.executable, folder)} -m sewa_cli"
+    return _shorter(sys.argv[0], folder)
+
+
+def _shorter(program: str, folder: Path) -> str:
+    from shlex import quote
+
+    # its own name is not resolved: an environment's python is a link to another's
+    full = Path(program).parent.resolve() / Path(program).name
+    return quote(min(os.path.relpath(full, folder.resolve()), str(full), key=len))
 
 
 @contextmanager

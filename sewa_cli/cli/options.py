@@ -13,15 +13,14 @@ import typer
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
+from sewa_cli.cli.pictures import check_apart, check_page, check_plot, save_figure
 from sewa_cli.errors import ConfigError
-from sewa_cli.files import MIB, real
+from sewa_cli.files import MIB
 from sewa_cli.present import FORMS
 from sewa_cli.report import KINDS
 from sewa_cli.text import one_line, shown_lines
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from sewa_cli.config import Config
     from sewa_cli.report.shared import Head
     from sewa_cli.task import Task
@@ -30,11 +29,6 @@ FORMATS: Final = tuple(FORMS)
 STDOUT: Final = "-"
 WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema", "cache")
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
-PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
-    ".png": {},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
 
 
 class Flag(NamedTuple):
@@ -67,7 +61,9 @@ class Flag(NamedTuple):
         """Numbers are text, so that the config tells all faults together and in the same words."""
         if self.metavar is None:
             return bool
-        if self.metavar in ("CKPTS", "KEY=VALUE"):
+        if self.metavar == "REPORTS":
+            return list[Path]
+        if self.metavar in ("CKPTS", "KEY=VALUE", "NAME:WHERE"):
             return list[str] | None
         one: type = Path if self.metavar in ("FILE", "DIR", "REPORT") else str
         return one | None if self.fallback is None else one
@@ -124,6 +120,10 @@ _WRITE: Final = {
     "output_dtype": Flag("--output-dtype float32|bfloat16|float16|float64", "Of the output:"),
     "shard_size": Flag("--shard-size SIZE", "Split what is larger into a set: 5GB, 2GiB."),
     "plot": Flag("--plot FILE", "Draw it: .png, .svg or .pdf", None),
+    "html": Flag("--html FILE", "A page of it, to look at and to send.", None),
+    "page": Flag("--output -o FILE", "The page; - for standard output.", None, ...),
+    "open_it": Flag("--open", "Show the page in a browser.", None),
+    "log": Flag("--log NAME:WHERE", "Send it to a tracker: tensorboard:DIR", None),
     "force": Flag("--force -f", "Overwrite existing outputs.", None),
     "format": Flag(f"--format {'|'.join(FORMATS)}", "Of what is printed:", None),
     "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Of what is printed:", None),
@@ -133,6 +133,7 @@ _WRITE: Final = {
 _RUN: Final = {
     "folder": Flag("DIR", "Where to; the working directory by default.", None, Path()),
     "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo")),
+    "reports": Flag("REPORTS", "JSON reports; several are set side by side.", None, ...),
     "past": Flag("REPORT", "A report of `select`, `average` or `compare`.", None, ...),
     "verified": Flag("REPORT", "A report, or an output with its report beside it.", None, ...),
     "root": Flag("--root DIR", "Look for the report's files under this folder only.", None),
@@ -169,6 +170,8 @@ class Request:
         self.talk = Talk(given.pop("quiet", False), given.pop("verbose", False))
         self.force: bool = given.pop("force", False)
         self.plot: Path | None = given.pop("plot", None)
+        self.html: Path | None = given.pop("html", None)
+        log: list[str] = given.pop("log", None) or []
         form = "paths_format" if "paths_format" in given else "format"
         self.form = _form(given.pop(form, None), given.pop("json", False), FLAGS[form].choices)
         self._print0: bool = given.pop("print0", False)
@@ -184,11 +187,15 @@ class Request:
                 self.flags[FLAGS[name].key or name] = value
         if has_config:
             _ = self.config  # its faults come before all others
+        others = [self.config.output, self.config.report] if has_config else []
+        check_apart("--plot", self.plot, others)
+        check_apart("--html", self.html, [*others, self.plot])
         if self.plot is not None:
-            others = [self.config.output, self.config.report] if has_config else []
-            if real(self.plot) in [real(Path(path)) for path in others if path is not None]:
-                raise ConfigError(f"{self.plot}: --plot must name another file than the others")
             check_plot(self.plot, self.force)
+        if self.html is not None:
+            check_page(self.html, self.force)
+            self.write_page(self.html)
+        self._trackers = [_tracker(asked) for asked in log]
 
     @cached_property
     def config(self) -> Config:
@@ -257,11 +264,47 @@ class Request:
         self.draw(report)
 
     def draw(self, report: Head) -> None:
+        """What is drawn of a report, and whom it is sent to."""
+        if self.html is not None:
+            self.talk.say(f"wrote {self.html}")
         if self.plot is not None:
             from sewa_cli.present import draw
 
             save_figure(draw(report), self.plot, self.force)
             self.talk.say(f"wrote {self.plot}")
+        for log in self._trackers:
+            log(report)
+
+    def write_page(self, path: Path) -> None:
+        """Here, from when the first stage has ended."""
+        from sewa_cli.cli.live import LivePage
+
+        self.html = path
+        self.talk.page = LivePage(path, self.force, self.talk.command)
+
+    def finish_page(self, report: Head, name: Path | None = None) -> None:
+        """While the run is not over yet: whatever ends it now, the page will say so."""
+        if self.talk.page is not None:
+            from sewa_cli.output.destination import report_path
+            from sewa_cli.present.page import page
+
+            output = getattr(report, "output", None)
+            if name is None and output not in (None, STDOUT):
+                name = report.config.get("report") or report_path(Path(output))
+            with self.talk.stage("drawing the page"):
+                text = page(report, names=[None if name is None else str(name)])
+            self.talk.page.finish(text)
+
+    def list(self, found: dict[str, dict[str, Any]]) -> None:
+        """What there is to choose from."""
+        import json
+
+        from sewa_cli.present.tables import listing
+
+        if self.form == "json":
+            self.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        else:
+            self.write(listing(found).show(self.form))
 
 
 def _form(form: str | None, json: bool, known: list[str]) -> str:
@@ -315,32 +358,7 @@ def _typer_info(name: str) -> Any:
     return typer.Option(*flag.names, **options, rich_help_panel=panel)
 
 
-def check_plot(path: Path, force: bool) -> None:
-    """Refuse, before any work, a picture that could not be drawn or written in the end."""
-    if path.suffix.lower() not in PICTURES:
-        known = ", ".join(PICTURES)
-        raise ConfigError(f"{path}: unknown kind of picture {path.suffix!r}; name it {known}")
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
-    from sewa_cli.output.journal import recover
-    from sewa_cli.output.place import check_free
+def _tracker(asked: str) -> Callable[[Head], None]:
+    from sewa_cli.trackers import find
 
-    recover(path.parent)
-    check_free(path, force)
-
-
-def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
-    """Write the figure in the format that the suffix names, whole or not at all."""
-    from sewa_cli.output.publication import write_file
-    from sewa_cli.present.plots import house
-
-    check_plot(path, force)
-    suffix = path.suffix.lower()
-    with house():
-        write_file(
-            path,
-            lambda file: figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix]),
-            force,
-        )
+    return find(asked)

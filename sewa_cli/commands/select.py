@@ -22,7 +22,7 @@ from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
-from sewa_cli.present import draw, show, summary
+from sewa_cli.present import draw, html, show, summary
 from sewa_cli.report.select import Better, Gained, Report, Simple
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
@@ -79,6 +79,10 @@ class Selection:
     def plot(self) -> Figure:
         """The mask and the losses; needs matplotlib."""
         return draw(self.report)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page's core."""
+        return html(self.report)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged weights by the model's names; a tied tensor has one of its names."""

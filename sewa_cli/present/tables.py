@@ -394,7 +394,8 @@ def cache(report: Cached) -> Sheet:
 
 def facts(report: TaskHead) -> Sheet:
     """Everything but the head, by name: one row for programs, a line each for people."""
-    head = {"schema_version", "kind", "versions", "created", "config", "warnings", "seed"}
+    head = {"schema_version", "kind", "versions", "created", "command", "config", "warnings"}
+    head |= {"seed"}
     found = report.model_dump(exclude=head)
     for name, value in found.pop("placement", {}).items():
         found["tier reason" if name == "reason" else name] = value

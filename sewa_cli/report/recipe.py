@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from sewa_cli.dtypes import RESERVED
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_values, read_bytes
 from sewa_cli.report.part import Part
+from sewa_cli.report.reading import MOST, why
 from sewa_cli.text import one_line
 
-MOST: Final = 2**26  # bytes of a report that are read
 MOST_SOURCES: Final = 100_000
 LONGEST: Final = 4096  # of a path, as the system has it
 LARGEST: Final = 2**63 - 1  # of a file, as the system has it
@@ -98,12 +98,7 @@ def read_report(path: Path) -> Rebuildable:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
-        if not isinstance(error, ValidationError):
-            raise CheckpointError(f"{path}: not a report of sewa: {one_line(error, 200)}") from None
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        said = one_line(f"{where}: {first['msg']}", 200)
-        raise CheckpointError(f"{path}: not a report of sewa: {said}") from None
+        raise CheckpointError(f"{path}: not a report of sewa: {why(error)}") from None
     if faults := list(_faults(report.recipe)):
         raise CheckpointError(*(f"{path}: {fault}; is the report intact?" for fault in faults))
     return report

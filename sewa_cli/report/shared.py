@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -97,12 +98,19 @@ class Lora(Part):
 class Head(Part):
     """What was run, by which versions, when and how: with this every report begins."""
 
+    in_a_notebook: ClassVar[Callable[[Any], str] | None] = None  # `commands` says how
+
     schema_version: Literal[2] = SCHEMA_VERSION
     kind: str
     versions: Versions
     created: str
+    command: str | None = Field(None, description="as it was typed, if it was")
     config: dict[str, Any]
     warnings: list[str]
+
+    def _repr_html_(self) -> str | None:
+        make = type(self).in_a_notebook
+        return None if make is None else make(self)
 
 
 class TaskHead(Head):

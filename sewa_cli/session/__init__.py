@@ -105,6 +105,7 @@ def heading(
             safetensors=version("safetensors"),
         ),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": events.command,
         "config": config.model_dump(mode="json"),
         "warnings": list(events.warnings),
     }

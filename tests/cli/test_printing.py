@@ -93,7 +93,8 @@ def test_json_is_short_for_format_json(sewa: Sewa, name: str) -> None:
 
 def without_clocks(found: Any) -> Any:
     """Without what differs from run to run: seconds, memory, and the next free name."""
-    volatile = {"created", "cost", "seconds", "output", "files", "placement", "peak_memory_bytes"}
+    volatile = {"created", "command", "cost", "seconds", "output", "files", "placement"}
+    volatile |= {"peak_memory_bytes"}
     if isinstance(found, dict):
         return {k: without_clocks(value) for k, value in found.items() if k not in volatile}
     return [without_clocks(value) for value in found] if isinstance(found, list) else found

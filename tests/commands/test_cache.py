@@ -86,7 +86,7 @@ def passes(run: Path) -> Counter[str]:
 def same(text: str) -> Any:
     """A report without what may differ: times, passes, names, and how much was recalled."""
     report = json.loads(text)
-    for key in ("created", "cost", "config", "output", "recipe", "files", "placement"):
+    for key in ("created", "command", "cost", "config", "output", "recipe", "files", "placement"):
         report.pop(key, None)
     for row in report.get("rows", []):
         row.pop("cost")

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from sewa_cli.cli.options import save_figure
+from sewa_cli.cli.pictures import save_figure
 from sewa_cli.commands.windows import place_windows
 from sewa_cli.comparison.milestones import find_reach, find_reaches, find_touch, level_of, mark_best
 from sewa_cli.present import say as verdict

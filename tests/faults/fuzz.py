@@ -45,12 +45,12 @@ from torch.distributed import checkpoint as dcp
 
 from sewa_cli import session
 from sewa_cli.cli import main
-from sewa_cli.commands import apply, average, inspect  # noqa: F401 - imported once, not per case
+from sewa_cli.commands import apply, average, inspect, report  # noqa: F401 - once, not per case
 
 SECONDS = 10.0
 MEMORY = 2**30
 BATCH = 400  # cases of one child: what leaks is gone with it
-OUTPUTS = ("out", "out.safetensors", "out.pt", "out.json", "out.report.json")
+OUTPUTS = ("out", "out.safetensors", "out.pt", "out.json", "out.report.json", "out.html")
 Files = dict[str, bytes]
 
 
@@ -167,6 +167,7 @@ def seeds() -> dict[str, Seed]:
     rebuild = ["apply r.json -o out.safetensors"]
     if "verify" in {command.callback.__name__ for command in _commands()}:
         rebuild += ["verify r.json"]
+    rebuild += ["report r.json -o out.html"]
     both = ["average run -o out --report out.json", "inspect run"]
     typed = [*both, "average run -o out --output-dtype float16"]
     return {
@@ -598,6 +599,8 @@ def _not_whole(path: Path) -> str | None:
             torch.load(path, weights_only=True)
         elif path.name in ("out.json", "out.report.json"):
             json.loads(path.read_text())
+        elif path.suffix == ".html":
+            assert path.read_text().endswith("</html>")
     except Exception as error:
         return f"{path.name} is not whole: {error!r:.200}"
     return None if known else f"left {path.name}"

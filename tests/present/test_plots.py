@@ -19,7 +19,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from sewa_cli.cli.options import check_plot, save_figure
+from sewa_cli.cli.pictures import check_plot, save_figure
 from sewa_cli.commands.select import run_select
 from sewa_cli.demo import run_demo
 from sewa_cli.errors import ConfigError, OutputError
@@ -27,8 +27,8 @@ from sewa_cli.events import Events
 from sewa_cli.present.plots import label
 from sewa_cli.present.plots.compare import K_scale
 from sewa_cli.present.plots.compare import plot as plot_comparison
+from sewa_cli.present.plots.losses import running_mean
 from sewa_cli.present.plots.select import plot as plot_selection
-from sewa_cli.present.plots.select import running_mean
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Blend, Pulled, Report, Share
@@ -572,7 +572,7 @@ def test_bytes_do_not_depend_on_the_process_or_the_users_settings_and_pyplot_is_
     (tmp_path / "report.json").write_text(to_json(demo))
     code = (
         "import sys; from pathlib import Path; from sewa_cli.report.select import Report\n"
-        "from sewa_cli.cli.options import save_figure\n"
+        "from sewa_cli.cli.pictures import save_figure\n"
         "from sewa_cli.present.plots.select import plot\n"
         "import sewa_cli.present.plots.compare\n"
         "assert 'matplotlib' not in sys.modules\n"

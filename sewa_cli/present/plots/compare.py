@@ -6,15 +6,25 @@ was asked for, are named columns. A star is the best row, a hollow marker a tie 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf, isfinite, log10
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sewa_cli.present.plots import fit_losses, house, label, set_margins
-from sewa_cli.text import few
+from sewa_cli.present.plots import (
+    Picture,
+    draw_weights,
+    drawable,
+    fit_losses,
+    hint,
+    house,
+    label,
+    panels,
+    set_margins,
+)
+from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,6 +118,59 @@ def plot(comparison: Comparison) -> Figure:
         if keys:
             figure.legend(handles=keys, loc="outside right upper", handlelength=3.2)
     return figure
+
+
+def pictures(comparison: Comparison) -> Iterator[tuple[str, Picture]]:
+    """For each part of a page, by its name."""
+    rows, best = comparison.rows, comparison.best
+    lowest = "" if best is None else f"; {with_K(rows[best].method, rows[best].K)} has the lowest"
+    ties = sum(row.mark == "tie" for row in rows)
+    yield (
+        "scores",
+        Picture(
+            "Loss by method and K",
+            f"{len(rows)} rows, each with its 95 % interval{lowest}, and {ties} tie with it.",
+            lambda: plot(comparison),
+        ),
+    )
+    both = [row for row in rows if row.heldout_loss is not None and row.selection_loss is not None]
+    if len(both) > 1:
+        yield (
+            "overfit",
+            Picture(
+                "Held-out against selection loss",
+                "A point for each row. Above the diagonal, new rows fare worse than those that "
+                "the choice was made by.",
+                lambda: panels(lambda axes: _draw_overfit(axes, both), height=3.6, width=5.4),
+            ),
+        )
+    if best is not None and rows[best].coefficients:
+        weights = rows[best].coefficients[0]
+        steps = [candidate.step for candidate in comparison.candidates]
+        name = with_K(rows[best].method, rows[best].K)
+        yield (
+            "weights",
+            Picture(
+                f"Weights of {name}",
+                f"{rows[best].size} of {comparison.k} checkpoints have one.",
+                lambda: panels(lambda axes: draw_weights(axes, steps, weights)),
+            ),
+        )
+
+
+def _draw_overfit(axes: Axes, rows: Sequence[Row]) -> None:
+    points = [(drawable(row.selection_loss), drawable(row.heldout_loss), row) for row in rows]
+    limit = _OFF_SCALE * median(y for _, y, _ in points)
+    points = [(x, y, row) for x, y, row in points if isfinite(x) and y <= (limit or inf)]
+    for x, y, row in points:
+        _draw_mark(axes, x, y, row.mark, _PLAIN)
+        said = f"selection {number(x)}", f"held-out {number(y)}"
+        hint(axes, x, y, with_K(row.method, row.K), *said, row.mark)
+    ends = [end for x, y, _ in points for end in (x, y)]
+    if ends:
+        axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="0.6", lw=1, ls=":")
+    axes.set_xlabel("selection loss")
+    axes.set_ylabel("held-out loss")
 
 
 def K_scale(Ks: Sequence[int], methods: int) -> Literal["even", "log", "ordinal"]:
@@ -221,13 +284,20 @@ def _draw_point(axes: Axes, at: float, point: _Point, look: _Style) -> None:
         axes.plot([at, at], point.spread, **_SPREAD, gid="spread", zorder=1)
     if point.interval:
         axes.plot([at, at], point.interval, **_INTERVAL, color=colour)
-    mark = {"marker": look["marker"], "ms": 5.5, "mfc": colour, "zorder": 4}
-    if point.row.mark == "best":
-        mark |= {"marker": "*", "ms": 13, "zorder": 5}
-    elif point.row.mark == "tie":
-        mark |= {"mfc": "white"}
-    gid = point.row.mark or "unmarked"
-    axes.plot([at], [point.loss], linestyle="none", mec=colour, gid=gid, **mark)
+    _draw_mark(axes, at, point.loss, point.row.mark, look)
+    ends = "" if not point.interval else f"95 %: {' .. '.join(map(number, point.interval))}"
+    name = with_K(point.row.method, point.row.K)
+    hint(axes, at, point.loss, name, f"loss {number(point.loss)}", ends, point.row.mark)
+
+
+def _draw_mark(axes: Axes, x: float, y: float, mark: str | None, look: _Style) -> None:
+    style = {"marker": look["marker"], "ms": 5.5, "mfc": look["color"], "zorder": 4}
+    if mark == "best":
+        style |= {"marker": "*", "ms": 13, "zorder": 5}
+    elif mark == "tie":
+        style |= {"mfc": "white"}
+    gid = mark or "unmarked"
+    axes.plot([x], [y], linestyle="none", mec=look["color"], gid=gid, **style)
 
 
 def _key(text: str, **style: Any) -> Line2D:

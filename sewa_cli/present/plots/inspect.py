@@ -2,22 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.plots import (
+    Picture,
+    draw_logged,
     drawable,
+    hint,
     house,
     legend_above,
+    losses_of,
     name_level,
+    name_of,
     name_steps,
+    panels,
     places_of,
     set_margins,
 )
+from sewa_cli.text import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sewa_cli.report.inspect import Inspection
+
+
+def pictures(report: Inspection) -> Iterator[tuple[str, Picture]]:
+    """For each part of a page, by its name."""
+    yield (
+        "run",
+        Picture(
+            "Distances along the run",
+            "Above, each checkpoint's distance from the last and from the mean; below, the cosine "
+            f"of the steps before and after it. {report.explanation}.",
+            lambda: plot(report),
+        ),
+    )
+    steps = [row.step for row in report.checkpoints]
+    logged = [row.logged for row in report.checkpoints]
+    if names := losses_of(logged):
+        yield (
+            "run",
+            Picture(
+                "What the trainer logged",
+                f"{', '.join(names)} by step.",
+                lambda: panels(lambda axes: draw_logged(axes, steps, logged)),
+            ),
+        )
 
 
 def plot(report: Inspection) -> Figure:
@@ -50,6 +82,11 @@ def plot(report: Inspection) -> Figure:
             distance.plot(
                 broken, [0.0] * len(broken), "x", color="black", label="left out", clip_on=False
             )
+        for i, (x, row) in enumerate(zip(places, rows, strict=True)):
+            name = name_of(row.step, i)
+            away = number(row.to_last), number(row.to_mean)
+            hint(distance, x, None, name, f"{away[0]} from the last, {away[1]} from the mean")
+            hint(cosine, x, None, name, f"cosine {number(row.cosine)}")
         distance.set_ylim(bottom=0)
         distance.set_ylabel("L2 distance of the weights")
         distance.set_title(report.explanation.partition(":")[0], loc="left", fontsize=10)

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from math import isfinite, nan
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from sewa_cli.present.plots import (
+    WIDE,
+    Picture,
+    draw_logged,
+    draw_weights,
     drawable,
-    fit_losses,
+    hint,
     house,
-    label,
     legend_above,
-    legend_beside,
-    name_level,
+    losses_of,
+    name_of,
     name_steps,
+    panels,
     places_of,
     set_margins,
 )
+from sewa_cli.present.plots.dots import Series, draw_dots
+from sewa_cli.present.plots.losses import (
+    draw_curve,
+    draw_losses,
+    draw_path,
+    draw_simple,
+    name_levels,
+)
+from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from sewa_cli.report.select import Blend, BudgetOption, Report
-
-_STYLES: Final = ("-", ":", "--", "-.", (0, (8, 2)), (0, (1, 4)))
+    from sewa_cli.report.select import Blend, Report
 
 
 def plot(report: Report) -> Figure:
@@ -42,8 +52,8 @@ def plot(report: Report) -> Figure:
         mask, losses, *curve = figure.subplots(panels, 1)
         _draw_mask(mask, report)
         if report.budget:
-            _draw_curve(curve[0], report.budget)
-        _name_levels(figure, losses, _draw_losses(losses, report))
+            draw_curve(curve[0], report.budget)
+        name_levels(figure, losses, draw_losses(losses, report))
     return figure
 
 
@@ -55,47 +65,165 @@ def _plot_blend(report: Report, blend: Blend) -> Figure:
         figure = Figure(figsize=(8, 6))
         set_margins(figure)
         weights, losses = figure.subplots(2, 1)
-        places, by_step = places_of([candidate.step for candidate in report.candidates])
-        heights = [candidate.weight or 0.0 for candidate in report.candidates]
-        text = f"{report.K} weighed, worth {blend.effective:.3g} equal ones"
-        weights.vlines(places, 0, heights, color="black", lw=1.4, label=text)
-        weights.plot(places, blend.weights, color="0.55", lw=1.6, ls="--", label="the prior")
-        weights.set_ylim(0, None)
-        name_steps(weights, by_step)
-        weights.set_ylabel("weight")
-        legend_above(weights)
-        _draw_path(losses, report, blend)
+        _draw_blend(weights, report, blend)
+        draw_path(losses, report, blend)
     return figure
 
 
-def _draw_path(axes: Axes, report: Report, blend: Blend) -> None:
-    """Cross-validated loss by the pull, errors from the best; area of a dot: its share."""
-    from matplotlib.ticker import FixedFormatter, FixedLocator
+def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
+    """For each part of a page, by its name."""
+    yield (
+        "scores",
+        Picture(
+            "Loss of what was written and of simple averages",
+            "A row for each average with its selection, expected and held-out loss, as in the "
+            "table.",
+            lambda: panels(
+                lambda axes: draw_dots(axes, _names(report), _series(report)),
+                height=1.0 + 0.42 * len(_names(report)),
+            ),
+        ),
+    )
+    yield "weights", _weights(report)
+    if report.blend and not report.instead_of:
+        found = report.blend
+        best = min(found.path, key=lambda pull: drawable(pull.loss))
+        named = "the prior itself" if best.strength is None else f"a pull of {best.strength:g}"
+        yield (
+            "loss",
+            Picture(
+                "Cross-validated loss by the strength of the pull",
+                f"From the prior alone to weights that are pulled little; the lowest loss is that "
+                f"of {named}, {number(best.loss)}.",
+                lambda: panels(lambda axes: draw_path(axes, report, found)),
+            ),
+        )
+    if options := report.budget:
+        taken = next(option for option in options if option.chosen)
+        yield (
+            "loss",
+            Picture(
+                "Cross-validated loss by K",
+                f"Learned masks and simple averages of K checkpoints; taken was "
+                f"{with_K(taken.name, taken.K)} with {number(taken.loss)}.",
+                lambda: panels(lambda axes: draw_curve(axes, options)),
+            ),
+        )
+    if any(drawable(loss) == loss for loss in report.history):
+        yield (
+            "loss",
+            Picture(
+                "Loss while learning",
+                f"Over {len(report.history)} iterations, with the selection losses of the average "
+                "and of its references as levels.",
+                lambda: _history(report),
+            ),
+        )
+    if any(one.K is not None for one in report.simple):
+        yield (
+            "loss",
+            Picture(
+                "Selection loss of the simple averages by K",
+                f"Of {len(report.simple)} simple averages "
+                f"{with_K(report.simple[0].name, report.simple[0].K)} has the lowest, "
+                f"{number(report.simple[0].selection_loss)}.",
+                lambda: panels(lambda axes: draw_simple(axes, report)),
+            ),
+        )
+    if any(candidate.frequency is not None for candidate in report.candidates):
+        often = sum((candidate.frequency or 0) >= 0.5 for candidate in report.candidates)
+        yield (
+            "stability",
+            Picture(
+                "How often each checkpoint is chosen on resampled rows",
+                f"{often} of {report.k} checkpoints are chosen by half of the resamples or more.",
+                lambda: panels(lambda axes: _draw_frequencies(axes, report)),
+            ),
+        )
 
-    at = range(len(blend.path))
-    losses = [drawable(pull.loss) for pull in blend.path]
-    errors = [drawable(pull.error) for pull in blend.path]
-    axes.errorbar(at, losses, yerr=errors, color="0.4", lw=1.2, capsize=2)
-    sizes = [250 * pull.share + 2 for pull in blend.path]
-    axes.scatter(at, losses, sizes, color="black", zorder=3, label="share in the answer, by area")
-    levels = [
-        loss + way * (error if isfinite(error) else 0.0)
-        for loss, error in zip(losses, errors, strict=True)
-        for way in (-1, 1)
-    ]
-    if report.expected:
-        lines = [("expected of this", report.expected.loss, "-")]
-        if report.expected.by is not None:
-            lines.append(("of the best simple", report.expected.loss + report.expected.by, ":"))
-        for name, level, style in lines:
-            axes.axhline(level, ls=style, lw=1.1, color="black", label=f"{name} {level:.5g}")
-            levels.append(level)
-    fit_losses(axes, [loss for loss in levels if isfinite(loss)])
-    names = ["prior" if pull.strength is None else f"{pull.strength:g}" for pull in blend.path]
-    axes.xaxis.set_major_locator(FixedLocator(list(at)))
-    axes.xaxis.set_major_formatter(FixedFormatter(names))
-    axes.set_xlabel("pull towards the prior, strong to weak")
-    axes.set_ylabel("cross-validated loss")
+
+def _weights(report: Report) -> Picture:
+    steps = [candidate.step for candidate in report.candidates]
+    logged = [candidate.logged for candidate in report.candidates]
+    blend = report.blend if not report.instead_of else None
+    weighed = [candidate.weight or 0.0 for candidate in report.candidates]
+    learned = any(candidate.probability is not None for candidate in report.candidates)
+
+    def draw(axes: Axes) -> None:
+        if blend:
+            _draw_blend(axes, report, blend)
+        elif learned:
+            _draw_mask(axes, report)
+        else:
+            draw_weights(axes, steps, weighed)
+
+    def draw_below(axes: Axes) -> None:
+        draw_logged(axes, steps, logged)
+
+    most = max(range(len(weighed)), key=weighed.__getitem__)
+    named = name_of(steps[most], most)
+    also = "; below, the loss that the trainer logged" if losses_of(logged) else ""
+    return Picture(
+        "Weights along the run" if blend or not learned else "Mask along the run",
+        f"{report.K} of {report.k} checkpoints have a weight; the largest, "
+        f"{number(weighed[most])}, is that of {named}{also}.",
+        lambda: panels(draw, draw_below) if losses_of(logged) else panels(draw),
+    )
+
+
+def _names(report: Report) -> list[str]:
+    taken = {} if report.written in report.references else {report.written: None}
+    chosen = {report.instead_of: None} if report.instead_of else taken
+    return [name or "" for name in {**chosen, **report.references}]
+
+
+def _series(report: Report) -> list[Series]:
+    chosen = report.learned if report.instead_of and report.learned else report.average
+    scores = [report.references.get(name, chosen) for name in _names(report)]
+    found = [Series("selection", [one.selection_loss for one in scores], "o", hollow=True)]
+    if report.expected and _names(report)[0] not in report.references:
+        error = 1.96 * report.expected.error
+        expected = [report.expected.loss, *[None] * (len(scores) - 1)]
+        found.append(Series("expected ± 95 %", expected, "D", errors=[error]))
+    if report.heldout_rows is not None:
+        found.append(Series("held-out", [one.heldout_loss for one in scores], "o"))
+    return found
+
+
+def _history(report: Report) -> Figure:
+    from matplotlib.figure import Figure
+
+    with house():
+        figure = Figure(figsize=(WIDE, 2.9))
+        set_margins(figure)
+        axes = figure.subplots()
+        name_levels(figure, axes, draw_losses(axes, report))
+    return figure
+
+
+def _draw_frequencies(axes: Axes, report: Report) -> None:
+    chosen = set(report.selected)
+    places, by_step = places_of([candidate.step for candidate in report.candidates])
+    for is_chosen, colour, text in ((False, "0.7", "not chosen"), (True, "black", "chosen")):
+        here = [i for i, c in enumerate(report.candidates) if (c.index in chosen) == is_chosen]
+        heights = [report.candidates[i].frequency or 0.0 for i in here]
+        axes.vlines([places[i] for i in here], 0, heights, color=colour, lw=1.6, label=text)
+        for i, height in zip(here, heights, strict=True):
+            name = name_of(report.candidates[i].step, i)
+            hint(axes, places[i], None, name, text, f"in {100 * height:.0f} % of the resamples")
+    axes.axhline(0.5, color="0.6", lw=1, ls=":")
+    axes.set_ylim(0, 1.05)
+    name_steps(axes, by_step)
+    axes.set_ylabel("share of resamples")
+    legend_above(axes)
+
+
+def _draw_blend(axes: Axes, report: Report, blend: Blend) -> None:
+    """Weights by step, and the prior that they were pulled to."""
+    steps = [candidate.step for candidate in report.candidates]
+    text = f"{report.K} weighed, worth {blend.effective:.3g} equal ones"
+    draw_weights(axes, steps, [candidate.weight or 0.0 for candidate in report.candidates], text)
+    axes.plot(places_of(steps)[0], blend.weights, color="0.55", lw=1.6, ls="--", label="the prior")
     legend_above(axes)
 
 
@@ -125,101 +253,11 @@ def _draw_mask(axes: Axes, report: Report) -> None:
             axes.plot(at, high, "D", ms=size, color=colour, label=text, zorder=4, clip_on=False)
         else:
             axes.bar(at, high, width, **look, zorder=2, label=f"{len(here)} not chosen")
+    for i, (x, candidate) in enumerate(zip(places, report.candidates, strict=True)):
+        is_taken = "chosen" if candidate.index in chosen else "not chosen"
+        likely = "" if not learned else f"probability {number(candidate.probability)}"
+        hint(axes, x, None, name_of(candidate.step, i), is_taken, likely)
     axes.set_ylim(0, 1.05)
     name_steps(axes, by_step)
     axes.set_ylabel("mask probability" if learned else "chosen or not")
     legend_above(axes)
-
-
-def _draw_losses(axes: Axes, report: Report) -> dict[str, float]:
-    """The noisy history, its running mean, and a level for each average; label → level."""
-    from matplotlib.ticker import MaxNLocator
-
-    history = [drawable(loss) for loss in report.history]
-    finite = [loss for loss in history if isfinite(loss)]
-    iterations = range(1, len(history) + 1)
-    if finite:
-        # a loss between two missing ones is a line without length: give it a dot
-        dots = "." if len(finite) < max(len(history), 30) else ""
-        axes.plot(
-            iterations, history, lw=0.7, marker=dots, ms=3, color="0.7", label="each iteration"
-        )
-        smooth = running_mean(history, half=max(1, len(history) // 20))
-        axes.plot(iterations, smooth, lw=2, color="0.5", label="running mean")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 5, 10], integer=True))
-        legend_above(axes)
-    else:
-        axes.set_xticks([])
-    levels = {}
-    for i, (name, scores) in enumerate({"chosen": report.average, **report.references}.items()):
-        loss = drawable(scores.selection_loss)
-        if isfinite(loss):
-            text = label(f"{name} {loss:.5g}")
-            levels[text] = loss
-            style, lw = _STYLES[i % len(_STYLES)], 1.1 if i else 1.6
-            axes.axhline(loss, ls=style, lw=lw, color="black", label=text, gid="level")
-    fit_losses(axes, [*finite, *levels.values()])
-    axes.set_xlim(0.5, max(len(history), 1) + 0.5)
-    axes.set_xlabel("iteration" if finite else "no loss history")
-    axes.set_ylabel("loss on selection data")
-    return levels
-
-
-def _draw_curve(axes: Axes, options: Sequence[BudgetOption]) -> None:
-    """Cross-validated loss by K, with one standard error of the difference from the best."""
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
-    families: dict[str, list[BudgetOption]] = {}
-    for option in options:
-        if option.K is not None and option.loss is not None:
-            families.setdefault(option.name, []).append(option)
-    for i, (name, family) in enumerate(families.items()):
-        axes.errorbar(
-            [option.K or 0 for option in family],
-            [option.loss or 0.0 for option in family],
-            yerr=[option.error or 0.0 for option in family],
-            linestyle=_STYLES[i % len(_STYLES)],
-            lw=1.6 if name == "learned" else 1.0,
-            color="black" if name == "learned" else "0.5",
-            capsize=2,
-            label=label(name),
-        )
-    for i, option in enumerate(o for o in options if o.K is None and o.loss is not None):
-        style, text = _STYLES[(i + 1) % len(_STYLES)], label(f"{option.name} {option.loss:.4g}")
-        axes.axhline(option.loss or 0.0, ls=style, lw=1.0, color="0.3", label=text)
-    taken = next(option for option in options if option.chosen)
-    if taken.K is not None and taken.loss is not None:
-        axes.plot(taken.K, taken.loss, "D", ms=7, color="black", label="taken", zorder=5)
-    finite = [option.loss for option in options if option.loss is not None]
-    fit_losses(axes, finite)
-    sizes = sorted({option.K for option in options if option.K is not None})
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(sizes))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
-    axes.set_xlabel("K")
-    axes.set_ylabel("cross-validated loss")
-    legend_beside(axes)
-
-
-def _name_levels(figure: Figure, axes: Axes, levels: dict[str, float]) -> None:
-    """Name each level at its right end; in a legend if the names would overlap there."""
-    names = [name_level(axes, text, level) for text, level in levels.items()]
-    figure.draw_without_rendering()
-    boxes = sorted((name.get_window_extent() for name in names), key=lambda box: box.y0)
-    if any(low.y1 > high.y0 for low, high in pairwise(boxes)):
-        for name in names:
-            name.remove()
-        legend_beside(axes)
-
-
-def running_mean(values: Sequence[float], half: int) -> list[float]:
-    """Mean of the finite values among the 2·half around each, NaN where there are none.
-
-    An even number: batches that come in turns, easy and hard, leave no ripple.
-    """
-    means = []
-    for i in range(len(values)):
-        near = [x for x in values[max(0, i - half) : i + half] if isfinite(x)]
-        means.append(sum(near) / len(near) if near else nan)
-    return means

@@ -6,7 +6,7 @@ a dashed level across; a ring is where a line has reached it for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from sewa_cli.present.plots import (
     EXACT,
     LOG_ABOVE,
+    Picture,
     drawable,
     fit_losses,
+    hint,
     house,
     label,
     set_margins,
 )
-from sewa_cli.text import with_K
+from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,6 +48,19 @@ class _Panel:
     value: Callable[[Row], float | None]
     level: float | None
     is_loss: bool
+
+
+def pictures(found: Windows) -> Iterator[tuple[str, Picture]]:
+    """For each part of a page, by its name."""
+    yield (
+        "scores",
+        Picture(
+            "Along the run",
+            f"A line for each of {len(found.windows[-1].rows)} averages over {len(found.windows)} "
+            "windows, and the last checkpoint's level, as in the tables.",
+            lambda: plot(found),
+        ),
+    )
 
 
 def plot(found: Windows) -> Figure:
@@ -130,6 +145,10 @@ def _draw(
         values = [drawable(panel.value(window.rows[i])) for window in found.windows]
         drawn += [value for value in values if isfinite(value)]
         axes.plot(places, values, ms=size, label=_name(row), gid="method", **look)
+        for window, x, value in zip(found.windows, places, values, strict=True):
+            if isfinite(value):
+                where = f"{'step' if found.by == 'step' else 'checkpoint'} {window.at:,}"
+                hint(axes, x, value, with_K(row.method, row.K), where, number(value))
         reached = found.reaches[i].window
         if reached is not None and panel.is_loss and len(places) > 1:
             ring = {**_RING, "color": look["color"], "ms": size + 6, "zorder": 5}

@@ -1,0 +1,68 @@
+"""Pictures and pages: refused before the work if they could not be written, and written whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from sewa_cli.errors import ConfigError
+from sewa_cli.files import real
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+PAGES: Final = (".html", ".htm")
+
+
+def check_apart(flag: str, path: Path | None, others: Iterable[Path | str | None]) -> None:
+    """What is drawn must not take the place of another output."""
+    if path is not None and real(path) in [real(Path(one)) for one in others if one is not None]:
+        raise ConfigError(f"{path}: {flag} must name another file than the others")
+
+
+def check_page(path: Path, force: bool) -> None:
+    """Refuse, before any work, a page that could not be written in the end."""
+    if path.suffix.lower() not in PAGES:
+        raise ConfigError(f"{path}: a page is HTML; name it .html")
+    from sewa_cli.output.journal import recover
+    from sewa_cli.output.place import check_free
+
+    recover(path.parent)
+    check_free(path, force)
+
+
+def check_plot(path: Path, force: bool) -> None:
+    """Refuse, before any work, a picture that could not be drawn or written in the end."""
+    if path.suffix.lower() not in PICTURES:
+        known = ", ".join(PICTURES)
+        raise ConfigError(f"{path}: unknown kind of picture {path.suffix!r}; name it {known}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
+    from sewa_cli.output.journal import recover
+    from sewa_cli.output.place import check_free
+
+    recover(path.parent)
+    check_free(path, force)
+
+
+def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
+    """Write the figure in the format that the suffix names, whole or not at all."""
+    from sewa_cli.output.publication import write_file
+    from sewa_cli.present.plots import house
+
+    check_plot(path, force)
+    suffix = path.suffix.lower()
+    with house():
+        write_file(
+            path,
+            lambda file: figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix]),
+            force,
+        )

@@ -1,0 +1,51 @@
+"""Any report, read from a file that anyone may have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from sewa_cli.errors import CheckpointError
+from sewa_cli.files import check_values, read_bytes
+from sewa_cli.report import KINDS, model_of
+from sewa_cli.text import one_line
+
+if TYPE_CHECKING:
+    from sewa_cli.report.shared import Head
+
+MOST: Final = 2**26  # bytes of a report that are read
+MOST_SHOWN: Final = 2**24  # and where all of it is to be looked at
+MOST_VALUES: Final = 500_000  # in such a one; if all are wrong, pydantic keeps a kilobyte of each
+
+
+def read_any(path: Path) -> Head:
+    """By the model of its kind; whether its parts fit together is for whoever uses them."""
+    try:
+        return _validated(read_bytes(path, MOST_SHOWN))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not a report of sewa: {why(error)}") from None
+
+
+def _validated(text: bytes) -> Head:
+    check_values(text, MOST_VALUES)
+    content = from_json(text)
+    if not isinstance(content, dict):
+        raise ValueError("is no JSON object")
+    kind = content.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"its kind is none of {', '.join(KINDS)}")
+    return model_of(kind).model_validate(content)
+
+
+def why(error: ValueError) -> str:
+    """The first fault, in a line."""
+    if not isinstance(error, ValidationError):
+        return one_line(error, 200)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return one_line(f"{where}: {first['msg']}", 200)

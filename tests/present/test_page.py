@@ -1,0 +1,336 @@
+"""The page: the report's numbers and nothing else, whatever names are in it, in one small file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from helpers.pages import (
+    EVIL,
+    NAMES,
+    Page,
+    evil,
+    many_checkpoints,
+    many_rows,
+    numbers,
+    plain_page,
+    raw,
+    report,
+)
+from helpers.tiny import Sewa
+
+from sewa_cli import Selection
+from sewa_cli.present.page import core, page, parts
+from sewa_cli.present.page.several import mean_interval
+from sewa_cli.text import number, shown
+
+MB = 1_000_000
+
+
+def is_shown(exact: float, text: str) -> bool:
+    """Whether the words are what the house makes of the number, five digits or three."""
+    known = [number(exact), number(exact, 3), f"{exact:,.0f}" if exact == int(exact) else ""]
+    return text in known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_number_on_the_page_is_the_reports(name: str) -> None:
+    content = raw(name)
+    found = Page(plain_page(name))
+    known = {*numbers(content)}
+    if content.get("expected") and content["expected"]["by"] is not None:
+        known.add(content["expected"]["loss"] + content["expected"]["by"])  # of the best simple
+    if name == "compare":  # its table is the terminal's, with megabytes and milliseconds
+        costs = [row["cost"] for row in content["rows"]]
+        known |= {round(cost["bytes_read"] / 1e6, 3) for cost in costs}
+        known |= {round(cost["seconds"], 3) for cost in costs}
+    if name == "inspect":
+        known |= {round(one["cosine"], 3) for one in content["checkpoints"] if one["cosine"]}
+    assert len(found.values) > 10
+    for exact, text in found.values:
+        assert exact in known, text
+        assert is_shown(exact, text), (exact, text)
+
+
+def test_what_people_ask_first_is_there_first() -> None:
+    content = {**raw("mask"), "command": "sewa select ckpts/ --K 4"}
+    found = Page(page(report(content), names=["mask.report.json"]))
+    words = " ".join(found.words.split())
+    order = (
+        "mask.safetensors is the mean of 4 of 12 checkpoints",
+        "held-out loss",
+        "sewa select ckpts/ --K 4",
+        "Against simple averages",
+        "Which checkpoints",
+        "How the loss changes",
+        "What it cost",
+        "sewa apply mask.report.json -o again.safetensors",
+        "sewa verify mask.report.json",
+        content["files"][0]["sha256"],
+    )
+    places = [words.index(part) for part in order]
+    assert places == sorted(places)
+    for file in content["recipe"]["sources"]:
+        assert file["sha256"] in words
+    assert found.tags["script"] == 1
+    assert len(found.labels) == found.tags["svg"] >= 4
+    assert all(len(label) > 40 for label in found.labels)
+    weights = [c["weight"] for c in content["candidates"] if c["weight"]]
+    assert [exact for exact, _ in found.values if exact in weights]
+
+
+def test_hovering_says_what_every_point_is() -> None:
+    text = plain_page("compare")
+    for row in raw("compare")["rows"]:
+        name = row["method"] if row["K"] is None else f"{row['method']} K={row['K']}"
+        low, high = row["interval"]["low"], row["interval"]["high"]
+        said = f"{name}, loss {number(row['heldout_loss'])}, 95 %: {number(low)} .. {number(high)}"
+        assert f"<title>{said}, {row['mark']}</title>" in text
+    text = plain_page("select")
+    for candidate in raw("select")["candidates"]:
+        weight = number(candidate["weight"])
+        assert f"<title>step {candidate['step']}, weight {weight}</title>" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
+    content = raw(name)
+    plain = Page(plain_page(name))
+    nasty = evil(content)
+    text = page(report(nasty), names=[EVIL])
+    found = Page(text)
+    assert found.tags["script"] == plain.tags["script"] == 1
+    assert found.tags.keys() <= {*plain.tags, "code", "aside", "ul", "li", "p", "pre", "div"}
+    assert not found.tags["img"]
+    assert not {key for key in found.attributes if key.startswith("on")}
+    assert "\u202e" not in text
+    assert "49" not in text.replace("7*7", "") or "{{7*7}}" in text
+    assert shown(EVIL) in found.words
+    if name == "inspect":
+        assert "alert(1)" not in core(report(nasty)).replace("&lt;script&gt;alert(1)", "")
+
+
+def test_nothing_is_asked_of_anybody() -> None:
+    for name in ("select", "compare"):
+        text = plain_page(name)
+        found = Page(text)
+        [policy] = [one for one in found.meta if one.get("http-equiv") == "Content-Security-Policy"]
+        assert "default-src 'none'" in (policy["content"] or "")
+        assert not {"link", "img", "iframe", "object", "embed", "base", "form"} & {*found.tags}
+        assert "src" not in found.attributes
+        assert "@import" not in text
+        assert "url(" not in text.replace("url(#p", "")
+        assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+        assert "https://" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "most"),
+    [(many_checkpoints, 0.75 * MB), (many_rows, 0.25 * MB)],
+    ids=["1,000 checkpoints", "15 methods at 4 K"],
+)
+def test_large_runs_make_pages_that_can_be_sent(content: Any, most: float) -> None:
+    text = page(report(content()))
+    assert len(text.encode()) < most
+    assert Page(text).tags["tr"] > 60
+
+
+def test_a_table_of_more_rows_than_anybody_reads_is_cut_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parts, "MOST_ROWS", 10)
+    text = page(report(raw("inspect")))
+    assert "The first 10 of 12; the report has all of them." in text
+    assert "step-110.safetensors" not in text
+
+
+def test_without_matplotlib_the_page_has_all_but_pictures_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sewa: Sewa
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(raw("select")))
+    for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, module, None)
+    ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
+    assert ended.code == 0
+    assert "pip install 'sewa-cli[plot]'" in ended.err
+    found = Page((tmp_path / "a.html").read_text())
+    assert not found.tags["svg"]
+    assert "without pictures" in found.words
+    assert number(raw("select")["average"]["heldout_loss"]) in found.words
+
+
+def test_a_notebook_shows_the_core_of_the_page() -> None:
+    assert report(raw("inspect"))._repr_html_() == core(report(raw("inspect")))
+    found = Page(Selection(report(raw("mask")), None)._repr_html_())  # type: ignore[arg-type]
+    assert not {"html", "body", "script", "meta"} & {*found.tags}
+    assert found.tags["svg"] >= 3
+    assert "checkpoints" in found.words
+
+
+# --- several
+
+
+def side_by_side(sewa: Sewa, folder: Path, **contents: dict[str, Any]) -> Page:
+    for name, content in contents.items():
+        (folder / f"{name}.report.json").write_text(json.dumps(content))
+    paths = [folder / f"{name}.report.json" for name in contents]
+    ended = sewa("report", *paths, "-o", folder / "page.html", "--force")
+    assert ended.code == 0, ended.err
+    return Page((folder / "page.html").read_text())
+
+
+def test_runs_of_one_kind_have_means_and_intervals(sewa: Sewa, tmp_path: Path) -> None:
+    runs = {name: raw(name) for name in ("mask", "seed1", "seed2")}
+    found = side_by_side(sewa, tmp_path, **runs)
+    assert "all of one kind" in found.words
+    for part in ("average", "references"):
+        losses = [
+            run[part]["heldout_loss"] if part == "average" else run[part]["last"]["heldout_loss"]
+            for run in runs.values()
+        ]
+        mean, half = mean_interval(losses)
+        assert half is not None
+        exact = [value for value, _ in found.values]
+        for value in (mean, mean - half, mean + half, *losses):
+            assert value in exact
+    gains = [run["gained"]["by"] for run in runs.values() if run["gained"]]
+    if len(gains) == 3:
+        assert fmean(gains) in [value for value, _ in found.values]
+
+
+def test_different_settings_are_side_by_side_without_a_mean(sewa: Sewa, tmp_path: Path) -> None:
+    found = side_by_side(sewa, tmp_path, mask=raw("mask"), run=raw("inspect"))
+    assert "no means are taken" in found.words
+    assert "Mean over" not in found.words
+    two = side_by_side(sewa, tmp_path, a=raw("mask"), b=raw("seed1"), c=raw("inspect"))
+    assert "in 2 groups" in two.words
+    assert "Mean over 2 runs" in two.words
+
+
+def test_the_interval_is_students() -> None:
+    assert mean_interval([1.0]) == (1.0, None)
+    mean, half = mean_interval([1.0, 2.0, 3.0])
+    assert mean == 2.0
+    assert half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert mean_interval([1.0, 1.0])[1] == 0.0
+
+
+# --- sewa report
+
+
+def test_every_kind_of_report_has_a_page(run_dir: Path, sewa: Sewa) -> None:
+    kinds = {
+        "forecast": ["select", "--dry-run", "--json"],
+        "validate": ["validate", "--json"],
+        "average": ["average", "--json", "--report", "r.json"],
+        "verify": ["verify", "averaged.safetensors", "--json"],
+        "cache": ["cache", "kept", "--json"],
+        "select": ["select", "--cache", "kept", "--json", "-o", "s.safetensors"],
+    }
+    for kind in ("select", "forecast", "validate", "average", "cache"):
+        ended = sewa(*kinds[kind])
+        assert ended.code == 0, ended.err
+        Path(f"{kind}.json").write_text(ended.out)
+        made = sewa("report", f"{kind}.json", "-o", f"{kind}.html")
+        assert made.code == 0, made.err
+        assert f"wrote {kind}.html" in made.err
+        found = Page(Path(f"{kind}.html").read_text())
+        assert found.tags["h1"] == 1
+        assert f"sewa {kind}" in found.words
+    assert "sewa select --cache kept --json -o s.safetensors" in Path("select.html").read_text()
+    printed = sewa("report", "select.json", "-o", "-")
+    assert printed.out == Path("select.html").read_text()
+    assert run_dir
+
+
+BAD: dict[str, tuple[str | bytes, str]] = {
+    "not JSON": ("{", "not a report of sewa"),
+    "a list": ("[]", "is no JSON object"),
+    "another kind": ('{"kind": "novel"}', "its kind is none of"),
+    "no kind": ("{}", "its kind is none of"),
+    "a kind that is no word": ('{"kind": ["select"]}', "its kind is none of"),
+    "half of one": ('{"kind": "select", "schema_version": 2}', "not a report of sewa"),
+    "not UTF-8": (b'{"kind": "\xff"}', "not a report of sewa"),
+    "too deep": ("[" * 10_000, "not a report of sewa"),
+    "too many values": ("[" + "0," * 4_000_001 + "0]", "values, the most that are read"),
+}
+
+
+@pytest.mark.parametrize(("content", "why"), BAD.values(), ids=BAD)
+def test_what_is_no_report_is_refused_in_a_line(
+    tmp_path: Path, sewa: Sewa, content: str | bytes, why: str
+) -> None:
+    file = tmp_path / "a.json"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    ended = sewa("report", file, "-o", tmp_path / "a.html")
+    assert ended.code == 3
+    assert why in ended.error
+    assert not (tmp_path / "a.html").exists()
+
+
+CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "a best row that is not there": ("compare", {"best": 999}),
+    "no references": ("select", {"references": {}}),
+    "selected that are not there": ("mask", {"selected": [10**9], "selected_steps": []}),
+    "no checkpoints": ("inspect", {"checkpoints": []}),
+    "no windows": ("windows", {"windows": []}),
+    "a blend of nothing": ("select", {"candidates": []}),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_report_that_contradicts_itself_is_no_bug_of_ours(
+    tmp_path: Path, sewa: Sewa, name: str, change: dict[str, Any]
+) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({**raw(name), **change}))
+    ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
+    if ended.code == 0:  # it can be shown all the same
+        assert (tmp_path / "a.html").exists()
+    else:
+        assert ended.code == 3
+        assert "is it intact?" in ended.error
+        assert not (tmp_path / "a.html").exists()
+
+
+def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> None:
+    content = json.dumps(raw("select"))
+    for loss in (raw("select")["average"]["heldout_loss"], raw("select")["expected"]["loss"]):
+        content = content.replace(json.dumps(loss), "NaN")
+    content = content.replace('"step": 10,', '"step": 1' + "0" * 400 + ",")
+    (tmp_path / "a.json").write_text(content)
+    ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
+    assert ended.code == 0, ended.err
+    assert "nan" not in Page((tmp_path / "a.html").read_text()).words.lower()
+
+
+def test_a_page_replaces_nothing_without_force(tmp_path: Path, sewa: Sewa) -> None:
+    file, target = tmp_path / "a.json", tmp_path / "a.html"
+    file.write_text(json.dumps(raw("inspect")))
+    target.write_text("mine")
+    assert "use --force" in sewa("report", file, "-o", target).error
+    assert target.read_text() == "mine"
+    assert sewa("report", file, "-o", target, "--force").code == 0
+    assert target.read_text().startswith("<!doctype html>")
+    assert "name it .html" in sewa("report", file, "-o", tmp_path / "a.pdf").error
+    assert "is given 2 times" in sewa("report", file, file, "-o", target, "--force").error
+    renamed = file.rename(tmp_path / "b.html")
+    assert "never overwritten" in sewa("report", renamed, "-o", renamed, "--force").error
+    assert "no such" in sewa("report", file, "-o", tmp_path / "none" / "a.html").error.lower()
+    assert sewa("report", renamed, "-o", "-", "--open").code == 2
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["select", "--help"], ["average", "ckpts"]])
+def test_commands_without_a_page_import_nothing_for_it(run_dir: Path, arguments: list[str]) -> None:
+    code = (
+        "import sys; from sewa_cli.cli import main; code = main(sys.argv[1:]);"
+        "heavy = {'jinja2', 'markupsafe', 'matplotlib', 'xml.etree'} & set(sys.modules);"
+        "sys.stderr.write(f'{heavy}\\n'); sys.exit(code)"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    ended = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, check=True)
+    assert ended.stderr.splitlines()[-1] == "set()"

@@ -1,0 +1,231 @@
+"""The page in a real browser: Debian's Chromium, driven by Playwright; axe-core looks at contrast.
+
+Where there is no browser these tests say so and are left out; `make test-browser` installs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.pages import EVIL, evil, many_checkpoints, many_rows, plain_page, raw, report
+
+from sewa_cli.present.page import page, running
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / ".venv" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FOUND = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+WIDE, NARROW = 1400, 360
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if FOUND is None:
+        pytest.skip("no browser is found: `make test-browser` installs Chromium")
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=FOUND)
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+def written(folder: Path, name: str) -> Path:
+    """A page on the disk, made when it is first asked for."""
+    target = folder / f"{name}.html"
+    if not target.exists():
+        if name == "evil":
+            text = page(report(evil(raw("select"))), names=[EVIL])
+        elif name == "long":
+            text = page(report(many_checkpoints()))
+        elif name == "rows":
+            text = page(report(many_rows()))
+        elif name == "several":
+            text = page(*(report(raw(one)) for one in ("mask", "seed1")), names=["a", "b"])
+        else:
+            text = plain_page(name)
+        target.write_text(text)
+    return target
+
+
+class Tab:
+    """A page that is open, and all that it complained about or asked for."""
+
+    def __init__(self, browser: Any, file: Path, width: int = WIDE, **options: Any) -> None:
+        size = {"width": width, "height": 900}
+        self._context = browser.new_context(viewport=size, **options)
+        self.page = self._context.new_page()
+        self.complaints: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri())
+
+    def __enter__(self) -> Tab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._context.close()
+
+    def ask(self, script: str) -> Any:
+        return self.page.evaluate(script)
+
+
+LATER = [pytest.param("several", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("name", ["select", "compare", "evil", "long", *LATER])
+def test_it_complains_of_nothing_asks_for_nothing_and_fits_every_width(
+    browser: Any, folder: Path, name: str
+) -> None:
+    file = written(folder, name)
+    with Tab(browser, file) as tab:
+        assert tab.ask(OVERFLOW) <= 0
+        tab.page.set_viewport_size({"width": NARROW, "height": 740})
+        assert tab.ask(OVERFLOW) <= 0
+        unnamed = "[...document.querySelectorAll('svg')].filter(s => !s.getAttribute('aria-label'))"
+        assert tab.ask(f"{unnamed}.length") == 0
+        assert tab.ask("document.querySelectorAll('svg[role=img]').length") > 0
+        assert not tab.complaints
+        assert tab.asked == [file.as_uri()]
+
+
+def test_names_are_text_even_where_they_look_like_scripts(browser: Any, folder: Path) -> None:
+    with Tab(browser, written(folder, "evil")) as tab:
+        assert not tab.complaints
+        assert tab.ask("document.scripts.length") == 1
+        assert tab.ask("document.images.length") == 0
+        assert "<script>alert(1)</script>" in tab.ask("document.body.innerText")
+        titles = "[...document.querySelectorAll('svg title')].map(t => t.textContent).join()"
+        assert "<script>alert(1)</script>" in tab.ask(titles)
+
+
+COLUMN = """(name) => {
+    const table = document.querySelector("table");
+    const heads = [...table.tHead.rows[0].cells];
+    const at = heads.findIndex((head) => head.innerText.startsWith(name));
+    return [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.value));
+}"""
+
+
+def test_a_click_on_a_columns_name_sorts_by_it(browser: Any, folder: Path) -> None:
+    with Tab(browser, written(folder, "rows")) as tab:
+        losses = [row["heldout_loss"] for row in many_rows()["rows"]]
+        assert tab.page.evaluate(COLUMN, "held-out") == losses
+        button = tab.page.get_by_role("button", name="held-out").first
+        button.click()
+        assert tab.page.evaluate(COLUMN, "held-out") == sorted(losses)
+        head = tab.page.get_by_role("columnheader", name="held-out").first
+        assert head.get_attribute("aria-sort") == "ascending"
+        button.press("Enter")
+        assert tab.page.evaluate(COLUMN, "held-out") == sorted(losses, reverse=True)
+        assert not tab.complaints
+
+
+def test_without_javascript_everything_can_be_read(browser: Any, folder: Path) -> None:
+    file = written(folder, "compare")
+    with Tab(browser, file) as with_it, Tab(browser, file, java_script_enabled=False) as without:
+        words = [tab.page.locator("body").inner_text() for tab in (with_it, without)]
+        assert words[0].split() == words[1].split()
+        assert without.page.get_by_role("button").count() == 0
+
+
+def test_pointing_at_a_checkpoint_says_which_it_is(browser: Any, folder: Path) -> None:
+    with Tab(browser, written(folder, "select")) as tab:
+        said = tab.ask("""() => {
+            const hint = [...document.querySelectorAll(".hints rect")].at(-1);
+            hint.scrollIntoView({block: "center"});
+            const box = hint.getBoundingClientRect();
+            const x = box.x + box.width / 2, y = box.y + box.height / 2;
+            return document.elementFromPoint(x, y).querySelector("title").textContent;
+        }""")
+        last = raw("select")["candidates"][-1]
+        assert said.startswith(f"step {last['step']}, weight ")
+
+
+def test_dark_is_dark_light_is_light_and_paper_is_white(browser: Any, folder: Path) -> None:
+    file = written(folder, "select")
+    colour = "getComputedStyle(document.querySelector('{}')).{}"
+    seen = {}
+    for scheme in ("light", "dark"):
+        with Tab(browser, file, color_scheme=scheme) as tab:
+            backs = tab.ask(colour.format("body", "backgroundColor"))
+            inks = tab.ask(colour.format("svg text", "fill")), tab.ask(colour.format("h1", "color"))
+            seen[scheme] = (backs, *inks)
+            tab.page.emulate_media(media="print")
+            assert tab.ask(colour.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
+            assert tab.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
+            pdf = tab.page.pdf()
+            assert pdf.startswith(b"%PDF")
+            assert pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") >= 2
+    assert seen["light"][0] == "rgb(255, 255, 255)"
+    light, dark = (
+        [sum(map(int, part.strip("rgb()").split(","))) for part in seen[scheme]]
+        for scheme in ("light", "dark")
+    )
+    assert dark[0] < 150 < 600 < dark[1]
+    assert light[1] < 150 < 600 < light[0]
+    assert dark[2] > 600 > 150 > light[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["select", "compare", *LATER])
+def test_axe_finds_no_fault_in_contrast_names_and_structure(
+    browser: Any, folder: Path, name: str, scheme: str
+) -> None:
+    if not AXE.exists():
+        pytest.skip("axe-core is not here: `make test-browser` fetches it")
+    file = written(folder, name)
+    # axe is put into the page, which its own policy would not let happen
+    with Tab(browser, file, color_scheme=scheme, bypass_csp=True) as tab:
+        tab.ask("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        tab.page.add_script_tag(path=str(AXE))
+        found = tab.ask("axe.run({resultTypes: ['violations']})")
+        faults = [
+            f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
+            for one in found["violations"]
+        ]
+        assert not faults
+        assert {"color-contrast", "svg-img-alt"} <= {one["id"] for one in found["passes"]}
+
+
+def test_a_live_page_reloads_itself_until_it_is_done(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "live.html"
+    stage = {"name": "learning", "state": "open", "depth": 0, "total": 9, "done": 3, "said": "3/9"}
+    known: dict[str, Any] = {
+        "about": "",
+        "answer": "",
+        "command": None,
+        "faults": [],
+        "footer": "",
+        "warnings": [],
+    }
+    file.write_text(running(headline="Running: learning", refresh=1, stages=[stage], **known))
+    with Tab(browser, file) as tab:
+        assert tab.page.title() == "Running: learning"
+        assert tab.page.get_by_role("progressbar").count() == 1
+        file.write_text(plain_page("mask"))
+        tab.page.wait_for_selector("nav", timeout=20_000)
+        assert tab.page.locator("meta[http-equiv=refresh]").count() == 0
+        assert tab.page.locator("h1").inner_text() == tab.page.title()
+        assert not tab.complaints
+
+
+def test_the_example_shows_the_demos_answer(browser: Any) -> None:
+    with Tab(browser, ROOT / "docs" / "page.html") as tab:
+        assert "demo.safetensors weighs" in tab.page.locator(".answer").inner_text()
+        assert tab.ask(OVERFLOW) <= 0
+        assert not tab.complaints

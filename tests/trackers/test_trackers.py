@@ -1,0 +1,113 @@
+"""Trackers get the report: TensorBoard's own reader finds it again, and so does anybody's hook."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.pages import raw, report
+from helpers.tiny import Sewa
+
+DOCS = Path(__file__).parents[2] / "docs" / "page.md"
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_tensorboard_has_history_weights_table_and_pictures(sewa: Sewa) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ended = sewa("select", "-o", "out.safetensors", "--log", "tensorboard:runs")
+    assert ended.code == 0, ended.err
+    found = EventAccumulator("runs", {"scalars": 0, "images": 0, "tensors": 0})
+    found.Reload()
+    content = json.loads(Path("out.report.json").read_text())
+    history = [event.value for event in found.Scalars("select/history")]
+    assert history == pytest.approx(content["history"], rel=1e-6)
+    weights = {event.step: event.value for event in found.Scalars("select/weight")}
+    assert weights == pytest.approx({c["step"]: c["weight"] for c in content["candidates"]})
+    [loss] = found.Scalars("select/learned/heldout_loss")
+    assert loss.value == pytest.approx(content["average"]["heldout_loss"], rel=1e-6)
+    texts = [found.Tensors(name)[0].tensor_proto for name in found.Tags()["tensors"]]
+    assert any(b"uniform" in text.string_val[0] for text in texts)
+    assert len(found.Tags()["images"]) >= 3
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+    entry = SimpleNamespace(name="mine", load=lambda: function)
+    own = importlib.metadata.entry_points
+
+    def entry_points(**params: Any) -> Any:
+        return [entry] if params == {"group": "sewa.trackers"} else own(**params)
+
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_an_installed_tracker_gets_the_report_when_all_is_written(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got = []
+
+    def log(found: Any, where: str) -> None:
+        assert Path("out.safetensors").exists()
+        got.append((found.kind, found.average.heldout_loss, where))
+
+    installed(monkeypatch, log)
+    assert sewa("select", "-o", "out.safetensors", "--log", "mine:some/where:else").code == 0
+    content = json.loads(Path("out.report.json").read_text())
+    assert got == [("select", content["average"]["heldout_loss"], "some/where:else")]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_tracker_that_fails_is_the_users_code_and_costs_no_result(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def log(*_: object) -> None:
+        raise OSError("no network")
+
+    installed(monkeypatch, log)
+    ended = sewa("inspect", "--html", "page.html", "--log", "mine")
+    assert ended.code == 4
+    assert "mine() raised OSError: no network" in ended.error
+    assert Path("page.html").exists()
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize(
+    ("asked", "code", "why"),
+    [
+        ("nobody", 2, "there are tensorboard"),
+        ("tensorboard", 2, "name a folder"),
+        ("tensorboard:task.py", 3, "is not a folder"),
+    ],
+)
+def test_a_tracker_is_refused_before_any_work(sewa: Sewa, asked: str, code: int, why: str) -> None:
+    ended = sewa("select", "-o", "out.safetensors", "--log", asked)
+    assert ended.code == code
+    assert why in ended.error
+    assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.long
+def test_the_documented_hook_sends_the_report_to_weights_and_biases_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    [example] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(example.strip().splitlines()) <= 14
+    Path("sewa_wandb.py").write_text(example)
+    runpy.run_path("sewa_wandb.py")["log"](report(raw("mask")), "a-project")
+    [kept] = Path("wandb").glob("offline-run-*/run-*.wandb")
+    content = kept.read_bytes()
+    assert b"learned/heldout_loss" in content
+    assert b"a-project" in content
