@@ -37,6 +37,7 @@ from sewa_cli.trajectory.memory import free_on
 from sewa_cli.trajectory.placement import TIERS, Cap
 
 BUILT = 12  # bytes for each weight while a model is built: its own, and two flat vectors
+STARTING = 0.8  # seconds, imports apart: torch's first calls, the task's own; on the demo
 SURE = 4  # such a part of the memory holds the model and any batch
 ROOM = 2**30  # bytes for the solver, where nothing fits here
 
@@ -250,7 +251,7 @@ class _Planner:
         again = max(0.0, reads * cost.usual + written - k)
         total += k * rates.first_read + again * rates.read
         newest = session.newest.size
-        return total + (K + 1) * newest * rates.hashing
+        return STARTING + total + (K + 1) * newest * rates.hashing
 
 
 class _Passes:
