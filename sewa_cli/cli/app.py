@@ -115,14 +115,16 @@ def _shorter(program: str, folder: Path) -> str:
 @command(
     f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
     "guard fallback lora bn output report output_dtype shard_size force plot paths_format json "
-    f"print0 config sets memory cache device seed strict dry_run {TALK}"
+    f"print0 config sets memory cache ranks device seed strict dry_run {TALK}"
 )
-def select(request: Request, dry_run: bool) -> None:
+def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
 
     Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
     scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
     """
+    if dry_run and ranks is not None:
+        raise ConfigError("--dry-run: forecasts one rank only; leave out --ranks")
     if dry_run:
         from sewa_cli.commands.forecast import run_forecast
 
@@ -163,7 +165,7 @@ def select(request: Request, dry_run: bool) -> None:
 @command(
     f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
     "windows stride methods_from bn output_best best_report output_dtype force plot "
-    f"{DATA} config sets memory cache device seed {TALK}"
+    f"{DATA} config sets memory cache ranks device seed {TALK}"
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie.
@@ -203,7 +205,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     request.tell(found)
 
 
-@command(f"ckpts state_key task {DATA} config sets cache device seed {TALK}")
+@command(f"ckpts state_key task {DATA} config sets cache ranks device seed {TALK}")
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
     from sewa_cli.commands.evaluate import run_evaluate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import Parameter, Signature
@@ -10,9 +11,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from sewa_cli import ranks
+from sewa_cli.cli import together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
-from sewa_cli.cli.main import stdout_for_data
+from sewa_cli.cli.main import stdout_for_data, typed
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import MIB, real
 from sewa_cli.present import FORMS
@@ -144,6 +147,7 @@ _RUN: Final = {
     "cache": Flag("--cache DIR", "Keep what is worked out here; after a kill, go on from it."),
     "cache_folder": Flag("DIR", "What --cache named.", None, ...),
     "clear": Flag("--clear", "Remove all that is in it.", None),
+    "ranks": Flag("--ranks N", "On so many processes, as under torchrun; each has its part.", None),
     "device": Flag("--device DEVICE", "auto, cpu, cuda, cuda:1, mps ..."),
     "seed": Flag("--seed N", "Same seed, same bytes."),
     "strict": Flag("--strict", "Exit 5 if a simple average does better held out."),
@@ -166,7 +170,9 @@ class Request:
     def __init__(self, given: dict[str, Any], stdout: IO[bytes]) -> None:
         """Takes from `given` what is alike in all commands; what is left is the command's own."""
         self.stdout = stdout
-        self.talk = Talk(given.pop("quiet", False), given.pop("verbose", False))
+        quiet, verbose = given.pop("quiet", False), given.pop("verbose", False)
+        speaks = ranks.here().rank == 0
+        self.talk = Talk(quiet or not speaks, verbose and speaks)
         self.force: bool = given.pop("force", False)
         self.plot: Path | None = given.pop("plot", None)
         form = "paths_format" if "paths_format" in given else "format"
@@ -280,9 +286,14 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
             check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
+            if "ranks" in given and not _joined(given):
+                return
             with says_what_was_cut(), stdout_for_data() as stdout:
                 request = Request(given, stdout)
                 function(request, **given)
+            if "ranks" in names:
+                together.leave()
+                ranks.leave()
 
         hints = {name: Annotated[FLAGS[name].type, _typer_info(name)] for name in names}
         defaults = {name: FLAGS[name].default for name in names}
@@ -299,6 +310,26 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
         app.command(function.__name__)(run)
 
     return add
+
+
+def _joined(given: dict[str, Any]) -> bool:
+    """Be one of several ranks, or start them and wait: then all is done."""
+    wanted = given["ranks"] if given.get("dry_run") else given.pop("ranks")
+    if wanted is not None and not (wanted.isdecimal() and int(wanted) > 0):
+        raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
+    if given.get("dry_run"):
+        return True
+    given.pop("ranks", None)
+    if not ranks.are_several():
+        if wanted is None or int(wanted) == 1:
+            return True
+        if code := together.launch(int(wanted), typed):
+            raise typer.Exit(code)
+        return False
+    if wanted is not None and wanted != os.environ["WORLD_SIZE"]:
+        raise ConfigError(f"--ranks {wanted}, but torchrun has started {os.environ['WORLD_SIZE']}")
+    together.join(given["verbose"])
+    return True
 
 
 def _typer_info(name: str) -> Any:

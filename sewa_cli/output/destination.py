@@ -13,6 +13,7 @@ from typing import IO, TypeVar
 
 from pydantic import BaseModel
 
+from sewa_cli import ranks
 from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint
 from sewa_cli.checkpoints.safetensors import is_ours
 from sewa_cli.config import STDOUT, Config
@@ -62,6 +63,12 @@ class Outputs:
     command: str | None = None  # for the model card
     wanted: Path | None = None  # where nobody named one: the name to be had, or the next free one
     inputs: tuple[Path, ...] = ()  # never overwritten
+
+    def shared(self) -> Outputs:
+        """Rank 0's form on every rank, where the others write nothing."""
+        here = ranks.here()
+        form, shard_size = here.same((self.form, self.shard_size))
+        return self if here.rank == 0 else Outputs(None, form=form, shard_size=shard_size)
 
     @property
     def named(self) -> str:
@@ -281,12 +288,18 @@ def write_results(
     `make_report` is called when the average is written, and may return None: no report. Returns it
     with the hashes of what was written, and under which names that was.
     """
-    told = events or Events()
+    told, here = events or Events(), ranks.here()
+    if here.rank > 0:  # the first writes; the others make their parts of it
+        if average is not None:
+            average.serve()
+        return make_report(), outputs
     if average is None:
         outputs = replace(outputs, average=None)  # an older one stays
     with Publication(outputs.force, events.show_warning if events else None) as publication:
         with told.stage("writing"):
             stages = [] if average is None else _stage(average, outputs, publication)
+        if average is not None:
+            here.same(None)  # the others have served
         report = make_report()
         for stage in stages:
             if isinstance(stage, StagedFolder) and average is not None:

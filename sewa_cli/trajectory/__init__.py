@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.trajectory import products
 from sewa_cli.trajectory.products import COPIED
 
@@ -58,6 +59,9 @@ class Source(Protocol):
     def fill(self, i: int, row: Tensor) -> bool:
         """Checkpoint i into row [P] float32. False: it holds NaN or Inf, and is left out."""
 
+    def settle(self) -> bool:
+        """All ranks leave out the same ones; False if this one has to look again."""
+
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
         """Columns of some checkpoints into [r, c] float32, by any thread; None: only whole rows.
@@ -72,6 +76,7 @@ class Trajectory(ABC):
     On the processor the products go by tiles (`products`), elsewhere by blocks of whole rows.
     """
 
+    ranks: Ranks = ALONE  # each has other columns of W, and these are this one's
     exact = True  # mixes what the files hold, to float32
     tile_numbers = COPIED  # in a tile on the processor
 
@@ -150,7 +155,14 @@ class Trajectory(ABC):
         """An average [P] that was made on the way; of use where W is read anew each time."""
 
     def pull_back(self, gradients: Tensor) -> Tensor:
-        """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
+        """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient.
+
+        Of several ranks, the sum over all.
+        """
+        return self.ranks.sum(self._pull_back(gradients))
+
+    def _pull_back(self, gradients: Tensor) -> Tensor:
+        """By the columns that are here."""
         G = gradients.to(self.device, torch.float32)
         self.bytes_moved += 4 * self.k * G.shape[1]
         if self.has_tiles:

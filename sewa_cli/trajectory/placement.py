@@ -2,7 +2,7 @@
 
     memory   float32 on the device                       4·k·P bytes
     bf16     bfloat16 differences from the mean, there   2·k·P + 4·P, and a few rows in float32
-    host     float32 in pinned host memory, streamed     4·k·P on the host   (CUDA only)
+    host     float32 in pinned host memory, streamed     4·k·P on the host   (of a GPU)
     files    streamed from the memory-mapped files       two buffers of a few rows
 
 The cap is for what sewa allocates; Python, torch, the model and the user's data come on top. A new
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sewa_cli.errors import ConfigError, UserCodeError
 from sewa_cli.events import Events
+from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.shared import Placement
 from sewa_cli.text import one_line, size
 from sewa_cli.trajectory import Layout, Source, Trajectory
@@ -46,8 +47,10 @@ class Cap:
         return f"{size(self.bytes)} ({'--memory' if self.named else 'half of what is free'})"
 
 
-def cap_on(device: torch.device, memory: int | None) -> Cap:
-    return Cap(memory or int(SHARE * free_on(device)), memory is not None)
+def cap_on(device: torch.device, memory: int | None, ranks: Ranks = ALONE) -> Cap:
+    """The same on every rank; those of one host share its memory."""
+    free = free_on(device) // (1 if device.type == "cuda" else ranks.on_this_host)
+    return Cap(min(ranks.gather(memory or int(SHARE * free))), memory is not None)
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,11 @@ class _Pinned:
         self.layout: Layout = held.layout
         self.device = device
         self.count = held.k
-        self._W = held.W.pin_memory()
+        self._W = held.W.pin_memory() if device.type == "cuda" else held.W
         self.gather = None
+
+    def settle(self) -> bool:
+        return True
 
     def fill(self, i: int, row: Tensor) -> bool:
         row.copy_(self._W[i], non_blocking=True)
@@ -118,7 +124,9 @@ TIERS = (  # best first
         _pinned,
         lambda _: 1,
         holds=True,
-        is_here=lambda s: s.device.type == "cuda" and 4 * s.k * s.P <= SHARE * free_on_host(),
+        is_here=lambda s: (
+            s.device.type not in ("cpu", "mps") and 4 * s.k * s.P <= SHARE * free_on_host()
+        ),
     ),
     Tier(
         "files",
@@ -157,8 +165,10 @@ class Placer:
         events: Events,
         share: float = 1.0,
         only: str | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._source = source
+        self._ranks = ranks
         self.cap = cap
         self._events = events
         self._share = share
@@ -229,13 +239,34 @@ class Placer:
         if self._failed:
             self._events.warn(f"memory ran out in the {self._failed[-1]} tier; trying the next")
         self._now = left[0]
-        return Placed(self._now.build(self._source, self.sizes), *self.plan(self._now))
+        return Placed(self._of_ranks(self._build(self._now)), *self.plan(self._now))
+
+    def _build(self, tier: Tier) -> Trajectory:
+        """On all ranks, or on none: the tier is the same on all."""
+        if not self._ranks.several:
+            return tier.build(self._source, self.sizes)
+        built, error = None, None
+        try:
+            built = tier.build(self._source, self.sizes)
+        except Exception as raised:
+            if not ran_out(raised):
+                raise
+            error = raised
+        failed = [r for r, no in enumerate(self._ranks.gather(error is not None)) if no]
+        if built is None or failed:
+            raise error or MemoryError(f"rank {failed[0]} has run out of memory")
+        # NaN in the columns of one rank: the others have found out now, and leave it out too
+        return built if self._source.settle() else self._build(tier)
+
+    def _of_ranks(self, trajectory: Trajectory) -> Trajectory:
+        trajectory.ranks = self._ranks
+        return trajectory
 
     def stream(self) -> Placed:
         """For a solver that passes over the checkpoints a few times, and holds none."""
         self._now = None
         placement, room = self.plan(None)
-        return Placed(Streamed(self._source), placement, room)
+        return Placed(self._of_ranks(Streamed(self._source)), placement, room)
 
     def retry(self, work: Callable[[], T]) -> T:
         """`work`, which places W; again with W one tier lower, each time that memory runs out.
