@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             interrupts.decide(code)
             os._exit(code)  # the others may be waited for at exit, and will not come
     interrupts.decide(code)
-    if code == interrupts.CODE:
+    if code == interrupts.CODE and interrupts.speaks():
         _say(interrupts.LINE)
     interrupts.give_back(handlers)
     return code

@@ -19,16 +19,19 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sewa_cli import interrupts, ranks
 from sewa_cli.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+SPOKEN = 5  # exit codes up to this are ours, and said with a line
 KILLED = 128 + signal.SIGKILL  # as a shell says it
 TICK = 0.5  # seconds
 GRACE = 4  # ticks for a rank to end by itself, when another has failed
 MISSED = 30  # ticks without a beat, of a rank on another host
-LAUNCHED = "SEWA_LAUNCHED"  # by `--ranks`, which says what has killed a rank
 _CUT_OFF = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|store", re.I)
 
 
@@ -40,7 +43,7 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     if "-" in arguments and not any(a in ("-o", "--output") for a in arguments):
         raise ConfigError("ranks: paths on standard input reach one rank only; name them")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    os.environ[LAUNCHED] = "1"
+    os.environ[interrupts.LAUNCHED] = "1"
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -61,22 +64,25 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     except SignalException:
         raise KeyboardInterrupt from None
     except ChildFailedError as error:
-        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        return _explain(codes)
+        return _explain(error.failures)
     return 0
 
 
-def _explain(codes: dict[int, int]) -> int:
-    """Which of those that have failed was the first cause; the rest was told to end by it."""
-    told_to_end = (-signal.SIGTERM, interrupts.CODE, KILLED)
-    for rank, code in sorted(codes.items()):
-        if code < 0 and code not in told_to_end:
-            name = signal.Signals(-code).name
-            why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
-            _write(f"error: rank {rank} was killed ({name}{why}); nothing was written\n")
-            return 128 - code
-    own = [code for code in codes.values() if code not in told_to_end]
-    return (own or [max(codes.values())])[0] if codes else 1
+def _explain(failures: dict[int, ProcessFailure]) -> int:
+    """Which rank was the first to fail, of its own; the others were told to end."""
+    told_to_end = (-signal.SIGTERM, -signal.SIGINT, interrupts.CODE, KILLED)
+    found = sorted(
+        (failure.exitcode in told_to_end, failure.timestamp, rank, failure.exitcode)
+        for rank, failure in failures.items()
+    )
+    ended, _, rank, code = found[0]
+    if code < 0 and not ended:
+        why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
+        name = signal.Signals(-code).name
+        _write(f"error: rank {rank} was killed ({name}{why}); nothing was written\n")
+    elif code > SPOKEN and not ended:
+        _write(f"error: rank {rank} has ended with exit code {code}; nothing was written\n")
+    return 128 - code if code < 0 else code
 
 
 # ---- one voice ---------------------------------------------------------------------------------
@@ -90,6 +96,8 @@ def join(verbose: bool) -> None:
     `verbose`: what the user's code prints on the others is shown, with their number.
     """
     global _voice
+    if ranks.are_several():
+        _end_when_told()
     here = ranks.join()
     if not here.several:
         return
@@ -102,6 +110,21 @@ def join(verbose: bool) -> None:
         else:
             os.dup2(void, 2)
     _Watch(here).start()
+
+
+def _end_when_told() -> None:
+    """Python answers a signal between two of its steps; who waits for another rank has none."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        while os.read(reading, 1)[0] not in interrupts.NUMBERS:
+            pass
+        time.sleep(GRACE * TICK)
+        os._exit(interrupts.CODE)
+
+    threading.Thread(target=wait, daemon=True, name="told").start()
 
 
 def _labelled(label: str) -> int:
@@ -190,7 +213,7 @@ class _Watch(threading.Thread):
                 continue
             if self._is_gone(rank):
                 fault = {"rank": rank, "code": KILLED}
-                if self.board.first("fault", fault) and LAUNCHED not in os.environ:
+                if self.board.first("fault", fault) and interrupts.LAUNCHED not in os.environ:
                     _write(
                         f"error: rank {rank} was killed or has lost its connection; nothing was "
                         "written\n"
@@ -283,7 +306,7 @@ def _ended_by_others(watch: _Watch, code: int, lines: Sequence[str]) -> int:
             return int(found["code"])
         time.sleep(TICK / 2)
     if code == interrupts.CODE:
-        if watch.here.rank == 0 and LAUNCHED not in os.environ:
+        if watch.here.rank == 0 and interrupts.LAUNCHED not in os.environ:
             _write(f"{interrupts.LINE}\n")
         return code
     if watch.board.first("fault", {"rank": watch.here.rank, "code": code}):

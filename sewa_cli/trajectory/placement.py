@@ -150,6 +150,10 @@ class _NoTierLeft(ConfigError):
     """Memory has run out in every tier that fits under the cap."""
 
 
+class _AllRanOut(MemoryError):
+    """On one rank at least, and told to all: they go on together."""
+
+
 class Placer:
     """Finds a place for W, and a lower one each time that memory runs out.
 
@@ -254,7 +258,7 @@ class Placer:
             error = raised
         failed = [r for r, no in enumerate(self._ranks.gather(error is not None)) if no]
         if built is None or failed:
-            raise error or MemoryError(f"rank {failed[0]} has run out of memory")
+            raise _AllRanOut(f"rank {failed[0]} has run out of memory") from error
         # NaN in the columns of one rank: the others have found out now, and leave it out too
         return built if self._source.settle() else self._build(tier)
 
@@ -285,6 +289,14 @@ class Placer:
             except Exception as error:
                 if not ran_out(error):
                     raise
+                if self._ranks.several and not isinstance(error, _AllRanOut):
+                    # the others are in the midst of a step, and wait for this one
+                    if isinstance(error, UserCodeError):
+                        raise
+                    raise ConfigError(
+                        f"memory: ran out: {one_line(error, 200)}; a lower tier "
+                        "(--set tier=bf16, --set tier=files) or smaller batches need less"
+                    ) from error
                 if isinstance(error, UserCodeError):
                     theirs = UserCodeError(str(error), error.frames)  # the same, but it holds no W
                 if self._now is None:  # a stream: there is nothing lower
