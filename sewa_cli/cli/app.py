@@ -19,6 +19,7 @@ from sewa_cli.cli.main import without_blas
 from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 from sewa_cli.files import real
+from sewa_cli.ranks import are_several
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
@@ -177,6 +178,8 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     in_windows = config.compare.windows is not None
     if "compare.stride" in request.flags and not in_windows:
         raise ConfigError("--stride needs windows: say how large they are, --windows 100")
+    if in_windows and are_several():
+        raise ConfigError("--windows: is worked out by one rank; leave out --ranks")
     if output_best is not None and in_windows:
         raise ConfigError("--output-best: windows have no single best average; leave out --windows")
     if str(output_best) == STDOUT:

@@ -261,6 +261,7 @@ def leave() -> None:
 
 def fail(error: BaseException, code: int, lines: Sequence[str]) -> int:
     """This rank ends with these lines: one rank says them, and the others end too."""
+    interrupts.ignore()  # whoever ends first has the launcher tell the others to
     watch = _Watch.now
     if watch is None:
         for line in lines:

@@ -237,13 +237,21 @@ class Objective:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Logits at the targets, float32 [p, V], in pieces in order; one forward pass.
 
-        For a solver to learn from, as `outputs`.
+        For a solver to learn from, as `outputs`. Of several ranks, each has those of its `owners`.
         """
         with self._learning(batch):
             whole = self._is_anew(batch)
-            for stretch, size in self._stretches(batch, targets, whole, bytes_at_once):
+            own, mine = (batch, targets) if whole else self.shares.own_targets(batch, targets)
+            first = int((self.owners(batch, targets) == self.shares.ranks.rank).int().argmax())
+            first = first if mine is not targets else 0
+            for stretch, size in self._stretches(own, mine, whole, bytes_at_once):
                 for part, some in stretch.pieces(size):
-                    yield part, stretch.head(some).float()
+                    here = slice(part.start + first, part.stop + first)
+                    yield here, stretch.head(some).float()
+
+    def owners(self, batch: Batch, targets: Targets) -> Tensor:
+        """Which rank runs each target [t]; -1: all of them do."""
+        return self.shares.owners(batch, targets, self._is_anew(batch))
 
     def _stretches(
         self, batch: Batch, targets: Targets, whole: bool, room: int = PIECE

@@ -50,12 +50,12 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
     uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     taken: set[int] = set()
     for module in model.modules():
-        children = [child for child in module.children() if any(True for _ in child.parameters())]
-        is_row = isinstance(module, nn.ModuleList | nn.Sequential) and len(children) > 1
-        if id(module) in taken or not is_row or len({type(child) for child in children}) > 1:
+        if id(module) in taken or not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
-        if not any(True for _ in children[0].children()):
-            continue  # plain layers: too small to be gathered one by one
+        # plain layers are too small to be gathered one by one
+        composed = [child for child in module.children() if any(True for _ in child.children())]
+        kinds = Counter(type(child) for child in composed)
+        children = [child for child in composed if kinds[type(child)] > 1]
         for child in children:
             inside = Counter(
                 id(p) for m in child.modules() for p in m._parameters.values() if p is not None

@@ -110,6 +110,29 @@ class Shares:
         first, last = torch.searchsorted(targets.rows, ends).tolist()
         return first, last
 
+    def owners(self, batch: Nest, targets: Targets, whole: bool) -> Tensor:
+        """Which rank runs each target [t]; -1: all of them do."""
+        found = torch.full((len(targets.where),), -1)
+        if not whole and self._is_shared(batch, at_targets=True):
+            for rank in range(self.ranks.size):
+                first, last = self._span(targets, rank)
+                found[first:last] = rank
+        return found
+
+    def fill(self, found: Tensor, owners: Tensor) -> Tensor:
+        """found [t, …], in which each rank has those that are its own → all of them, in place."""
+        if not self.ranks.several or not bool((owners >= 0).any()):
+            return found
+        places = [
+            (owners == rank).nonzero()[:, 0].to(found.device) for rank in range(self.ranks.size)
+        ]
+        most = max(map(len, places))
+        own = found[places[self.ranks.rank]]
+        padded = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
+        for where, part in zip(places, self.ranks.gather_rows(padded), strict=True):
+            found[where] = part[: len(where)]
+        return found
+
     def gather_targets(self, own: Tensor, targets: Targets) -> Tensor:
         """What each rank has found of its targets [t] → of all."""
         if not self.ranks.several or targets.shape[0] < self.ranks.size:

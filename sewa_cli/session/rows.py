@@ -53,11 +53,13 @@ class CheckpointRows:
         return self._mapped.gather
 
     def settle(self) -> bool:
-        found = ranks.here().gather(self._broken)
-        new = {i: why for one in found for i, why in one.items() if why is not None}
-        seen = {i for i, why in self._broken.items() if why is not None}
-        self._broken |= {i: why for i, why in new.items() if i not in seen}
-        return seen == new.keys()
+        found = [
+            {i: why for i, why in one.items() if why is not None}
+            for one in ranks.here().gather(self._broken)
+        ]
+        every = {i: why for one in reversed(found) for i, why in one.items()}
+        self._broken |= every
+        return all(one.keys() == every.keys() for one in found)
 
     def fill(self, i: int, row: Tensor) -> bool:
         session, checkpoint = self._session, self._session.checkpoints[i]

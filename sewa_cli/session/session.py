@@ -35,7 +35,7 @@ from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
-from sewa_cli.session.cost import Clock
+from sewa_cli.session.cost import Clock, peak_memory
 from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
 from sewa_cli.session.memo import Kept, hash_files, open_memo
 from sewa_cli.session.rows import CheckpointRows
@@ -391,13 +391,25 @@ class Run:
         self, choice: Choice | None = None, weights: Coefficients | None = None
     ) -> dict[str, Any]:
         """What every report over one W says of it; `weights`: of the average that is written."""
-        self.rows.settle()
+        self._hear_all()
         return {
             **self.session.report(self.used, choice, weights),
             "k": self.trajectory.k,
             "left_out": self.rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),
         }
+
+    def _hear_all(self) -> None:
+        """What other ranks had to say, each once; what each has read and held."""
+        here, session = ranks.here(), self.session
+        if not here.several:
+            return
+        self.rows.settle()
+        own = session.events.warnings, session.reads.bytes, peak_memory()
+        for rank, (warnings, read, held) in enumerate(here.gather(own)):
+            session.events.note(f"rank {rank}: {read} bytes read, {held} held at most")
+            for text in warnings:
+                session.events.warn(text)
 
 
 def holding(placement: Placement, more: int) -> Placement:

@@ -60,7 +60,7 @@ class Source(Protocol):
         """Checkpoint i into row [P] float32. False: it holds NaN or Inf, and is left out."""
 
     def settle(self) -> bool:
-        """All ranks leave out the same ones; False if this one has to look again."""
+        """All ranks leave out the same ones; False if one has not: then all look again."""
 
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:

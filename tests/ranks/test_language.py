@@ -52,7 +52,7 @@ def test_a_checkpoint_that_two_processes_saved_with_fsdp_is_read_by_slices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    task = write_task(tmp_path, LANGUAGE)
+    write_task(tmp_path, LANGUAGE)
     Path("sewa.yaml").write_text(SETTINGS)
     script = Path(__file__).with_name("train_fsdp.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
