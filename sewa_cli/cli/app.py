@@ -115,8 +115,8 @@ def _shorter(program: str, folder: Path) -> str:
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
-    "guard fallback lora bn output report output_dtype shard_size force plot paths_format json "
-    f"print0 config sets memory cache ranks device seed strict dry_run {TALK}"
+    "guard fallback lora bn output report output_dtype output_format shard_size force plot "
+    f"paths_format json print0 config sets memory cache ranks device seed strict dry_run {TALK}"
 )
 def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
@@ -244,7 +244,7 @@ def validate(request: Request) -> None:
 
 @command(
     f"ckpts {SPAN} state_key method K weights methods_from lora output recipe output_dtype "
-    f"shard_size force paths_format json print0 config sets seed {TALK}"
+    f"output_format shard_size force paths_format json print0 config sets seed {TALK}"
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.

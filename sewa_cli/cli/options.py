@@ -125,6 +125,7 @@ _WRITE: Final = {
     "recipe": Flag("--report FILE", "For `sewa apply`; hashes the sources.", "report"),
     "best_report": Flag("--report FILE", "The JSON report. Default: beside --output-best", None),
     "output_dtype": Flag("--output-dtype float32|bfloat16|float16|float64", "Of the output:"),
+    "output_format": Flag("--output-format dcp", "A folder for torch.distributed.checkpoint."),
     "shard_size": Flag("--shard-size SIZE", "Split what is larger into a set: 5GB, 2GiB."),
     "plot": Flag("--plot FILE", "Draw it: .png, .svg or .pdf", None),
     "force": Flag("--force -f", "Overwrite existing outputs.", None),

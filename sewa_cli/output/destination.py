@@ -27,6 +27,7 @@ from sewa_cli.output.layouts import (
     Form,
     Write,
     check_beside,
+    fill_distributed,
     fill_folder,
     folder_is_ours,
     form_of,
@@ -100,7 +101,7 @@ class Outputs:
         """As things are now; once more when the names are about to change."""
         taken = {real(path) for path in self.inputs}
         folders = {path for path in taken if path.is_dir()}
-        is_folder = self.form == "folder"
+        is_folder = self.form in ("folder", "dcp")
         for path in (self.average, self.report):
             if not isinstance(path, Path):
                 continue
@@ -210,10 +211,12 @@ def outputs_at(
     command: str | None = None,
 ) -> Outputs:
     """In the form that the name asks for, or else in that of `like`, a checkpoint."""
-    form = form_of(average, like)
+    form = config.output_format or form_of(average, like)
     shard_size, is_adapter = config.shard_size, like.kind == "adapter"
-    if shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
-        what = "an adapter" if is_adapter else "a PyTorch file"
+    if form == "dcp" and not isinstance(average, Path | None):
+        raise ConfigError("--output-format dcp: is a folder; name one with --output")
+    if shard_size is not None and (form != "file" and (form != "folder" or is_adapter)):
+        what = "an adapter" if is_adapter else "a PyTorch file or distributed checkpoint"
         raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
     if form == "folder":
         check_beside(like, config.output_dtype)
@@ -244,7 +247,8 @@ def decide_outputs(
     average = Path(config.output or DEFAULT_OUTPUT)
     wanted = None
     if not config.output:  # nobody named it, so a name that is taken is no reason to stop
-        wanted = average.with_suffix("") if form_of(None, like) == "folder" else average
+        is_folder = config.output_format == "dcp" or form_of(None, like) == "folder"
+        wanted = average.with_suffix("") if is_folder else average
         recover(wanted.parent)
         average = wanted if force else free_name(wanted)
     report = config.report or (report_path(average) if always_report else None)
@@ -336,9 +340,12 @@ def write_results(
 def _stage(average: Average, outputs: Outputs, publication: Publication) -> list[Stage]:
     """Its files, all but the index of a set; what goes to standard output is gone."""
     target = outputs.average
-    if isinstance(target, Path) and outputs.form == "folder":
+    if isinstance(target, Path) and outputs.form in ("folder", "dcp"):
         folder = publication.folder(target)
-        fill_folder(folder, average, outputs.shard_size)
+        if outputs.form == "dcp":
+            fill_distributed(folder, average)
+        else:
+            fill_folder(folder, average, outputs.shard_size)
         return [folder]
     if isinstance(target, Path):
         planned = plan_files(average, target, outputs.form, outputs.shard_size)
@@ -363,7 +370,7 @@ def _name(
 ) -> list[Stage]:
     """The final names; returns what is added to the stages, the index of a set, which has them."""
     assert isinstance(outputs.average, Path)
-    if outputs.form == "folder":
+    if outputs.form in ("folder", "dcp"):
         stages[0].path = outputs.average
         return []
     planned = list(plan_files(average, outputs.average, outputs.form, outputs.shard_size))

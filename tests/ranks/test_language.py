@@ -75,3 +75,28 @@ def test_a_checkpoint_that_two_processes_saved_with_fsdp_is_read_by_slices(
     ended = sewa("evaluate", "two.safetensors", "--json")
     [file] = json.loads(ended.out)["files"]
     assert file["heldout_loss"] == pytest.approx(two["average"]["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_average_as_a_distributed_checkpoint_is_loaded_by_torch(
+    run_dir: Path, sewa: Sewa, ranks: int
+) -> None:
+    import torch.distributed.checkpoint as dcp
+    from safetensors.torch import load_file
+
+    arguments = ["select", "--solver", "gumbel"]
+    assert sewa(*arguments, "-o", "one.safetensors").code == 0
+    arguments += ["--output-format", "dcp", "-o", "averaged"]
+    ended = sewa(*arguments) if ranks == 1 else sewa_on(ranks, *arguments)
+    assert ended.code == 0, ended.err
+    expected = load_file(run_dir / "one.safetensors")
+    state = {"model": {name: torch.zeros_like(x) for name, x in expected.items()}}
+    with third_party():
+        dcp.load(state, checkpoint_id="averaged", no_dist=True)  # type: ignore[attr-defined]
+    for name, tensor in expected.items():
+        assert torch.equal(state["model"][name], tensor)
+    assert sewa("verify", "averaged.report.json").code == 0
+    # and by ourselves, beside files
+    ended = sewa("evaluate", "averaged", "one.safetensors", "--json")
+    there, here = json.loads(ended.out)["files"]
+    assert there["heldout_loss"] == here["heldout_loss"]
