@@ -124,13 +124,12 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
     scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
     """
-    if dry_run and ranks is not None:
-        raise ConfigError("--dry-run: forecasts one rank only; leave out --ranks")
     if dry_run:
         from sewa_cli.commands.forecast import run_forecast
 
         with request.talk as talk:
-            forecast = run_forecast(request.config, request.load_task(), talk)
+            count = int(ranks or 1)
+            forecast = run_forecast(request.config, request.load_task(), talk, ranks=count)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return

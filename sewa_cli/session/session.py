@@ -255,8 +255,12 @@ class Run:
         share: float = 1.0,
         stream: bool = True,
         cap: Cap | None = None,
+        parts: int = 1,
     ) -> None:
-        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
+        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W.
+
+        `parts`: ranks that a forecast thinks of.
+        """
         config = session.config
         self.session = session
         self.solver = solver
@@ -264,7 +268,7 @@ class Run:
         self.scorer = session.scorer()
         cap = cap or cap_on(session.device, config.memory, ranks.here())
         events, tier, here = session.events, config.tier, ranks.here()
-        self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier, here)
+        self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier, here, parts)
         self.retry = self.placer.retry
         self.streams = stream and solver.reading == "streamed" and tier is None
         self._loaded: tuple[tuple[float, ...], int] | None = None
@@ -333,7 +337,7 @@ class Run:
 
     def at_once(self, room: int) -> int:
         """Simple averages that are mixed in one pass over W."""
-        return max(1, room // 8 // (4 * self.rows.layout.size))  # a product has copies of its own
+        return max(1, room // 8 // (4 * self.placer.sizes.P))  # a product has copies of its own
 
     def simple_losses(self) -> dict[Name, float]:
         """Selection losses of the simple averages, as many at a time as there is room for."""

@@ -170,13 +170,15 @@ class Placer:
         share: float = 1.0,
         only: str | None = None,
         ranks: Ranks = ALONE,
+        parts: int = 1,
     ) -> None:
+        """`parts`: that the columns are to be thought of as shared out to, for a forecast."""
         self._source = source
         self._ranks = ranks
         self.cap = cap
         self._events = events
         self._share = share
-        P = source.layout.size
+        P = -(-source.layout.size // parts)
         work = 4 * P * (vectors + SPARE)
         self.sizes = Sizes(source.count, P, source.device, work, int(share * cap.bytes))
         known = [tier.name for tier in TIERS]

@@ -178,6 +178,21 @@ def test_a_rank_that_runs_out_of_memory_is_named_and_ends_all() -> None:
     assert not list(Path().glob("averaged*"))
 
 
+@pytest.mark.usefixtures("uneven")
+def test_a_forecast_says_what_each_rank_will_hold_and_read(sewa: Sewa) -> None:
+    found = []
+    for ranks in (1, 4):
+        ended = sewa("select", "--solver", "gumbel", "--dry-run", "--ranks", ranks, "--json")
+        assert ended.code == 0, ended.err
+        found.append(json.loads(ended.out))
+    one, four = found
+    assert (one["ranks"], four["ranks"]) == (1, 4)
+    assert four["bytes_read"] == pytest.approx(one["bytes_read"] / 4, abs=1)
+    planned = [plan["placement"]["planned_bytes"] for plan in found]
+    assert planned[1] == pytest.approx(planned[0] / 4, rel=0.05)
+    assert "each of  4 ranks" in sewa("select", "--dry-run", "--ranks", 4).out
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
