@@ -46,7 +46,7 @@ def loss(outputs, batch):
 """
 # width, layers, rows of a batch, batches, checkpoints, iterations
 CASES = {
-    "passes": (128, 6, 20_000, 2, 4, 8),
+    "passes": (256, 6, 20_000, 2, 4, 8),
     "W": (1024, 2, 8, 1, 120, 25),
     "nothing": (16, 2, 8, 1, 4, 2),
 }

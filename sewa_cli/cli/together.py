@@ -152,12 +152,13 @@ class _Board:
     """Where ranks post what has happened: a connection of our own to torchrun's store."""
 
     def __init__(self) -> None:
-        from torch.distributed import PrefixStore, TCPStore
+        from torch import distributed as torch_distributed
 
+        distributed: Any = torch_distributed
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         timeout = timedelta(seconds=20)
-        store = TCPStore(address, port, is_master=False, timeout=timeout)
-        self._store = PrefixStore("sewa", store)
+        store = distributed.TCPStore(address, port, is_master=False, timeout=timeout)
+        self._store = distributed.PrefixStore("sewa", store)
         self._lock = threading.Lock()
 
     def post(self, key: str, value: Any) -> None:
@@ -256,6 +257,7 @@ def leave() -> None:
     if watch is not None:
         watch.board.post(f"done {watch.here.rank}", True)
         watch.over.set()
+        watch.join()  # a thread that is inside of the store when Python ends would abort it
         _Watch.now = None
 
 

@@ -182,8 +182,8 @@ class Average:
 
     def serve(self) -> None:
         """Make this rank's part of what rank 0 writes, for as long as it asks."""
-        here = ranks.here()
-        while (names := here.same(None)) is not None:
+        here, nothing = ranks.here(), list[str]()
+        while names := here.same(nothing):
             for _, piece in self._own_pieces(names):
                 here.send(piece)
 

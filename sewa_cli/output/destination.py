@@ -303,7 +303,7 @@ def write_results(
         with told.stage("writing"):
             stages = [] if average is None else _stage(average, outputs, publication)
         if average is not None:
-            here.same(None)  # the others have served
+            here.same([])  # the others have served
         report = make_report()
         for stage in stages:
             if isinstance(stage, StagedFolder) and average is not None:

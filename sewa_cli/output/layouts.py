@@ -120,11 +120,12 @@ def fill_folder(folder: StagedFolder, average: Average, shard_size: int | None) 
 def fill_distributed(folder: StagedFolder, average: Average) -> None:
     """As `torch.distributed.checkpoint` loads it, under the key `model`; whole in memory once."""
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     state = dict(average.tensors())
     with as_output_error(folder.path), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it should
-        writer = dcp.FileSystemWriter(folder.at)  # it syncs its files
+        writer = FileSystemWriter(folder.at)  # it syncs its files
         dcp.save({"model": state}, storage_writer=writer, no_dist=True)  # type: ignore[attr-defined]
 
 

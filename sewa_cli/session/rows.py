@@ -53,6 +53,7 @@ class CheckpointRows:
         return self._mapped.gather
 
     def settle(self) -> bool:
+        """All ranks leave out the same ones; False if one has not, until now."""
         found = [
             {i: why for i, why in one.items() if why is not None}
             for one in ranks.here().gather(self._broken)

@@ -268,7 +268,9 @@ class Run:
         self.scorer = session.scorer()
         cap = cap or cap_on(session.device, config.memory, ranks.here())
         events, tier, here = session.events, config.tier, ranks.here()
-        self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier, here, parts)
+        self.placer = Placer(
+            *(self.rows, cap, solver.vectors, events, share, tier, here, parts, self.rows.settle)
+        )
         self.retry = self.placer.retry
         self.streams = stream and solver.reading == "streamed" and tier is None
         self._loaded: tuple[tuple[float, ...], int] | None = None

@@ -59,9 +59,6 @@ class Source(Protocol):
     def fill(self, i: int, row: Tensor) -> bool:
         """Checkpoint i into row [P] float32. False: it holds NaN or Inf, and is left out."""
 
-    def settle(self) -> bool:
-        """All ranks leave out the same ones; False if one has not: then all look again."""
-
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
         """Columns of some checkpoints into [r, c] float32, by any thread; None: only whole rows.

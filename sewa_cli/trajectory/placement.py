@@ -96,9 +96,6 @@ class _Pinned:
         self._W = held.W.pin_memory() if device.type == "cuda" else held.W
         self.gather = None
 
-    def settle(self) -> bool:
-        return True
-
     def fill(self, i: int, row: Tensor) -> bool:
         row.copy_(self._W[i], non_blocking=True)
         return True
@@ -171,10 +168,15 @@ class Placer:
         only: str | None = None,
         ranks: Ranks = ALONE,
         parts: int = 1,
+        settle: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`parts`: that the columns are to be thought of as shared out to, for a forecast."""
+        """`parts`: that the columns are to be thought of as shared out to, for a forecast.
+
+        `settle`: all ranks leave out the same checkpoints; False if one has not: all look again.
+        """
         self._source = source
         self._ranks = ranks
+        self._settle = settle
         self.cap = cap
         self._events = events
         self._share = share
@@ -262,7 +264,7 @@ class Placer:
         if built is None or failed:
             raise _AllRanOut(f"rank {failed[0]} has run out of memory") from error
         # NaN in the columns of one rank: the others have found out now, and leave it out too
-        return built if self._source.settle() else self._build(tier)
+        return built if self._settle() else self._build(tier)
 
     def _of_ranks(self, trajectory: Trajectory) -> Trajectory:
         trajectory.ranks = self._ranks

@@ -54,7 +54,7 @@ class OnDevice(Tensor):
 
     @staticmethod
     def __new__(cls, raw: Tensor) -> OnDevice:
-        made: OnDevice = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: OnDevice = Tensor._make_wrapper_subclass(
             cls,
             raw.shape,
             strides=raw.stride(),
@@ -67,11 +67,11 @@ class OnDevice(Tensor):
         return made
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         return self.detach()
 
     @data.setter
-    def data(self, other: OnDevice) -> None:  # `parameter.data = view` takes the view's data along
+    def data(self, other: Any) -> None:  # `parameter.data = view` takes the view's data along
         Tensor.data.__set__(self, other)  # type: ignore[attr-defined]
         self.raw = other.raw
 
@@ -89,7 +89,7 @@ class OnDevice(Tensor):
         return f"OnDevice({self.raw})"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = dict(kwargs or {}), op.overloadpacket
@@ -142,7 +142,7 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Te
     return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
 
 
-def _register() -> torch.library.Library:
+def _register() -> Any:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     setup: Callable[[str], None] = _setup_privateuseone_for_python_backend
@@ -150,7 +150,8 @@ def _register() -> torch.library.Library:
     module = getattr(torch, NAME)  # torch asks every device for its random numbers
     module.get_rng_state = lambda *_: torch.empty(0, dtype=torch.uint8)
     module.set_rng_state = module.manual_seed_all = lambda *_: None
-    library = torch.library.Library("aten", "IMPL")
+    make: Any = torch.library.Library
+    library = make("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         library.impl("empty.memory_format", _empty, "PrivateUse1")

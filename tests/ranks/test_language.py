@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.shells import environment
 from helpers.tiny import Sewa
+from helpers.together import alike, report_of, sewa_on
 from helpers.trainers import (
     LANGUAGE,
     heldout_loss,
@@ -18,7 +19,6 @@ from helpers.trainers import (
     train_with_transformers,
     write_task,
 )
-from ranks.test_ranks import alike, report_of, sewa_on
 
 pytestmark = pytest.mark.long
 SETTINGS = "task: ./task.py\nK: 3\nsolver: gumbel\ndevice: cpu\ngumbel: {iterations: 6}\n"

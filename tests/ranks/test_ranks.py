@@ -10,16 +10,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from helpers.shells import environment, wait_for
 from helpers.tiny import TASK, Ended, Sewa
+from helpers.together import SEWA, alike, report_of, sewa_on
 from safetensors.torch import load_file, save_file
 
-SEWA = [sys.executable, "-m", "sewa_cli"]
 # batches of 125, 125 and 51 rows: they split evenly among no ranks
 UNEVEN = TASK.replace("rows=300", "rows=301").replace("split(128)", "split(125)")
 # one that prints, and fails on one rank in the way that the environment names
@@ -40,29 +39,6 @@ def predict(model, batch):
     return model(batch[0])
 """
 )
-
-
-def sewa_on(ranks: int, *arguments: object, **more: str) -> Ended:
-    """A command on so many ranks of this host."""
-    command = [*SEWA, *map(str, arguments), "--ranks", str(ranks)]
-    ended = subprocess.run(
-        command, capture_output=True, text=True, env={**environment(), **more}, check=False
-    )
-    return Ended(ended.returncode, ended.stdout, ended.stderr)
-
-
-def report_of(path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(path).read_text())
-    return found
-
-
-def alike(one: dict[str, Any], other: dict[str, Any]) -> None:
-    """The same choice, and the same losses."""
-    assert one["selected"] == other["selected"]
-    for name in ("selection_loss", "heldout_loss"):
-        assert one["average"][name] == pytest.approx(other["average"][name], rel=1e-5)
-    for simple, twin in zip(one["simple"], other["simple"], strict=True):
-        assert simple["selection_loss"] == pytest.approx(twin["selection_loss"], rel=1e-5)
 
 
 @pytest.fixture

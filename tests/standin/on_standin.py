@@ -126,7 +126,7 @@ def test_adapters_of_a_language_model_need_yaml_alone(
     folder = tmp_path / "model"
     folder.mkdir()
     write_model(folder, "causal-lm")
-    model = build("causal-lm", folder)
+    model: Any = build("causal-lm", folder)
     model.save_pretrained(folder)
     write_rows(tmp_path / "rows.jsonl", [{"text": row["text"]} for row in text_rows()[:24]])
     torch.manual_seed(0)
@@ -137,7 +137,7 @@ def test_adapters_of_a_language_model_need_yaml_alone(
             for name, parameter in adapted.named_parameters():
                 if "lora_" in name:
                     parameter.add_(0.02 * torch.randn_like(parameter))
-        adapted.save_pretrained(tmp_path / f"ckpts/checkpoint-{step}")
+        adapted.save_pretrained(str(tmp_path / f"ckpts/checkpoint-{step}"))
     (tmp_path / "sewa.yaml").write_text(
         "task: huggingface\nargs: {kind: causal-lm, model: ./model, data: ./rows.jsonl}\n"
         "checkpoints: ckpts\nK: 2\nsolver: gumbel\ngumbel: {iterations: 2}\n"
