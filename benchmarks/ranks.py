@@ -1,10 +1,11 @@
 """What several ranks hold, read and take, beside one: the tables of docs/scale.md.
 
-    python benchmarks/ranks.py [--ranks 1 2 4] [--rounds 2]
+    python benchmarks/ranks.py [--ranks 1 2 4] [--rounds 2] [--plan]
 
 Two selections, one in which passes through the model take the time, and one in which W does. One
 thread a rank; ranks take turns, and the best of each counts. Memory is what a rank holds at most
-above the same command with next to no weights: W, the model, and the vectors of both.
+above the same command with next to no weights: W, the model, and the vectors of both. `--plan`:
+what each rank would hold and read of two large Llamas, by the forecast, from headers alone.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def prepare(folder: Path, name: str) -> None:
 
 
 class Found(NamedTuple):
-    seconds: float  # of the selection, by the clock
+    seconds: float  # of reading, learning, evaluating and writing, by the clock
     processor: float  # seconds of all processes together, with imports
     read: int  # bytes, by the rank with the most
     held: int
@@ -95,14 +96,46 @@ def run(folder: Path, ranks: int) -> Found:
     after = os.times()
     used = after.children_user + after.children_system
     used -= before.children_user + before.children_system
-    return Found(cost["seconds"]["total"], used, read, held)
+    stages = ("read", "learn", "evaluate", "write")  # not what FSDP takes to be imported
+    return Found(sum(cost["seconds"][stage] for stage in stages), used, read, held)
+
+
+def plan() -> None:
+    """7B × 20 on 8 ranks, 70B × 50 on 64, each with 72 GiB; seconds would be this machine's."""
+    from forecast import LARGE, holes, language_task
+
+    from sewa_cli.commands.forecast import run_forecast
+    from sewa_cli.session.extensions import load_settings
+
+    print(
+        "| model, checkpoints | ranks | solver | tier | a rank reads | a rank holds | of that, model |"
+    )
+    print("|---" * 7 + "|")
+    for name, checkpoints, ranks in (("7B", 20, 8), ("70B", 50, 64)):
+        with tempfile.TemporaryDirectory() as folder:
+            holes(Path(folder), checkpoints, **LARGE[name])
+            flags = {"checkpoints": (Path(folder),), "device": "cpu", "memory": "72GiB"}
+            task = language_task(300, 512, **LARGE[name])
+            found = run_forecast(load_settings(None, flags), task, shapes_only=True, ranks=ranks)
+        for one in (found, *found.alternatives):
+            fits = "" if one.fits else " (does not fit)"
+            print(
+                f"| {name} × {checkpoints} | {ranks} | {one.solver} | {one.placement.tier}{fits} | "
+                f"{one.bytes_read / 2**30:.0f} GiB | {one.peak_memory_bytes / 2**30:.1f} GiB | "
+                f"{found.model_bytes / 2**30:.1f} GiB |",
+                flush=True,
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--plan", action="store_true")
     options = parser.parse_args()
+    if options.plan:
+        plan()
+        return
     print(f"{processor()}, {os.cpu_count()} cores, one thread a rank\n")
     head = "the time is in | ranks | seconds | of one | processor seconds of a rank | of one"
     print(f"| {head} | bytes read | of one | held | of one |")

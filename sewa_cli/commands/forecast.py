@@ -225,6 +225,7 @@ class _Planner:
                 outputs=lambda: rates.outputs,
                 targets=rates.targets,
                 classes=rates.classes,
+                ranks=parts,
             )
         )
         most = k - 1 if K == AUTO else K
