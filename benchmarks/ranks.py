@@ -107,9 +107,8 @@ def plan() -> None:
     from sewa_cli.commands.forecast import run_forecast
     from sewa_cli.session.extensions import load_settings
 
-    print(
-        "| model, checkpoints | ranks | solver | tier | a rank reads | a rank holds | of that, model |"
-    )
+    head = "model, checkpoints | ranks | solver | tier | a rank reads | a rank holds"
+    print(f"| {head} | of that, the model |")
     print("|---" * 7 + "|")
     for name, checkpoints, ranks in (("7B", 20, 8), ("70B", 50, 64)):
         with tempfile.TemporaryDirectory() as folder:
