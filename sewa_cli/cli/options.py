@@ -319,11 +319,14 @@ def _joined(given: dict[str, Any]) -> bool:
     if wanted is not None and not (wanted.isdecimal() and int(wanted) > 0):
         raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
     if given.get("dry_run"):
+        if ranks.are_several():
+            given["ranks"] = wanted or os.environ["WORLD_SIZE"]
+        return not ranks.are_several() or os.environ["RANK"] == "0"
+    if not ranks.are_several() and (wanted is None or int(wanted) == 1):
         return True
-    given.pop("ranks", None)
+    if STDOUT in (given["ckpts"] or []):
+        raise ConfigError("-: paths on standard input reach one rank only; name them")
     if not ranks.are_several():
-        if wanted is None or int(wanted) == 1:
-            return True
         if code := together.launch(int(wanted), typed):
             raise typer.Exit(code)
         return False

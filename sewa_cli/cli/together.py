@@ -22,7 +22,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli import interrupts, ranks
-from sewa_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -40,8 +39,6 @@ _CUT_OFF = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|
 
 def launch(count: int, arguments: Sequence[str]) -> int:
     """The command on so many ranks of this host, by torch's own launcher. Returns the exit code."""
-    if "-" in arguments and not any(a in ("-o", "--output") for a in arguments):
-        raise ConfigError("ranks: paths on standard input reach one rank only; name them")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     os.environ[interrupts.LAUNCHED] = "1"
     from torch.distributed.elastic.multiprocessing import SignalException

@@ -101,6 +101,24 @@ def test_batchnorm_is_that_of_whole_batches(sewa: Sewa) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("uneven")
+def test_a_task_may_shard_the_model_itself(sewa: Sewa) -> None:
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    with Path("task.py").open("a") as task:
+        task.write(
+            "\nfrom torch.distributed.fsdp import fully_shard\n"
+            "def parallelize(model, mesh):\n"
+            "    open('called', 'a').write('x')\n"
+            "    fully_shard(model[0], mesh=mesh)\n"
+            "    fully_shard(model, mesh=mesh)\n"
+        )
+    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
+    assert ended.code == 0, ended.err
+    assert Path("called").read_text() == "xx"
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
 def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa: Sewa) -> None:
     for command in (
         ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4", "--json"],
@@ -173,6 +191,7 @@ def test_a_forecast_says_what_each_rank_will_hold_and_read(sewa: Sewa) -> None:
     ("arguments", "fault"),
     [
         (["--ranks", "none"], "--ranks: must be a number of processes, found 'none'"),
+        (["-", "--ranks", "2"], "-: paths on standard input reach one rank only; name them"),
         (["--ranks", "0"], "--ranks: must be a number of processes, found '0'"),
     ],
 )
