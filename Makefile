@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test test-browser faults fuzz ruff types tests lint data quality picture bench clean
+.PHONY: demo test test-browser test-gpu faults fuzz ruff types tests lint data quality picture bench clean
 
 # with the extras that are asked for, each in its pinned version
 define install
@@ -30,6 +30,10 @@ demo: $(VENV)/.demo
 # types are checked beside the tests; what fails first does not keep the other from its end
 test: ruff
 	$(MAKE) --no-print-directory --jobs=2 types tests
+
+# what needs a CUDA device, on a machine that has one; docs/gpu.md says what to expect
+test-gpu: $(VENV)/.tests
+	$(BIN)/python -m pytest -m gpu -n0
 
 # kills, interrupts and failing calls at every point where files change, and 200 pairs of runs at
 # once: the tables of docs/reliability.md; some half an hour
@@ -76,7 +80,8 @@ quality: data
 picture: $(VENV)/.tests
 	$(BIN)/python benchmarks/picture.py docs
 
-# every table of docs/performance.md, docs/averaging.md, docs/saving.md and docs/solvers.md
+# every table of docs/performance.md, docs/averaging.md, docs/saving.md, docs/solvers.md
+# and docs/scale.md
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py
@@ -86,6 +91,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/solver_speed.py
 	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/saving.py
+	$(BIN)/python benchmarks/ranks.py
 
 clean:
 	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

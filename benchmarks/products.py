@@ -268,11 +268,11 @@ def averages(rounds: int) -> list[dict[str, object]]:
 
     def as_before() -> None:
         ours = halves.by_bits, halves._by_torch
-        halves.by_bits, halves._by_torch = lambda: False, _converted  # type: ignore[assignment]
+        halves.by_bits, halves._by_torch = lambda: False, _converted
         try:
             half()
         finally:
-            halves.by_bits, halves._by_torch = ours  # type: ignore[assignment]
+            halves.by_bits, halves._by_torch = ours
 
     half = mean_of(torch.float16)
     best = race(

@@ -19,6 +19,7 @@ FLOORS = [
         "events",
         "files",
         "interrupts",
+        "ranks",
         "system",
         "text",
         "rng",

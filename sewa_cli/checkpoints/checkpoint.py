@@ -24,7 +24,7 @@ from typing import (
     runtime_checkable,
 )
 
-from sewa_cli.dtypes import WORDS, Array
+from sewa_cli.dtypes import DTYPES, WORDS, Array, as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
 
@@ -83,8 +83,8 @@ class Reader(Protocol):
 class Sharded(Protocol):
     """Of tensors that are read whole, but whose parts can be mapped."""
 
-    def runs(self, name: str) -> list[tuple[int, Tensor]] | None:
-        """See `Checkpoint.runs`."""
+    def runs(self, name: str, part: slice | None = None) -> list[tuple[int, Tensor]] | None:
+        """See `Checkpoint.runs`; what lies outside of the part need not be looked at."""
 
 
 @dataclass(frozen=True)
@@ -131,20 +131,52 @@ class Checkpoint:
     _base: Path = field(default=Path(), repr=False)
     _reader: Reader | None = field(default=None, repr=False)
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU. The files stay mapped until `close`, for the next one."""
-        tensor = self._opened().read(name)
+    def read(self, name: str, part: slice | None = None) -> Tensor:
+        """One tensor, on the CPU. The files stay mapped until `close`, for the next one.
+
+        `part`: these numbers of it only, laid flat; no others are read where they are mapped.
+        """
+        if part is None:
+            tensor = self._opened().read(name)
+        else:
+            tensor = self._part(name, part)
         self.reads.add(tensor.numel() * tensor.element_size())
         return tensor
 
-    def runs(self, name: str) -> list[tuple[int, Tensor]] | None:
+    def _part(self, name: str, part: slice) -> Tensor:
+        runs = self.runs(name, part)
+        if runs is None:
+            whole = self._opened().read(name)
+            self.reads.add((whole.numel() - (part.stop - part.start)) * whole.element_size())
+            return whole.reshape(-1)[part]
+        if len(runs) == 1:
+            return runs[0][1]
+        import torch
+
+        if not runs:
+            return torch.empty(0, dtype=torch_dtype(DTYPES[self.tensors[name].dtype]))
+        return torch.cat([view for _, view in runs])
+
+    def runs(self, name: str, part: slice | None = None) -> list[tuple[int, Tensor]] | None:
         """Flat views of the mapped files, in order, each with where it begins in the flat tensor.
 
-        Not counted: somebody will read parts of them. None: it cannot be mapped like that.
+        `part`: in these numbers of it. Not counted: somebody will read parts of them. None: it
+        cannot be mapped like that.
         """
+        found = self._runs(name, part)
+        if found is None or part is None:
+            return found
+        cut = []
+        for start, view in found:
+            begin, end = max(start, part.start), min(start + view.numel(), part.stop)
+            if begin < end:
+                cut.append((begin - part.start, view[begin - start : end - start]))
+        return cut
+
+    def _runs(self, name: str, part: slice | None) -> list[tuple[int, Tensor]] | None:
         reader, info = self._opened(), self.tensors[name]
         if not self.mapped:
-            return reader.runs(name) if isinstance(reader, Sharded) else None
+            return reader.runs(name, part) if isinstance(reader, Sharded) else None
         tensor = reader.read(name)
         word = WORDS[str(tensor.dtype).removeprefix("torch.")]
         if (word, tuple(tensor.shape)) != (info.dtype, info.shape):
@@ -154,11 +186,14 @@ class Checkpoint:
     def _changed(self, name: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {name}: has changed since it was opened")
 
-    def read_array(self, name: str) -> Array:
+    def read_array(self, name: str, part: slice | None = None) -> Array:
         """The same as a read-only NumPy view, without torch where the format allows it."""
+        if part is not None and not self.mapped:
+            return as_array(self.read(name, part))
         array, info = self._opened().read_array(name), self.tensors[name]
         if (WORDS[array.dtype.name], array.shape) != (info.dtype, info.shape):
             raise self._changed(name)
+        array = array if part is None else array.reshape(-1)[part]
         self.reads.add(array.nbytes)
         return array
 

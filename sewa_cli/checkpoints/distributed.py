@@ -284,21 +284,29 @@ class _Stored:
     def read_array(self, name: str) -> Array:
         return as_array(self.read(name))
 
-    def runs(self, name: str) -> list[tuple[int, Tensor]] | None:
-        """One for each chunk, where they are whole rows of the tensor, as FSDP shards it."""
+    def runs(self, name: str, part: slice | None = None) -> list[tuple[int, Tensor]] | None:
+        """One for each chunk, where they are whole rows of the tensor, as FSDP shards it.
+
+        Of a part: those of the chunks that it is in.
+        """
         info, chunks = self._entries[name]
         row = prod(info.shape[1:])
         found: list[tuple[int, Tensor]] = []
         end = 0
         for chunk, place in sorted(chunks.items()):
             start = chunk.offsets[0] * row if chunk.offsets else 0
+            stop = start + prod(chunk.sizes)
+            if start != end or chunk.sizes[1:] != info.shape[1:]:
+                return None
+            end = stop
+            if part is not None and (stop <= part.start or start >= part.stop):
+                continue
             view = None
             with suppress(Exception):  # damaged bytes fail in many ways: `read` will say how
                 view = self._view(place, info, chunk)
-            if start != end or chunk.sizes[1:] != info.shape[1:] or view is None:
+            if view is None:
                 return None
             found.append((start, view))
-            end += view.numel()
         return found if end == prod(info.shape) else None
 
     def _view(self, place: _Place, info: TensorInfo, chunk: _Chunk) -> Tensor | None:

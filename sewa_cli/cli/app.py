@@ -17,6 +17,7 @@ from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
 from sewa_cli.cli.pictures import check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 from sewa_cli.files import real
+from sewa_cli.ranks import are_several
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
@@ -100,10 +101,10 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
-    "guard fallback lora bn output report output_dtype shard_size force plot html log "
-    f"paths_format json print0 config sets memory cache device seed strict dry_run {TALK}"
+    "guard fallback lora bn output report output_dtype output_format shard_size force plot html "
+    f"log paths_format json print0 config sets memory cache ranks device seed strict dry_run {TALK}"
 )
-def select(request: Request, dry_run: bool) -> None:
+def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
 
     Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
@@ -113,7 +114,8 @@ def select(request: Request, dry_run: bool) -> None:
         from sewa_cli.commands.forecast import run_forecast
 
         with request.talk as talk:
-            forecast = run_forecast(request.config, request.load_task(), talk)
+            count = int(ranks or 1)
+            forecast = run_forecast(request.config, request.load_task(), talk, ranks=count)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return
@@ -150,7 +152,7 @@ def select(request: Request, dry_run: bool) -> None:
 @command(
     f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
     "windows stride methods_from bn output_best best_report output_dtype force plot "
-    f"html log {DATA} config sets memory cache device seed {TALK}"
+    f"html log {DATA} config sets memory cache ranks device seed {TALK}"
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie.
@@ -162,6 +164,8 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     in_windows = config.compare.windows is not None
     if "compare.stride" in request.flags and not in_windows:
         raise ConfigError("--stride needs windows: say how large they are, --windows 100")
+    if in_windows and are_several():
+        raise ConfigError("--windows: is worked out by one rank; leave out --ranks")
     if output_best is not None and in_windows:
         raise ConfigError("--output-best: windows have no single best average; leave out --windows")
     if str(output_best) == STDOUT:
@@ -192,7 +196,9 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     request.tell(found)
 
 
-@command(f"ckpts state_key task plot html log force {DATA} config sets cache device seed {TALK}")
+@command(
+    f"ckpts state_key task plot html log force {DATA} config sets cache ranks device seed {TALK}"
+)
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
     from sewa_cli.commands.evaluate import run_evaluate
@@ -230,7 +236,7 @@ def validate(request: Request) -> None:
 
 @command(
     f"ckpts {SPAN} state_key method K weights methods_from lora output recipe output_dtype "
-    f"shard_size force paths_format json print0 config sets seed {TALK}"
+    f"output_format shard_size force paths_format json print0 config sets seed {TALK}"
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
-from sewa_cli import interrupts
+from sewa_cli import interrupts, ranks
 from sewa_cli.errors import CheckpointError, OutputError, SewaError, UserCodeError
 from sewa_cli.text import one_line, shown, shown_lines
 
@@ -28,12 +28,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = interrupts.work(lambda: _run(arguments))
     except BaseException as error:
-        if interrupts.came() or isinstance(error, KeyboardInterrupt):
-            code = interrupts.CODE
-        else:
-            code = _tell(error, verbose="-v" in arguments or "--verbose" in arguments)
+        several, verbose = ranks.here().several, "-v" in arguments or "--verbose" in arguments
+        with _collected(several) as lines:
+            if interrupts.came() or isinstance(error, KeyboardInterrupt):
+                code = interrupts.CODE
+                if several:
+                    lines.append(f"{interrupts.LINE}\n")
+            else:
+                code = _tell(error, verbose)
+        if several:
+            from sewa_cli.cli import together
+
+            code = together.fail(error, code, lines)
+            interrupts.decide(code)
+            os._exit(code)  # the others may be waited for at exit, and will not come
     interrupts.decide(code)
-    if code == interrupts.CODE:
+    if code == interrupts.CODE and interrupts.speaks():
         _say(interrupts.LINE)
     interrupts.give_back(handlers)
     return code
@@ -223,7 +233,24 @@ def _say_traceback(error: BaseException) -> None:
         _say(f"  {shown(line)}")
 
 
+_lines: list[str] | None = None  # what is said, where it is not to be said yet
+
+
+@contextmanager
+def _collected(several: bool) -> Iterator[list[str]]:
+    """Of several ranks one speaks, and which is not known yet."""
+    global _lines
+    kept: list[str] = []
+    _lines = kept if several else None
+    try:
+        yield kept
+    finally:
+        _lines = None
+
+
 def _say(text: str) -> None:
-    if text:
+    if text and _lines is not None:
+        _lines.append(f"{text}\n")
+    elif text:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

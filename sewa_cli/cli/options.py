@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import Parameter, Signature
@@ -10,9 +11,11 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
+from sewa_cli import ranks
+from sewa_cli.cli import together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
-from sewa_cli.cli.main import stdout_for_data
+from sewa_cli.cli.main import stdout_for_data, typed
 from sewa_cli.cli.pictures import check_apart, check_page, check_plot, save_figure
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import MIB
@@ -118,6 +121,7 @@ _WRITE: Final = {
     "recipe": Flag("--report FILE", "For `sewa apply`; hashes the sources.", "report"),
     "best_report": Flag("--report FILE", "The JSON report. Default: beside --output-best", None),
     "output_dtype": Flag("--output-dtype float32|bfloat16|float16|float64", "Of the output:"),
+    "output_format": Flag("--output-format dcp", "A folder for torch.distributed.checkpoint."),
     "shard_size": Flag("--shard-size SIZE", "Split what is larger into a set: 5GB, 2GiB."),
     "plot": Flag("--plot FILE", "Draw it: .png, .svg or .pdf", None),
     "html": Flag("--html FILE", "A page of it, to look at and to send.", None),
@@ -145,6 +149,7 @@ _RUN: Final = {
     "cache": Flag("--cache DIR", "Keep what is worked out here; after a kill, go on from it."),
     "cache_folder": Flag("DIR", "What --cache named.", None, ...),
     "clear": Flag("--clear", "Remove all that is in it.", None),
+    "ranks": Flag("--ranks N", "On so many processes, as under torchrun; each has its part.", None),
     "device": Flag("--device DEVICE", "auto, cpu, cuda, cuda:1, mps ..."),
     "seed": Flag("--seed N", "Same seed, same bytes."),
     "strict": Flag("--strict", "Exit 5 if a simple average does better held out."),
@@ -167,11 +172,15 @@ class Request:
     def __init__(self, given: dict[str, Any], stdout: IO[bytes]) -> None:
         """Takes from `given` what is alike in all commands; what is left is the command's own."""
         self.stdout = stdout
-        self.talk = Talk(given.pop("quiet", False), given.pop("verbose", False))
+        quiet, verbose = given.pop("quiet", False), given.pop("verbose", False)
+        speaks = ranks.here().rank == 0
+        self.talk = Talk(quiet or not speaks, verbose and speaks)
         self.force: bool = given.pop("force", False)
         self.plot: Path | None = given.pop("plot", None)
         self.html: Path | None = given.pop("html", None)
         log: list[str] = given.pop("log", None) or []
+        if not speaks:  # nor draws
+            self.plot, self.html, log = None, None, []
         form = "paths_format" if "paths_format" in given else "format"
         self.form = _form(given.pop(form, None), given.pop("json", False), FLAGS[form].choices)
         self._print0: bool = given.pop("print0", False)
@@ -323,9 +332,14 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
             check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
+            if "ranks" in given and not _joined(given):
+                return
             with says_what_was_cut(), stdout_for_data() as stdout:
                 request = Request(given, stdout)
                 function(request, **given)
+            if "ranks" in names:
+                together.leave()
+                ranks.leave()
 
         hints = {name: Annotated[FLAGS[name].type, _typer_info(name)] for name in names}
         defaults = {name: FLAGS[name].default for name in names}
@@ -342,6 +356,29 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
         app.command(function.__name__)(run)
 
     return add
+
+
+def _joined(given: dict[str, Any]) -> bool:
+    """Be one of several ranks, or start them and wait: then all is done."""
+    wanted = given["ranks"] if given.get("dry_run") else given.pop("ranks")
+    if wanted is not None and not (wanted.isdecimal() and int(wanted) > 0):
+        raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
+    if given.get("dry_run"):
+        if ranks.are_several():
+            given["ranks"] = wanted or os.environ["WORLD_SIZE"]
+        return not ranks.are_several() or os.environ["RANK"] == "0"
+    if not ranks.are_several() and (wanted is None or int(wanted) == 1):
+        return True
+    if STDOUT in (given["ckpts"] or []):
+        raise ConfigError("-: paths on standard input reach one rank only; name them")
+    if not ranks.are_several():
+        if code := together.launch(int(wanted), typed):
+            raise typer.Exit(code)
+        return False
+    if wanted is not None and wanted != os.environ["WORLD_SIZE"]:
+        raise ConfigError(f"--ranks {wanted}, but torchrun has started {os.environ['WORLD_SIZE']}")
+    together.join(given["verbose"])
+    return True
 
 
 def _typer_info(name: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from sewa_cli import ranks
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.table import Asked, compare_drafts, evaluate_all, far_off
 from sewa_cli.config import Config
@@ -12,7 +13,7 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import outputs_at, write_results
+from sewa_cli.output.destination import Outputs, outputs_at, write_results
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver, solver_for
@@ -44,8 +45,12 @@ def run_compare(
         session = open_session(config, task, events)
         check_budget(0, session.checkpoints)
         asked = asked.of(len(session.checkpoints))
-        outputs = outputs_at(config, output_best, report, force, session.newest, events.command)
-        outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
+        outputs = Outputs(None)
+        if ranks.here().rank == 0:
+            like = session.newest
+            outputs = outputs_at(config, output_best, report, force, like, events.command)
+            outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
+        outputs = outputs.shared()
         run = comparing(session)
         evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
         every = [one for draft in drafts for one in draft.evaluated]

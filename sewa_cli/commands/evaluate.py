@@ -29,7 +29,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         files = []
         files_and_names = list(zip(checkpoints, fits, strict=True))
         for checkpoint, names in events.over("evaluating", files_and_names, len(checkpoints)):
-            model.load((name, checkpoint.read(source)) for name, source in names.items())
+            model.load((n, checkpoint.read(source, model.part(n))) for n, source in names.items())
             found = scorer.score()
             path, step = str(checkpoint.path), checkpoint.step
             files.append(Evaluated(path=path, step=step, **dict(found.scores)))

@@ -8,7 +8,7 @@ model. Of a model that does not fit here nothing is read and nothing run (`sessi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, prod
 from typing import Any
 
@@ -23,6 +23,7 @@ from sewa_cli.events import Events
 from sewa_cli.methods.family import family
 from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.model import find_device
+from sewa_cli.objective.sharding import blocks
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.forecast import Forecast, Plan
 from sewa_cli.rng import seeded
@@ -34,7 +35,7 @@ from sewa_cli.solvers import BUILTIN, Cost, Sizes, Solver
 from sewa_cli.task import Task
 from sewa_cli.text import size
 from sewa_cli.trajectory.memory import free_on
-from sewa_cli.trajectory.placement import TIERS, Cap
+from sewa_cli.trajectory.placement import TIERS, Cap, cap_on
 
 BUILT = 12  # bytes for each weight while a model is built: its own, and two flat vectors
 STARTING = 0.8  # seconds, imports apart: torch's first calls, the task's own; on the demo
@@ -43,11 +44,17 @@ ROOM = 2**30  # bytes for the solver, where nothing fits here
 
 
 def run_forecast(
-    config: Config, task: Task, events: Events | None = None, *, shapes_only: bool = False
+    config: Config,
+    task: Task,
+    events: Events | None = None,
+    *,
+    shapes_only: bool = False,
+    ranks: int = 1,
 ) -> Forecast:
     """True of a run in which no checkpoint is left out for NaN or Inf.
 
-    `shapes_only`: nothing is read or run, though it would fit.
+    `shapes_only`: nothing is read or run, though it would fit. `ranks`: what each of so many will
+    take; one process finds it out.
     """
     events = events or Events()
     with seeded(config.seed):
@@ -57,7 +64,7 @@ def run_forecast(
         session, data = run.session, _Data.of(run.session)
         with events.stage("forecast"):
             rates: Rates = Reckoned(session) if why else Measured(session)
-            planner = _Planner(session, data, rates, before, opened)
+            planner = _Planner(session, data, rates, before, opened, ranks)
             chosen = planner.plan(solver_for(config, config.K), run.solver, config.K)
             others = list(planner.alternatives(chosen.solver))
         return Forecast(
@@ -66,6 +73,7 @@ def run_forecast(
             how=rates.how,
             why=why or "one checkpoint was read, and one batch run",
             k=len(session.checkpoints),
+            ranks=ranks,
             selection_rows=data.rows,
             says_targets=task.targets is not None,
             heldout_rows=data.heldout_rows,
@@ -146,13 +154,28 @@ class _Planner:
     rates: Rates
     before: int  # bytes of the process without a model
     opened: int  # bytes read of the checkpoints so far
+    ranks: int = 1
 
     @property
     def model_bytes(self) -> int:
-        """The flat vectors of weights and gradients; twice, where the model has another dtype."""
+        """The flat vectors of weights and gradients; twice, where the model has another dtype.
+
+        Of several ranks: a part of each, FSDP's shards besides, and one block gathered whole, with
+        its gradient.
+        """
         module, layout = self.session.model.module, self.session.model.layout
         other = [p for p in module.parameters() if p.dtype != torch.float32]
-        return 4 * (layout.size + layout.parameters) + sum(2 * p.nbytes for p in other)
+        whole = 4 * (layout.size + layout.parameters) + sum(2 * p.nbytes for p in other)
+        if self.ranks == 1:
+            return whole
+        weights = sum(p.nbytes for p in module.parameters())
+        apart = [sum(p.nbytes for p in block.parameters()) for block in blocks(module)]
+        gathered = max([weights - sum(apart), *apart])
+        return self._part(whole + 2 * weights) + 2 * gathered
+
+    def _part(self, number: int) -> int:
+        """A rank's, rounded up."""
+        return -(-number // self.ranks)
 
     def alternatives(self, chosen: str) -> Iterable[Plan]:
         """The other solvers of ours, with the same K where they take it."""
@@ -172,15 +195,20 @@ class _Planner:
 
     def plan(self, name: str, solver: Solver, K: int) -> Plan:
         session, data, k = self.session, self.data, len(self.session.checkpoints)
-        run, fits = Run(session, solver), True
+        device, memory, parts = session.device, session.config.memory, self.ranks
+        cap = cap_on(device, memory)
+        if memory is None and device.type != "cuda":  # the ranks of a host share what it has
+            cap = replace(cap, bytes=cap.bytes // parts)
+        run, fits = Run(session, solver, cap=cap, parts=parts), True
         try:
             tier = None if run.streams else run.placer.fitting()[0]
             placement, room = run.placer.plan(tier)
         except ConfigError:
             if self.rates.how == "measured":
                 raise
-            cap, fits = str(run.placer.cap), False
-            run = Run(session, solver, cap=Cap(run.placer.needs(TIERS[-1]) + ROOM, named=True))
+            fits = False
+            least = Cap(run.placer.needs(TIERS[-1]) + ROOM, named=True)
+            run = Run(session, solver, cap=least, parts=parts)
             tier = None if run.streams else run.placer.fitting()[0]
             placement, room = run.placer.plan(tier)
             reason = f"the least that this takes; the cap here is {cap}, which is too little"
@@ -198,6 +226,7 @@ class _Planner:
                 outputs=lambda: rates.outputs,
                 targets=rates.targets,
                 classes=rates.classes,
+                ranks=parts,
             )
         )
         most = k - 1 if K == AUTO else K
@@ -211,20 +240,23 @@ class _Planner:
         is_exact = streams or (tier is not None and tier.holds)
         passes = _Passes(run, data, cost.knows_simple, is_exact)
         placement = holding(placement, cost.bytes)
-        at_work = cost.piece + (rates.gradient_bytes if cost.backward else rates.batch_bytes)
+        at_work = rates.gradient_bytes if cost.backward else rates.batch_bytes
+        at_work = cost.piece + self._part(at_work)
+        taken = self._seconds(run, cost, reads, streams, passes.evaluations(most), most)
         return Plan(
             solver=name,
             K="auto" if K == AUTO else K,
             rows_used=data.rows if cost.rows is None else cost.rows,
             placement=placement,
-            bytes_read=self.opened + _bytes(run, reads, most),
+            bytes_read=self._part(self.opened + _bytes(run, reads, most)),
             forward_passes=cost.forward + passes.evaluations(most) + passes.fallback(),
             backward_passes=cost.backward,
             at_most=True,  # which simple average is best, and what scoring it takes, is not known
             peak_memory_bytes=self.before + self.model_bytes + placement.planned_bytes + at_work,
             fits=fits and not cost.too_few,
             too_few=cost.too_few,
-            seconds=self._seconds(run, cost, reads, streams, passes.evaluations(most), most),
+            # the solver's own arithmetic is done by each; the rest is shared out
+            seconds=cost.seconds + (taken - cost.seconds) / self.ranks,
         )
 
     def _seconds(

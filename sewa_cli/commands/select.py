@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING
 
 from torch import Tensor
 
+from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO, STDOUT, Config
 from sewa_cli.errors import ConfigError, TaskError
@@ -20,7 +21,7 @@ from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.intervals import gained
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import decide_outputs, write_results
+from sewa_cli.output.destination import Outputs, decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.present import draw, html, show, summary
 from sewa_cli.report.select import Better, Gained, Report, Simple
@@ -122,8 +123,11 @@ def _select(
     config, events, clock = session.config, session.events, session.clock
     outputs = None
     if write:
-        outputs = decide_outputs(config, force, stdout, session.newest, events.command)
-        outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
+        outputs = Outputs(None)
+        if ranks.here().rank == 0:
+            outputs = decide_outputs(config, force, stdout, session.newest, events.command)
+            outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
+        outputs = outputs.shared()
 
     choice, simple, average, scored, references = run.retry(lambda: _learn(run, config.K))
     # what was chosen may be one of them, and has then nothing to gain over itself

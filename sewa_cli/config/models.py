@@ -129,6 +129,9 @@ class Config(Settings):
     bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
     output: str | None = Field(None, description="a path, or - for standard output")
     output_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    output_format: Literal["dcp"] | None = Field(
+        None, description="dcp: a folder for torch.distributed.checkpoint; null: as the inputs are"
+    )
     shard_size: Bytes | None = Field(
         None, description="an output larger than this becomes a sharded set, 5GB; null: never"
     )

@@ -13,7 +13,10 @@ from itertools import groupby
 import torch
 from torch import Tensor, nn
 
+from sewa_cli import ranks
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.objective import sharding
+from sewa_cli.objective.sharding import Parallelize
 from sewa_cli.trajectory import Layout
 
 
@@ -24,6 +27,15 @@ class _Cast:
     where: slice
     values: Tensor
     gradients: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A stretch of the flat vector: the rows of a parameter that this rank holds."""
+
+    where: slice
+    name: str
+    values: Tensor
 
 
 @dataclass(frozen=True)
@@ -44,46 +56,91 @@ class FlatModel:
 
     `flat` and `grad` [parameters] are float32. State that the model keeps in another dtype (a bf16
     model, say) has a copy in that dtype, refreshed by `set` and read by `collect_gradients`.
+
+    Of several ranks, each has some rows of every parameter: `flat` is of those, P_r long, and
+    `part` says which they are. P_r is the same on all: the last numbers may be of nothing.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, only: Container[str] | None = None
+        self,
+        model: nn.Module,
+        device: torch.device,
+        only: Container[str] | None = None,
+        parallelize: Parallelize | None = None,
     ) -> None:
         """`only`: the names to bind, such as an adapter's; the rest stays as it was built."""
         self.aliases = _tied_names(model, device)
         if only is not None:
             self.aliases = [names for names in self.aliases if any(n in only for n in names)]
             model.requires_grad_(False)
-        self.module = model.to(device).eval()
         self.device = device
+        self._ranks = ranks.ALONE if device.type == "meta" else ranks.here()
+        if self._ranks.several:
+            self._free(model)
+            sharding.shard(model, device, self._ranks, parallelize)
+            self.module = model.eval()
+        else:
+            self.module = model.to(device).eval()
         state = _state(self.module)
         self.shapes = {names[0]: tuple(state[names[0]].shape) for names in self.aliases}
         self._first = {name: names[0] for names in self.aliases for name in names}
+        self._parts = {
+            name: sharding.columns(name, tensor)
+            for name in (names[0] for names in self.aliases)
+            if self._ranks.several and sharding.local(tensor := state[name]) is not None
+        }
 
-        def kind(names: tuple[str, ...]) -> tuple[bool, str]:
+        def kind(names: tuple[str, ...]) -> tuple[bool, bool, str]:
             tensor = state[names[0]]
-            return not isinstance(tensor, nn.Parameter), str(tensor.dtype)
+            is_whole = names[0] not in self._parts
+            return not isinstance(tensor, nn.Parameter), is_whole, str(tensor.dtype)
 
         floats = [names for names in self.aliases if state[names[0]].is_floating_point()]
         groups = [list(group) for _, group in groupby(sorted(floats, key=kind), key=kind)]
         slices: dict[str, slice] = {}
         offset = parameters = 0
         for first in (names[0] for group in groups for names in group):
-            slices[first] = slice(offset, offset + state[first].numel())
+            part = self._parts.get(first)
+            numbers = state[first].numel() if part is None else part.stop - part.start
+            slices[first] = slice(offset, offset + numbers)
             offset = slices[first].stop
             if isinstance(state[first], nn.Parameter):
                 parameters = offset
         if offset == 0:
             raise TaskError("build_model(): the model has no floating-point weights")
-        self.layout = Layout(slices, {n: self.shapes[n] for n in slices}, parameters, offset)
+        offset = max(self._ranks.gather(offset))
+        shapes = {
+            name: self.shapes[name] if name not in self._parts else (where.stop - where.start,)
+            for name, where in slices.items()
+        }
+        self.layout = Layout(slices, shapes, parameters, offset)
         self.flat = torch.zeros(offset, dtype=torch.float32, device=device)
         self.grad = torch.zeros(parameters, dtype=torch.float32, device=device)
         self.version = 0  # counts changes of the weights, by us
         self._casts: list[_Cast] = []
         self._bound: list[_Bound] = []
+        self._shards: list[_Shard] = []
         shelves = _shelves(self.module)
         for group in groups:
-            self._bind(group, state, shelves)
+            if group[0][0] in self._parts:
+                self._shards += [
+                    _Shard(slices[names[0]], names[0], _own(state[names[0]])) for names in group
+                ]
+            else:
+                self._bind(group, state, shelves)
+        for shard in self._shards:
+            self.flat[shard.where].copy_(shard.values.reshape(-1))
+
+    def _free(self, model: nn.Module) -> None:
+        """A frozen parameter may differ between checkpoints; to be known before it is sharded."""
+        state = _state(model)
+        for name in (name for names in self.aliases for name in names):
+            if isinstance(state[name], nn.Parameter) and state[name].is_floating_point():
+                state[name].requires_grad_(True)
+
+    def part(self, name: str) -> slice | None:
+        """The numbers of a tensor, laid flat, that this rank holds; None: all."""
+        return self._parts.get(self.canonical(name))
 
     def _bind(
         self,
@@ -159,12 +216,20 @@ class FlatModel:
         with torch.no_grad():
             for cast in self._casts:
                 cast.values.copy_(self.flat[cast.where])
+            if self._shards:
+                sharding.let_go(self.module)
+            for shard in self._shards:
+                shard.values.copy_(self.flat[shard.where].view(shard.values.shape))
 
     def zero_gradients(self) -> None:
         self.grad.zero_()
         for cast in self._casts:
             if cast.gradients is not None:
                 cast.gradients.zero_()
+        if self._shards:  # FSDP's own, which it makes anew
+            state = _state(self.module)
+            for shard in self._shards:
+                state[shard.name].grad = None
         for bound in self._bound:  # again each time: a zero_grad() in the user's code drops them
             if bound.gradients is not None:
                 bound.shelf[bound.key].grad = bound.gradients
@@ -174,7 +239,21 @@ class FlatModel:
         for cast in self._casts:
             if cast.gradients is not None:
                 self.grad[cast.where].copy_(cast.gradients)
+        if self._ranks.several:
+            self._collect_shards()
         return self.grad
+
+    def _collect_shards(self) -> None:
+        """FSDP has taken the mean over the ranks; what each has whole, it has of its own rows."""
+        state = _state(self.module)
+        end = self._shards[-1].where.stop if self._shards else 0
+        self.grad[end:].div_(self._ranks.size)  # each rank's are added up with W's columns
+        for shard in self._shards:
+            found = state[shard.name].grad
+            if found is not None:
+                own = sharding.local(found)
+                assert own is not None
+                self.grad[shard.where].copy_(own.reshape(-1))
 
     def absorb_buffers(self) -> None:
         """After layers have changed their own buffers (BatchNorm): bring `flat` up to date."""
@@ -194,6 +273,12 @@ class FlatModel:
                     f"{by}: {bound.name} was moved, cast or replaced; leave the model's weights "
                     "where they are, or work on a copy of the model"
                 )
+
+
+def _own(tensor: Tensor) -> Tensor:
+    own = sharding.local(tensor.detach())
+    assert own is not None
+    return own
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sewa_cli import ranks
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
 from sewa_cli.objective.memo import Memo, Tensors, are_numbers, number
 from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.shares import Shares
 from sewa_cli.objective.tree import (
     WALK,
     change,
@@ -127,6 +129,9 @@ class Objective:
 
     offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
 
+    def __post_init__(self) -> None:
+        self.shares = Shares(ranks.here(), self.events.warn)
+
     def value(self, flat: Tensor) -> float:
         """The selection loss at the weights `flat` [P]."""
         self.model.set(flat)
@@ -140,7 +145,7 @@ class Objective:
         self.model.set(flat)
 
         def work() -> Tensors:
-            return {"loss": number(self._learning_value())}
+            return {"loss": number(ranks.here().same(self._learning_value()))}
 
         return float(self.recall("learning value", self.selection, work)["loss"])
 
@@ -166,7 +171,7 @@ class Objective:
                 total += self._back(batch, targets, n / sum(counts))
             self.passes.backward += 1
         self.model.check_untouched()
-        return total, self.model.collect_gradients()
+        return ranks.here().same_number(total), self.model.collect_gradients()
 
     def _back(self, batch: Batch, targets: Targets | None, share: float) -> Tensor:
         """Back-propagates the batch's loss, times its share, and gives it; 0-d.
@@ -175,10 +180,14 @@ class Objective:
         """
         if targets is None:
             loss = self._outputs_and_loss(batch)[1] * share
-            self.backward(loss)
+            factor = self.shares.factor(batch, self._is_anew(batch))
+            self.backward(loss if factor == 1 else factor * loss)
             return loss.detach()
         total = torch.zeros((), device=self.model.device)
-        for stretch, size in self._stretches(batch, targets, self._is_anew(batch)):
+        whole, shares = self._is_anew(batch), self.shares
+        own, targets = (batch, targets) if whole else shares.own_targets(batch, targets)
+        factor = shares.factor(batch, whole, at_targets=True)
+        for stretch, size in self._stretches(own, targets, whole):
             if not stretch.inputs.requires_grad:
                 raise TaskError("predict() has no gradient (.detach(), .item(), no_grad, argmax)")
             # one tensor for all: small ones that stay would be strewn among the large that go, and
@@ -188,20 +197,28 @@ class Objective:
                 leaf = some.detach().requires_grad_(True)
                 each, _ = losses(stretch.head(leaf).float(), targets.classes[part])
                 loss = targets.weights[part] @ each * share
-                self.backward(loss)
+                self.backward(loss if factor == 1 else factor * loss)
                 assert leaf.grad is not None
                 start = part.start - stretch.part.start
                 gradient[start : start + len(some)] = leaf.grad
                 total += loss.detach()
-            if len(gradient):
+            if len(gradient) or shares.ranks.several:  # all go back, or none
                 self.backward((stretch.inputs * gradient).sum())
-        return total
+        return total if factor == 1 else shares.ranks.sum(total)
 
     def outputs(self, batch: Batch) -> Any:
         """What the model predicts for a batch, for a solver to learn from; one forward pass."""
         self.passes.forward += 1
         with self._learning(batch):
-            return self.predict(self.model.module, to_device(batch, self.model.device))
+            return self._predict(to_device(batch, self.model.device))
+
+    def _predict(self, batch: Batch) -> Any:
+        """For the whole of a batch on the device; of several ranks, each runs some of its rows."""
+
+        def run(some: Batch) -> Any:
+            return self.predict(self.model.module, some)
+
+        return run(batch) if self._is_anew(batch) else self.shares.predict(run, batch)
 
     def targets(self, batch: Batch) -> Targets | None:
         """The classes whose cross-entropies are the loss; None: the task does not say."""
@@ -220,13 +237,21 @@ class Objective:
     ) -> Iterator[tuple[slice, Tensor]]:
         """Logits at the targets, float32 [p, V], in pieces in order; one forward pass.
 
-        For a solver to learn from, as `outputs`.
+        For a solver to learn from, as `outputs`. Of several ranks, each has those of its `owners`.
         """
         with self._learning(batch):
             whole = self._is_anew(batch)
-            for stretch, size in self._stretches(batch, targets, whole, bytes_at_once):
+            own, mine = (batch, targets) if whole else self.shares.own_targets(batch, targets)
+            first = int((self.owners(batch, targets) == self.shares.ranks.rank).int().argmax())
+            first = first if mine is not targets else 0
+            for stretch, size in self._stretches(own, mine, whole, bytes_at_once):
                 for part, some in stretch.pieces(size):
-                    yield part, stretch.head(some).float()
+                    here = slice(part.start + first, part.stop + first)
+                    yield here, stretch.head(some).float()
+
+    def owners(self, batch: Batch, targets: Targets) -> Tensor:
+        """Which rank runs each target [t]; -1: all of them do."""
+        return self.shares.owners(batch, targets, self._is_anew(batch))
 
     def _stretches(
         self, batch: Batch, targets: Targets, whole: bool, room: int = PIECE
@@ -256,7 +281,7 @@ class Objective:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
 
         def work() -> Tensors:
-            loss, rows = self._mean_loss(data)
+            loss, rows = ranks.here().same(self._mean_loss(data))
             return {"loss": number(loss), "rows": number(rows)}
 
         found = self.recall("mean loss", data, work)
@@ -277,7 +302,7 @@ class Objective:
         """
 
         def work() -> Tensors:
-            return self._unit_losses(data).tensors()
+            return ranks.here().same(self._unit_losses(data).tensors())
 
         return UnitLosses.of(self.recall("unit losses", data, work, UnitLosses.fits))
 
@@ -330,12 +355,14 @@ class Objective:
         self.model.check_untouched()
 
     def _at_targets(self, batch: Batch, targets: Targets) -> _Evaluated:
-        each = torch.empty(len(targets.where), device=self.model.device)
-        right = torch.empty(len(targets.where), dtype=torch.bool, device=self.model.device)
-        for stretch, size in self._stretches(batch, targets, whole=False):
+        own, mine = self.shares.own_targets(batch, targets)
+        each = torch.empty(len(mine.where), device=self.model.device)
+        right = torch.empty(len(mine.where), dtype=torch.bool, device=self.model.device)
+        for stretch, size in self._stretches(own, mine, whole=False):
             for part, some in stretch.pieces(size):
                 logits = stretch.head(some).float()
-                each[part], right[part] = losses(logits, targets.classes[part])
+                each[part], right[part] = losses(logits, mine.classes[part])
+        each, right = (self.shares.gather_targets(x, targets) for x in (each, right))
         n, (each, right) = targets.shape[0], (each.cpu(), right.cpu())
         shares = (targets.weights.cpu() * each).double()
         by_row = n * shares.new_zeros(n).index_add_(0, targets.rows.cpu(), shares)
@@ -384,7 +411,7 @@ class Objective:
         self.passes.forward += 1
         batch = to_device(batch, self.model.device)  # its containers anew: they may be popped from
         with unchanged(batch):
-            outputs = self.predict(self.model.module, batch)
+            outputs = self._predict(batch)
             return outputs, self.loss(outputs, batch).reshape(())
 
     def _is_anew(self, batch: Batch) -> bool:

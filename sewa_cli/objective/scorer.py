@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from sewa_cli import ranks
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import ConfigError
 from sewa_cli.objective.batchnorm import batchnorm_layers
@@ -139,7 +140,7 @@ class Scorer:
 
         def work() -> Tensors:
             with torch.no_grad(), events.stage("metrics"):
-                found = metrics(model.module)
+                found = ranks.here().same(metrics(model.module))
             model.module.eval()  # in case metrics() left it training
             model.check_untouched("metrics()")
             return {name: number(value) for name, value in found.items()}

@@ -20,7 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from sewa_cli import __version__
+from sewa_cli import __version__, ranks
 from sewa_cli.checkpoints import (
     WRITTEN_BY,
     Checkpoint,
@@ -37,6 +37,7 @@ from sewa_cli.errors import CheckpointError, ConfigError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.output.lora import Mode, average_factors
 from sewa_cli.output.mean import (
+    PIECE,
     Room,
     in_order,
     is_finite,
@@ -152,9 +153,17 @@ class Average:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """All of them, whole, one by one: the very bytes that `write` writes."""
-        with closing(self.pieces(list(self.names))) as stream:
+        return self.parts(lambda _: None)
+
+    def parts(self, part: Callable[[str], slice | None]) -> Iterator[tuple[str, Tensor]]:
+        """The same; of some tensors, laid flat, these numbers only, and no others are read."""
+        spans = {name: part(name) for name in self.names}
+        jobs = (job for name in self.names for job in self._jobs(name, spans[name]))
+        with closing(in_order(jobs)) as stream:
             for name, parts in groupby(stream, key=lambda piece: piece[0]):
-                whole = np.empty(self._shape(name), self.dtype_of(name))
+                span = spans[name]
+                shape = self._shape(name) if span is None else (span.stop - span.start,)
+                whole = np.empty(shape, self.dtype_of(name))
                 flat, filled = whole.reshape(-1), 0
                 for _, piece in parts:
                     flat[filled : filled + piece.size] = piece
@@ -164,19 +173,60 @@ class Average:
     def pieces(self, names: Sequence[str]) -> Generator[Piece, None, None]:
         """These tensors in this order, in flat pieces [≤ PIECE]; a few are made ahead.
 
-        A piece is valid until the next is asked for.
+        A piece is valid until the next is asked for. Of several ranks, the first has those of all:
+        the others make theirs and send them, in `serve`.
         """
-        return in_order(job for name in names for job in self._jobs(name))
+        if not ranks.here().several:
+            return in_order(job for name in names for job in self._jobs(name))
+        return self._gathered(list(ranks.here().same(names)))
 
-    def _jobs(self, name: str) -> Iterable[Callable[[Room], Piece]]:
+    def serve(self) -> None:
+        """Make this rank's part of what rank 0 writes, for as long as it asks."""
+        here, nothing = ranks.here(), list[str]()
+        while names := here.same(nothing):
+            for _, piece in self._own_pieces(names):
+                here.send(piece)
+
+    def _own_pieces(self, names: Sequence[str]) -> Generator[Piece, None, None]:
+        spans = ((name, self._span(name, ranks.here().rank)) for name in names)
+        return in_order(
+            job for name, span in spans if span.stop > span.start for job in self._jobs(name, span)
+        )
+
+    def _gathered(self, names: Sequence[str]) -> Generator[Piece, None, None]:
+        here = ranks.here()
+        with closing(self._own_pieces(names)) as own:
+            for name in names:
+                if prod(self._shape(name)) == 0:
+                    yield name, np.empty(0, self.dtype_of(name))
+                for rank in range(here.size):
+                    span = self._span(name, rank)
+                    for start in range(span.start, span.stop, PIECE):
+                        if rank == 0:
+                            yield next(own)
+                            continue
+                        piece = np.empty(min(PIECE, span.stop - start), self.dtype_of(name))
+                        here.receive(piece, rank)
+                        yield name, piece
+
+    def _span(self, name: str, rank: int) -> slice:
+        """The numbers of a tensor that a rank makes; what is not averaged, rank 0 has at hand."""
+        shape = self._shape(name)
+        is_mean = self.sources[0].tensors[self.names[name]].is_float and name not in self.replaced
+        if not is_mean:
+            return slice(0, prod(shape) if rank == 0 else 0)
+        return ranks.here().columns(shape, rank)
+
+    def _jobs(self, name: str, part: slice | None = None) -> Iterable[Callable[[Room], Piece]]:
         source = self.names[name]
         if name in self.replaced:
             whole = self.replaced[name]
         elif not self.sources[0].tensors[source].is_float:
             whole = self.sources[-1].read_array(source)  # counters are never averaged
         else:
-            parts = [pieces(checkpoint.read_array(source)) for checkpoint in self.sources]
+            parts = [pieces(checkpoint.read_array(source, part)) for checkpoint in self.sources]
             return (partial(self._mean, name, piece) for piece in zip(*parts, strict=True))
+        whole = whole if part is None else whole.reshape(-1)[part]
         return (partial(_as_it_is, name, piece) for piece in pieces(whole))
 
     def _mean(self, name: str, parts: Sequence[Array], room: Room) -> Piece:
@@ -225,10 +275,13 @@ class Average:
 
     def recipe(self, shard_size: int | None = None, events: Events | None = None) -> Recipe:
         """Hashes the sources, so that a rebuild can tell whether they are still the same."""
+        here = ranks.here()  # each hashes some of them
+        own = self.sources[here.rank :: here.size]
         with ThreadPoolExecutor(thread_count()) as pool:
-            found = pool.map(lambda c: c.sha256 or sha256_of(c.files, c.path), self.sources)
-            told = (events or Events()).over("hashing the sources", found, len(self.sources))
-            hashes = list(told)
+            found = pool.map(lambda c: c.sha256 or sha256_of(c.files, c.path), own)
+            told = (events or Events()).over("hashing the sources", found, len(own))
+            parts = here.gather(list(told))
+        hashes = [parts[i % here.size][i // here.size] for i in range(len(self.sources))]
         kept = self.replaced
         if self.lora and self.lora.mode == "merged":
             # what was re-factored will be again, and need not be kept

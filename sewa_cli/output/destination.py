@@ -13,6 +13,7 @@ from typing import IO, TypeVar
 
 from pydantic import BaseModel
 
+from sewa_cli import ranks
 from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint
 from sewa_cli.checkpoints.safetensors import is_ours
 from sewa_cli.config import STDOUT, Config
@@ -26,6 +27,7 @@ from sewa_cli.output.layouts import (
     Form,
     Write,
     check_beside,
+    fill_distributed,
     fill_folder,
     folder_is_ours,
     form_of,
@@ -63,6 +65,12 @@ class Outputs:
     wanted: Path | None = None  # where nobody named one: the name to be had, or the next free one
     inputs: tuple[Path, ...] = ()  # never overwritten
 
+    def shared(self) -> Outputs:
+        """Rank 0's form on every rank, where the others write nothing."""
+        here = ranks.here()
+        form, shard_size = here.same((self.form, self.shard_size))
+        return self if here.rank == 0 else Outputs(None, form=form, shard_size=shard_size)
+
     @property
     def named(self) -> str:
         return str(self.average) if isinstance(self.average, Path) else STDOUT
@@ -93,7 +101,7 @@ class Outputs:
         """As things are now; once more when the names are about to change."""
         taken = {real(path) for path in self.inputs}
         folders = {path for path in taken if path.is_dir()}
-        is_folder = self.form == "folder"
+        is_folder = self.form in ("folder", "dcp")
         for path in (self.average, self.report):
             if not isinstance(path, Path):
                 continue
@@ -203,10 +211,12 @@ def outputs_at(
     command: str | None = None,
 ) -> Outputs:
     """In the form that the name asks for, or else in that of `like`, a checkpoint."""
-    form = form_of(average, like)
+    form = config.output_format or form_of(average, like)
     shard_size, is_adapter = config.shard_size, like.kind == "adapter"
-    if shard_size is not None and (form == "torch" or (form == "folder" and is_adapter)):
-        what = "an adapter" if is_adapter else "a PyTorch file"
+    if form == "dcp" and not isinstance(average, Path | None):
+        raise ConfigError("--output-format dcp: is a folder; name one with --output")
+    if shard_size is not None and (form != "file" and (form != "folder" or is_adapter)):
+        what = "an adapter" if is_adapter else "a PyTorch file or distributed checkpoint"
         raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
     if form == "folder":
         check_beside(like, config.output_dtype)
@@ -237,7 +247,8 @@ def decide_outputs(
     average = Path(config.output or DEFAULT_OUTPUT)
     wanted = None
     if not config.output:  # nobody named it, so a name that is taken is no reason to stop
-        wanted = average.with_suffix("") if form_of(None, like) == "folder" else average
+        is_folder = config.output_format == "dcp" or form_of(None, like) == "folder"
+        wanted = average.with_suffix("") if is_folder else average
         recover(wanted.parent)
         average = wanted if force else free_name(wanted)
     report = config.report or (report_path(average) if always_report else None)
@@ -281,12 +292,18 @@ def write_results(
     `make_report` is called when the average is written, and may return None: no report. Returns it
     with the hashes of what was written, and under which names that was.
     """
-    told = events or Events()
+    told, here = events or Events(), ranks.here()
+    if here.rank > 0:  # the first writes; the others make their parts of it
+        if average is not None:
+            average.serve()
+        return make_report(), outputs
     if average is None:
         outputs = replace(outputs, average=None)  # an older one stays
     with Publication(outputs.force, events.show_warning if events else None) as publication:
         with told.stage("writing"):
             stages = [] if average is None else _stage(average, outputs, publication)
+        if average is not None:
+            here.same([])  # the others have served
         report = make_report()
         for stage in stages:
             if isinstance(stage, StagedFolder) and average is not None:
@@ -323,9 +340,12 @@ def write_results(
 def _stage(average: Average, outputs: Outputs, publication: Publication) -> list[Stage]:
     """Its files, all but the index of a set; what goes to standard output is gone."""
     target = outputs.average
-    if isinstance(target, Path) and outputs.form == "folder":
+    if isinstance(target, Path) and outputs.form in ("folder", "dcp"):
         folder = publication.folder(target)
-        fill_folder(folder, average, outputs.shard_size)
+        if outputs.form == "dcp":
+            fill_distributed(folder, average)
+        else:
+            fill_folder(folder, average, outputs.shard_size)
         return [folder]
     if isinstance(target, Path):
         planned = plan_files(average, target, outputs.form, outputs.shard_size)
@@ -350,7 +370,7 @@ def _name(
 ) -> list[Stage]:
     """The final names; returns what is added to the stages, the index of a set, which has them."""
     assert isinstance(outputs.average, Path)
-    if outputs.form == "folder":
+    if outputs.form in ("folder", "dcp"):
         stages[0].path = outputs.average
         return []
     planned = list(plan_files(average, outputs.average, outputs.form, outputs.shard_size))

@@ -1,4 +1,4 @@
-"""The forms of an output: a file or sharded set, a folder, a PyTorch file.
+"""The forms of an output: a file or sharded set, a folder, a PyTorch file, a DCP folder.
 
 What comes from a trainer's folders or files loads where they loaded.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from functools import partial
@@ -22,11 +23,12 @@ from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, SewaError
 from sewa_cli.files import real
 from sewa_cli.output.average import Average
+from sewa_cli.output.place import as_output_error
 from sewa_cli.output.publication import StagedFolder
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
 
 CARD = "README.md"
-Form = Literal["file", "folder", "torch"]
+Form = Literal["file", "folder", "torch", "dcp"]
 Write = Callable[[IO[bytes]], object]
 # what a model needs beside its weights to be loaded and used
 BESIDE = (
@@ -113,6 +115,18 @@ def fill_folder(folder: StagedFolder, average: Average, shard_size: int | None) 
             else:
                 with source.open("rb") as original:
                     shutil.copyfileobj(original, target)
+
+
+def fill_distributed(folder: StagedFolder, average: Average) -> None:
+    """As `torch.distributed.checkpoint` loads it, under the key `model`; whole in memory once."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    state = dict(average.tensors())
+    with as_output_error(folder.path), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it should
+        writer = FileSystemWriter(folder.at)  # it syncs its files
+        dcp.save({"model": state}, storage_writer=writer, no_dist=True)  # type: ignore[attr-defined]
 
 
 def _beside(folder: Path) -> list[Path]:

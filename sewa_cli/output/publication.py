@@ -99,27 +99,27 @@ class StagedFolder:
 
     def __init__(self, path: Path, at: Path) -> None:
         self.path = path
-        self._at = at
+        self.at = at
         at.mkdir()
 
     @contextmanager
     def file(self, name: str) -> Iterator[IO[bytes]]:
         """A new file of the folder, on the disk when the block ends."""
-        with as_output_error(self.path / name), (self._at / name).open("xb") as file:
+        with as_output_error(self.path / name), (self.at / name).open("xb") as file:
             yield file
             sync(file)
 
     def seal(self) -> None:
-        sync_folder(self._at)
+        sync_folder(self.at)
 
     def digests(self) -> list[Digest]:
-        return [_digest(path, path.name) for path in sorted(self._at.iterdir())]
+        return [_digest(path, path.name) for path in sorted(self.at.iterdir())]
 
     def appear(self) -> bool:
         return False
 
     def arrive(self, place: Path) -> None:
-        self._at.rename(place)
+        self.at.rename(place)
 
     def close(self) -> None: ...
 

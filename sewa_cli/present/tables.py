@@ -430,6 +430,7 @@ def forecast(report: Forecast) -> Sheet:
                 "cap_bytes": placed.cap_bytes,
                 "planned_bytes": placed.planned_bytes,
                 "k": report.k,
+                "ranks": report.ranks,
                 "how": report.how,
             }
         )
@@ -451,6 +452,7 @@ def forecast(report: Forecast) -> Sheet:
     facts = {
         "task": report.task,
         "device": report.device,
+        **({"each of": f"{report.ranks} ranks"} if report.ranks > 1 else {}),
         "checkpoints": f"{report.k} of {report.parameters:,} parameters",
         "selection rows": f"{report.selection_rows:,}{tokens}{heldout}",
         "forward passes": str(report.forward_passes),

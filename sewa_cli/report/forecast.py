@@ -40,6 +40,9 @@ class Forecast(TaskHead, Plan):
     )
     why: str
     k: int
+    ranks: int = Field(
+        1, description="bytes, memory and seconds are each rank's; what they send is not in them"
+    )
     parameters: int
     selection_rows: int
     says_targets: bool = Field(description="the task has targets()")

@@ -39,13 +39,13 @@ class Clock:
             forward_passes=passes.forward,
             backward_passes=passes.backward,
             bytes_read=reads.bytes,
-            peak_memory_bytes=_peak_memory(),
+            peak_memory_bytes=peak_memory(),
             peak_device_memory_bytes=on_device,
             recalled=recalled,
         )
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     if sys.platform == "win32":
         import psutil
 

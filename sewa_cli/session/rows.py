@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from sewa_cli import ranks
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
@@ -27,6 +28,7 @@ class CheckpointRows:
         self.layout = session.model.layout
         self.device = session.device
         self.count = len(session.checkpoints)
+        self._end = max(where.stop for where in self.layout.slices.values())
         self._session = session
         self._broken: dict[int, str | None] = {}  # of those that were read: what is wrong with them
         self._mapped: _Mapped | None = None
@@ -50,12 +52,23 @@ class CheckpointRows:
             checkpoint.check_unchanged()
         return self._mapped.gather
 
+    def settle(self) -> bool:
+        """All ranks leave out the same ones; False if one has not, until now."""
+        found = [
+            {i: why for i, why in one.items() if why is not None}
+            for one in ranks.here().gather(self._broken)
+        ]
+        every = {i: why for one in reversed(found) for i, why in one.items()}
+        self._broken |= every
+        return all(one.keys() == every.keys() for one in found)
+
     def fill(self, i: int, row: Tensor) -> bool:
         session, checkpoint = self._session, self._session.checkpoints[i]
         is_new = i not in self._broken
         if not is_new:  # looked through already; now it must only be the same
             checkpoint.check_unchanged()
         broken = fill_row(row, session.floats(checkpoint), self.layout, check=is_new)
+        row[self._end :].zero_()
         checkpoint.close()
         if not is_new:
             return self._broken[i] is None
@@ -84,7 +97,8 @@ class _Mapped:
         self._runs: list[_Runs] = []
         for checkpoint in session.checkpoints:
             found = [
-                (layout.slices[name].start, checkpoint.runs(sources[name])) for name in ordered
+                (layout.slices[name].start, checkpoint.runs(sources[name], model.part(name)))
+                for name in ordered
             ]
             checkpoint.close()  # what is mapped stays so, without a descriptor
             if any(runs is None for _, runs in found):

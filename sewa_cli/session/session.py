@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
+from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
@@ -34,7 +35,7 @@ from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
-from sewa_cli.session.cost import Clock
+from sewa_cli.session.cost import Clock, peak_memory
 from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
 from sewa_cli.session.memo import Kept, hash_files, open_memo
 from sewa_cli.session.rows import CheckpointRows
@@ -91,7 +92,7 @@ class Session:
         """The tensors of a row of W, by the layout's names."""
         for name, source in self.names.items():
             if checkpoint.tensors[source].is_float:
-                yield self.model.canonical(name), checkpoint.read(source)
+                yield self.model.canonical(name), checkpoint.read(source, self.model.part(name))
 
     def load_integers(self, checkpoint: Checkpoint) -> None:
         named = [(n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float]
@@ -199,7 +200,7 @@ def build_objective(
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
     objective = Objective(
-        FlatModel(built, device, only),
+        FlatModel(built, device, only, task.parallelize),
         task.predict,
         task.loss,
         task.backward,
@@ -212,6 +213,8 @@ def build_objective(
     objective = replace(objective, batch_statistics=anew, events=events)
     if shapes_only:
         return objective
+    if ranks.here().several and config.cache is not None:
+        raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
     return replace(objective, memo=open_memo(config, task, objective, events))
 
 
@@ -221,6 +224,8 @@ def _classes(config: Config, task: Task, events: Events) -> Classes | None:
         return None
     room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
     functions = task.predict, task.loss, task.targets, task.features, task.head
+    if ranks.here().several:  # a head outside of the model's forward pass has no weights there
+        functions = *functions[:3], None, None
     return Classes(*functions, room, task.proven, events.warn)
 
 
@@ -250,16 +255,22 @@ class Run:
         share: float = 1.0,
         stream: bool = True,
         cap: Cap | None = None,
+        parts: int = 1,
     ) -> None:
-        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
+        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W.
+
+        `parts`: ranks that a forecast thinks of.
+        """
         config = session.config
         self.session = session
         self.solver = solver
         self.rows = CheckpointRows(session)
         self.scorer = session.scorer()
-        cap = cap or cap_on(session.device, config.memory)
-        events, tier = session.events, config.tier
-        self.placer = Placer(self.rows, cap, solver.vectors, events, share, tier)
+        cap = cap or cap_on(session.device, config.memory, ranks.here())
+        events, tier, here = session.events, config.tier, ranks.here()
+        self.placer = Placer(
+            *(self.rows, cap, solver.vectors, events, share, tier, here, parts, self.rows.settle)
+        )
         self.retry = self.placer.retry
         self.streams = stream and solver.reading == "streamed" and tier is None
         self._loaded: tuple[tuple[float, ...], int] | None = None
@@ -322,12 +333,13 @@ class Run:
         else:
             dtype, names = self.session.config.output_dtype, self.session.names
             average = Average(*taking_part(self.used, coefficients), names, dtype)
-            model.load(self.session.events.over("averaging", average.tensors(), len(names)))
+            tensors = average.parts(model.part)
+            model.load(self.session.events.over("averaging", tensors, len(names)))
         self._loaded = (tuple(coefficients), model.version)
 
     def at_once(self, room: int) -> int:
         """Simple averages that are mixed in one pass over W."""
-        return max(1, room // 8 // (4 * self.rows.layout.size))  # a product has copies of its own
+        return max(1, room // 8 // (4 * self.placer.sizes.P))  # a product has copies of its own
 
     def simple_losses(self) -> dict[Name, float]:
         """Selection losses of the simple averages, as many at a time as there is room for."""
@@ -375,8 +387,9 @@ class Run:
 
     def score_file(self, average: Average) -> tuple[Average, Scored]:
         """The very tensors that will be written; recomputed statistics are put into it."""
-        tensors = self.session.events.over("averaging", average.tensors(), len(average.names))
-        self.session.model.load(tensors)
+        model = self.session.model
+        parts = average.parts(model.part)
+        model.load(self.session.events.over("averaging", parts, len(average.names)))
         scored = self.scorer.score_average(len(average.sources))
         return average.with_statistics(scored.statistics), scored
 
@@ -384,12 +397,25 @@ class Run:
         self, choice: Choice | None = None, weights: Coefficients | None = None
     ) -> dict[str, Any]:
         """What every report over one W says of it; `weights`: of the average that is written."""
+        self._hear_all()
         return {
             **self.session.report(self.used, choice, weights),
             "k": self.trajectory.k,
             "left_out": self.rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),
         }
+
+    def _hear_all(self) -> None:
+        """What other ranks had to say, each once; what each has read and held."""
+        here, session = ranks.here(), self.session
+        if not here.several:
+            return
+        self.rows.settle()
+        own = session.events.warnings, session.reads.bytes, peak_memory()
+        for rank, (warnings, read, held) in enumerate(here.gather(own)):
+            session.events.note(f"rank {rank}: {read} bytes read, {held} held at most")
+            for text in warnings:
+                session.events.warn(text)
 
 
 def holding(placement: Placement, more: int) -> Placement:

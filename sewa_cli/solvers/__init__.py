@@ -114,6 +114,12 @@ class Sizes:
     outputs: Callable[[], Any] = lambda: None  # what the model predicts for it: all logits at once
     targets: int | None = None  # of all rows, where the loss is a cross-entropy over
     classes: int = 0  # so many
+    ranks: int = 1  # that share the weights
+
+    @property
+    def P(self) -> int:
+        """Weights that a rank has."""
+        return -(-self.objective.model.layout.size // self.ranks)
 
 
 @dataclass(frozen=True)

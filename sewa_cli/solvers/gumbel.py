@@ -71,7 +71,7 @@ class Gumbel(Solver):
         flats = torch.empty(M, layout.size, dtype=torch.float32, device=device)
         gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
         history: list[Tensor] = []
-        rest = _Rest(settings.patience)
+        rest, shown = _Rest(settings.patience), None
         fits = have(loss=(), gradient=(M, k))
 
         def learn(a: Tensor, some: list[Any]) -> Tensors:
@@ -98,9 +98,9 @@ class Gumbel(Solver):
             (gradient,) = torch.autograd.grad(a, leaf, grad_a)
             theta = adam.step(gradient)
             history.append(found["loss"].to(device))
-            problem.events.progress(
-                "learning", iteration + 1, settings.iterations, float(history[-1])
-            )
+            if iteration % CHECK_EVERY == 0:
+                shown = float(history[-1])
+            problem.events.progress("learning", iteration + 1, settings.iterations, shown)
             if iteration % CHECK_EVERY == 0:
                 _check_finite(theta)
                 if rest.has_come(mask.largest(theta, K), history):

@@ -46,6 +46,7 @@ OPTIONAL = (
     "targets",
     "features",
     "head",
+    "parallelize",
 )
 NEEDS = {"features": ("head", "targets"), "head": ("features",)}
 TAKES_ARGS = ("build_model", "selection_data", "heldout_data", "training_data")
@@ -105,6 +106,7 @@ class Task:
     head: Callable[[nn.Module, Tensor], Tensor] | None = None
     observe: Callable[[Any, Any], Tensor] | None = None
     summarize: Callable[..., dict[str, float]] | None = None
+    parallelize: Callable[[nn.Module, Any], Any] | None = None  # model, mesh: of several ranks
     proven: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
@@ -188,6 +190,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         head=optional("head", partial(_checked_tensor, "head")),
         observe=optional("observe"),
         summarize=optional("summarize", _checked_metrics),
+        parallelize=optional("parallelize"),
     )
 
 

@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.trajectory import products
 from sewa_cli.trajectory.products import COPIED
 
@@ -72,6 +73,7 @@ class Trajectory(ABC):
     On the processor the products go by tiles (`products`), elsewhere by blocks of whole rows.
     """
 
+    ranks: Ranks = ALONE  # each has other columns of W, and these are this one's
     exact = True  # mixes what the files hold, to float32
     tile_numbers = COPIED  # in a tile on the processor
 
@@ -150,7 +152,14 @@ class Trajectory(ABC):
         """An average [P] that was made on the way; of use where W is read anew each time."""
 
     def pull_back(self, gradients: Tensor) -> Tensor:
-        """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient."""
+        """G [M, Q] → G·W[:, :Q]ᵀ [M, k]; Q ≤ P, as buffers come last and have no gradient.
+
+        Of several ranks, the sum over all.
+        """
+        return self.ranks.sum(self._pull_back(gradients))
+
+    def _pull_back(self, gradients: Tensor) -> Tensor:
+        """By the columns that are here."""
         G = gradients.to(self.device, torch.float32)
         self.bytes_moved += 4 * self.k * G.shape[1]
         if self.has_tiles:

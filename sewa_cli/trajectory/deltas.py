@@ -98,8 +98,8 @@ class Deltas(Trajectory):
         total = coefficients.sum(dim=1, keepdim=True).to(self.device, torch.float32)
         return out.addcmul_(total, self._mean)
 
-    def pull_back(self, gradients: Tensor) -> Tensor:
-        pulled = super().pull_back(gradients)
+    def _pull_back(self, gradients: Tensor) -> Tensor:
+        pulled = super()._pull_back(gradients)
         G, mean = gradients.to(self.device, torch.float32), self._mean[None]
         if not self.has_tiles:
             return pulled.add_(G @ mean[:, : G.shape[1]].T)

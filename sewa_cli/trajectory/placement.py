@@ -2,7 +2,7 @@
 
     memory   float32 on the device                       4·k·P bytes
     bf16     bfloat16 differences from the mean, there   2·k·P + 4·P, and a few rows in float32
-    host     float32 in pinned host memory, streamed     4·k·P on the host   (CUDA only)
+    host     float32 in pinned host memory, streamed     4·k·P on the host   (of a GPU)
     files    streamed from the memory-mapped files       two buffers of a few rows
 
 The cap is for what sewa allocates; Python, torch, the model and the user's data come on top. A new
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sewa_cli.errors import ConfigError, UserCodeError
 from sewa_cli.events import Events
+from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.shared import Placement
 from sewa_cli.text import one_line, size
 from sewa_cli.trajectory import Layout, Source, Trajectory
@@ -46,8 +47,10 @@ class Cap:
         return f"{size(self.bytes)} ({'--memory' if self.named else 'half of what is free'})"
 
 
-def cap_on(device: torch.device, memory: int | None) -> Cap:
-    return Cap(memory or int(SHARE * free_on(device)), memory is not None)
+def cap_on(device: torch.device, memory: int | None, ranks: Ranks = ALONE) -> Cap:
+    """The same on every rank; those of one host share its memory."""
+    free = free_on(device) // (1 if device.type == "cuda" else ranks.on_this_host)
+    return Cap(min(ranks.gather(memory or int(SHARE * free))), memory is not None)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class _Pinned:
         self.layout: Layout = held.layout
         self.device = device
         self.count = held.k
-        self._W = held.W.pin_memory()
+        self._W = held.W.pin_memory() if device.type == "cuda" else held.W
         self.gather = None
 
     def fill(self, i: int, row: Tensor) -> bool:
@@ -118,7 +121,9 @@ TIERS = (  # best first
         _pinned,
         lambda _: 1,
         holds=True,
-        is_here=lambda s: s.device.type == "cuda" and 4 * s.k * s.P <= SHARE * free_on_host(),
+        is_here=lambda s: (
+            s.device.type not in ("cpu", "mps") and 4 * s.k * s.P <= SHARE * free_on_host()
+        ),
     ),
     Tier(
         "files",
@@ -142,6 +147,10 @@ class _NoTierLeft(ConfigError):
     """Memory has run out in every tier that fits under the cap."""
 
 
+class _AllRanOut(MemoryError):
+    """On one rank at least, and told to all: they go on together."""
+
+
 class Placer:
     """Finds a place for W, and a lower one each time that memory runs out.
 
@@ -157,12 +166,21 @@ class Placer:
         events: Events,
         share: float = 1.0,
         only: str | None = None,
+        ranks: Ranks = ALONE,
+        parts: int = 1,
+        settle: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`parts`: that the columns are to be thought of as shared out to, for a forecast.
+
+        `settle`: all ranks leave out the same checkpoints; False if one has not: all look again.
+        """
         self._source = source
+        self._ranks = ranks
+        self._settle = settle
         self.cap = cap
         self._events = events
         self._share = share
-        P = source.layout.size
+        P = -(-source.layout.size // parts)
         work = 4 * P * (vectors + SPARE)
         self.sizes = Sizes(source.count, P, source.device, work, int(share * cap.bytes))
         known = [tier.name for tier in TIERS]
@@ -229,13 +247,34 @@ class Placer:
         if self._failed:
             self._events.warn(f"memory ran out in the {self._failed[-1]} tier; trying the next")
         self._now = left[0]
-        return Placed(self._now.build(self._source, self.sizes), *self.plan(self._now))
+        return Placed(self._of_ranks(self._build(self._now)), *self.plan(self._now))
+
+    def _build(self, tier: Tier) -> Trajectory:
+        """On all ranks, or on none: the tier is the same on all."""
+        if not self._ranks.several:
+            return tier.build(self._source, self.sizes)
+        built, error = None, None
+        try:
+            built = tier.build(self._source, self.sizes)
+        except Exception as raised:
+            if not ran_out(raised):
+                raise
+            error = raised
+        failed = [r for r, no in enumerate(self._ranks.gather(error is not None)) if no]
+        if built is None or failed:
+            raise _AllRanOut(f"rank {failed[0]} has run out of memory") from error
+        # NaN in the columns of one rank: the others have found out now, and leave it out too
+        return built if self._settle() else self._build(tier)
+
+    def _of_ranks(self, trajectory: Trajectory) -> Trajectory:
+        trajectory.ranks = self._ranks
+        return trajectory
 
     def stream(self) -> Placed:
         """For a solver that passes over the checkpoints a few times, and holds none."""
         self._now = None
         placement, room = self.plan(None)
-        return Placed(Streamed(self._source), placement, room)
+        return Placed(self._of_ranks(Streamed(self._source)), placement, room)
 
     def retry(self, work: Callable[[], T]) -> T:
         """`work`, which places W; again with W one tier lower, each time that memory runs out.
@@ -254,6 +293,14 @@ class Placer:
             except Exception as error:
                 if not ran_out(error):
                     raise
+                if self._ranks.several and not isinstance(error, _AllRanOut):
+                    # the others are in the midst of a step, and wait for this one
+                    if isinstance(error, UserCodeError):
+                        raise
+                    raise ConfigError(
+                        f"memory: ran out: {one_line(error, 200)}; a lower tier "
+                        "(--set tier=bf16, --set tier=files) or smaller batches need less"
+                    ) from error
                 if isinstance(error, UserCodeError):
                     theirs = UserCodeError(str(error), error.frames)  # the same, but it holds no W
                 if self._now is None:  # a stream: there is nothing lower

@@ -46,7 +46,7 @@ class Streamed(Trajectory):
         self.bytes_moved += 4 * self.k * self.layout.size
         row = torch.empty(self.layout.size, dtype=torch.float32)
         for i in range(self._source.count):
-            if self._source.fill(i, row):
+            if all(self.ranks.gather(self._source.fill(i, row))):
                 used.append(i)
                 yield len(used) - 1, row.to(self.device)
         self.used, self._checked = used, True

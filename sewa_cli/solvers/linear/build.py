@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from sewa_cli import ranks
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.objective import Objective
@@ -19,6 +20,7 @@ from sewa_cli.settings import Count, Positive
 from sewa_cli.solvers import Problem, Solver
 from sewa_cli.solvers.linear.digest import WORTHWHILE, Digest
 from sewa_cli.solvers.linear.outputs import Outputs
+from sewa_cli.solvers.linear.spread import Spread, own_columns
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.whole import Part, Whole, flatten, run_model, shapes_of
 from sewa_cli.text import size
@@ -269,10 +271,11 @@ def build(
     k, model = problem.trajectory.k, problem.objective.model
     outputs, at_base = framed or frame(problem, base, extra, keep, around=True)
     model.module.eval()
-    numbers = outputs.numbers
+    numbers, here = outputs.numbers, ranks.here()
     wide = _need(k, numbers, torch.float32, extra) <= problem.room  # of few, it is the smaller one
     dtype = torch.float32 if wide else torch.bfloat16
-    cache = torch.empty(k, numbers, dtype=dtype, device=model.device)
+    own = own_columns(here, numbers, outputs.block if outputs.adds_up else 1)
+    cache = torch.empty(k, own.stop - own.start, dtype=dtype, device=model.device)
     found = Size(
         numbers=numbers,
         dtype=str(dtype).removeprefix("torch."),
@@ -282,8 +285,10 @@ def build(
     )
     frozen = ~torch.isfinite(at_base)
     origin = torch.where(frozen, 0.0, at_base)
-    layout = Layout.of(numbers)
-    trajectory = Dense(cache, layout) if wide else Deltas(origin, cache, layout)
+    layout = Layout.of(own.stop - own.start)
+    held = Dense(cache, layout) if wide else Deltas(origin[own], cache, layout)
+    is_whole = own == slice(0, numbers)
+    trajectory = held if is_whole else Spread(held, own, numbers, here)
     memo = problem.memo
     around = ("near", memo.digest(base), outputs.identity, h, found.dtype)
     missing = []
@@ -306,7 +311,7 @@ def build(
         y.masked_fill_(frozen, 0.0)  # as it is, whatever the weights
         if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
-        cache[i].copy_(y if wide else y.sub_(origin))
+        cache[i].copy_((y if wide else y.sub_(origin))[own])
         memo.keep((*around, i), cache[i])
         problem.events.progress("surveying", i + 1, k)
     model.check_untouched()
@@ -314,9 +319,9 @@ def build(
 
 
 def _need(k: int, numbers: int, dtype: torch.dtype, extra: int) -> int:
-    """Bytes of a cache of this precision, with what is computed beside it."""
+    """Bytes of a cache of this precision, with what is computed beside it; of a rank's part."""
     spare = SPARE + extra + (min(k, ROWS) + 1 if dtype == torch.bfloat16 else 0)
-    return numbers * (dtype.itemsize * k + 4 * spare)
+    return numbers * (dtype.itemsize * -(-k // ranks.here().size) + 4 * spare)
 
 
 def least(k: int, numbers: int, extra: int = 0) -> int:

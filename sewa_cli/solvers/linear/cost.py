@@ -112,7 +112,7 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     forward += 2 * B * (2 + (settings.bootstrap > 0)) + simple * B
     reads = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + settings.stable)
     extra = 2 + simple * is_auto
-    sums = 4 * simple * sizes.objective.model.layout.size
+    sums = 4 * simple * sizes.P
     summed = sums <= sizes.room // 4
     room = sizes.room - sums * summed
     space = Space.of(sizes, Keep.of(settings, "linear"), room, extra)
@@ -149,7 +149,7 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
     k, B = sizes.k, sizes.batches
     rungs, problems = ladder(k), 1 + settings.folds * (settings.folds + 1) // 2
     others = sum(name not in rungs for name in family(k))
-    keep, vector = Keep.of(settings, "aggregate"), 4 * sizes.objective.model.layout.size
+    keep, vector = Keep.of(settings, "aggregate"), 4 * sizes.P
 
     def held(averages: int) -> int:
         """Bytes of so many, where there is room for them."""

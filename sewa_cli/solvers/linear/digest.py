@@ -68,6 +68,8 @@ class Digest(Outputs):
         self._weights = torch.cat(
             [one.weights * n for one, n in zip(targets, self._counts, strict=True)]
         ).to(device)
+        owners = [objective.owners(*one) for one in self._batches]
+        self._owners = torch.cat(owners)  # of several ranks, which runs each target [T]
         self._times: Tensor | None = None  # how often each row counts, [n]; None: once
         self._pairs, self._other = self._pair_up(seed)
         self._kept: Tensor | None = None  # [T, 1 + m] classes, the label first; with a base only
@@ -101,13 +103,17 @@ class Digest(Outputs):
         found = torch.empty(len(self._label), self.block, device=self._objective.model.device)
         for some, logits in self._logits():
             found[some] = self._true(some, logits)
-        return found.reshape(-1)
+        return self._of_all(found).reshape(-1)
+
+    def _of_all(self, found: Tensor) -> Tensor:
+        """[T, …], of which each rank has its own."""
+        return self._objective.shares.fill(found, self._owners)
 
     def linear_outputs(self) -> Tensor:
         found = torch.empty(len(self._label), self.block, device=self._objective.model.device)
         for some, logits in self._logits():
             found[some] = self._linear(some, logits)
-        return found.reshape(-1)
+        return self._of_all(found).reshape(-1)
 
     def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
         self._objective.model.set(flat)
@@ -119,9 +125,11 @@ class Digest(Outputs):
         new._drawn = torch.empty(T, s, dtype=torch.int32, device=device)
         new._shift = torch.empty(T, s, device=device)
         found = torch.empty(T, new.block, device=device)
-        generator = torch.Generator().manual_seed(self._seed)
+        drawn = torch.rand(T, s, generator=torch.Generator().manual_seed(self._seed))
         for some, logits in self._logits():
-            found[some] = new._choose(some, logits, generator)
+            found[some] = new._choose(some, logits, drawn[some])
+        for kept in (new._kept, new._drawn, new._shift, found):
+            self._of_all(kept)
         return new, found.reshape(-1)
 
     def _logits(self) -> Iterator[tuple[slice, Tensor]]:
@@ -161,8 +169,11 @@ class Digest(Outputs):
         samples += (rest - samples.logsumexp(1)).nan_to_num(nan=0.0, neginf=-inf)[:, None]
         return found
 
-    def _choose(self, some: slice, logits: Tensor, generator: torch.Generator) -> Tensor:
-        """Which classes to keep and which to sample; what they are here, [p, 1 + m + s]."""
+    def _choose(self, some: slice, logits: Tensor, random: Tensor) -> Tensor:
+        """Which classes to keep and which to sample; what they are here, [p, 1 + m + s].
+
+        random [p, s]: uniform in [0, 1).
+        """
         assert self._kept is not None
         assert self._drawn is not None
         assert self._shift is not None
@@ -178,7 +189,7 @@ class Digest(Outputs):
         drawable = logits.scatter(1, largest, -inf)
         rest, mass = _sum_out(drawable)
         # one from each s-th of the rest: each is as likely as by its softmax, and they vary less
-        strata = torch.arange(s) + torch.rand(len(own), s, generator=generator)
+        strata = torch.arange(s) + random
         cumulated = mass.cumsum(1)
         at = (strata / s).to(logits.device) * cumulated[:, -1:] * (1 - 1e-6)
         drawn = torch.searchsorted(cumulated, at, right=True).clamp_max(logits.shape[1] - 1)

@@ -10,7 +10,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from sewa_cli import ranks
 from sewa_cli.solvers.linear.outputs import Outputs
+from sewa_cli.solvers.linear.spread import Spread
 from sewa_cli.trajectory.deltas import Deltas
 from sewa_cli.trajectory.dense import Dense
 
@@ -38,7 +40,9 @@ class Surrogate:
     `outputs` says what their numbers mean, and what is true of other weights.
     """
 
-    def __init__(self, outputs: Outputs, base: Tensor, cache: Dense | Deltas, size: Size) -> None:
+    def __init__(
+        self, outputs: Outputs, base: Tensor, cache: Dense | Deltas | Spread, size: Size
+    ) -> None:
         self.outputs = outputs
         self.base = base  # f(b) [O]: the true outputs of the base
         self.size = size
@@ -110,21 +114,30 @@ class Surrogate:
             if self._has_frozen:
                 gradients.masked_fill_(self._frozen[columns], 0.0)
             total += part.pull_back(gradients).cpu().double()
-        return total
+        return self._of_all(total)
 
     def row_losses(self, C: Tensor, at_once: int = AT_ONCE) -> Tensor:
         """Of mixtures C [m, k], where they add up over blocks: [m, n] float64."""
         total = torch.zeros(len(C), sum(self.outputs.counts), dtype=torch.float64)
         for columns, part in self._blocks(at_once // len(C)):
             total += self.outputs.row_losses(self._corrected(part.mix(C), columns), columns)
-        return total
+        return self._of_all(total)
 
-    def _blocks(self, width: int) -> Iterator[tuple[slice, Dense | Deltas]]:
+    @property
+    def _is_apart(self) -> bool:
+        """Whether each rank has blocks of its own, so that sums over all are sums of theirs."""
+        return isinstance(self._cache, Spread) and self.outputs.adds_up
+
+    def _of_all(self, total: Tensor) -> Tensor:
+        return ranks.here().sum(total) if self._is_apart else total
+
+    def _blocks(self, width: int) -> Iterator[tuple[slice, Dense | Deltas | Spread]]:
         """The cache in parts of so many columns, or one block of the outputs at least."""
         numbers, block = self.outputs.numbers, self.outputs.block
         width = max(width // block, 1) * block
-        for start in range(0, numbers, width):
-            columns = slice(start, min(start + width, numbers))
+        here = self._cache.columns if self._is_apart else slice(0, numbers)  # type: ignore[union-attr]
+        for start in range(here.start, here.stop, width):
+            columns = slice(start, min(start + width, here.stop))
             whole = columns == slice(0, numbers)
             yield columns, self._cache if whole else self._cache.part(columns)
 

@@ -1,0 +1,192 @@
+"""The processes that work on one command together, each with its part: torchrun's ranks.
+
+Every rank runs the whole program and decides alike, from the same numbers; what differs is which
+columns of W it holds and which rows it runs. The engine is torch.distributed. Alone, every method
+gives back what it was given, and torch is not imported.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sewa_cli.dtypes import Array
+
+T = TypeVar("T")
+M_MMAP_THRESHOLD = -3  # of malloc.h
+FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
+
+
+class Ranks:
+    """One process alone."""
+
+    rank = 0
+    size = 1
+    on_this_host = 1
+
+    @property
+    def several(self) -> bool:
+        return self.size > 1
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """Over all ranks, in their order: the same bytes on each."""
+        return numbers
+
+    def same(self, value: T) -> T:
+        """Rank 0's, on every rank."""
+        return value
+
+    def same_number(self, number: Tensor) -> Tensor:
+        """Rank 0's, on every rank; alone, nobody waits for the device."""
+        return number
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's, on every rank."""
+        return [value]
+
+    def gather_rows(self, rows: Tensor) -> list[Tensor]:
+        """The same for tensors of one shape."""
+        return [rows]
+
+    def send(self, array: Array) -> None:
+        """To rank 0."""
+        raise NotImplementedError
+
+    def receive(self, into: Array, rank: int) -> None:
+        raise NotImplementedError
+
+    def rows(self, n: int, rank: int | None = None) -> range:
+        """Those of n that are a rank's own; as many on each, or one more."""
+        rank = self.rank if rank is None else rank
+        return range(n * rank // self.size, n * (rank + 1) // self.size)
+
+    def columns(self, shape: tuple[int, ...], rank: int | None = None) -> slice:
+        """Those of a tensor, laid flat, that are a rank's own: whole rows of it, as FSDP shards.
+
+        Of what has too few rows for all, rank 0 has everything.
+        """
+        rank = self.rank if rank is None else rank
+        first, *rest = shape or (1,)
+        width = 1
+        for length in rest:
+            width *= length
+        if first < self.size:
+            return slice(0, first * width) if rank == 0 else slice(0, 0)
+        each = -(-first // self.size)
+        return slice(min(rank * each, first) * width, min((rank + 1) * each, first) * width)
+
+
+class _Several(Ranks):
+    """Those that torchrun, or `--ranks`, has started."""
+
+    def __init__(self) -> None:
+        import torch
+        from torch import distributed
+
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        _give_back()
+        distributed.init_process_group(backend, timeout=FOREVER)
+        self._torch, self._group = torch, distributed
+        self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
+        self.on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.size)))
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        parts = self.gather_rows(numbers.detach())
+        # float64, by the processor: MPS has none
+        total = self._torch.stack([part.cpu().double() for part in parts]).sum(0)
+        return total.to(numbers.device, numbers.dtype)
+
+    def same(self, value: T) -> T:
+        box = [value]
+        self._group.broadcast_object_list(box, src=0, device=self._torch.device("cpu"))
+        return box[0]
+
+    def same_number(self, number: Tensor) -> Tensor:
+        return self.gather_rows(number)[0]
+
+    def gather(self, value: T) -> list[T]:
+        found: list[Any] = [None] * self.size
+        # by way of the processor, whatever the device is
+        self._group.all_gather_object(found, value, group=self._host)
+        return found
+
+    def gather_rows(self, rows: Tensor) -> list[Tensor]:
+        torch, device = self._torch, rows.device
+        near = rows.contiguous() if device.type in ("cpu", "cuda") else rows.cpu().contiguous()
+        sent = near.reshape(-1).view(torch.uint8) if near.numel() else near.new_empty(0).byte()
+        found = [torch.empty_like(sent) for _ in range(self.size)]
+        self._group.all_gather(found, sent)
+        return [one.view(rows.dtype).view(rows.shape).to(device) for one in found]
+
+    def send(self, array: Array) -> None:
+        self._group.send(self._torch.from_numpy(_bytes(array)), 0)
+
+    def receive(self, into: Array, rank: int) -> None:
+        self._group.recv(self._torch.from_numpy(_bytes(into)), rank)
+
+    @property
+    def _host(self) -> Any:
+        """Objects are gathered by gloo; NCCL would need them on the device."""
+        if not self._torch.cuda.is_available():
+            return None
+        if not hasattr(self, "_gloo"):
+            self._gloo = self._group.new_group(backend="gloo", timeout=FOREVER)
+        return self._gloo
+
+    def end(self) -> None:
+        self._group.destroy_process_group()
+
+
+def _give_back() -> None:
+    """Let memory that FSDP lets go of, again and again, go back to the system each time.
+
+    glibc would keep what is below a limit that grows as it is used: a third of W, measured.
+    """
+    from ctypes import CDLL
+
+    with suppress(OSError, AttributeError):  # no glibc
+        CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
+
+
+def _bytes(array: Array) -> Any:
+    import numpy as np
+
+    return array.reshape(-1).view(np.uint8)
+
+
+ALONE = Ranks()
+_here: Ranks = ALONE
+
+
+def here() -> Ranks:
+    """The ranks that this process is one of. There is one such group, as in torch itself."""
+    return _here
+
+
+def are_several() -> bool:
+    """Whether torchrun has started this process beside others."""
+    wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in wanted) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def join() -> Ranks:
+    """Be one of them, if there are others."""
+    global _here
+    if are_several() and not _here.several:
+        _here = _Several()
+    return _here
+
+
+def leave() -> None:
+    """When all is done, by all."""
+    global _here
+    if isinstance(_here, _Several):
+        _here.end()
+    _here = ALONE

@@ -1,0 +1,285 @@
+"""Several ranks are one command: the same answer, one voice, and one end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from helpers.shells import environment, wait_for
+from helpers.tiny import TASK, Ended, Sewa
+from helpers.together import SEWA, alike, report_of, sewa_on
+from safetensors.torch import load_file, save_file
+
+# batches of 125, 125 and 51 rows: they split evenly among no ranks
+UNEVEN = TASK.replace("rows=300", "rows=301").replace("split(128)", "split(125)")
+# one that prints, and fails on one rank in the way that the environment names
+FAILING = (
+    UNEVEN
+    + """
+import os, pathlib
+calls = 0
+def predict(model, batch):
+    global calls
+    calls += 1
+    if calls == 1:
+        print("hello")
+    if calls > int(os.environ.get("AFTER", "30")) and os.environ.get("RANK") == "1":
+        if os.environ["HOW"] == "memory":
+            raise torch.OutOfMemoryError("out of memory")
+        raise ValueError("boom")
+    return model(batch[0])
+"""
+)
+
+
+@pytest.fixture
+def uneven(run_dir: Path) -> Path:
+    (run_dir / "task.py").write_text(UNEVEN)
+    return run_dir
+
+
+@pytest.mark.usefixtures("uneven")
+def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
+    alone = sewa("select", "--solver", "gumbel", "-o", "one.safetensors")
+    assert alone.code == 0, alone.err
+    both = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
+    assert both.code == 0, both.err
+    assert both.out == alone.out  # and once
+    assert both.err.count("wrote ") == 1
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+    one, two = report_of("one.report.json"), report_of("two.report.json")
+    alike(two, one)
+    assert two["cost"]["bytes_read"] <= 1.1 * one["cost"]["bytes_read"] / 2
+    assert two["placement"]["planned_bytes"] <= 1.15 * one["placement"]["planned_bytes"] / 2
+    # the recipe is the same, too
+    assert sewa("apply", "two.report.json", "-o", "again.safetensors").code == 0
+    assert Path("again.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--solver", "linear"],
+        ["--K", "auto"],
+        ["--K", "auto", "--sparse"],
+        *(["--solver", "gumbel", "--set", f"tier={tier}"] for tier in ("bf16", "files")),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.usefixtures("uneven")
+def test_every_solver_and_tier_gives_the_same_answer(
+    sewa: Sewa, arguments: list[str], ranks: int
+) -> None:
+    assert sewa("select", *arguments, "-o", "one.safetensors").code == 0
+    ended = sewa_on(ranks, "select", *arguments, "-o", "more.safetensors")
+    assert ended.code == 0, ended.err
+    alike(report_of("more.report.json"), report_of("one.report.json"))
+    found, expected = (load_file(f"{name}.safetensors") for name in ("more", "one"))
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("bn_run")
+def test_batchnorm_is_that_of_whole_batches(sewa: Sewa) -> None:
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
+    assert ended.code == 0, ended.err
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_a_task_may_shard_the_model_itself(sewa: Sewa) -> None:
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    with Path("task.py").open("a") as task:
+        task.write(
+            "\nfrom torch.distributed.fsdp import fully_shard\n"
+            "def parallelize(model, mesh):\n"
+            "    open('called', 'a').write('x')\n"
+            "    fully_shard(model[0], mesh=mesh)\n"
+            "    fully_shard(model, mesh=mesh)\n"
+        )
+    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
+    assert ended.code == 0, ended.err
+    assert Path("called").read_text() == "xx"
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa: Sewa) -> None:
+    for command in (
+        ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4", "--json"],
+        ["evaluate", "ckpts/step-10.safetensors", "ckpts/step-20.safetensors", "--json"],
+    ):
+        alone, both = sewa(*command), sewa_on(2, *command)
+        assert (alone.code, both.code) == (0, 0), both.err
+        here, there = json.loads(alone.out), json.loads(both.out)
+        rows = [found.get("rows") or found["files"] for found in (here, there)]
+        for one, other in zip(*rows, strict=True):
+            assert one["heldout_loss"] == pytest.approx(other["heldout_loss"], rel=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_nan_in_the_columns_of_one_rank_is_left_out_by_all(sewa: Sewa) -> None:
+    path = "ckpts/step-60.safetensors"
+    broken = load_file(path)
+    broken["0.weight"][-1, -1] = torch.nan  # the last rank's
+    save_file(broken, path)
+    for arguments in (["--solver", "gumbel"], ["--solver", "linear"]):
+        assert sewa("select", *arguments, "-f", "-o", "one.safetensors").code == 0
+        ended = sewa_on(2, "select", *arguments, "-f", "-o", "two.safetensors")
+        assert ended.code == 0, ended.err
+        assert ended.err.count("left out") == 1
+        one, two = report_of("one.report.json"), report_of("two.report.json")
+        alike(two, one)
+        assert two["left_out"] == one["left_out"]
+        assert two["warnings"] == one["warnings"]
+
+
+@pytest.mark.usefixtures("uneven")
+def test_a_rank_that_raises_is_named_and_ends_all() -> None:
+    Path("task.py").write_text(FAILING)
+    start = time.monotonic()
+    ended = sewa_on(2, "select", "--solver", "gumbel", "-v", HOW="raise")
+    assert time.monotonic() - start < 60
+    assert ended.code == 4, ended.err
+    assert ended.error == "rank 1: predict() raised ValueError: boom"
+    assert "rank 1: hello" in ended.err.splitlines()
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_a_rank_that_runs_out_of_memory_is_named_and_ends_all() -> None:
+    Path("task.py").write_text(FAILING)
+    ended = sewa_on(2, "select", "--solver", "gumbel", HOW="memory")
+    assert ended.code == 4
+    assert ended.error.startswith("rank 1: predict() raised OutOfMemoryError")
+    assert not list(Path().glob("averaged*"))
+
+
+@pytest.mark.usefixtures("uneven")
+def test_a_forecast_says_what_each_rank_will_hold_and_read(sewa: Sewa) -> None:
+    found = []
+    for ranks in (1, 4):
+        ended = sewa("select", "--solver", "gumbel", "--dry-run", "--ranks", ranks, "--json")
+        assert ended.code == 0, ended.err
+        found.append(json.loads(ended.out))
+    one, four = found
+    assert (one["ranks"], four["ranks"]) == (1, 4)
+    assert four["bytes_read"] == pytest.approx(one["bytes_read"] / 4, abs=1)
+    planned = [plan["placement"]["planned_bytes"] for plan in found]
+    assert planned[1] == pytest.approx(planned[0] / 4, rel=0.05)
+    assert "each of  4 ranks" in sewa("select", "--dry-run", "--ranks", 4).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--ranks", "none"], "--ranks: must be a number of processes, found 'none'"),
+        (["-", "--ranks", "2"], "-: paths on standard input reach one rank only; name them"),
+        (["--ranks", "0"], "--ranks: must be a number of processes, found '0'"),
+    ],
+)
+@pytest.mark.usefixtures("run_dir")
+def test_what_cannot_be_is_told_in_one_line(sewa: Sewa, arguments: list[str], fault: str) -> None:
+    ended = sewa("select", *arguments)
+    assert ended.code == 2
+    assert ended.error == fault
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_what_all_ranks_refuse_names_none_of_them() -> None:
+    ended = sewa_on(2, "select", "--K", "12")
+    assert ended.code == 2
+    assert ended.error.startswith("K: 12 of 12 checkpoints leaves nothing to choose")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_under_torchrun_it_is_the_same(sewa: Sewa) -> None:
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--no-python", *SEWA, "select", "--solver", "gumbel", "-o", "two.safetensors"]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("\n") == 4
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+SLOW = (
+    UNEVEN
+    + """
+import os, pathlib, time
+calls = 0
+def mark(name):
+    if os.environ.get("RANK") == os.environ["KILLED"]:
+        pathlib.Path(name).touch()
+        if os.environ["WHEN"] == name:
+            time.sleep(100)
+def build_model():
+    mark("building")
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+def predict(model, batch):
+    global calls
+    calls += 1
+    mark("first")
+    if calls > 60:
+        mark("simple")
+    if torch.is_grad_enabled():
+        mark("learning")
+    if calls > 100 and not torch.is_grad_enabled():
+        mark("scoring")
+    return model(batch[0])
+"""
+)
+
+
+def processes_of(folder: Path) -> Iterator[psutil.Process]:
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                yield process
+        except psutil.Error:
+            continue
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["building", "first", "simple", "learning", "scoring"])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_ends_all(uneven: Path, killed: int, when: str) -> None:
+    Path("task.py").write_text(SLOW)
+    command = [*SEWA, "select", "--solver", "gumbel", "--ranks", "2"]
+    env = {**environment(), "KILLED": str(killed), "WHEN": when}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as running:
+        wait_for(Path(when))
+        ranks = psutil.Process(running.pid).children(recursive=True)
+        [victim] = [p for p in ranks if p.environ().get("RANK") == str(killed)]
+        start = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        out, err = running.communicate(timeout=60)
+        assert time.monotonic() - start < 30
+    assert running.returncode == 128 + signal.SIGKILL, err
+    assert out == ""
+    assert Ended(running.returncode, out, err).error.startswith(f"rank {killed} was killed")
+    assert "interrupted" not in err
+    assert not list(Path().glob("averaged*"))
+    left = [process.pid for process in processes_of(uneven) if process.pid != os.getpid()]
+    assert not left

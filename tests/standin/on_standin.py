@@ -1,0 +1,152 @@
+"""On a device that is not the CPU, everything is where it belongs, and the answer is the same.
+
+Not collected by itself: once a process has the device, torch asks it for streams, random numbers
+and more wherever it asks a GPU. `test_standin.py` runs this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import standin
+from helpers.standin import NAME
+from helpers.tiny import Sewa
+from safetensors.torch import load_file
+
+in_run_dir = pytest.mark.usefixtures("run_dir")
+QUICKLY = [
+    part
+    for key in ("linear.bootstrap=0", "aggregate.folds=3", "aggregate.rounds=1")
+    for part in ("--set", key)
+]
+
+
+def chosen(sewa: Sewa, device: str, *arguments: object) -> tuple[dict[str, Any], bytes]:
+    """The report and the file of a selection on that device."""
+    name = f"{device}.safetensors"
+    ended = sewa("select", "--device", device, "-o", name, "--force", "--json", *arguments)
+    assert ended.code == 0, ended.err
+    return json.loads(ended.out), Path(name).read_bytes()
+
+
+@in_run_dir
+@pytest.mark.parametrize(
+    ("solver", "tier"),
+    [
+        *(("gumbel", tier) for tier in ("memory", "bf16", "host", "files")),
+        pytest.param("linear", "memory", marks=pytest.mark.long),
+        pytest.param("linear", None, marks=pytest.mark.long),
+        pytest.param("aggregate", None, marks=pytest.mark.long),
+    ],
+)
+def test_a_selection_is_the_cpus_in_every_tier(sewa: Sewa, solver: str, tier: str | None) -> None:
+    arguments = ["--solver", solver, *QUICKLY]
+    arguments += ["--K", "auto"] if solver == "aggregate" else []
+    there, written = chosen(sewa, NAME, *arguments, *in_tier(tier))
+    # the host's own memory is what it is streamed from
+    here, expected = chosen(sewa, "cpu", *arguments, *in_tier("memory" if tier == "host" else tier))
+    assert there["device"].startswith(NAME)
+    assert there["selected"] == here["selected"]
+    losses = [found["average"]["selection_loss"] for found in (there, here)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    if solver != "aggregate":  # whose weights may differ in the last places
+        assert written == expected
+
+
+def in_tier(tier: str | None) -> list[str]:
+    return [] if tier is None else ["--set", f"tier={tier}"]
+
+
+@in_run_dir
+def test_compare_and_evaluate_give_the_cpus_numbers(sewa: Sewa) -> None:
+    for command in (
+        ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4"],
+        ["evaluate", "ckpts/step-10.safetensors", "ckpts/step-20.safetensors"],
+    ):
+        found = [sewa(*command, "--json", "--device", device) for device in (NAME, "cpu")]
+        assert [ended.code for ended in found] == [0, 0], found[0].err
+        rows = [json.loads(ended.out) for ended in found]
+        there, here = (one.get("rows") or one["files"] for one in rows)
+        assert len(there) == len(here) > 1
+        for one, other in zip(there, here, strict=True):
+            assert one["heldout_loss"] == pytest.approx(other["heldout_loss"], rel=1e-4)
+
+
+@in_run_dir
+def test_a_tensor_that_is_left_on_the_cpu_is_found(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sewa_cli.objective.objective.to_device", lambda batch, _: batch)
+    ended = sewa("select", "--device", NAME, "--solver", "gumbel")
+    assert ended.code == 4
+    assert "met one on standin" in ended.error
+
+
+@in_run_dir
+def test_no_step_waits_for_the_device(sewa: Sewa) -> None:
+    """What is looked at now and then, and in the end, does not grow with the steps in between."""
+    counted = []
+    for iterations in (2, 9):  # both look once on the way
+        with standin.counting() as waits:
+            chosen(sewa, NAME, "--solver", "gumbel", "--iterations", iterations)
+        counted.append(waits)
+    assert counted[0], "the stand-in sees what is looked at"
+    assert len(counted[1]) == len(counted[0]), sorted(set(counted[1]))
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_batchnorm_is_recomputed_on_the_device(sewa: Sewa) -> None:
+    there, written = chosen(sewa, NAME, "--solver", "gumbel")
+    here, _ = chosen(sewa, "cpu", "--solver", "gumbel")
+    assert there["batchnorm"]["after"] is not None
+    assert there["selected"] == here["selected"]
+    after = [found["average"]["selection_loss"] for found in (there, here)]
+    assert after[0] == pytest.approx(after[1], rel=1e-4)
+    Path("there.safetensors").write_bytes(written)
+    for name, tensor in load_file("there.safetensors").items():
+        expected = load_file("cpu.safetensors")[name]
+        torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["factors", "merged"])
+def test_adapters_of_a_language_model_need_yaml_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, mode: str
+) -> None:
+    """Both a ready-made task and an adapter: the base stays, what is learned is on the device."""
+    import peft
+    from helpers.hf_runs import build, text_rows, write_model, write_rows
+    from helpers.trainers import third_party
+
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_model(folder, "causal-lm")
+    model: Any = build("causal-lm", folder)
+    model.save_pretrained(folder)
+    write_rows(tmp_path / "rows.jsonl", [{"text": row["text"]} for row in text_rows()[:24]])
+    torch.manual_seed(0)
+    with third_party():
+        adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules="all-linear"))
+    for step in range(1, 5):
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if "lora_" in name:
+                    parameter.add_(0.02 * torch.randn_like(parameter))
+        adapted.save_pretrained(str(tmp_path / f"ckpts/checkpoint-{step}"))
+    (tmp_path / "sewa.yaml").write_text(
+        "task: huggingface\nargs: {kind: causal-lm, model: ./model, data: ./rows.jsonl}\n"
+        "checkpoints: ckpts\nK: 2\nsolver: gumbel\ngumbel: {iterations: 2}\n"
+    )
+    found = []
+    for device in (NAME, "cpu"):
+        ended = sewa("select", "--device", device, "-o", device, "--lora", mode, "--json")
+        assert ended.code == 0, ended.err
+        found.append(json.loads(ended.out))
+    assert found[0]["selected"] == found[1]["selected"]
+    losses = [one["average"]["selection_loss"] for one in found]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
