@@ -12,6 +12,9 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sewa_cli.errors import ConfigError
+from sewa_cli.text import one_line
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M_MMAP_THRESHOLD = -3  # of malloc.h
+MEETING = timedelta(minutes=2)  # for all ranks to be there
 FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
 
 
@@ -92,7 +96,14 @@ class _Several(Ranks):
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         _give_back()
-        distributed.init_process_group(backend, timeout=FOREVER)
+        try:
+            distributed.init_process_group(backend, timeout=MEETING)
+        except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
+            raise ConfigError(
+                f"the other ranks of torchrun were waited for in vain ({one_line(error, 100)}); "
+                "--ranks 1 runs alone"
+            ) from error
+        distributed.distributed_c10d._set_pg_timeout(FOREVER)
         self._torch, self._group = torch, distributed
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.size)))
@@ -171,9 +182,18 @@ def here() -> Ranks:
 
 
 def are_several() -> bool:
-    """Whether torchrun has started this process beside others."""
-    wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    return all(name in os.environ for name in wanted) and int(os.environ["WORLD_SIZE"]) > 1
+    """Whether torchrun has started this process beside others.
+
+    Other launchers set most of these variables too, also for a process that is alone.
+    """
+    wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    size = os.environ.get("WORLD_SIZE", "")
+    return all(name in os.environ for name in wanted) and size.isdecimal() and int(size) > 1
+
+
+def be_alone() -> None:
+    """Whatever the environment says of others, as a script's that torchrun has started."""
+    os.environ["WORLD_SIZE"] = "1"
 
 
 def join() -> Ranks:

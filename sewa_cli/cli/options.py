@@ -361,8 +361,10 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
 def _joined(given: dict[str, Any]) -> bool:
     """Be one of several ranks, or start them and wait: then all is done."""
     wanted = given["ranks"] if given.get("dry_run") else given.pop("ranks")
-    if wanted is not None and not (wanted.isdecimal() and int(wanted) > 0):
+    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and int(wanted) > 0):
         raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
+    if wanted is not None and int(wanted) == 1:
+        ranks.be_alone()
     if given.get("dry_run"):
         if ranks.are_several():
             given["ranks"] = wanted or os.environ["WORLD_SIZE"]
@@ -372,10 +374,12 @@ def _joined(given: dict[str, Any]) -> bool:
     if STDOUT in (given["ckpts"] or []):
         raise ConfigError("-: paths on standard input reach one rank only; name them")
     if not ranks.are_several():
+        if int(wanted) > (most := together.most_here()):
+            raise ConfigError(f"--ranks: {wanted} on this host, whose cores carry {most} at most")
         if code := together.launch(int(wanted), typed):
             raise typer.Exit(code)
         return False
-    if wanted is not None and wanted != os.environ["WORLD_SIZE"]:
+    if wanted is not None and int(wanted) != int(os.environ["WORLD_SIZE"]):
         raise ConfigError(f"--ranks {wanted}, but torchrun has started {os.environ['WORLD_SIZE']}")
     together.join(given["verbose"])
     return True

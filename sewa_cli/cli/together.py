@@ -19,6 +19,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli import interrupts, ranks
@@ -42,27 +43,35 @@ def launch(count: int, arguments: Sequence[str]) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     os.environ[interrupts.LAUNCHED] = "1"
     from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.CRITICAL)  # what it says of a rank that fails, we say in one line
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-        shutdown_timeout=10,
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "sewa_cli", *arguments)
-    except SignalException:
-        raise KeyboardInterrupt from None
-    except ChildFailedError as error:
-        return _explain(error.failures)
+    with TemporaryDirectory() as logs:  # which torch would leave behind
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=count,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            monitor_interval=0.1,
+            shutdown_timeout=10,
+            logs_specs=DefaultLogsSpecs(log_dir=logs),
+        )
+        try:
+            elastic_launch(config, sys.executable)("-m", "sewa_cli", *arguments)
+        except SignalException:
+            raise KeyboardInterrupt from None
+        except ChildFailedError as error:
+            return _explain(error.failures)
     return 0
+
+
+def most_here() -> int:
+    """Processes that this host can well be asked to run at once."""
+    return max(16, 4 * (os.cpu_count() or 1))
 
 
 def _explain(failures: dict[int, ProcessFailure]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +115,9 @@ class FlatModel:
             for name, where in slices.items()
         }
         self.layout = Layout(slices, shapes, parameters, offset)
+        self.parameters = sum(  # of all ranks
+            prod(self.shapes[first]) for first in slices if isinstance(state[first], nn.Parameter)
+        )
         self.flat = torch.zeros(offset, dtype=torch.float32, device=device)
         self.grad = torch.zeros(parameters, dtype=torch.float32, device=device)
         self.version = 0  # counts changes of the weights, by us

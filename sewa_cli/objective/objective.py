@@ -185,8 +185,8 @@ class Objective:
             return loss.detach()
         total = torch.zeros((), device=self.model.device)
         whole, shares = self._is_anew(batch), self.shares
-        own, targets = (batch, targets) if whole else shares.own_targets(batch, targets)
-        factor = shares.factor(batch, whole, at_targets=True)
+        own, targets = (batch, targets) if whole else self._own_targets(batch, targets)
+        factor = shares.factor(batch, whole)
         for stretch, size in self._stretches(own, targets, whole):
             if not stretch.inputs.requires_grad:
                 raise TaskError("predict() has no gradient (.detach(), .item(), no_grad, argmax)")
@@ -220,6 +220,13 @@ class Objective:
 
         return run(batch) if self._is_anew(batch) else self.shares.predict(run, batch)
 
+    def _own_targets(self, batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
+        """Of several ranks, this one's rows of the batch, where they can be run apart."""
+        if self.shares.ranks.several:
+            on_device = to_device(batch, self.model.device)
+            self.shares.look(lambda some: self.predict(self.model.module, some), on_device)
+        return self.shares.own_targets(batch, targets)
+
     def targets(self, batch: Batch) -> Targets | None:
         """The classes whose cross-entropies are the loss; None: the task does not say."""
         if self.classes is None:
@@ -241,7 +248,7 @@ class Objective:
         """
         with self._learning(batch):
             whole = self._is_anew(batch)
-            own, mine = (batch, targets) if whole else self.shares.own_targets(batch, targets)
+            own, mine = (batch, targets) if whole else self._own_targets(batch, targets)
             first = int((self.owners(batch, targets) == self.shares.ranks.rank).int().argmax())
             first = first if mine is not targets else 0
             for stretch, size in self._stretches(own, mine, whole, bytes_at_once):
@@ -251,6 +258,7 @@ class Objective:
 
     def owners(self, batch: Batch, targets: Targets) -> Tensor:
         """Which rank runs each target [t]; -1: all of them do."""
+        self._own_targets(batch, targets)
         return self.shares.owners(batch, targets, self._is_anew(batch))
 
     def _stretches(
@@ -355,14 +363,14 @@ class Objective:
         self.model.check_untouched()
 
     def _at_targets(self, batch: Batch, targets: Targets) -> _Evaluated:
-        own, mine = self.shares.own_targets(batch, targets)
+        own, mine = self._own_targets(batch, targets)
         each = torch.empty(len(mine.where), device=self.model.device)
         right = torch.empty(len(mine.where), dtype=torch.bool, device=self.model.device)
         for stretch, size in self._stretches(own, mine, whole=False):
             for part, some in stretch.pieces(size):
                 logits = stretch.head(some).float()
                 each[part], right[part] = losses(logits, mine.classes[part])
-        each, right = (self.shares.gather_targets(x, targets) for x in (each, right))
+        each, right = (self.shares.gather_targets(x, batch, targets) for x in (each, right))
         n, (each, right) = targets.shape[0], (each.cpu(), right.cpu())
         shares = (targets.weights.cpu() * each).double()
         by_row = n * shares.new_zeros(n).index_add_(0, targets.rows.cpu(), shares)
@@ -395,9 +403,10 @@ class Objective:
         """The batches, and progress by rows; how many there are is known when all were seen."""
         name = _name_of(data).replace("_data", " rows")
         seen = 0
-        for batch in self.events.over(
+        told = self.events.over(
             f"{doing} {name}", data, self.known_rows.get(name, 0), lambda batch: max(0, rows(batch))
-        ):
+        )
+        for batch in self.shares.checked(data, told):
             yield batch
             seen += max(0, rows(batch))
         self.known_rows[name] = seen

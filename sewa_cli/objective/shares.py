@@ -7,18 +7,20 @@ rows need each other, or are too few, every rank runs all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sewa_cli.errors import TaskError
 from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.tree import WALK, Nest, change, has_rows, rows, take_rows, tensors
 from sewa_cli.ranks import Ranks
 
 Run = Callable[[Nest], Any]  # a batch ↦ what the model predicts for it
+TINY = 1e-6  # whatever the outputs
 CLOSE = 1e-3  # of the largest output: what a row may differ by if it is run with fewer others
 
 
@@ -27,24 +29,30 @@ class Shares:
     ranks: Ranks
     warn: Callable[[str], None]
     _apart: bool | None = None  # whether rows can be run apart; None: nobody has looked
+    _seen: set[int] = field(default_factory=set)  # data that are the same on every rank
 
-    def factor(self, batch: Nest, whole: bool, at_targets: bool = False) -> float:
+    def factor(self, batch: Nest, whole: bool) -> float:
         """What a loss is multiplied by: FSDP takes means of gradients, and shares need the sum.
 
         `whole`: every rank runs all rows, so that each has the same gradient, and the mean is it.
         """
-        is_shared = not whole and self._is_shared(batch, at_targets)
+        is_shared = not whole and self._is_shared(batch)
         return float(self.ranks.size) if is_shared else 1.0
 
-    def _is_shared(self, batch: Nest, at_targets: bool = False) -> bool:
+    def _is_shared(self, batch: Nest) -> bool:
         if not self.ranks.several or rows(batch) < self.ranks.size:
             return False
-        return at_targets or self._apart is not False
+        return self._apart is not False
+
+    def look(self, run: Run, batch: Nest) -> None:
+        """Whether a batch can be shared out at all, by a few rows of the first."""
+        if self._is_shared(batch) and self._apart is None:
+            few = torch.arange(min(rows(batch), 2 * self.ranks.size + 1))
+            self._look(run, take_rows(batch, rows(batch), few))
 
     def predict(self, run: Run, batch: Nest) -> Any:
         """The outputs of the whole batch."""
-        if self._is_shared(batch) and self._apart is None:
-            self._look(run, batch)
+        self.look(run, batch)
         return self._gathered(run, batch) if self._is_shared(batch) else run(batch)
 
     @torch.no_grad()
@@ -84,11 +92,31 @@ class Shares:
         own, count = self.ranks.rows(n), -(-n // self.ranks.size)
         return torch.tensor([*own, *[own[-1]] * (count - len(own))])
 
+    def checked(self, data: object, batches: Iterable[Nest]) -> Iterator[Nest]:
+        """The same batches on every rank, or none at all: looked at the first time they come."""
+        if not self.ranks.several or id(data) in self._seen:
+            yield from batches
+            return
+        iterator = iter(batches)
+        while True:
+            batch = next(iterator, None)
+            found = self.ranks.gather(None if batch is None else _told(batch))
+            other = next((r for r, one in enumerate(found) if one != found[0]), None)
+            if other is not None:
+                raise TaskError(
+                    f"rank {other} is given other batches than rank 0: every rank must see the "
+                    "same data in the same order, and takes its own rows of each batch"
+                )
+            if batch is None:
+                break
+            yield batch
+        self._seen.add(id(data))
+
     # ---- of targets, whose loss is a sum -------------------------------------------------------
 
     def own_targets(self, batch: Nest, targets: Targets) -> tuple[Nest, Targets]:
         """This rank's rows and the targets that they have, each with its weight in all."""
-        if not self._is_shared(batch, at_targets=True):
+        if not self._is_shared(batch):
             return batch, targets
         n, index = rows(batch), self._index(rows(batch))
         first, last = self._span(targets, self.ranks.rank)
@@ -113,7 +141,7 @@ class Shares:
     def owners(self, batch: Nest, targets: Targets, whole: bool) -> Tensor:
         """Which rank runs each target [t]; -1: all of them do."""
         found = torch.full((len(targets.where),), -1)
-        if not whole and self._is_shared(batch, at_targets=True):
+        if not whole and self._is_shared(batch):
             for rank in range(self.ranks.size):
                 first, last = self._span(targets, rank)
                 found[first:last] = rank
@@ -133,9 +161,9 @@ class Shares:
             found[where] = part[: len(where)]
         return found
 
-    def gather_targets(self, own: Tensor, targets: Targets) -> Tensor:
+    def gather_targets(self, own: Tensor, batch: Nest, targets: Targets) -> Tensor:
         """What each rank has found of its targets [t] → of all."""
-        if not self.ranks.several or targets.shape[0] < self.ranks.size:
+        if not self._is_shared(batch):
             return own
         spans = [self._span(targets, rank) for rank in range(self.ranks.size)]
         most = max(last - first for first, last in spans)
@@ -145,14 +173,23 @@ class Shares:
         )
 
 
+def _told(batch: Nest) -> str:
+    return str([(x.shape, x.dtype, float(x.double().sum())) for x in tensors(batch)])
+
+
 def _alike(one: Any, two: Any) -> bool:
     pairs = list(zip(tensors(one), tensors(two), strict=True))
-    return all(a.shape == b.shape and _close(a, b) for a, b in pairs)
+    size = max((_largest(x) for x in tensors(two)), default=0.0)
+    return all(a.shape == b.shape and _close(a, b, size) for a, b in pairs)
 
 
-def _close(one: Tensor, two: Tensor) -> bool:
+def _largest(x: Tensor) -> float:
+    is_some = x.is_floating_point() and x.numel() > 0
+    return float(x.float().nan_to_num(0.0, 0.0, 0.0).abs().max()) if is_some else 0.0
+
+
+def _close(one: Tensor, two: Tensor, size: float) -> bool:
     if not one.is_floating_point():
         return torch.equal(one, two)
     one, two = one.float(), two.float()
-    size = float(two.nan_to_num(0.0, 0.0, 0.0).abs().max()) if two.numel() else 0.0
-    return torch.allclose(one, two, rtol=CLOSE, atol=CLOSE * size, equal_nan=True)
+    return torch.allclose(one, two, rtol=CLOSE, atol=CLOSE * size + TINY, equal_nan=True)

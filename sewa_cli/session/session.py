@@ -117,7 +117,7 @@ class Session:
     def head(self) -> dict[str, Any]:
         """What the report of a command with a task begins with."""
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
-        return {**head, "parameters": self.model.layout.parameters}
+        return {**head, "parameters": self.model.parameters}
 
     def report(
         self,
