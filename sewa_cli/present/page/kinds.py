@@ -52,17 +52,18 @@ def select(report: Report, name: str | None) -> Chapter:
 
     overfit = [_upper(sentences.expected(report))] if report.expected else []
     for better in report.beaten_by:
-        sure = _interval(better.interval)
-        overfit.append(
-            f"{better.name} has a lower held-out loss, {number(better.heldout_loss)} {sure}"
-        )
+        said = f"{better.name} has a lower held-out loss, {number(better.heldout_loss)}"
+        if better.by is not None:
+            sure = f" ({_interval(better.interval)})" if better.interval else ""
+            said += f": {number(better.by)}{sure} below what was chosen"
+        overfit.append(said)
     if report.labels == "noise":
         overfit.append("Mixed-up rows fit as well: the labels say nothing")
     budget = [Words([_upper(sentences.budget(report.budget))])] if report.budget else []
     sheet = tables.select(report)
     seen = sheet.parts[0][1]
     assert isinstance(seen, list)
-    table = Table("Losses and metrics", seen, marks=_lowest(sheet.rows))
+    table = Table("Losses and metrics", seen, marks=_lowest(sheet.rows, report.written))
     sections = [
         *section(
             "Against simple averages",
@@ -96,12 +97,19 @@ def select(report: Report, name: str | None) -> Chapter:
     )
 
 
-def _lowest(rows: tables.Rows) -> list[str | None]:
-    """What was chosen is the first row, whether it is the best or not."""
+def _lowest(rows: tables.Rows, written: str) -> list[str | None]:
+    """The best row, and the one that was written, whether it is the best or not."""
     losses = [row["heldout_loss"] for row in rows]
     known = [loss for loss in losses if isinstance(loss, float)]
-    marks: list[str | None] = ["best" if known and loss == min(known) else None for loss in losses]
-    return [marks[0] or "chosen", *marks[1:]]
+    lowest = min(known, default=None)
+    return [
+        "best"
+        if lowest is not None and loss == lowest
+        else "chosen"
+        if row["average"] == written
+        else None
+        for row, loss in zip(rows, losses, strict=True)
+    ]
 
 
 def _simple(report: Report) -> Table | None:
@@ -187,13 +195,13 @@ def windows(report: Windows, name: str | None) -> Chapter:
         )
     tiles.append(Tile("windows", len(report.windows), f"of {report.size} checkpoints"))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
+    saves_nothing = any(one.endswith("averaging saves no training here") for one in said)
+    headline = "Averaging saves no training here" if saves_nothing else _first(said[0])
     return Chapter(
-        headline=said[0].partition(": ")[0],
-        answer=said[0],
+        headline=headline,
+        answer=f"{'. '.join(map(_upper, said))}.",  # what the first is worth, the others say
         sections=[
-            *section(
-                "Along the run", *drawings(report, "scores"), Words(said[1:]) if said[1:] else None
-            ),
+            *section("Along the run", *drawings(report, "scores")),
             *section("In numbers", *parts),
             *section("Which checkpoints", *checkpoints(report.candidates, report.left_out)),
             cost(report.cost),
