@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from sewa_cli.present import say, sentences, tables
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
-from sewa_cli.present.page.shared import again, checkpoints, cost, drawings, section, sheets, when
+from sewa_cli.present.page.shared import (
+    MOST_DRAWN,
+    again,
+    checkpoints,
+    cost,
+    drawings,
+    section,
+    sheets,
+    when,
+)
 from sewa_cli.present.tables import Cell, percent
 from sewa_cli.text import duration, number, size, with_K
 
@@ -145,19 +155,21 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     assert isinstance(found, list)
     marks = [row.mark for row in report.rows]
     held = [] if report.heldout_rows is None else [_only_marks(report)]
+    drawn, fewer = _lowest_rows(report)
     sections = [
         *section(
             "Every method at every K",
-            *drawings(report, "scores"),
+            *drawings(drawn, "scores"),
+            *fewer,
             *held,
             Table("Losses, metrics and cost", found, marks=marks),
         ),
         *section(
             "Which checkpoints",
-            *drawings(report, "weights"),
+            *drawings(drawn, "weights"),
             *checkpoints(report.candidates, report.left_out),
         ),
-        *section("Does choosing over-fit?", *drawings(report, "overfit")),
+        *section("Does choosing over-fit?", *drawings(drawn, "overfit")),
         cost(report.cost, report.placement),
         again(report, name),
     ]
@@ -170,6 +182,26 @@ def compare(report: Comparison, name: str | None) -> Chapter:
         about=_about(report),
         command=report.command,
     )
+
+
+def _lowest_rows(report: Comparison) -> tuple[Comparison, list[Words]]:
+    """As many as a picture shows, and what is said where that is not all."""
+    count, most = len(report.rows), MOST_DRAWN["rows"]
+    if count <= most:
+        return report, []
+    heldout = report.heldout_rows is not None
+
+    def loss(place: int) -> float:
+        row = report.rows[place]
+        found = row.heldout_loss if heldout else row.selection_loss
+        return inf if found is None or place == report.best else found
+
+    by_loss = sorted(range(count), key=loss)[: most - 1]
+    kept = sorted({*by_loss, by_loss[0] if report.best is None else report.best})
+    best = None if report.best is None else kept.index(report.best)
+    rows = [report.rows[place] for place in kept]
+    said = f"Of {count:,} rows the {len(rows)} with the lowest losses are drawn."
+    return report.model_copy(update={"rows": rows, "best": best}), [Words([said])]
 
 
 def _only_marks(report: Comparison) -> Words:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import PurePath
-from statistics import fmean, stdev
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present.page.parts import Chapter, Drawing, Part, Section, Table, Tile, Words
@@ -31,8 +31,9 @@ _T: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """The mean over runs, and half of its 95 % interval by Student's t; None: one run has none."""
     if len(values) < 2:
-        return fmean(values), None
-    return fmean(values), _students(len(values) - 1) * stdev(values) / sqrt(len(values))
+        return mean(values), None
+    half = _students(len(values) - 1) * (stdev(values) / sqrt(len(values)))
+    return mean(values), half if isfinite(half) else None
 
 
 def _students(freedom: int) -> float:
@@ -101,7 +102,7 @@ def scores(report: Any) -> dict[str, float]:
     else:
         return {}
     found = {name: getattr(row, measure) for name, row in rows.items()}
-    return {name: loss for name, loss in found.items() if loss is not None}
+    return {name: loss for name, loss in found.items() if loss is not None and isfinite(loss)}
 
 
 def _chosen(report: Report) -> Scores:
@@ -117,11 +118,11 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
     rows: Rows = []
     summary: dict[str, tuple[float, float | None]] = {}
     for name in names:
-        mean, half = summary[name] = mean_interval([found[name] for found in by_run])
-        row: dict[str, Cell] = {"average": name, "mean": mean}
+        middle, half = summary[name] = mean_interval([found[name] for found in by_run])
+        row: dict[str, Cell] = {"average": name, "mean": middle}
         row |= {
-            "low": None if half is None else mean - half,
-            "high": None if half is None else mean + half,
+            "low": None if half is None else middle - half,
+            "high": None if half is None else middle + half,
         }
         rows.append({**row, **{t: found[name] for t, found in zip(titles, by_run, strict=True)}})
     best = min(names, key=lambda name: summary[name][0])
@@ -165,9 +166,9 @@ def _tiles(reports: Sequence[Any]) -> list[Tile]:
     found = []
     gains = [report.gained.by for report in reports if getattr(report, "gained", None)]
     if len(gains) == len(reports):
-        mean, half = mean_interval(gains)
-        low, high = mean - (half or 0.0), mean + (half or 0.0)
-        found.append(Tile("mean gain", mean, f"95 %: {number(low)} .. {number(high)}"))
+        middle, half = mean_interval(gains)
+        low, high = middle - (half or 0.0), middle + (half or 0.0)
+        found.append(Tile("mean gain", middle, f"95 %: {number(low)} .. {number(high)}"))
         better = sum(gain > 0 for gain in gains)
         found.append(Tile("below the best simple average", f"{better} of {len(gains)}", "runs"))
     return found
