@@ -287,6 +287,12 @@ def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
         assert [*new.values()].count(77.0) == len(words)
 
 
+def test_the_answer_of_windows_says_what_it_is_worth() -> None:
+    found = chapter(report(raw("windows")))  # in it, `last` is there as early
+    assert found.headline == "Averaging saves no training here"
+    assert all(said in found.answer for said in present.say(report(raw("windows"))))
+
+
 def test_every_window_is_sent_to_trackers() -> None:
     found = present.numbers(report(raw("windows")))
     losses = [row["heldout_loss"] for one in raw("windows")["windows"] for row in one["rows"]]
@@ -463,6 +469,7 @@ def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> No
     (tmp_path / "a.json").write_text(content)
     ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
     assert ended.code == 0, ended.err
+    assert ended.err.splitlines() == [f"wrote {tmp_path / 'a.html'}"]
     assert "nan" not in Page((tmp_path / "a.html").read_text()).words.lower()
 
 

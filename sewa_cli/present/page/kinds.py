@@ -228,10 +228,10 @@ def windows(report: Windows, name: str | None) -> Chapter:
     tiles.append(Tile("windows", len(report.windows), f"of {report.size} checkpoints"))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
     saves_nothing = any(one.endswith("averaging saves no training here") for one in said)
-    headline = "Averaging saves no training here" if saves_nothing else _first(said[0])
+    headline = "Averaging saves no training here" if saves_nothing else said[0].partition(": ")[0]
     return Chapter(
         headline=headline,
-        answer=f"{'. '.join(map(_upper, said))}.",  # what the first is worth, the others say
+        answer="; ".join(said),  # what the first is worth, the others say
         sections=[
             *section("Along the run", *drawings(report, "scores")),
             *section("In numbers", *parts),
