@@ -204,3 +204,14 @@ def test_a_demo_whose_page_is_taken_is_refused_before_it_trains(sewa: Sewa, tmp_
     assert ended.code == 3
     assert "demo.html: exists; use --force" in ended.error
     assert [path.name for path in tmp_path.iterdir()] == ["demo.html"]
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_page_without_pictures_is_a_warning_too(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sewa_cli.present.page.has_pictures", lambda: False)
+    ended = sewa("inspect", "ckpts/", "--html", "page.html")
+    assert ended.code == 0, ended.err
+    assert "warning: the page is without pictures" in ended.err
+    assert not Page(Path("page.html").read_text()).tags["svg"]
