@@ -80,6 +80,8 @@ def demo(request: Request, demo_folder: Path) -> None:
 
     check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
+    if demo_folder.is_dir():
+        check_page(demo_folder / "demo.html", request.force)
     request.write_page(demo_folder / "demo.html")
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
@@ -111,11 +113,14 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
     """
     if dry_run:
+        if request.plot is not None:
+            raise ConfigError("--plot: a forecast has no picture; leave out --dry-run")
         from sewa_cli.commands.forecast import run_forecast
 
         with request.talk as talk:
             count = int(ranks or 1)
             forecast = run_forecast(request.config, request.load_task(), talk, ranks=count)
+            request.finish_page(forecast)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return
@@ -176,15 +181,11 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
     if output_best is not None:
         report = report or report_path(output_best)
-    files = (output_best, report, request.plot, request.html)
-    named = [real(path) for path in files if path is not None]
+    named = [real(path) for path in (output_best, report, request.plot, request.html) if path]
     if len(set(named)) < len(named):
         raise ConfigError("--output-best, --report, --plot and --html must name different files")
-    options: dict[str, Any] = {
-        "report": report,
-        "force": request.force,
-        "protected": request.inputs,
-    }
+    options: dict[str, Any] = {"force": request.force, "protected": request.inputs}
+    options["report"] = report
     found: Head
     with request.talk as talk:
         task = request.load_task()
@@ -305,10 +306,9 @@ def report(request: Request, reports: list[Path], page: Path, open_it: bool) -> 
 
     if open_it and str(page) == STDOUT:
         raise ConfigError("--open: a page on standard output cannot be shown; name a file")
-    if str(page) != STDOUT:
-        check_page(page, request.force)
+    force = str(page) != STDOUT and check_page(page, request.force)
     with request.talk as talk:
-        text = run_report(reports, page, request.force, talk)
+        text = run_report(reports, page, force, talk)
     if str(page) == STDOUT:
         request.stdout.write(text.encode())
     else:

@@ -86,8 +86,8 @@ class Talk(Events):
             self._heart.join()
         if self._bars is not None:
             self._bars.stop()
-        if self.page is not None and error is not None:
-            self.page.stop(error, self.warnings)
+        if self.page is not None:
+            self.page.stop(error, self._stages.under_way, self.warnings)
 
     def found(self, paths: Sequence[Path]) -> None:
         if self.one_a_line:
@@ -121,9 +121,9 @@ class Talk(Events):
             elif here.has_ended or time.monotonic() - self._last_drawn >= BLINK:
                 self._draw(here)
         if self.page is not None:
-            self.page.progress(here, self._stages.under_way, self.warnings)
-            if self.page.fault is not None:
-                self.warn(f"--html: is not kept up while the run goes on: {self.page.fault}")
+            fault = self.page.progress(here, self._stages.under_way, self.warnings)
+            if fault is not None:
+                self.warn(f"--html: is not kept up while the run goes on: {fault}")
 
     def _tell(self) -> None:
         if time.monotonic() - self._last_line >= SECONDS:

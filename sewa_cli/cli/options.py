@@ -196,7 +196,10 @@ class Request:
                 self.flags[FLAGS[name].key or name] = value
         if has_config:
             _ = self.config  # its faults come before all others
-        others = [self.config.output, self.config.report] if has_config else []
+        others: list[Path | str | None] = [one.partition(":")[2] or None for one in log]
+        if has_config and (self.plot or self.html):
+            config = self.config
+            others += [config.output, config.report, config.task, *config.checkpoints, *self.inputs]
         check_apart("--plot", self.plot, others)
         check_apart("--html", self.html, [*others, self.plot])
         if self.plot is not None:
@@ -274,7 +277,7 @@ class Request:
 
     def draw(self, report: Head) -> None:
         """What is drawn of a report, and whom it is sent to."""
-        if self.html is not None:
+        if self.talk.page is not None and self.talk.page.is_done:
             self.talk.say(f"wrote {self.html}")
         if self.plot is not None:
             from sewa_cli.present import draw
@@ -295,14 +298,22 @@ class Request:
         """While the run is not over yet: whatever ends it now, the page will say so."""
         if self.talk.page is not None:
             from sewa_cli.output.destination import report_path
-            from sewa_cli.present.page import page
+            from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
 
             output = getattr(report, "output", None)
             if name is None and output not in (None, STDOUT):
                 name = report.config.get("report") or report_path(Path(output))
-            with self.talk.stage("drawing the page"):
-                text = page(report, names=[None if name is None else str(name)])
-            self.talk.page.finish(text)
+            if not has_pictures():
+                self.talk.show_warning(f"the page is {WITHOUT_PICTURES}")
+            try:
+                with self.talk.stage("drawing the page"):
+                    text = page(report, names=[None if name is None else str(name)])
+            except Exception as error:  # all else is there: no reason to call the run a failure
+                why = f"the page could not be made: {one_line(error, 200)}"
+                self.talk.show_warning(f"--html: {why}")
+                self.talk.page.give_up(why, self.talk.warnings)
+            else:
+                self.talk.page.finish(text)
 
     def list(self, found: dict[str, dict[str, Any]]) -> None:
         """What there is to choose from."""

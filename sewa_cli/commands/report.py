@@ -12,6 +12,8 @@ from sewa_cli.events import Events
 from sewa_cli.files import real
 from sewa_cli.output.publication import write_file
 from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
+from sewa_cli.report.fit import misfit
+from sewa_cli.report.part import to_json
 from sewa_cli.report.reading import read_any
 
 
@@ -23,6 +25,12 @@ def run_report(reports: Sequence[Path], target: Path, force: bool, events: Event
         if times > 1:  # a mean would take it for several runs
             raise ConfigError(f"{path}: is given {times} times")
     found = [read_any(path) for path in events.over("reading", reports, len(reports))]
+    seen: dict[str, Path] = {}
+    for path, report in zip(reports, found, strict=True):
+        if fault := misfit(report):
+            raise CheckpointError(f"{path}: its parts do not fit together ({fault}); is it intact?")
+        if (first := seen.setdefault(to_json(report), path)) is not path:
+            raise ConfigError(f"{path}: is the same report as {first}")
     if not has_pictures():
         events.show_warning(f"the page is {WITHOUT_PICTURES}")
     try:

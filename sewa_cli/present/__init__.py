@@ -82,6 +82,8 @@ def numbers(report: Head) -> dict[str, float]:
         words = [str(value) for value in row.values() if isinstance(value, str)]
         K = row.get("K")
         name = with_K(words[0] if words else str(place), K if isinstance(K, int) else None)
+        if "window" in row:
+            name = f"window {row['window']}/{name}"
         for column, value in row.items():
             if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
                 found[f"{name}/{column}"] = float(value)

@@ -31,6 +31,18 @@ Cell = str | int | float | bool | None
 Rows = list[dict[str, Cell]]
 
 
+class Ordered(str):
+    """Words for a number, and the number to sort them by."""
+
+    __slots__ = ("key",)
+    key: float
+
+    def __new__(cls, words: str, key: float) -> Ordered:
+        found = super().__new__(cls, words)
+        found.key = key
+        return found
+
+
 def show(report: Head, form: str) -> str:
     """By the function here that is named like the report's kind."""
     if form == "json":
@@ -110,7 +122,17 @@ def _part(title: str, found: Rows | dict[str, str] | str, form: str) -> str:
 
 def _metrics(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:
     """A metric that is named like a column of ours must not take its place."""
-    return {f"metric_{m}" if m in taken else m: value for m, value in (found or {}).items()}
+    named: dict[str, Cell] = {}
+    for metric, value in (found or {}).items():
+        name = metric
+        while name in taken or (name != metric and name in (found or {})):
+            name = f"metric_{name}"
+        named[name] = value
+    return named
+
+
+def _size(count: int) -> Ordered:
+    return Ordered(size(count), count)
 
 
 def listing(found: Mapping[str, Mapping[str, Any]]) -> Sheet:
@@ -156,7 +178,7 @@ def select(report: Report) -> Sheet:
         losses["heldout_loss"] = scores.heldout_loss
         if report.heldout_rows is not None:
             cells[f"held-out loss ({report.heldout_rows})"] = scores.heldout_loss
-        metrics = _metrics(scores.metrics, {"average", *losses})
+        metrics = _metrics(scores.metrics, {*cells, *losses})
         rows.append({"average": name, **losses, **metrics})
         seen.append({**cells, **metrics})
     return Sheet(rows, [("", seen)])
@@ -176,26 +198,28 @@ def evaluate(report: Evaluation) -> Sheet:
 def compare(report: Comparison) -> Sheet:
     """A row for each method at each K."""
     rows = [_compared(row) for row in report.rows]
-    names = {
-        "selection_loss": "selection",
-        "predicted_loss": "predicted",
-        "surrogate_error": "off by",
-        "heldout_loss": "held-out",
-        "low": "95 %",
-        "minus_best": "minus best",
-        "minus_best_low": "95 % of that",
-        "MB_read": "MB read",
-    }
     # for people: an interval is one column, names are short, and no column says nothing
     said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
     seen: Rows = []
     for row in rows:
         cells = {name: cell for name, cell in row.items() if name in said}
         for low, high in (("low", "high"), ("minus_best_low", "minus_best_high")):
-            if cells.pop(high, None) is not None:
-                cells[low] = f"{_plain(row[low])} .. {_plain(row[high])}"
-        seen.append({names.get(name, name): cell for name, cell in cells.items()})
+            if cells.pop(high, None) is not None and isinstance(lowest := row[low], float):
+                cells[low] = Ordered(f"{_plain(lowest)} .. {_plain(row[high])}", lowest)
+        seen.append({_SHORT.get(name, name): cell for name, cell in cells.items()})
     return Sheet(rows, [("", seen)])
+
+
+_SHORT = {
+    "selection_loss": "selection",
+    "predicted_loss": "predicted",
+    "surrogate_error": "off by",
+    "heldout_loss": "held-out",
+    "low": "95 %",
+    "minus_best": "minus best",
+    "minus_best_low": "95 % of that",
+    "MB_read": "MB read",
+}
 
 
 def _compared(row: Row) -> dict[str, Cell]:
@@ -219,7 +243,7 @@ def _compared(row: Row) -> dict[str, Cell]:
         "MB_read": round(row.cost.bytes_read / 1e6, 3),
         "seconds": round(row.cost.seconds, 3),
     }
-    return {**found, **_metrics(row.metrics, {*found, *cost}), **cost}
+    return {**found, **_metrics(row.metrics, {*found, *cost, *_SHORT.values()}), **cost}
 
 
 def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
@@ -279,13 +303,15 @@ def _side_by_side(report: Windows) -> Iterator[tuple[str, Rows]]:
         when: dict[str, Cell] = {
             "method": with_K(reach.method, reach.K),
             "after step" if report.by == "step" else "after checkpoints": (
-                "never" if reach.at is None else f"{reach.at:,}"
+                "never" if reach.at is None else Ordered(f"{reach.at:,}", reach.at)
             ),
-            "of training": None if reach.share is None else percent(reach.share),
+            "of training": (
+                None if reach.share is None else Ordered(percent(reach.share), reach.share)
+            ),
             LOSS[measure].removesuffix(" loss"): reach.loss,
         }
         there = reach.metrics or {}
-        when |= _metrics({name: there.get(name) for name in metrics}, when)
+        when |= _metrics({name: there.get(name) for name in metrics}, {*when, "first touched"})
         touched = None if reach.touched is None else report.windows[reach.touched].at
         whens.append({**when, "first touched": touched})
     yield f"when the last checkpoint's level is reached and kept: {level(report)}", whens
@@ -312,7 +338,7 @@ def inspect(report: Inspection) -> Sheet:
                 "from mean": one.to_mean,
                 "moved": one.length,
                 "cosine": None if one.cosine is None else round(one.cosine, 3),
-                "size": size(one.size),
+                "size": _size(one.size),
                 "file": one.path,
                 "note": "; ".join(notes),
             }
@@ -382,7 +408,7 @@ def cache(report: Cached) -> Sheet:
         {
             "run": one.run,
             "entries": one.entries,
-            "size": size(one.bytes),
+            "size": _size(one.bytes),
             "last used": one.used,
             "task": one.task,
             "checkpoints": one.checkpoints,
@@ -423,6 +449,7 @@ def forecast(report: Forecast) -> Sheet:
     for plan in plans:
         found = plan.model_dump(include=PLANNED)
         placed = plan.placement
+        there = "" if plan.fits else " (not here)"
         rows.append(
             {
                 **found,
@@ -440,11 +467,11 @@ def forecast(report: Forecast) -> Sheet:
                 "K": str(plan.K),
                 "rows": plan.rows_used,
                 "tier": placed.tier,
-                "reads": size(plan.bytes_read),
+                "reads": _size(plan.bytes_read),
                 "forward": plan.forward_passes,
                 "backward": plan.backward_passes,
-                "memory": size(plan.peak_memory_bytes) + ("" if plan.fits else " (not here)"),
-                "time": duration(plan.seconds),
+                "memory": Ordered(f"{size(plan.peak_memory_bytes)}{there}", plan.peak_memory_bytes),
+                "time": Ordered(duration(plan.seconds), plan.seconds),
             }
         )
     tokens = "" if report.tokens is None else f", {report.tokens:,} tokens"

@@ -68,7 +68,7 @@ def _made(name: str) -> str:
             found = run_inspect(config())
         else:
             found = run_evaluate(config(checkpoints=tuple(paths[:3])), task)
-        return to_json(found)
+        return to_json(found).replace(place, "/runs")  # the same for all
 
 
 # the last ones draw much the same as the others once more

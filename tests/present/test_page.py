@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -24,9 +26,12 @@ from helpers.pages import (
 )
 from helpers.tiny import Sewa
 
-from sewa_cli import Selection
-from sewa_cli.present.page import core, page, parts
+from sewa_cli import Selection, present
+from sewa_cli.present import tables
+from sewa_cli.present.page import core, page, parts, several, shared
+from sewa_cli.present.page.kinds import chapter
 from sewa_cli.present.page.several import mean_interval
+from sewa_cli.report.fit import misfit
 from sewa_cli.text import number, shown
 
 MB = 1_000_000
@@ -109,10 +114,12 @@ def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
     assert not found.tags["img"]
     assert not {key for key in found.attributes if key.startswith("on")}
     assert "\u202e" not in text
-    assert "49" not in text.replace("7*7", "") or "{{7*7}}" in text
+    assert "{{7*7}}" in found.words
     assert shown(EVIL) in found.words
     if name == "inspect":
-        assert "alert(1)" not in core(report(nasty)).replace("&lt;script&gt;alert(1)", "")
+        cell = core(report(nasty))
+        assert "&lt;script&gt;alert(1)" in cell
+        assert not Page(cell).tags["script"]
 
 
 def test_nothing_is_asked_of_anybody() -> None:
@@ -170,6 +177,9 @@ def test_a_notebook_shows_the_core_of_the_page() -> None:
     assert not {"html", "body", "script", "meta"} & {*found.tags}
     assert found.tags["svg"] >= 3
     assert "checkpoints" in found.words
+    ids = [{*re.findall(r' id="([^"]+)"', core(report(raw(name))))} for name in ("mask", "seed1")]
+    assert all(ids)
+    assert not ids[0] & ids[1]
 
 
 # --- several
@@ -198,9 +208,149 @@ def test_runs_of_one_kind_have_means_and_intervals(sewa: Sewa, tmp_path: Path) -
         exact = [value for value, _ in found.values]
         for value in (mean, mean - half, mean + half, *losses):
             assert value in exact
-    gains = [run["gained"]["by"] for run in runs.values() if run["gained"]]
-    if len(gains) == 3:
-        assert fmean(gains) in [value for value, _ in found.values]
+    for run, gain in zip(runs.values(), (0.1, 0.2, 0.6), strict=True):
+        run["gained"] = {"over": "last", "by": gain, "interval": None}
+    gained = several.side_by_side([report(run) for run in runs.values()], [None] * 3)
+    assert gained.tiles[0].value == mean_interval([0.1, 0.2, 0.6])[0]
+    # each run under its name, and a way there
+    for name in runs:
+        assert found.words.count(name) >= 3
+
+
+CHANGED: dict[str, dict[str, Any]] = {
+    "another task": {"task": "/runs/other.py"},
+    "other rows": {"selection_rows": 10_000},
+    "nothing held out": {"heldout_rows": None},
+    "other arguments": {"args": {"data": "b.csv"}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_no_mean_is_taken_over_what_cannot_be_compared(change: dict[str, Any]) -> None:
+    alike = side_by_side_words(raw("mask"), raw("seed1"))
+    assert "Mean over 2 runs" in alike
+    other = raw("seed1")
+    for key, value in change.items():
+        (other if key in other else other["config"])[key] = value
+    assert "Mean over" not in side_by_side_words(raw("mask"), other)
+
+
+def side_by_side_words(*contents: dict[str, Any]) -> str:
+    found = several.side_by_side([report(one) for one in contents], [None] * len(contents))
+    return "; ".join([found.answer, *(one.title for one in found.sections)])
+
+
+def means(*contents: dict[str, Any], names: Sequence[str | None]) -> list[dict[str, Any]]:
+    found = several.side_by_side([report(one) for one in contents], names)
+    every = [part for one in found.sections[1:] for part in one.parts]
+    [table] = [part for part in every if isinstance(part, parts.Table)]
+    return [*table.rows]
+
+
+def test_a_seed_among_a_tasks_arguments_is_no_setting() -> None:
+    one, other = raw("mask"), raw("seed1")
+    one["config"]["args"], other["config"]["args"] = {"data_seed": 1}, {"data_seed": 2}
+    assert "Mean over 2 runs" in side_by_side_words(one, other)
+
+
+def test_no_file_takes_the_place_of_a_column_or_of_another_file() -> None:
+    one, other = raw("mask"), raw("seed1")
+    losses = [run["average"]["heldout_loss"] for run in (one, other)]
+    row = means(one, other, names=["mean.json", "low.report.json"])[0]
+    assert row["mean"] == mean_interval(losses)[0]
+    assert row["low"] < row["mean"] < row["high"]
+    assert [*row.values()][4:] == losses
+    files = raw("evaluate")["files"][:2]
+    files = [{**file, "path": f"{i}/same.pt"} for i, file in enumerate(files)]
+    two = [{**raw("evaluate"), "files": files, "created": at} for at in ("1", "2")]
+    assert [row["average"] for row in means(*two, names=["a", "b"])] == ["0/same.pt", "1/same.pt"]
+
+
+def test_the_same_report_twice_is_refused(sewa: Sewa, tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps(raw("mask")))
+    ended = sewa("report", tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / "p.html")
+    assert ended.code == 2
+    assert "b.json: is the same report as" in ended.error
+
+
+@pytest.mark.parametrize("name", ["select", "compare"])
+def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
+    words = ("held-out", "selection", "95 %", "minus best", "expected loss", "average", "mark")
+    content, plain = raw(name), raw(name)
+    places = content["rows"] if name == "compare" else [*content["references"].values()]
+    for row in [*places, content.get("average", {})]:
+        row["metrics"] = dict.fromkeys(words, 77.0)
+    [(_, before)] = getattr(tables, name)(report(plain)).parts
+    [(_, after)] = getattr(tables, name)(report(content)).parts
+    for old, new in zip(before, after, strict=True):
+        assert {key: new[key] for key in old} == old
+        assert [*new.values()].count(77.0) == len(words)
+
+
+def test_the_answer_of_windows_says_what_it_is_worth() -> None:
+    found = chapter(report(raw("windows")))  # in it, `last` is there as early
+    assert found.headline == "Averaging saves no training here"
+    assert all(said in found.answer for said in present.say(report(raw("windows"))))
+
+
+def test_every_window_is_sent_to_trackers() -> None:
+    found = present.numbers(report(raw("windows")))
+    losses = [row["heldout_loss"] for one in raw("windows")["windows"] for row in one["rows"]]
+    assert sorted(found[key] for key in found if key.endswith("/heldout_loss")) == sorted(losses)
+
+
+def test_what_is_said_of_a_better_simple_average_is_the_difference() -> None:
+    content = raw("mask")
+    content["beaten_by"] = [
+        {"name": "last", "heldout_loss": 0.5, "by": 0.01, "interval": {"low": 0.002, "high": 0.02}}
+    ]
+    lines = [
+        line
+        for section in chapter(report(content)).sections
+        for part in section.parts
+        if isinstance(part, parts.Words)
+        for line in part.lines
+    ]
+    said = "last has a lower held-out loss, 0.5: 0.01 (95 %: 0.002 .. 0.02) below what was chosen"
+    assert said in lines
+
+
+def test_what_was_written_is_marked_wherever_it_stands() -> None:
+    content = raw("mask")
+    *_, written = content["references"]
+    for scores in content["references"].values():
+        scores["heldout_loss"] += 1.0
+    content |= {"written": written, "instead_of": "learned", "learned": content["average"]}
+    [table] = [
+        part for part in chapter(report(content)).sections[0].parts if isinstance(part, parts.Table)
+    ]
+    assert table.marks[0] == "best"
+    assert written in str(table.rows[-1]["average"])
+    assert [*table.marks[1:]] == [None] * (len(table.marks) - 2) + ["chosen"]
+
+
+def test_columns_of_words_for_numbers_have_something_to_sort_by() -> None:
+    lows = [row["interval"]["low"] for row in raw("compare")["rows"]]
+    keys = [float(key) for key in re.findall('data-sort="([^"]+)"', plain_page("compare"))]
+    assert {*lows} <= {*keys}
+
+
+def test_of_more_rows_than_a_picture_shows_the_lowest_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = raw("compare")
+    monkeypatch.setitem(shared.MOST_DRAWN, "rows", 3)
+    text = page(report(content))
+    assert "Of 6 rows the 3 with the lowest losses are drawn." in text
+    rows = sorted(content["rows"], key=lambda row: float(row["heldout_loss"]))
+    for place, row in enumerate(rows):
+        drawn = re.search(f"<title>{row['method']}[^<]*, loss {number(row['heldout_loss'])}", text)
+        assert (drawn is not None) == (place < 3)
+    monkeypatch.setitem(shared.MOST_DRAWN, "candidates", 11)
+    found = Page(page(report(content)))
+    assert "Nothing is drawn: 12 candidates" in found.words
+    assert not found.tags["svg"]
 
 
 def test_different_settings_are_side_by_side_without_a_mean(sewa: Sewa, tmp_path: Path) -> None:
@@ -217,6 +367,11 @@ def test_the_interval_is_students() -> None:
     mean, half = mean_interval([1.0, 2.0, 3.0])
     assert mean == 2.0
     assert half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    for count, t in ((2, 12.7062), (11, 2.22814), (12, 2.20099), (31, 2.04227), (61, 2.00030)):
+        values = [float(i % 2) for i in range(count)]
+        half = mean_interval(values)[1]
+        assert half == pytest.approx(t * stdev(values) / count**0.5, rel=1e-4)
+    assert mean_interval([1e308, 1e308]) == (1e308, 0.0)
     assert mean_interval([1.0, 1.0])[1] == 0.0
 
 
@@ -280,6 +435,14 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "no checkpoints": ("inspect", {"checkpoints": []}),
     "no windows": ("windows", {"windows": []}),
     "a blend of nothing": ("select", {"candidates": []}),
+    "a best row before the first": ("compare", {"best": -1}),
+    "fewer candidates than k": ("compare", {"k": 13}),
+    "K above k": ("mask", {"K": 13}),
+    "selected twice": ("mask", {"selected": [1, 1, 2, 3]}),
+    "fewer selected than K": ("mask", {"selected": [1, 2, 3]}),
+    "fewer paths than selected": ("mask", {"selected_paths": []}),
+    "no files": ("evaluate", {"files": []}),
+    "no rows": ("compare", {"rows": [], "best": None}),
 }
 
 
@@ -289,12 +452,14 @@ def test_a_report_that_contradicts_itself_is_no_bug_of_ours(
 ) -> None:
     (tmp_path / "a.json").write_text(json.dumps({**raw(name), **change}))
     ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
-    if ended.code == 0:  # it can be shown all the same
-        assert (tmp_path / "a.html").exists()
-    else:
-        assert ended.code == 3
-        assert "is it intact?" in ended.error
-        assert not (tmp_path / "a.html").exists()
+    assert ended.code == 3
+    assert "is it intact?" in ended.error
+    assert not (tmp_path / "a.html").exists()
+
+
+@pytest.mark.parametrize("name", ["select", "compare", "mask", "inspect", "evaluate", "windows"])
+def test_what_sewa_wrote_itself_fits_together(name: str) -> None:
+    assert misfit(report(raw(name))) is None
 
 
 def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> None:
@@ -305,6 +470,7 @@ def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> No
     (tmp_path / "a.json").write_text(content)
     ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
     assert ended.code == 0, ended.err
+    assert ended.err.splitlines() == [f"wrote {tmp_path / 'a.html'}"]
     assert "nan" not in Page((tmp_path / "a.html").read_text()).words.lower()
 
 

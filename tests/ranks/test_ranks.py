@@ -65,6 +65,60 @@ def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
     assert Path("again.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
 
 
+def test_variables_of_another_launcher_do_not_make_one_process_wait_for_others(
+    sewa: Sewa, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    one = str(next((run_dir / "ckpts").iterdir()))
+    assert sewa("evaluate", one).code == 0
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")  # a script of torchrun's that calls us
+    assert sewa("evaluate", one, "--ranks", "1").code == 0
+    monkeypatch.setenv("WORLD_SIZE", "x")
+    assert sewa("evaluate", one).code == 0
+
+
+def test_more_ranks_than_a_host_carries_are_refused(sewa: Sewa) -> None:
+    for wanted in ("1000000", "٣", "0"):
+        ended = sewa("evaluate", "ckpts", "--ranks", wanted)
+        assert ended.code == 2
+        assert ended.error.startswith("--ranks: ")
+
+
+@pytest.mark.usefixtures("uneven")
+def test_ranks_that_are_given_other_batches_are_told_of() -> None:
+    with Path("task.py").open("a") as task:
+        task.write(
+            "\nimport os\nall_of_it = selection_data\n"
+            "def selection_data(**args):\n"
+            "    return list(all_of_it(**args))[: 3 - int(os.environ.get('RANK', '0'))]\n"
+        )
+    ended = sewa_on(2, "evaluate", "ckpts/step-10.safetensors")
+    assert ended.code == 4
+    assert "rank 1 is given other batches than rank 0" in ended.err
+
+
+@pytest.mark.usefixtures("uneven")
+def test_a_predict_that_needs_the_whole_batch_is_found_out_at_targets_too(sewa: Sewa) -> None:
+    with Path("task.py").open("a") as task:
+        task.write(
+            "\ndef predict(model, batch):\n"
+            "    out = model(batch[0])\n"
+            "    return out * (1 + out.std(0, keepdim=True))\n"
+            "def targets(batch):\n"
+            "    return batch[1]\n"
+        )
+    alone = sewa("evaluate", "ckpts/step-10.safetensors", "--json")
+    both = sewa_on(2, "evaluate", "ckpts/step-10.safetensors", "--json")
+    assert both.code == 0, both.err
+    assert "every rank runs whole batches" in " ".join(both.err.split())
+    one, two = json.loads(alone.out), json.loads(both.out)
+    assert two["parameters"] == one["parameters"]
+    for name in ("selection_loss", "heldout_loss"):
+        assert two["rows"][0][name] == pytest.approx(one["rows"][0][name], rel=1e-5)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(

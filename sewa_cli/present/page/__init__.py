@@ -13,6 +13,7 @@ The page's own policy forbids all requests, and all scripts but its own few line
 from __future__ import annotations
 
 import re
+import warnings
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,9 @@ from markupsafe import Markup, escape
 from sewa_cli import __version__
 from sewa_cli.present.page.kinds import chapter
 from sewa_cli.present.page.parts import Chapter
-from sewa_cli.present.page.several import side_by_side
+from sewa_cli.present.page.several import side_by_side, titles
+from sewa_cli.present.tables import Ordered
+from sewa_cli.report.part import to_json
 from sewa_cli.text import number, shown
 
 if TYPE_CHECKING:
@@ -44,14 +47,15 @@ def page(*reports: Head, names: Sequence[str | None] = ()) -> str:
     known = [*names, *[None] * (len(reports) - len(names))]
     chapters = [chapter(one, name) for one, name in zip(reports, known, strict=True)]
     if len(reports) > 1:
-        chapters = [side_by_side(reports, known), *map(_brief, chapters)]
+        chapters = [side_by_side(reports, known), *map(_brief, chapters, titles(known))]
     drawn = _Drawn()
     return _render("page.html", chapters=chapters, drawn=drawn, title=chapters[0].headline)
 
 
 def core(report: Head) -> str:
-    """For a notebook: the answer, its pictures and tables, under a name of their own."""
-    return _render("core.html", chapters=[chapter(report)], drawn=_Drawn())
+    """For a notebook: the answer, its pictures and tables, under names of their own."""
+    name = f"p{sha256(to_json(report).encode()).hexdigest()[:8]}-"  # other cells have theirs
+    return _render("core.html", chapters=[chapter(report)], drawn=_Drawn(name))
 
 
 def running(**known: Any) -> str:
@@ -67,17 +71,18 @@ def has_pictures() -> bool:
     return True
 
 
-def _brief(found: Chapter) -> Chapter:
+def _brief(found: Chapter, title: str) -> Chapter:
     """Of one among several: the tables are on a page of its own."""
     kept = [one for one in found.sections if any(part.kind == "picture" for part in one.parts)]
     parts = [part for one in kept[:2] for part in one.parts if part.kind == "picture"]
-    return replace(found, sections=[replace(kept[0], parts=parts)] if kept else [])
+    return replace(found, title=title, sections=[replace(kept[0], parts=parts)] if kept else [])
 
 
 class _Drawn:
     """Pictures as they are asked for, and then the colours that they need."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "p") -> None:
+        self.name = name  # before all others
         self.is_possible = has_pictures()
         self._names = count(1)
         self._all: list[str] = []
@@ -87,7 +92,9 @@ class _Drawn:
 
         alt = f"{picture.title}. {picture.alt}"
         try:
-            found = inline(picture.draw(), f"p{next(self._names)}", alt)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # matplotlib's, of what it leaves out
+                found = inline(picture.draw(), f"{self.name}{next(self._names)}", alt)
         except Exception as error:  # losses of 1e300: all else on the page is worth having
             why = f"this picture could not be drawn ({type(error).__name__})"
             return Markup('<p class="note">{}</p>').format(why)
@@ -112,7 +119,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else shown(value),
     )
-    made.filters |= {"plain": _plain, "exact": _exact, "prose": _prose}
+    made.filters |= {"plain": _plain, "exact": _exact, "prose": _prose, "sort_key": _sort_key}
     style, script = ((_HERE / name).read_text() for name in ("page.css", "sort.js"))
     hashed = b64encode(sha256(script.encode()).digest()).decode()
     made.globals |= {
@@ -141,6 +148,10 @@ def _plain(value: object, digits: int = 5) -> str:
     if value is None or isinstance(value, float):
         return number(value, digits)
     return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _sort_key(value: object) -> str:
+    return repr(value.key) if isinstance(value, Ordered) else ""
 
 
 def _exact(value: object) -> str:

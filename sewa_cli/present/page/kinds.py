@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from sewa_cli.present import say, sentences, tables
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
-from sewa_cli.present.page.shared import again, checkpoints, cost, drawings, section, sheets, when
+from sewa_cli.present.page.shared import (
+    MOST_DRAWN,
+    again,
+    checkpoints,
+    cost,
+    drawings,
+    section,
+    sheets,
+    when,
+)
 from sewa_cli.present.tables import Cell, percent
 from sewa_cli.text import duration, number, size, with_K
 
@@ -52,17 +62,18 @@ def select(report: Report, name: str | None) -> Chapter:
 
     overfit = [_upper(sentences.expected(report))] if report.expected else []
     for better in report.beaten_by:
-        sure = _interval(better.interval)
-        overfit.append(
-            f"{better.name} has a lower held-out loss, {number(better.heldout_loss)} {sure}"
-        )
+        said = f"{better.name} has a lower held-out loss, {number(better.heldout_loss)}"
+        if better.by is not None:
+            sure = f" ({_interval(better.interval)})" if better.interval else ""
+            said += f": {number(better.by)}{sure} below what was chosen"
+        overfit.append(said)
     if report.labels == "noise":
         overfit.append("Mixed-up rows fit as well: the labels say nothing")
     budget = [Words([_upper(sentences.budget(report.budget))])] if report.budget else []
     sheet = tables.select(report)
     seen = sheet.parts[0][1]
     assert isinstance(seen, list)
-    table = Table("Losses and metrics", seen, marks=_lowest(sheet.rows))
+    table = Table("Losses and metrics", seen, marks=_lowest(sheet.rows, report.written))
     sections = [
         *section(
             "Against simple averages",
@@ -96,12 +107,19 @@ def select(report: Report, name: str | None) -> Chapter:
     )
 
 
-def _lowest(rows: tables.Rows) -> list[str | None]:
-    """What was chosen is the first row, whether it is the best or not."""
+def _lowest(rows: tables.Rows, written: str) -> list[str | None]:
+    """The best row, and the one that was written, whether it is the best or not."""
     losses = [row["heldout_loss"] for row in rows]
     known = [loss for loss in losses if isinstance(loss, float)]
-    marks: list[str | None] = ["best" if known and loss == min(known) else None for loss in losses]
-    return [marks[0] or "chosen", *marks[1:]]
+    lowest = min(known, default=None)
+    return [
+        "best"
+        if lowest is not None and loss == lowest
+        else "chosen"
+        if row["average"] == written
+        else None
+        for row, loss in zip(rows, losses, strict=True)
+    ]
 
 
 def _simple(report: Report) -> Table | None:
@@ -137,19 +155,21 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     assert isinstance(found, list)
     marks = [row.mark for row in report.rows]
     held = [] if report.heldout_rows is None else [_only_marks(report)]
+    drawn, fewer = _lowest_rows(report)
     sections = [
         *section(
             "Every method at every K",
-            *drawings(report, "scores"),
+            *drawings(drawn, "scores"),
+            *fewer,
             *held,
             Table("Losses, metrics and cost", found, marks=marks),
         ),
         *section(
             "Which checkpoints",
-            *drawings(report, "weights"),
+            *drawings(drawn, "weights"),
             *checkpoints(report.candidates, report.left_out),
         ),
-        *section("Does choosing over-fit?", *drawings(report, "overfit")),
+        *section("Does choosing over-fit?", *drawings(drawn, "overfit")),
         cost(report.cost, report.placement),
         again(report, name),
     ]
@@ -162,6 +182,26 @@ def compare(report: Comparison, name: str | None) -> Chapter:
         about=_about(report),
         command=report.command,
     )
+
+
+def _lowest_rows(report: Comparison) -> tuple[Comparison, list[Words]]:
+    """As many as a picture shows, and what is said where that is not all."""
+    count, most = len(report.rows), MOST_DRAWN["rows"]
+    if count <= most:
+        return report, []
+    heldout = report.heldout_rows is not None
+
+    def loss(place: int) -> float:
+        row = report.rows[place]
+        found = row.heldout_loss if heldout else row.selection_loss
+        return inf if found is None or place == report.best else found
+
+    by_loss = sorted(range(count), key=loss)[: most - 1]
+    kept = sorted({*by_loss, by_loss[0] if report.best is None else report.best})
+    best = None if report.best is None else kept.index(report.best)
+    rows = [report.rows[place] for place in kept]
+    said = f"Of {count:,} rows the {len(rows)} with the lowest losses are drawn."
+    return report.model_copy(update={"rows": rows, "best": best}), [Words([said])]
 
 
 def _only_marks(report: Comparison) -> Words:
@@ -187,13 +227,13 @@ def windows(report: Windows, name: str | None) -> Chapter:
         )
     tiles.append(Tile("windows", len(report.windows), f"of {report.size} checkpoints"))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
+    saves_nothing = any(one.endswith("averaging saves no training here") for one in said)
+    headline = "Averaging saves no training here" if saves_nothing else said[0].partition(": ")[0]
     return Chapter(
-        headline=said[0].partition(": ")[0],
-        answer=said[0],
+        headline=headline,
+        answer="; ".join(said),  # what the first is worth, the others say
         sections=[
-            *section(
-                "Along the run", *drawings(report, "scores"), Words(said[1:]) if said[1:] else None
-            ),
+            *section("Along the run", *drawings(report, "scores")),
             *section("In numbers", *parts),
             *section("Which checkpoints", *checkpoints(report.candidates, report.left_out)),
             cost(report.cost),

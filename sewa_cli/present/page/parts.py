@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final
 
@@ -97,4 +97,4 @@ class Chapter:
     warnings: Sequence[str] = ()
     about: str = ""  # which report of which run
     command: str | None = None
-    notes: Sequence[str] = field(default_factory=list)
+    title: str = ""  # among several: whose it is

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from math import sqrt
+from math import isfinite, sqrt
 from pathlib import PurePath
-from statistics import fmean, stdev
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present.page.parts import Chapter, Drawing, Part, Section, Table, Tile, Words
@@ -16,48 +17,48 @@ from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.present.tables import Cell, Rows
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.shared import Head, Scores
 
 # what may differ between runs of one kind: which run it was, and where its results went
-_RUN: Final = {
-    "seed",
-    "checkpoints",
-    "output",
-    "report",
-    "cache",
-    "memory",
-    "device",
-    "args",
-    "task",
-}
-# 97.5 % of Student's t with 1, 2, … degrees of freedom; from 30 on it is the normal's within 4 %
-_T: Final = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
-    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
-    2.052, 2.048, 2.045,
-)  # fmt: skip
+_RUN: Final = {"seed", "checkpoints", "output", "report", "cache", "memory", "device"}
+_MEANS: Final = ("average", "mean", "low", "high")  # columns, before one for each run
+_MOST_DRAWN: Final = 60  # averages in a picture
+# 97.5 % of Student's t with 1, 2, … degrees of freedom
+_T: Final = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """The mean over runs, and half of its 95 % interval by Student's t; None: one run has none."""
     if len(values) < 2:
-        return fmean(values), None
-    t = _T[len(values) - 2] if len(values) - 2 < len(_T) else 1.96
-    return fmean(values), t * stdev(values) / sqrt(len(values))
+        return mean(values), None
+    half = _students(len(values) - 1) * (stdev(values) / sqrt(len(values)))
+    return mean(values), half if isfinite(half) else None
+
+
+def _students(freedom: int) -> float:
+    """By the table, then from the normal's by Cornish and Fisher: exact to four digits."""
+    if freedom <= len(_T):
+        return _T[freedom - 1]
+    z, v = 1.959964, float(freedom)
+    second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    return z + (z**3 + z) / (4 * v) + second + third
 
 
 def side_by_side(reports: Sequence[Head], names: Sequence[str | None]) -> Chapter:
     """One table of all runs; for each group of runs of one kind, means with intervals."""
-    titles = _titles(names)
+    named = titles(names)
+    settings = [_settings(report) for report in reports]
     groups: dict[str, list[int]] = {}
-    for i, report in enumerate(reports):
-        groups.setdefault(_settings(report), []).append(i)
-    apart = _apart([reports[members[0]] for members in groups.values()])
-    sections = [Section("Run by run", [Table("Runs", _runs(reports, titles))])]
+    for i, found_here in enumerate(settings):
+        groups.setdefault(json.dumps(found_here, sort_keys=True, default=str), []).append(i)
+    apart = _apart([settings[members[0]] for members in groups.values()])
+    sections = [Section("Run by run", [Table("Runs", _runs(reports, named))])]
     for label, members in zip(apart, groups.values(), strict=True):
         if len(members) > 1:
             found = [reports[i] for i in members]
-            parts = _means(found, [titles[i] for i in members])
+            parts = _means(found, [named[i] for i in members])
             title = f"Mean over {len(members)} runs of sewa {found[0].kind}"
             sections.append(Section(f"{title}, {label}" if label else title, parts))
     alike = max(map(len, groups.values()))
@@ -84,20 +85,29 @@ def scores(report: Any) -> dict[str, float]:
         "heldout_loss" if getattr(report, "heldout_rows", None) is not None else "selection_loss"
     )
     if report.kind == "select":
-        chosen = report.learned if report.instead_of and report.learned else report.average
         # the best simple average is another one in another run: its place is what they share
         best, *others = report.references.items()
-        rows = {"what was chosen": chosen, "best simple average": best[1], **dict(others)}
+        rows = {"what was chosen": _chosen(report), "best simple average": best[1], **dict(others)}
         if best[0] in ("last", "uniform"):
             rows[best[0]] = best[1]
     elif report.kind == "compare":
         rows = {with_K(row.method, row.K): row for row in report.rows}
     elif report.kind == "evaluate":
-        rows = {PurePath(file.path).name: file for file in report.files}
+        short = [PurePath(file.path).name for file in report.files]
+        times = Counter(short)
+        rows = {
+            name if times[name] == 1 else file.path: file
+            for name, file in zip(short, report.files, strict=True)
+        }
     else:
         return {}
     found = {name: getattr(row, measure) for name, row in rows.items()}
-    return {name: loss for name, loss in found.items() if loss is not None}
+    return {name: loss for name, loss in found.items() if loss is not None and isfinite(loss)}
+
+
+def _chosen(report: Report) -> Scores:
+    """What was learned, even where a simple average was written in its place."""
+    return report.learned if report.instead_of and report.learned else report.average
 
 
 def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
@@ -108,27 +118,30 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
     rows: Rows = []
     summary: dict[str, tuple[float, float | None]] = {}
     for name in names:
-        mean, half = summary[name] = mean_interval([found[name] for found in by_run])
-        row: dict[str, Cell] = {"average": name, "mean": mean}
+        middle, half = summary[name] = mean_interval([found[name] for found in by_run])
+        row: dict[str, Cell] = {"average": name, "mean": middle}
         row |= {
-            "low": None if half is None else mean - half,
-            "high": None if half is None else mean + half,
+            "low": None if half is None else middle - half,
+            "high": None if half is None else middle + half,
         }
         rows.append({**row, **{t: found[name] for t, found in zip(titles, by_run, strict=True)}})
     best = min(names, key=lambda name: summary[name][0])
+    drawn = sorted(names, key=lambda name: summary[name][0])[:_MOST_DRAWN]
+    drawn = [name for name in names if name in drawn]
+    fewer = f"; the {len(drawn)} lowest of {len(names)} are drawn"
     word = "held-out" if getattr(reports[0], "heldout_rows", None) is not None else "selection"
     picture = Picture(
         f"Mean {word} loss over {len(reports)} runs",
         f"A row for each average: small dots are runs, large ones means with 95 % intervals. "
         f"{best} has the lowest mean, {number(summary[best][0])}.",
         lambda: panels(
-            lambda axes: draw_dots(axes, names, _series(titles, names, by_run, summary)),
-            height=1.0 + 0.36 * len(names),
+            lambda axes: draw_dots(axes, drawn, _series(titles, drawn, by_run, summary)),
+            height=1.0 + 0.36 * len(drawn),
         ),
     )
     said = (
         f"mean {word} loss and its 95 % interval over the runs, by Student's t: it says how much "
-        "runs differ, not how sure one of them is"
+        f"runs differ, not how sure one of them is{fewer if len(drawn) < len(names) else ''}"
     )
     marks = ["best" if name == best else None for name in names]
     return [Words([said]), Drawing(picture), Table("Means", rows, marks=marks)]
@@ -153,9 +166,9 @@ def _tiles(reports: Sequence[Any]) -> list[Tile]:
     found = []
     gains = [report.gained.by for report in reports if getattr(report, "gained", None)]
     if len(gains) == len(reports):
-        mean, half = mean_interval(gains)
-        low, high = mean - (half or 0.0), mean + (half or 0.0)
-        found.append(Tile("mean gain", mean, f"95 %: {number(low)} .. {number(high)}"))
+        middle, half = mean_interval(gains)
+        low, high = middle - (half or 0.0), middle + (half or 0.0)
+        found.append(Tile("mean gain", middle, f"95 %: {number(low)} .. {number(high)}"))
         better = sum(gain > 0 for gain in gains)
         found.append(Tile("below the best simple average", f"{better} of {len(gains)}", "runs"))
     return found
@@ -171,10 +184,11 @@ def _runs(reports: Sequence[Any], titles: Sequence[str]) -> Rows:
         if solver := report.config.get("solver"):
             row["solver"] = str(solver)
         if report.kind == "select":
+            chosen = _chosen(report)
             row |= {
-                "selection": report.average.selection_loss,
+                "selection": chosen.selection_loss,
                 "expected": report.expected.loss if report.expected else None,
-                "held-out": report.average.heldout_loss,
+                "held-out": chosen.heldout_loss,
                 "best simple": next(iter(report.references.values())).heldout_loss,
                 "gained": report.gained.by if report.gained else None,
             }
@@ -189,8 +203,8 @@ def _runs(reports: Sequence[Any], titles: Sequence[str]) -> Rows:
     return rows
 
 
-def _titles(names: Sequence[str | None]) -> list[str]:
-    """Short, and no two alike."""
+def titles(names: Sequence[str | None]) -> list[str]:
+    """Short, no two alike, and none like a column of ours."""
     short = [
         PurePath(n).name.removesuffix(".json").removesuffix(".report") if n else "" for n in names
     ]
@@ -198,25 +212,38 @@ def _titles(names: Sequence[str | None]) -> list[str]:
         short = [name or "" for name in names]
     found: list[str] = []
     for i, name in enumerate(short, 1):
-        found.append(name if name and name not in found else f"{name or 'run'} ({i})")
+        title = name or f"run ({i})"
+        while title in (*found, *_MEANS):
+            title += f" ({i})"
+        found.append(title)
     return found
 
 
-def _settings(report: Head) -> str:
-    """Of runs of one kind it is the same."""
+def _settings(report: Any) -> dict[str, Any]:
+    """Of runs of one kind they are the same: settings, and what losses were measured on."""
     kept = {key: value for key, value in report.config.items() if key not in _RUN}
-    return json.dumps([report.kind, kept], sort_keys=True, default=str)
+    args = kept.get("args") or {}
+    kept["args"] = {key: value for key, value in args.items() if "seed" not in key.lower()}
+    kept["kind"] = report.kind
+    for fact in ("task", "parameters", "selection_rows", "heldout_rows"):
+        kept[fact] = getattr(report, fact, None)
+    rows = {"select": "references", "compare": "rows", "evaluate": "files"}.get(report.kind)
+    found = getattr(report, rows) if rows else []
+    first = next(iter(found.values() if isinstance(found, dict) else found), None)
+    kept["metrics"] = sorted(getattr(first, "metrics", None) or {})
+    return kept
 
 
-def _apart(reports: Sequence[Head]) -> list[str]:
+def _apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """In what a group's settings differ from another's."""
-    configs = [report.config for report in reports]
-    keys = {key for config in configs for key in config} - _RUN
+    keys = {key for found in settings for key in found} - {"kind"}
     differ = sorted(
-        key for key in keys if len({json.dumps(c.get(key), sort_keys=True) for c in configs}) > 1
+        key
+        for key in keys
+        if len({json.dumps(one.get(key), sort_keys=True) for one in settings}) > 1
     )
     said = []
-    for config in configs:
-        known = [f"{key} {json.dumps(config.get(key), ensure_ascii=False)}" for key in differ[:4]]
+    for one in settings:
+        known = [f"{key} {json.dumps(one.get(key), ensure_ascii=False)}" for key in differ[:4]]
         said.append(", ".join(known))
     return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present import pictures
 from sewa_cli.present.page.parts import Code, Drawing, Facts, Part, Section, Table, Words
@@ -17,8 +17,28 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Candidate, Cost, Head, LeftOut, Placement
 
 
+# what a picture can show, and is drawn within seconds
+MOST_DRAWN: Final = {
+    "references": 60,
+    "rows": 240,
+    "simple": 500,
+    "budget": 500,
+    "windows": 500,
+    "reaches": 60,
+    "candidates": 3000,
+    "checkpoints": 3000,
+    "files": 3000,
+    "history": 50_000,
+}
+
+
 def drawings(report: Head, name: str) -> list[Part]:
-    """The pictures for this part of the page."""
+    """The pictures for this part of the page; a word in the first one's place, where it is full."""
+    for part, most in MOST_DRAWN.items():
+        count = len(getattr(report, part, None) or ())
+        if count > most:
+            said = f"Nothing is drawn: {count:,} {part} are more than a picture shows."
+            return [Words([said])] if name in ("scores", "run") else []
     return [Drawing(picture) for part, picture in pictures(report) if part == name]
 
 

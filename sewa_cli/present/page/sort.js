@@ -12,7 +12,7 @@ for (const table of document.querySelectorAll("table")) {
       head.setAttribute("aria-sort", up ? "ascending" : "descending");
       const key = (row) => {
         const cell = row.cells[column];
-        const exact = cell.dataset.value;
+        const exact = cell.dataset.value ?? cell.dataset.sort;
         return exact === undefined ? cell.textContent.trim() : Number(exact);
       };
       const missing = (value) => value === "–" || Number.isNaN(value);

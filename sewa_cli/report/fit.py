@@ -1,0 +1,89 @@
+"""Whether the parts of a report fit together: what a model of it cannot say field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sewa_cli.report.compare import Comparison, Row
+    from sewa_cli.report.evaluate import Evaluation
+    from sewa_cli.report.inspect import Inspection
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.shared import Candidate, Head
+    from sewa_cli.report.windows import Windows
+
+
+def misfit(report: Head) -> str | None:
+    """The first contradiction, by the function here that is named like the report's kind."""
+    check = globals().get(report.kind, lambda _: ())
+    return next(iter(check(report)), None)
+
+
+def select(report: Report) -> Iterator[str]:
+    yield from _candidates(report.candidates, report.k)
+    if not 0 < report.K <= report.k:
+        yield f"K is {report.K} of {report.k}"
+    if {len(report.selected), len(report.selected_steps), len(report.selected_paths)} != {report.K}:
+        yield f"K is {report.K}, and others are selected"
+    if len({*report.selected} & {*range(report.k)}) < report.K:
+        yield "selected: not so many different candidates"
+    if not report.references:
+        yield "references: there are none"
+    if report.blend and (len(report.blend.weights) != report.k or not report.blend.path):
+        yield "blend: not for these candidates"
+    if report.blend and not report.blend.prior:
+        yield "blend: without a prior"
+    if report.budget is not None and not any(option.chosen for option in report.budget):
+        yield "budget: nothing is chosen"
+    if report.stability and "uniform" not in report.stability.gains:
+        yield "stability: no gain over uniform"
+
+
+def compare(report: Comparison) -> Iterator[str]:
+    yield from _candidates(report.candidates, report.k)
+    yield from _rows(report.rows, report.k)
+    if report.best is not None and not 0 <= report.best < len(report.rows):
+        yield f"best: there is no row {report.best}"
+
+
+def windows(report: Windows) -> Iterator[str]:
+    yield from _candidates(report.candidates, len(report.candidates))
+    if not report.windows:
+        yield "windows: there are none"
+    for window in report.windows:
+        if not all(0 <= index < len(report.candidates) for index in window.candidates):
+            yield "windows: a candidate that is not there"
+        yield from _rows(window.rows, len(window.candidates))
+    for reach in report.reaches:
+        for place in (reach.window, reach.touched):
+            if place is not None and not 0 <= place < len(report.windows):
+                yield f"reaches: there is no window {place}"
+    if len(report.windows) > 1 and all(reach.method != "last" for reach in report.reaches):
+        yield "reaches: `last` is not among them"
+
+
+def inspect(report: Inspection) -> Iterator[str]:
+    count = len(report.checkpoints)
+    if not count:
+        yield "checkpoints: there are none"
+    if any(not 0 <= (one.same_as or 0) < count for one in report.checkpoints):
+        yield "same_as: a checkpoint that is not there"
+
+
+def evaluate(report: Evaluation) -> Iterator[str]:
+    if not report.files:
+        yield "files: there are none"
+
+
+def _candidates(found: list[Candidate], k: int) -> Iterator[str]:
+    if not found or [one.index for one in found] != [*range(k)]:
+        yield f"candidates: not {k}, numbered from 0"
+
+
+def _rows(rows: list[Row], k: int) -> Iterator[str]:
+    if not rows:
+        yield "rows: there are none"
+    for row in rows:
+        if any(len(weights) != k for weights in row.coefficients):
+            yield f"{row.method}: not a coefficient for each of {k}"
