@@ -112,7 +112,9 @@ def join(verbose: bool) -> None:
         void = os.open(os.devnull, os.O_WRONLY)
         os.dup2(void, 1)
         if verbose:
-            os.dup2(_labelled(f"rank {here.rank}: "), 2)
+            labelled = _labelled(f"rank {here.rank}: ")
+            os.dup2(labelled, 2)
+            os.close(labelled)
         else:
             os.dup2(void, 2)
     _Watch(here).start()
@@ -145,6 +147,19 @@ def _labelled(label: str) -> int:
 
     threading.Thread(target=pass_on, daemon=True, name="label").start()
     return writing
+
+
+def _let_all_be_heard() -> None:
+    """What was printed before the end, which is not waited for otherwise."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # whatever the user has put there
+            stream.flush()
+    for thread in threading.enumerate():
+        if thread.name == "label":  # it ends when nobody can write to it any more
+            void = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(void, 1)
+            os.dup2(void, 2)
+            thread.join(2.0)
 
 
 def _write(text: str) -> None:
@@ -271,6 +286,7 @@ def leave() -> None:
 def fail(error: BaseException, code: int, lines: Sequence[str]) -> int:
     """This rank ends with these lines: one rank says them, and the others end too."""
     interrupts.ignore()  # whoever ends first has the launcher tell the others to
+    _let_all_be_heard()
     watch = _Watch.now
     if watch is None:
         for line in lines:
