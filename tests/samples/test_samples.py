@@ -25,7 +25,7 @@ def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sample", "checkpoints", "rows"),
     [
         ("huggingface_causal_lm", 25, 60),
-        ("huggingface_sequence_classification", 30, 150),
+        pytest.param("huggingface_sequence_classification", 30, 150, marks=pytest.mark.long),
         ("classification_npz", 30, 150),
     ],
 )
