@@ -331,7 +331,7 @@ print(peak[0] - base, file=sys.stderr); sys.exit(code)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-@pytest.mark.parametrize("layout", ["pt", "sharded"])
+@pytest.mark.parametrize("layout", ["pt", pytest.param("sharded", marks=pytest.mark.long)])
 def test_memory_stays_far_below_one_file(tmp_path: Path, layout: str) -> None:
     """Checkpoints of 120 MB in tensors of 4 MB; the cap is 60 MB, half of one of them."""
     run = tmp_path / "run"

@@ -114,7 +114,10 @@ def bytes_of(run: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(one, marks=[pytest.mark.long] if one == "gumbel" else []) for one in COMMANDS],
+)
 def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(
     run: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -162,7 +162,11 @@ def test_a_poorer_file_system_will_do(stage: Stage, lacking: list[str]) -> None:
         assert tally.faults == []
 
 
-@pytest.mark.parametrize("lacking", POOR, ids="+".join)
+@pytest.mark.parametrize(
+    "lacking",
+    [*(pytest.param(one, marks=pytest.mark.long) for one in POOR[:-1]), POOR[-1]],
+    ids="+".join,
+)
 def test_what_a_poorer_file_system_does_not_promise_is_little(
     stage: Stage, lacking: list[str]
 ) -> None:
