@@ -16,7 +16,7 @@ from sewa_cli.cli import together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data, typed
-from sewa_cli.cli.pictures import check_apart, check_page, check_plot, save_figure
+from sewa_cli.cli.pictures import check_apart, check_no_input, check_page, check_plot, save_figure
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import MIB
 from sewa_cli.present import FORMS
@@ -198,8 +198,9 @@ class Request:
             _ = self.config  # its faults come before all others
         others: list[Path | str | None] = [one.partition(":")[2] or None for one in log]
         if has_config and (self.plot or self.html):
-            config = self.config
-            others += [config.output, config.report, config.task, *config.checkpoints, *self.inputs]
+            others += [self.config.output, self.config.report]
+            inputs = [self.config.task, *self.config.checkpoints, *self.inputs]
+            check_no_input([self.plot, self.html], inputs)
         check_apart("--plot", self.plot, others)
         check_apart("--html", self.html, [*others, self.plot])
         if self.plot is not None:

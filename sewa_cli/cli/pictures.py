@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sewa_cli.errors import ConfigError
+from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.files import real
 
 if TYPE_CHECKING:
@@ -26,6 +26,13 @@ def check_apart(flag: str, path: Path | None, others: Iterable[Path | str | None
     """What is drawn must not take the place of another output."""
     if path is not None and real(path) in [real(Path(one)) for one in others if one is not None]:
         raise ConfigError(f"{path}: {flag} must name another file than the others")
+
+
+def check_no_input(paths: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
+    read = [real(Path(one)) for one in inputs if one is not None]
+    for path in paths:
+        if path is not None and real(path) in read:
+            raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
 
 
 def may_replace(path: Path, force: bool) -> bool:
