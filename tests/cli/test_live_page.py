@@ -120,11 +120,11 @@ def test_a_run_that_is_interrupted_leaves_a_page_that_says_so(sewa: Sewa, pages:
         (["--html", "page.txt"], 2),
         (["--html", "nowhere/page.html"], 3),
         (["--plot", "page.svg", "--html", "page.svg"], 2),
-        (["--report", "page.html"], 3),
+        (["--report", "page.html"], 2),
         (["--task", "none.py"], 4),
         (["--log", "nobody:here"], 2),
         (["--log", "tensorboard:page.html"], 2),
-        (["--config", "page.htm", "--html", "page.htm", "--force"], 2),
+        (["--config", "page.htm", "--html", "page.htm", "--force"], 3),
         (["--dry-run", "--plot", "page.svg"], 2),
     ],
 )
