@@ -257,7 +257,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     from sewa_cli.commands.average import run_average
     from sewa_cli.present import show
     from sewa_cli.present.card import describe_lora
-    from sewa_cli.present.tables import render
+    from sewa_cli.present.sheet import render
     from sewa_cli.session.extensions import register_methods
 
     with request.talk as talk:

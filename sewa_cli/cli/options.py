@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from inspect import Parameter, Signature
@@ -15,7 +14,7 @@ from sewa_cli import ranks
 from sewa_cli.cli import together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
-from sewa_cli.cli.main import stdout_for_data, typed
+from sewa_cli.cli.main import stdout_for_data
 from sewa_cli.cli.pictures import check_apart, check_no_input, check_page, check_plot, save_figure
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import MIB
@@ -344,7 +343,7 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
             check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
-            if "ranks" in given and not _joined(given):
+            if "ranks" in given and not together.begin(given):
                 return
             with says_what_was_cut(), stdout_for_data() as stdout:
                 request = Request(given, stdout)
@@ -368,33 +367,6 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
         app.command(function.__name__)(run)
 
     return add
-
-
-def _joined(given: dict[str, Any]) -> bool:
-    """Be one of several ranks, or start them and wait: then all is done."""
-    wanted = given["ranks"] if given.get("dry_run") else given.pop("ranks")
-    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and int(wanted) > 0):
-        raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
-    if wanted is not None and int(wanted) == 1:
-        ranks.be_alone()
-    if given.get("dry_run"):
-        if ranks.are_several():
-            given["ranks"] = wanted or os.environ["WORLD_SIZE"]
-        return not ranks.are_several() or os.environ["RANK"] == "0"
-    if not ranks.are_several() and (wanted is None or int(wanted) == 1):
-        return True
-    if STDOUT in (given["ckpts"] or []):
-        raise ConfigError("-: paths on standard input reach one rank only; name them")
-    if not ranks.are_several():
-        if int(wanted) > (most := together.most_here()):
-            raise ConfigError(f"--ranks: {wanted} on this host, whose cores carry {most} at most")
-        if code := together.launch(int(wanted), typed):
-            raise typer.Exit(code)
-        return False
-    if wanted is not None and int(wanted) != int(os.environ["WORLD_SIZE"]):
-        raise ConfigError(f"--ranks {wanted}, but torchrun has started {os.environ['WORLD_SIZE']}")
-    together.join(given["verbose"])
-    return True
 
 
 def _typer_info(name: str) -> Any:

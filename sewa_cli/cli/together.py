@@ -23,10 +23,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli import interrupts, ranks
+from sewa_cli.cli.main import typed
+from sewa_cli.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+STDIN = "-"
 SPOKEN = 5  # exit codes up to this are ours, and said with a line
 KILLED = 128 + signal.SIGKILL  # as a shell says it
 TICK = 0.5  # seconds
@@ -36,6 +39,35 @@ _CUT_OFF = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|
 
 
 # ---- started -----------------------------------------------------------------------------------
+
+
+def begin(given: dict[str, Any]) -> bool:
+    """Be one of several ranks, or start them and wait: then all is done."""
+    wanted = given["ranks"] if given.get("dry_run") else given.pop("ranks")
+    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and int(wanted) > 0):
+        raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
+    if wanted is not None and int(wanted) == 1:
+        ranks.be_alone()
+    if given.get("dry_run"):
+        if ranks.are_several():
+            given["ranks"] = wanted or os.environ["WORLD_SIZE"]
+        return not ranks.are_several() or os.environ["RANK"] == "0"
+    if not ranks.are_several() and (wanted is None or int(wanted) == 1):
+        return True
+    if STDIN in (given["ckpts"] or []):
+        raise ConfigError("-: paths on standard input reach one rank only; name them")
+    if not ranks.are_several():
+        if int(wanted) > (most := most_here()):
+            raise ConfigError(f"--ranks: {wanted} on this host, whose cores carry {most} at most")
+        if code := launch(int(wanted), typed):
+            from typer import Exit
+
+            raise Exit(code)
+        return False
+    if wanted is not None and int(wanted) != int(os.environ["WORLD_SIZE"]):
+        raise ConfigError(f"--ranks {wanted}, but torchrun has started {os.environ['WORLD_SIZE']}")
+    join(given["verbose"])
+    return True
 
 
 def launch(count: int, arguments: Sequence[str]) -> int:

@@ -30,7 +30,7 @@ from sewa_cli import __version__
 from sewa_cli.present.page.kinds import chapter
 from sewa_cli.present.page.parts import Chapter
 from sewa_cli.present.page.several import side_by_side, titles
-from sewa_cli.present.tables import Ordered
+from sewa_cli.present.sheet import Ordered
 from sewa_cli.report.part import to_json
 from sewa_cli.text import number, shown
 

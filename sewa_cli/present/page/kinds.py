@@ -18,7 +18,8 @@ from sewa_cli.present.page.shared import (
     sheets,
     when,
 )
-from sewa_cli.present.tables import Cell, percent
+from sewa_cli.present.sheet import Cell, Rows
+from sewa_cli.present.tables import percent
 from sewa_cli.text import duration, number, size, with_K
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def select(report: Report, name: str | None) -> Chapter:
     )
 
 
-def _lowest(rows: tables.Rows, written: str) -> list[str | None]:
+def _lowest(rows: Rows, written: str) -> list[str | None]:
     """The best row, and the one that was written, whether it is the best or not."""
     losses = [row["heldout_loss"] for row in rows]
     known = [loss for loss in losses if isinstance(loss, float)]
@@ -123,7 +124,7 @@ def _lowest(rows: tables.Rows, written: str) -> list[str | None]:
 
 
 def _simple(report: Report) -> Table | None:
-    rows: tables.Rows = [
+    rows: Rows = [
         {"average": with_K(one.name, one.K), "selection loss": one.selection_loss}
         for one in report.simple
     ]

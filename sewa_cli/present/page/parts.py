@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import ClassVar, Final
 
 from sewa_cli.present.plots import Picture
-from sewa_cli.present.tables import Cell, Rows
+from sewa_cli.present.sheet import Cell, Rows
 
 MOST_ROWS: Final = 2000  # of a table; the report has all of them
 

@@ -16,7 +16,7 @@ from sewa_cli.present.plots.dots import Series, draw_dots
 from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.present.tables import Cell, Rows
+    from sewa_cli.present.sheet import Cell, Rows
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Scores
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.present import pictures
 from sewa_cli.present.page.parts import Code, Drawing, Facts, Part, Section, Table, Words
-from sewa_cli.present.tables import Cell, Rows, Sheet
+from sewa_cli.present.sheet import Cell, Rows, Sheet
 from sewa_cli.text import shown, size
 
 if TYPE_CHECKING:
