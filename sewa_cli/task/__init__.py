@@ -1,6 +1,6 @@
 """Checks the functions of the user's module and guards every call into it.
 
-`task: huggingface` and `task: classification` are modules of our own, in `ready/`.
+`task: huggingface`, `classification` and `gymnasium` are modules of our own, in `ready/`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from sewa_cli.config import READY_MADE
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task.fence import forget_folder, import_user_module, user_code
+from sewa_cli.task.scoring import FUNCTIONS as OF_METRICS
+from sewa_cli.task.scoring import Scoring, scoring_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -47,9 +49,13 @@ OPTIONAL = (
     "features",
     "head",
     "parallelize",
+    *OF_METRICS,
 )
 NEEDS = {"features": ("head", "targets"), "head": ("features",)}
-TAKES_ARGS = ("build_model", "selection_data", "heldout_data", "training_data")
+TAKES_ARGS = (
+    *("build_model", "selection_data", "heldout_data", "training_data"),
+    *("score_parts", "heldout_parts"),
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,8 @@ class Task:
     observe: Callable[[Any, Any], Tensor] | None = None
     summarize: Callable[..., dict[str, float]] | None = None
     parallelize: Callable[[nn.Module, Any], Any] | None = None  # model, mesh: of several ranks
+    scoring: Scoring | None = None  # a metric to choose by
+    has_loss: bool = True  # else `loss` says what is missing, and there are no data
     proven: bool = False
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
@@ -140,10 +148,13 @@ def load_task(
 def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]) -> Task:
     """Check and guard plain functions; each gets those of `args` that it takes."""
     short = Path(source).name
+    scores = bool({"score", "scores"} & functions.keys())
+    required = {"build_model"} if scores else {*REQUIRED}
+    required |= {"selection_data"} if "loss" in functions else set()
     faults = [
         f"{short} lacks {signature}: {gives}"
         for name, (signature, gives) in REQUIRED.items()
-        if name not in functions
+        if name not in functions and name in required
     ]
     faults += [
         f"{short}: {name} must be a function" for name, f in functions.items() if not callable(f)
@@ -173,13 +184,11 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
     def optional(name: str, checked: Callable[[Any], Any] = _as_is) -> Callable[..., Any] | None:
         return _guarded(name, functions[name], checked) if name in functions else None
 
-    selection = batches("selection_data")
-    assert selection is not None  # REQUIRED was checked above
     return Task(
         source=source,
         build_model=_guarded("build_model", with_args("build_model"), _checked_model),
-        selection_data=selection,
-        loss=_guarded("loss", functions["loss"], _checked_loss),
+        selection_data=batches("selection_data") or Batches(tuple, "selection_data"),
+        loss=_guarded("loss", functions.get("loss", _lacking(short)), _checked_loss),
         predict=_guarded("predict", functions.get("predict", default_predict)),
         backward=_guarded("backward of loss", lambda loss: loss.backward()),
         heldout_data=batches("heldout_data"),
@@ -191,7 +200,18 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         observe=optional("observe"),
         summarize=optional("summarize", _checked_metrics),
         parallelize=optional("parallelize"),
+        scoring=scoring_of(functions, with_args, short),
+        has_loss="loss" in functions,
     )
+
+
+def _lacking(source: str) -> Callable[..., Any]:
+    """In the place of a loss that a metric does without."""
+
+    def loss(*_: Any) -> Any:
+        raise TaskError(f"{source} has no loss(outputs, batch), and this needs one; or --metric")
+
+    return loss
 
 
 def default_predict(model: nn.Module, batch: Any) -> Any:

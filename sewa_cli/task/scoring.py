@@ -1,0 +1,133 @@
+"""What a user's metric is made of: parts, and scores of them.
+
+    def score_parts(**args): ...      # seeds of episodes, questions: whatever `score` is given
+    def heldout_parts(**args): ...    # others, only ever reported
+    def score(model, part): ...       # a number, or {"return": 1242.0, "length": 410}
+    def scores(model, parts): ...     # several at once, where that is faster
+
+Without score_parts, the parts are the batches of selection_data (and heldout_data). A task with
+`metrics(model)` alone has one part, and nothing can be said about its noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from sewa_cli.errors import TaskError
+from sewa_cli.task.fence import user_code
+
+if TYPE_CHECKING:
+    from torch import nn
+
+FUNCTIONS = ("score_parts", "heldout_parts", "score", "scores")
+MOST = 1_000_000  # parts; more is a generator without end
+Score = dict[str, float]  # by name; "": a number that was not given one
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Made when they are first asked for, and once: parts are named by their place in the list."""
+
+    make: Callable[[], Iterable[Any]]
+    name: str
+
+    def list(self) -> list[Any]:
+        with user_code(self.name):
+            found = self.make()
+            if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping):
+                raise TaskError(
+                    f"{self.name}() must return a list of parts, found {type(found).__name__}"
+                )
+            parts = list(islice(found, MOST + 1))
+        if len(parts) > MOST:
+            raise TaskError(f"{self.name}(): more than {MOST:,} parts; is there an end to them?")
+        if not parts:
+            raise TaskError(f"{self.name}(): there are no parts")
+        return parts
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How the task scores a model; the parts are batches of its data unless it lists its own."""
+
+    score: Callable[[nn.Module, Sequence[Any]], list[Score]]
+    parts: Parts | None  # None: batches of data
+    heldout: Parts | None
+    at_once: bool = False  # several parts in one call are faster than one by one
+
+
+def scoring_of(
+    functions: Mapping[str, Callable[..., Any]],
+    with_args: Callable[[str], Callable[[], Any]],
+    source: str,
+) -> Scoring | None:
+    """None: the task has no metric to choose by."""
+    if "score" not in functions and "scores" not in functions:
+        if listed := [name for name in FUNCTIONS if name in functions]:
+            raise TaskError(f"{source}: {listed[0]} needs score(model, part)")
+        if "metrics" not in functions:
+            return None
+        metrics = functions["metrics"]
+        return Scoring(lambda model, _: [_call("metrics", metrics, model)], _only_part(), None)
+    if "heldout_parts" in functions and "score_parts" not in functions:
+        raise TaskError(f"{source}: heldout_parts needs score_parts: which parts are to choose by?")
+    listed_parts = {
+        name: Parts(with_args(name), name) for name in FUNCTIONS[:2] if name in functions
+    }
+    parts, heldout = (listed_parts.get(name) for name in FUNCTIONS[:2])
+    if parts is None and "selection_data" not in functions:
+        raise TaskError(f"{source} lacks score_parts(**args): a list of what score is given")
+    if "scores" in functions:
+        return Scoring(_several(functions["scores"]), parts, heldout, at_once=True)
+    one = functions["score"]
+    return Scoring(
+        lambda model, some: [_call("score", one, model, part) for part in some], parts, heldout
+    )
+
+
+def _only_part() -> Parts:
+    return Parts(lambda: [None], "metrics")
+
+
+def _call(name: str, function: Callable[..., Any], *args: Any) -> Score:
+    with user_code(name):
+        return _checked(name, function(*args))
+
+
+def _several(
+    scores: Callable[..., Any],
+) -> Callable[[nn.Module, Sequence[Any]], list[Score]]:
+    def score(model: nn.Module, parts: Sequence[Any]) -> list[Score]:
+        with user_code("scores"):
+            found = scores(model, parts)
+            found = found.tolist() if hasattr(found, "tolist") else found
+            if not isinstance(found, Sequence) or isinstance(found, str | bytes):
+                raise TaskError(f"scores() must return a list, found {type(found).__name__}")
+            if len(found) != len(parts):
+                raise TaskError(f"scores() gave {len(found)} scores for {len(parts)} parts")
+            return [_checked("scores", one) for one in found]
+
+    return score
+
+
+def _checked(name: str, value: Any) -> Score:
+    if isinstance(value, Mapping):
+        return {str(key): _number(name, one) for key, one in value.items()}
+    return {"": _number(name, value)}
+
+
+def _number(name: str, value: Any) -> float:
+    if hasattr(value, "item") and getattr(value, "size", 1) in (1, ()):
+        value = value.item()  # of NumPy
+    elif hasattr(value, "numel") and value.numel() == 1:
+        value = value.item()
+    if not isinstance(value, Real):
+        raise TaskError(
+            f'{name}() must return a number, or a dict like {{"return": 1242.0}}; found '
+            f"{type(value).__name__}"
+        )
+    return float(value)
