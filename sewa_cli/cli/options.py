@@ -90,6 +90,16 @@ _HOW: Final = {
     "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),
     "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
     "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
+    "metric": Flag(
+        "--metric NAME", "Choose by this metric, not the loss; -NAME: low is good.", "objective.metric"
+    ),
+    "effort": Flag(
+        "--budget N", "Of parts to evaluate for it, or a time: 500, 10m.", "objective.budget"
+    ),
+    "workers": Flag("--workers N", "Processes that evaluate its parts.", "objective.workers"),
+    "part_timeout": Flag(
+        "--part-timeout TIME", "A part that takes longer has failed.", "objective.part_timeout"
+    ),
     "iterations": Flag("--iterations N", "Of the solver.", "solver.iterations"),
     "stable": Flag("--stable", "Choose what most resamples of the data choose.", "solver.stable"),
     "guard": Flag("--guard SHARE", "Keep that share of the selection rows as held out."),

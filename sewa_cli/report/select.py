@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from sewa_cli.report.metric import Contest
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import (
@@ -183,6 +184,7 @@ class Report(TaskHead):
         [], description="the simple averages that were looked at, lowest selection loss first"
     )
     stability: StabilityReport | None = None
+    contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
     placement: Placement
     batchnorm: BatchNorm | None
     lora: Lora | None = None
