@@ -91,7 +91,9 @@ _HOW: Final = {
     "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
     "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
     "metric": Flag(
-        "--metric NAME", "Choose by this metric, not the loss; -NAME: low is good.", "objective.metric"
+        "--metric NAME",
+        "Choose by this metric, not the loss; -NAME: low is good.",
+        "objective.metric",
     ),
     "effort": Flag(
         "--budget N", "Of parts to evaluate for it, or a time: 500, 10m.", "objective.budget"

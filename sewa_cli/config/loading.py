@@ -266,7 +266,10 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
 
 def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[str]:
     """The keys that could have been meant."""
-    sections_of_ours = {"compare": CompareConfig, "objective": ObjectiveConfig}
+    sections_of_ours: dict[str, type[BaseModel]] = {
+        "compare": CompareConfig,
+        "objective": ObjectiveConfig,
+    }
     if len(location) > 1 and (own := sections_of_ours.get(str(location[0]))):
         return list(own.model_fields)
     keys = [name for name in Config.model_fields if name != "solvers"]

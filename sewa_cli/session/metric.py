@@ -27,6 +27,7 @@ from sewa_cli.settings import seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.task.scoring import Score
 
+KINDS: tuple[Kind, ...] = ("selection", "heldout")
 AT_ONCE = 8  # parts in a call of scores()
 ASIDE = 0.5  # of the parts, where a task has none that are held out
 FEWEST = 4  # parts; of fewer, none are kept aside
@@ -38,10 +39,11 @@ class Metric:
     def __init__(self, run: Run) -> None:
         session, config = run.session, run.session.config
         task, scoring = session.task, session.task.scoring
-        assert scoring is not None and config.objective.metric is not None
+        assert scoring is not None
+        assert config.objective.metric is not None
         self.run = run
         self.name, self.goal = config.objective.metric, config.objective.goal
-        lists = {of: parts_of(task, of, config.seed) for of in ("selection", "heldout")}
+        lists = {of: parts_of(task, of, config.seed) for of in KINDS}
         self.places = _places(lists, config)
         self._lists = lists
         self._at_once = AT_ONCE if scoring.at_once else 1
@@ -152,9 +154,7 @@ class Metric:
             if done < len(group):
                 return
 
-    def _groups(
-        self, asked: Sequence[tuple[int, Asked]]
-    ) -> Iterator[list[tuple[int, Asked]]]:
+    def _groups(self, asked: Sequence[tuple[int, Asked]]) -> Iterator[list[tuple[int, Asked]]]:
         group: list[tuple[int, Asked]] = []
         averages = 0
         for _, some in groupby(asked, key=lambda one: one[1].average):
@@ -231,8 +231,7 @@ def _places(lists: Mapping[Kind, Sequence[Any]], config: Config) -> dict[Kind, P
     if lists["heldout"]:
         if config.guard is not None:
             raise ConfigError("--guard: the task has held-out parts already; drop one of them")
-        every = {of: Places(of, tuple(range(len(lists[of])))) for of in lists}
-        return every
+        return {of: Places(of, tuple(range(len(found)))) for of, found in lists.items()}
     if count < FEWEST:
         return {"selection": Places("selection", tuple(range(count)))}
     share = ASIDE if config.guard is None else config.guard

@@ -1,4 +1,4 @@
-"""What a contest by a metric came to: the choice and its references on parts that had no say in it."""
+"""What a contest by a metric came to, on parts that had no say in it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def _scores(
     intervals: dict[str, Interval] = {}
     if int(kept.sum()) >= FEWEST:
         rows = torch.stack([found[kept] for found in losses.values()])
-        spread = compare_rows(rows, torch.ones(rows.shape[1]).double(), metric.run.session.config.seed)
+        spread = compare_rows(
+            rows, torch.ones(rows.shape[1]).double(), metric.run.session.config.seed
+        )
         for name, ends in zip(losses, spread.intervals, strict=True):
             low, high = sorted(metric.score(end) for end in ends)
             intervals[name] = Interval(low=low, high=high)

@@ -26,6 +26,7 @@ from sewa_cli.text import finite, with_K
 FEWEST = 25  # parts; with fewer no lead could be shown to be more than luck
 SEARCHED = 0.6  # of the parts; the others are for the duel
 SHOWN = 100  # entries in the report
+IDLE = 20  # rounds in which nothing was asked that was not known: there is nothing more to learn
 STRIDE = 5  # parts between two looks at a duel
 
 

@@ -1,4 +1,4 @@
-"""The cross-entropy method: masks of exactly K are drawn, the best of them say how to draw the next.
+"""The cross-entropy method: masks of K are drawn, and the best of them say how to draw the next.
 
 N masks in each round, drawn without replacement by the odds of s; all are asked on the same parts;
 s moves by `step` towards how often each checkpoint is in the elite. s stays between the floor and
@@ -18,13 +18,13 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
-from sewa_cli.solvers.contest import Contest, scores_of, within
+from sewa_cli.solvers.contest import IDLE, Contest, scores_of, within
 
 FLOOR = 0.05  # of K/k: what s never falls below
 
 
 class CrossEntropy(Solver):
-    """By a metric: masks of K drawn again and again around the best ones, the cross-entropy method."""
+    """By a metric: masks of K, drawn again and again around the best (cross-entropy method)."""
 
     class Settings(Solver.Settings):
         samples: Annotated[Whole, Field(ge=4)] = Field(20, description="masks drawn in each round")
@@ -43,9 +43,10 @@ class CrossEntropy(Solver):
         s = torch.full((k,), K / k, dtype=torch.float64)
         elite = max(1, round(settings.elite * settings.samples))
         history: list[float] = []
+        idle = 0
         left = within(1.0 if contest.few else settings.search, contest)
         with suppress(Spent):
-            while left() >= settings.samples:
+            while left() >= settings.samples and idle < IDLE:
                 masks = _draw(s, K, settings.samples, generator)
                 averages = [tuple(mean_of(m.nonzero().flatten().tolist(), k)) for m in masks]
                 parts, before = contest.next_parts(settings.parts), board.spent
@@ -56,8 +57,7 @@ class CrossEntropy(Solver):
                 history.append(float(losses.mean()))
                 best = torch.argsort(losses, stable=True)[:elite]
                 s = _bounded(torch.lerp(s, masks[best].double().mean(dim=0), settings.step), K)
-                if board.spent == before:
-                    break  # the same masks on the same parts: nothing more to learn
+                idle = idle + 1 if board.spent == before else 0
         found = contest.enter("mask", K, mean_of(mask.largest(s, K), k))
         return contest.crown(found).but(
             probabilities=s.tolist(), history=history, details={"rounds": len(history)}

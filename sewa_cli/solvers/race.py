@@ -20,7 +20,7 @@ from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import Name, family, grid, ladder
 from sewa_cli.objective.board import Spent
 from sewa_cli.objective.evidence import SURE, evidence
-from sewa_cli.settings import AUTO, Count, Share
+from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.contest import Contest, Entrant, within
 
@@ -33,7 +33,7 @@ CLEAR = 1.0  # standard errors by which a change must be better to be kept
 
 
 class Race(Solver):
-    """By a metric: many averages start, the budget goes to those that lead, and the best is tested."""
+    """By a metric, the default: many averages start, the budget goes to those that lead."""
 
     class Settings(Solver.Settings):
         heats: Share = Field(0.5, description="of the budget, to find a winner")
@@ -60,7 +60,7 @@ class Race(Solver):
 
 
 def _start(contest: Contest, K: int) -> list[Entrant]:
-    """The incumbent first; as many as the budget can tell apart, those of use on most runs first."""
+    """The incumbent first; as many as the budget can tell apart, the likeliest first."""
     k = contest.k
     started = [contest.incumbent]
     for name, size, average in _candidates(contest, K):
@@ -195,9 +195,9 @@ def _variants(
     chosen = [i for i, weight in enumerate(leader.average) if weight != 0]
     others = [i for i, weight in enumerate(leader.average) if weight == 0]
     equal = max(leader.average) - min(leader.average[i] for i in chosen) < 1e-12
-    while equal and others:
-        out = chosen[int(torch.randint(len(chosen), (), generator=random))]
-        new = others[int(torch.randint(len(others), (), generator=random))]
+    pairs = len(chosen) * len(others) if equal else 0
+    for pair in torch.randperm(pairs, generator=random).tolist():
+        out, new = chosen[pair // len(others)], others[pair % len(others)]
         yield "swap", mean_of([*(i for i in chosen if i != out), new], k)
 
 

@@ -1,6 +1,7 @@
 """The paper's other estimator: the policy gradient over Bernoulli masks, for what has no gradient.
 
-    ∇_θ E[f(w(m))] = E[(f(w(m)) − b) ∇_θ log p(m | s)],   m_i ~ Bernoulli(s_i),   w(m) = Σ m_i w_i / Σ m_i
+    ∇_θ E[f(w(m))] = E[(f(w(m)) − b) ∇_θ log p(m | s)],    m_i ~ Bernoulli(s_i),
+    w(m) = Σ m_i w_i / Σ m_i
 
 M masks are drawn in each iteration and asked on the same parts (common random numbers); b is the
 mean of the other M − 1 (leave-one-out), so that it has no say in a mask's own term. s = σ(θ + c)
@@ -21,7 +22,7 @@ from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.solvers.contest import Contest, scores_of, within
+from sewa_cli.solvers.contest import IDLE, Contest, scores_of, within
 
 DECAY = 0.9  # of the running size of the advantages
 
@@ -45,11 +46,11 @@ class Reinforce(Solver):
         k, board = contest.k, contest.board
         generator = torch.Generator().manual_seed(problem.seed)
         theta = torch.zeros(k, dtype=torch.float64)  # s = K/k: none is preferred at first
-        adam, size = Adam(theta, settings.lr), 0.0
+        adam, size, idle = Adam(theta, settings.lr), 0.0, 0
         history: list[float] = []
         left = within(1.0 if contest.few else settings.search, contest)
         with suppress(Spent):
-            while left() >= settings.samples:
+            while left() >= settings.samples and idle < IDLE:
                 s = torch.sigmoid(mask.shifted_logits(theta, K))
                 masks = _draw(s, settings.samples, generator)
                 averages = [tuple(mean_of(m.nonzero().flatten().tolist(), k)) for m in masks]
@@ -65,8 +66,7 @@ class Reinforce(Solver):
                 size = now if size == 0.0 else DECAY * size + (1 - DECAY) * now
                 if size > 0:
                     theta = adam.step(_gradient(theta, K, masks, advantage / size**0.5))
-                if board.spent == before and float(s.min(dim=0).values) >= 0 and _settled(s):
-                    break  # the same masks again and again: nothing more to learn
+                idle = idle + 1 if board.spent == before else 0
         logits = mask.shifted_logits(theta, K)
         found = contest.enter("mask", K, mean_of(mask.largest(logits, K), k))
         return contest.crown(found).but(
@@ -93,10 +93,6 @@ def _gradient(theta: Tensor, K: int, masks: Tensor, advantage: Tensor) -> Tensor
         log_p = torch.nn.functional.logsigmoid(signs * logits).sum(dim=1)  # [M]
         (gradient,) = torch.autograd.grad((advantage * log_p).mean(), leaf)
     return gradient
-
-
-def _settled(s: Tensor) -> bool:
-    return bool((s * (1 - s)).sum() < 1e-2)
 
 
 register("reinforce", Reinforce)
