@@ -21,6 +21,7 @@ ENVIRONMENTS = {  # what a data set's name has in it
     "halfcheetah": "HalfCheetah-v5",
     "lunarlander": "LunarLander-v3",
 }
+SIDE_BY_SIDE = 32  # episodes; more are hardly faster
 
 
 class Policy(nn.Module):
@@ -91,37 +92,71 @@ def loss(outputs, batch):
 
 def metrics(model):
     """The mean return over episodes that begin alike for every model."""
-    return {"return": sum(play(model, model.env, model.episodes)) / model.episodes}
+    played = play(model, model.env, range(model.episodes))
+    return {"return": sum(episode["return"] for episode in played) / model.episodes}
 
 
-@torch.no_grad()
-def play(model, env, episodes):
-    """The return of each episode; all are played side by side, one forward pass for a step."""
-    games = environments(env, episodes)
+# to choose by return: a part is an episode, named by the seed that it begins with
+
+
+def score_parts(score_episodes=500):
+    return seeds_from(1_000_000, score_episodes, "score_episodes")
+
+
+def heldout_parts(heldout_episodes=100):
+    return seeds_from(2_000_000, heldout_episodes, "heldout_episodes")
+
+
+def seeds_from(first, count, name):
+    """Those of `metrics`, of `score_parts` and of `heldout_parts` have none in common."""
+    if not 1 <= count <= 1_000_000:
+        raise TaskError(f"args.{name}: must be 1 to 1,000,000, found {count}")
+    return range(first, first + count)
+
+
+def scores(model, parts):
+    return play(model, model.env, parts)
+
+
+@torch.inference_mode()
+def play(model, env, seeds):
+    """The return and length of each episode, several played side by side.
+
+    One forward pass makes a step of all. It always has SIDE_BY_SIDE rows, as each is rounded in
+    another way if their number changes: what an episode earns is not to depend on its neighbours.
+    """
+    games = [environment(env, number) for number in range(min(SIDE_BY_SIDE, len(seeds)))]
     seen, learned = games[0].observation_space.shape, tuple(model.mean.shape)
     if seen != learned:
         raise TaskError(f"{env}: has observations of shape {seen}, the data have {learned}")
     was_training = model.training
     model.eval()
-    device = next(model.parameters()).device
-    running = {number: game.reset(seed=number)[0] for number, game in enumerate(games)}
-    returns = [0.0] * episodes
-    while running:
-        seen = torch.tensor(np.stack(list(running.values())), dtype=torch.float32, device=device)
-        for number, action in zip(list(running), model(seen).cpu().numpy(), strict=True):
-            running[number], reward, terminated, truncated, _ = games[number].step(action)
-            returns[number] += float(reward)
+    observations = np.zeros((SIDE_BY_SIDE, *seen), np.float32)
+    played = [{"return": 0.0, "length": 0} for _ in seeds]
+    waiting, running = list(enumerate(seeds))[::-1], {}
+    while waiting or running:
+        for number, game in enumerate(games):
+            if number not in running and waiting:
+                episode, seed = waiting.pop()
+                running[number] = played[episode]
+                observations[number], _ = game.reset(seed=seed)
+        actions = model(torch.tensor(observations, device=model.mean.device)).cpu().numpy()
+        for number, episode in list(running.items()):
+            step = games[number].step(actions[number])
+            observations[number], reward, terminated, truncated, _ = step
+            episode["return"] += float(reward)
+            episode["length"] += 1
             if terminated or truncated:
                 del running[number]
     model.train(was_training)
-    return returns
+    return played
 
 
 @cache
-def environments(name, count):
+def environment(name, _number):
+    """Made once: there are as many as are played side by side."""
     options = {"continuous": True} if name.startswith("LunarLander") else {}
-    make = gymnasium.make
-    return [make(name, disable_env_checker=True, **options) for _ in range(count)]
+    return gymnasium.make(name, disable_env_checker=True, **options)
 
 
 def environment_of(data):

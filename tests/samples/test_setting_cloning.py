@@ -24,6 +24,7 @@ from helpers.tiny import Sewa
 from safetensors.torch import load_file
 
 from sewa_cli.errors import TaskError
+from sewa_cli.task import load_task
 
 h5py = pytest.importorskip("h5py")
 pytest.importorskip("gymnasium")
@@ -293,7 +294,7 @@ def test_episodes_side_by_side_return_what_they_return_one_by_one(
 
     torch.manual_seed(0)
     model = task.build_model(hopper, width=8, dropout=0.5, episodes=3).train()
-    together = task.play(model, "Hopper-v5", 3)
+    together = [episode["return"] for episode in task.play(model, "Hopper-v5", range(3))]
     assert model.training  # as it was found, though it played without dropout
     assert task.metrics(model) == {"return": pytest.approx(sum(together) / 3)}
     model.eval()
@@ -309,6 +310,28 @@ def test_episodes_side_by_side_return_what_they_return_one_by_one(
         env.close()
         assert total == pytest.approx(expected, rel=1e-3)
     assert len(set(together)) == 3  # they do not begin alike
+
+
+def test_an_episode_earns_the_same_whatever_is_played_beside_it(
+    task: ModuleType, hopper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = task.build_model(hopper, width=128)
+    monkeypatch.setattr(task, "SIDE_BY_SIDE", 8)
+    parts = list(task.score_parts(10))
+    together = task.scores(model, parts)  # two of them wait until others have ended
+    for some in (slice(None, None, -1), slice(9, None)):
+        apart = task.scores(model, parts[some])
+        for one, other in zip(together[some], apart, strict=True):
+            assert one == pytest.approx(other, rel=1e-6)  # but for rounding, if at all
+    assert all(0 < episode["length"] < 1000 for episode in together)
+
+
+def test_episodes_to_choose_by_are_never_those_that_are_reported(task: ModuleType) -> None:
+    metrics, selection, heldout = range(20), task.score_parts(), task.heldout_parts()
+    assert len({*metrics, *selection, *heldout}) == 20 + 500 + 100
+    with pytest.raises(TaskError, match=r"args\.score_episodes: must be 1 to 1,000,000, found 0"):
+        task.score_parts(0)
 
 
 @pytest.mark.parametrize(
@@ -495,3 +518,11 @@ def test_a_policy_is_cloned_selected_and_compared(
     assert ended.code == 0, ended.err
     table = list(csv.DictReader(io.StringIO(ended.out)))
     assert {"lawa", "swa", "ema", "random", "sewa"} <= {row["method"] for row in table}
+
+    settings = {"data": str(data), "width": 16, "score_episodes": 3, "heldout_episodes": 2}
+    scoring = load_task("./task.py", settings).scoring
+    assert scoring is not None
+    assert scoring.at_once
+    assert scoring.parts is not None
+    assert scoring.heldout is not None
+    assert (len(scoring.parts.list()), len(scoring.heldout.list())) == (3, 2)
