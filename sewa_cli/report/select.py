@@ -18,6 +18,7 @@ from sewa_cli.report.shared import (
     Scores,
     TaskHead,
 )
+from sewa_cli.report.standing import Standing
 
 
 class Better(Part):
@@ -183,6 +184,7 @@ class Report(TaskHead):
         [], description="the simple averages that were looked at, lowest selection loss first"
     )
     stability: StabilityReport | None = None
+    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
     placement: Placement
     batchnorm: BatchNorm | None
     lora: Lora | None = None

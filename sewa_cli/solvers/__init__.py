@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sewa_cli.methods.family import Name
     from sewa_cli.objective.objective import Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected, StabilityReport
+    from sewa_cli.report.standing import Fall
     from sewa_cli.trajectory import Trajectory
 
 LEARNED = "learned"  # the name of a choice that no simple average would have made
@@ -84,6 +85,7 @@ class Choice:
     simple: dict[Name, float] | None = None  # losses of simple averages, where it knows them
     spares: bool = False  # runs of the model are dear: what is known is not run again
     stability: StabilityReport | None = None
+    fall: Fall | None = None  # of the loss, towards the end of the run
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
 
