@@ -138,7 +138,7 @@ _WRITE: Final = {
     "html": Flag("--html FILE", "A page of it, to look at and to send.", None),
     "page": Flag("--output -o FILE", "The page; - for standard output.", None, ...),
     "open_it": Flag("--open", "Show the page in a browser.", None),
-    "log": Flag("--log NAME:WHERE", "Send it to a tracker: tensorboard:DIR", None),
+    "log": Flag("--log NAME:WHERE", "Send it to a tracker: tensorboard:DIR, wandb:PROJECT", None),
     "force": Flag("--force -f", "Overwrite existing outputs.", None),
     "format": Flag(f"--format {'|'.join(FORMATS)}", "Of what is printed:", None),
     "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Of what is printed:", None),

@@ -19,6 +19,7 @@ from sewa_cli.report.shared import (
     Scores,
     TaskHead,
 )
+from sewa_cli.report.standing import Standing
 
 
 class Better(Part):
@@ -185,6 +186,7 @@ class Report(TaskHead):
     )
     stability: StabilityReport | None = None
     contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
+    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
     placement: Placement
     batchnorm: BatchNorm | None
     lora: Lora | None = None

@@ -35,6 +35,7 @@ from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
+from sewa_cli.session.code import code_hash
 from sewa_cli.session.cost import Clock, peak_memory
 from sewa_cli.session.extensions import (
     make_solver,
@@ -63,6 +64,7 @@ class Session:
     reads: Reads
     inputs: list[Path]  # never to be overwritten
     guard: Guard | None = None
+    code: str | None = None  # a hash of the user's files, as they were at the beginning
     clock: Clock = field(default_factory=Clock)
 
     @property
@@ -124,7 +126,7 @@ class Session:
     def head(self) -> dict[str, Any]:
         """What the report of a command with a task begins with."""
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
-        return {**head, "parameters": self.model.parameters}
+        return {**head, "code": self.code, "parameters": self.model.parameters}
 
     def report(
         self,
@@ -181,7 +183,10 @@ def open_session(
     warn_of_no_steps(candidates, events)
     for text in task.warnings:
         events.warn(text)
-    return Session(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
+    code = code_hash(config, task)
+    return Session(
+        *(config, task, events, candidates, names, objective, reads, inputs, guard, code, clock)
+    )
 
 
 def check_objective(config: Config, task: Task) -> None:
@@ -428,6 +433,7 @@ class Run:
             "k": self.trajectory.k,
             "left_out": self.rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),
+            "standing": self.rows.standing(self.trajectory.used, choice.fall if choice else None),
         }
 
     def _hear_all(self) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sewa_cli.objective.objective import Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected, StabilityReport
     from sewa_cli.solvers.contest import Outcome
+    from sewa_cli.report.standing import Fall
     from sewa_cli.trajectory import Trajectory
 
 LEARNED = "learned"  # the name of a choice that no simple average would have made
@@ -97,6 +98,7 @@ class Choice:
     spares: bool = False  # runs of the model are dear: what is known is not run again
     stability: StabilityReport | None = None
     outcome: Outcome | None = None  # of a contest by a metric
+    fall: Fall | None = None  # of the loss, towards the end of the run
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
 

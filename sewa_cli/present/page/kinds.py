@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sewa_cli.present import say, sentences, tables
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from sewa_cli.report.inspect import Inspection
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Interval
+    from sewa_cli.report.standing import Standing
     from sewa_cli.report.windows import Windows
+
+WAYS: Final = "Beside three simple ways of moving"
 
 
 def chapter(report: Head, name: str | None = None) -> Chapter:
@@ -94,6 +97,7 @@ def select(report: Report, name: str | None) -> Chapter:
             Words([_upper(sentences.stability(report))]) if report.stability else None,
             *drawings(report, "stability"),
         ),
+        *_standing(report.standing),
         cost(report.cost, report.placement),
         again(report, name),
     ]
@@ -106,6 +110,15 @@ def select(report: Report, name: str | None) -> Chapter:
         about=_about(report),
         command=report.command,
     )
+
+
+def _standing(found: Standing | None) -> list[Section]:
+    if found is None:
+        return []
+    said = [_upper(sentence) for sentence in sentences.standing(found)]
+    rows = tables.ways(found.motion)
+    title = f"{WAYS}, by {found.weights:,} weights of each checkpoint"
+    return section("Where the run stands", Words(said), Table(title, rows))
 
 
 def _lowest(rows: Rows, written: str) -> list[str | None]:
@@ -171,6 +184,7 @@ def compare(report: Comparison, name: str | None) -> Chapter:
             *checkpoints(report.candidates, report.left_out),
         ),
         *section("Does choosing over-fit?", *drawings(drawn, "overfit")),
+        *_standing(report.standing),
         cost(report.cost, report.placement),
         again(report, name),
     ]
@@ -255,7 +269,7 @@ def inspect(report: Inspection, name: str | None) -> Chapter:
         tiles.append(Tile("explained by a line", run.trend, "1: steady motion, 0: noise"))
         tiles.append(Tile("mean cosine of steps", run.cosine, "1: straight, −0.5: noise"))
     tiles.append(Tile("read", size(report.bytes_read)))
-    titles = ("Each checkpoint", "Beside three simple ways of moving")
+    titles = ("Each checkpoint", WAYS)
     facts, each, *ways = sheets(tables.inspect(report), titles)
     return Chapter(
         headline=_first(report.explanation),
