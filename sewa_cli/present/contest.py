@@ -68,7 +68,9 @@ def _evidence(value: float | None) -> Cell:
 
 def _title(name: str, found: Contest) -> str:
     marks = [name == next(iter(found.scores)), name == found.leader, name == found.incumbent]
-    words = [word for word, is_so in zip(("written", "led", "incumbent"), marks, strict=True) if is_so]
+    words = [
+        word for word, is_so in zip(("written", "led", "incumbent"), marks, strict=True) if is_so
+    ]
     return f" ({', '.join(words)})" if words else ""
 
 
@@ -90,7 +92,9 @@ def verdict(found: Contest) -> str:
             f"no say in its lead (e-value {found.evidence:.3g}, {ASKED} is asked for)"
         )
     if found.leader == found.incumbent:
-        return f"`{written}` was taken: nobody did better than what was there without {found.metric}"
+        return (
+            f"`{written}` was taken: nobody did better than what was there without {found.metric}"
+        )
     return (
         f"nobody is crowned: `{found.leader}` leads, but that may be luck (e-value "
         f"{found.evidence:.3g}, {ASKED} is asked for); `{written}` was taken"
@@ -141,8 +145,8 @@ def sentences(report: Report) -> list[str]:
     return [
         taken(report),
         effort(found),
-        f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, choosing {took.learn:.1f}, "
-        f"scoring {took.evaluate:.1f}, writing {took.write:.1f})",
+        f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, choosing "
+        f"{took.learn:.1f}, scoring {took.evaluate:.1f}, writing {took.write:.1f})",
         verdict(found),
         heldout(found),
         *wrote(report.output),

@@ -7,6 +7,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING
 
+from sewa_cli.present import contest as by_metric
 from sewa_cli.present.card import describe_lora
 from sewa_cli.present.tables import level, percent
 from sewa_cli.text import few, number, size, with_K
@@ -58,6 +59,11 @@ def select(report: Report) -> list[str]:
     if report.expected and report.heldout_rows is not None:
         said.append(expected(report))
     return [*said, verdict(report), *wrote(report.output)]
+
+
+def contest(report: Report) -> list[str]:
+    """Of a choice by a metric."""
+    return by_metric.sentences(report)
 
 
 def taken(report: Report) -> str:

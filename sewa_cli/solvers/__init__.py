@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from sewa_cli.objective.board import Board
     from sewa_cli.objective.objective import Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected, StabilityReport
-    from sewa_cli.solvers.contest import Outcome
     from sewa_cli.report.standing import Fall
+    from sewa_cli.solvers.contest import Outcome
     from sewa_cli.trajectory import Trajectory
 
 LEARNED = "learned"  # the name of a choice that no simple average would have made

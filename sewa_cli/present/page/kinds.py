@@ -6,7 +6,8 @@ from math import inf
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from sewa_cli.present import say, sentences, tables
+from sewa_cli.present import contest as by_metric
+from sewa_cli.present import kind_of, say, sentences, tables
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
 from sewa_cli.present.page.shared import (
     MOST_DRAWN,
@@ -37,7 +38,7 @@ WAYS: Final = "Beside three simple ways of moving"
 
 def chapter(report: Head, name: str | None = None) -> Chapter:
     """`name`: of the report's file, where it has one."""
-    make = globals().get(report.kind, other)
+    make = globals().get(kind_of(report), other)
     found: Chapter = make(report, name)
     return found
 
@@ -119,6 +120,61 @@ def _standing(found: Standing | None) -> list[Section]:
     rows = tables.ways(found.motion)
     title = f"{WAYS}, by {found.weights:,} weights of each checkpoint"
     return section("Where the run stands", Words(said), Table(title, rows))
+
+
+def contest(report: Report, name: str | None) -> Chapter:
+    """Of a choice by a metric."""
+    found = report.contest
+    assert found is not None
+    written, scores = next(iter(found.scores.items()))
+    verdict, best = by_metric.verdict(found), f"{found.goal}imise"
+    tiles = [Tile(f"{found.metric} to choose by", scores.selection, f"to {best}")]
+    if scores.heldout is not None:
+        tiles.insert(
+            0, Tile(f"held-out {found.metric}", scores.heldout, _interval(scores.interval))
+        )
+    if found.gained:
+        note = f"over {found.gained.over}; {_interval(found.gained.interval)}"
+        tiles.append(Tile("gained", found.gained.by, note))
+    tiles += [
+        Tile("evaluations", found.evaluations, f"budget {found.budget}"),
+        Tile("checkpoints", report.K, f"of {report.k:,}"),
+        Tile("took", duration(report.cost.seconds.total), report.device),
+    ]
+    seen = by_metric.sheet(report).parts[0][1]
+    assert isinstance(seen, list)
+    marks = ["chosen" if place == 0 else None for place in range(len(seen))]
+    sections = [
+        *section(
+            f"By {found.metric}, on parts that nothing was chosen by",
+            Words([_upper(by_metric.heldout(found))]),
+            *drawings(report, "scores"),
+            Table(f"{found.metric}, held out and to choose by", seen, marks=marks),
+        ),
+        *section(
+            "Was the best one lucky?",
+            Words([_upper(verdict), _upper(by_metric.effort(found))]),
+            *drawings(report, "entries"),
+            Table("All that competed", by_metric.entries(found), folded=True),
+        ),
+        *section(
+            "Which checkpoints, and how much of each",
+            Words([_upper(sentences.taken(report))]),
+            *drawings(report, "weights"),
+            *checkpoints(report.candidates, report.left_out),
+        ),
+        cost(report.cost, report.placement),
+        again(report, name),
+    ]
+    return Chapter(
+        headline=_first(verdict),
+        answer=f"{_file(report.output) or 'the average'} is `{written}`; {verdict}",
+        sections=sections,
+        tiles=tiles,
+        warnings=report.warnings,
+        about=_about(report),
+        command=report.command,
+    )
 
 
 def _lowest(rows: Rows, written: str) -> list[str | None]:

@@ -85,8 +85,12 @@ def draw_entries(axes: Axes, found: Contest) -> None:
         hint(axes, entry.parts, entry.score, name, f"{found.metric} {number(entry.score)}")
         if n < NAMED or is_taken:
             axes.annotate(
-                label(name), (entry.parts, entry.score), (6, 0), textcoords="offset points",
-                fontsize="small", va="center",
+                label(name),
+                (entry.parts, entry.score),
+                (6, 0),
+                textcoords="offset points",
+                fontsize="small",
+                va="center",
             )
     axes.set_xscale("log")
     axes.set_xlabel("parts that it was asked on")

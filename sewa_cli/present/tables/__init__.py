@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sewa_cli.present import kind_of
+from sewa_cli.present.contest import sheet as contest
 from sewa_cli.present.sheet import Cell, Rows, Sheet
 from sewa_cli.present.tables.files import cache, inspect, verify, ways
 from sewa_cli.present.tables.losses import (
@@ -31,6 +33,7 @@ __all__ = [
     "LOSS",
     "cache",
     "compare",
+    "contest",
     "evaluate",
     "forecast",
     "inspect",
@@ -50,7 +53,7 @@ def show(report: Head, form: str) -> str:
     """By the function here that is named like the report's kind."""
     if form == "json":
         return to_json(report)
-    sheet: Sheet = globals()[report.kind](report)
+    sheet: Sheet = globals()[kind_of(report)](report)
     return sheet.show(form)
 
 
