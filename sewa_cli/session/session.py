@@ -187,20 +187,24 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(
-    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
-) -> Objective:
-    """The user's model on its device, with the user's loss; of adapters, only they can change.
-
-    What it works out is kept under `--cache`.
-    """
-    device = torch.device("meta") if shapes_only else find_device(config.device)
-    with events.stage("building the model"), device if shapes_only else nullcontext():
+def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:
+    """The user's, on its device; of adapters, only they can change."""
+    with device if device.type == "meta" else nullcontext():
         built = task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
+    return FlatModel(built, device, only, task.parallelize)
+
+
+def build_objective(
+    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
+) -> Objective:
+    """The user's loss as a function of weights. What it works out is kept under `--cache`."""
+    device = torch.device("meta") if shapes_only else find_device(config.device)
+    with events.stage("building the model"):
+        model = build_model(task, newest, device)
     objective = Objective(
-        FlatModel(built, device, only, task.parallelize),
+        model,
         task.predict,
         task.loss,
         task.backward,
