@@ -6,6 +6,7 @@ that prints goes to standard error. It is not there for longer than whoever has 
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
 import signal
@@ -15,14 +16,14 @@ import warnings
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 HELLO = b"sewa: here begin the answers\n"  # what Python itself prints at its start comes before
 START = "import sys; sys.path[:] = sys.argv[1:]; from sewa_cli.session.worker import main; main()"
 PR_SET_PDEATHSIG = 1  # of prctl.h
 
 
-def main() -> None:
+def main() -> NoReturn:
     del sys.argv[1:]
     requests, answers = _streams()
     _end_with_parent()
@@ -51,6 +52,9 @@ def main() -> None:
             answer(outcome(examiner.evaluate, Job(weights, kind, parts)))
     except Exception as error:
         answer(_as_sent(error))
+    atexit._run_exitfuncs()  # the user's; then at once, as Python takes a second to clear torch up
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _streams() -> tuple[IO[bytes], IO[bytes]]:
