@@ -175,7 +175,7 @@ def test_results_do_not_depend_on_who_works_nor_on_what_fails(
 def test_what_hangs_is_given_up_with_all_that_it_has_started(
     recipe: Recipe, tmp_path: Path
 ) -> None:
-    with closing(Workers(recipe, 2, 0.7)) as workers:
+    with closing(Workers(recipe, 2, 2.5)) as workers:
         assert list(workers.run(jobs_of(0, 1), until=time.monotonic() - 1)) == []
         assert workers._workers == []
         hanging = Job(weights(1)[0], "selection", (HANG, 0))
@@ -184,9 +184,9 @@ def test_what_hangs_is_given_up_with_all_that_it_has_started(
             found[index] = result
             for pid in pids_of(workers):
                 os.kill(pid, signal.SIGINT)  # which is for us to answer
-        assert found[0] == Failure("took longer than 1.4 s", False)
+        assert found[0] == Failure("took longer than 5 s", False)
         assert all(isinstance(found[index], list) for index in range(1, 5))
-        assert_gone(hung(tmp_path), within=1)
+        assert_gone(hung(tmp_path), within=5)
         pids = pids_of(workers)
 
         # one that dies while it has nothing to do
@@ -198,8 +198,8 @@ def test_what_hangs_is_given_up_with_all_that_it_has_started(
         workers._timeout = 600.0
         end = time.monotonic() + 0.5
         assert list(workers.run(jobs_of(HANG), until=end)) == []
-        assert time.monotonic() < end + 1
-        assert_gone(hung(tmp_path), within=1)
+        assert time.monotonic() < end + 5
+        assert_gone(hung(tmp_path), within=5)
         list(workers.run(jobs_of(5)))  # `close` ends one that waits, and one that starts
         pids += pids_of(workers)
     assert_gone(pids, within=0)
@@ -243,7 +243,7 @@ def test_nothing_outlives_the_parent(recipe: Recipe, tmp_path: Path) -> None:
     finally:
         process.kill()
     out, _ = process.communicate()
-    assert_gone(pids, within=2)
+    assert_gone(pids, within=5)
     assert out == b""
 
 
