@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from sewa_cli.callbacks import save_weights
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
-from sewa_cli.task.ready.classification import open_arrays
+from sewa_cli.task.ready.arrays import open_arrays
 
 NET = """
 from torch import nn
