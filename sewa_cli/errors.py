@@ -46,7 +46,7 @@ class TaskError(SewaError):
 class UserCodeError(TaskError):
     """An exception inside the user's module. `frames`: the traceback, the user's files only."""
 
-    def __init__(self, message: str, frames: str) -> None:
+    def __init__(self, message: str, frames: str = "") -> None:  # made without them when unpickled
         super().__init__(message)
         self.frames = frames
 

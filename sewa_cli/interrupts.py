@@ -27,6 +27,8 @@ NUMBERS = [
     if hasattr(signal, name)
 ]
 _came = False
+_number = 0  # of the signal
+_hooks = sys.excepthook, sys.unraisablehook  # before it came
 _decided: int | None = None  # the exit code, once there is nothing left to interrupt
 
 
@@ -60,10 +62,12 @@ def work(function: Callable[[], T]) -> T:
     return function()
 
 
-def _end(_signal: int, _frame: FrameType | None) -> None:
+def _end(number: int, _frame: FrameType | None) -> None:
     """Raises inside `work`, where there may be something to clear up; elsewhere ends at once."""
-    global _came
-    _came = True
+    global _came, _number, _hooks
+    if not _came:
+        _hooks = sys.excepthook, sys.unraisablehook
+    _came, _number = True, number
     # C code may catch it, print it and raise another in its place: numpy does, while imported
     sys.excepthook = sys.unraisablehook = _say_nothing
     frame: FrameType | None = sys._getframe()  # it may be called later than the signal came
@@ -88,6 +92,19 @@ def speaks() -> bool:
 
 def came() -> bool:
     return _came
+
+
+def forgive() -> bool:
+    """Ctrl-C was meant for what was under way, and is dealt with: the rest goes on.
+
+    Not so what asks the process to end, nor what nobody here has caught.
+    """
+    global _came
+    if not _came or _number != signal.SIGINT:
+        return False
+    _came = False
+    sys.excepthook, sys.unraisablehook = _hooks
+    return True
 
 
 def decide(code: int) -> None:

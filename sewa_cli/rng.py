@@ -22,6 +22,11 @@ def seed_torch(seed: int) -> None:
         torch.mps.manual_seed(seed)
 
 
+def seed_of(seed: int, *place: int) -> int:
+    """One of its own for each place of many, below 2^63."""
+    return int(np.random.SeedSequence((seed, *place)).generate_state(1, np.uint64)[0] >> 1)
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """The user's code draws from seeded generators; the caller's are put back afterwards."""

@@ -39,6 +39,39 @@ def _as_bytes(value: object) -> object:
     return refuse_bool(value)
 
 
+_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(text: str) -> float | None:
+    """90s, 10m, 1.5h; None: no such thing."""
+    found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(s|m|min|h|d)\s*", text)
+    return float(found[1]) * _SECONDS[found[2]] if found else None
+
+
+def _as_seconds(value: object) -> object:
+    if isinstance(value, str) and (seconds := seconds_of(value)) is not None:
+        return seconds
+    if isinstance(value, str):
+        raise ValueError(f"must be a time such as 30s or 10m, found {value!r:.100}")
+    return refuse_bool(value)
+
+
+def _as_effort(value: object) -> object:
+    if isinstance(value, str) and not value.strip().isdecimal():
+        if not seconds_of(value):
+            what = "must be a number of evaluations, or a time such as 90s, 10m or 2h"
+            raise ValueError(f"{what}, found {value!r:.100}")
+        return value.replace(" ", "")
+    refuse_bool(value)
+    if isinstance(value, str) and len(value) < 20:
+        value = int(value)
+    if not isinstance(value, int) or not 1 <= value < 2**53:
+        raise ValueError(
+            f"must be 1 evaluation or more, or a time such as 10m, found {value!r:.100}"
+        )
+    return value
+
+
 Whole = Annotated[int, BeforeValidator(refuse_bool)]
 Count = Annotated[Whole, Field(ge=1)]
 CountOrNone = Annotated[Whole, Field(ge=0)]  # zero: none at all
@@ -46,3 +79,5 @@ Positive = Annotated[float, BeforeValidator(refuse_bool), Field(gt=0, allow_inf_
 Share = Annotated[float, BeforeValidator(refuse_bool), Field(gt=0, lt=1)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, BeforeValidator(_as_bytes), Field(ge=1, lt=2**64)]
+Duration = Annotated[float, BeforeValidator(_as_seconds), Field(gt=0, allow_inf_nan=False)]
+Effort = Annotated[int | str, BeforeValidator(_as_effort)]  # evaluations, or a time

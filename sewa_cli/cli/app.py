@@ -102,7 +102,8 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 
 @command(
-    f"ckpts {SPAN} nonfinite state_key task K sparse solver solver_from iterations stable "
+    f"ckpts {SPAN} nonfinite state_key task metric effort workers part_timeout "
+    "K sparse solver solver_from iterations stable "
     "guard fallback lora bn output report output_dtype output_format shard_size force plot html "
     f"log paths_format json print0 config sets memory cache ranks device seed strict dry_run {TALK}"
 )

@@ -92,6 +92,18 @@ _HOW: Final = {
     "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),
     "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
     "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
+    "metric": Flag(
+        "--metric NAME",
+        "Choose by this metric, not the loss; -NAME: low is good.",
+        "objective.metric",
+    ),
+    "effort": Flag(
+        "--budget N", "Of parts to evaluate for it, or a time: 500, 10m.", "objective.budget"
+    ),
+    "workers": Flag("--workers N", "Processes that evaluate its parts.", "objective.workers"),
+    "part_timeout": Flag(
+        "--part-timeout TIME", "A part that takes longer has failed.", "objective.part_timeout"
+    ),
     "iterations": Flag("--iterations N", "Of the solver.", "solver.iterations"),
     "stable": Flag("--stable", "Choose what most resamples of the data choose.", "solver.stable"),
     "guard": Flag("--guard SHARE", "Keep that share of the selection rows as held out."),
@@ -128,7 +140,7 @@ _WRITE: Final = {
     "html": Flag("--html FILE", "A page of it, to look at and to send.", None),
     "page": Flag("--output -o FILE", "The page; - for standard output.", None, ...),
     "open_it": Flag("--open", "Show the page in a browser.", None),
-    "log": Flag("--log NAME:WHERE", "Send it to a tracker: tensorboard:DIR", None),
+    "log": Flag("--log NAME:WHERE", "Send it to a tracker: tensorboard:DIR, wandb:PROJECT", None),
     "force": Flag("--force -f", "Overwrite existing outputs.", None),
     "format": Flag(f"--format {'|'.join(FORMATS)}", "Of what is printed:", None),
     "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Of what is printed:", None),

@@ -9,6 +9,7 @@ from sewa_cli.objective.scorer import Scorer
 from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session import heading, open_named
+from sewa_cli.session.code import code_hash
 from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
 
@@ -19,6 +20,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
         objective = build_objective(config, task, checkpoints[-1], events)
+        code = code_hash(config, task)
         model = objective.model
         scorer = Scorer(objective, task.heldout_data, metrics=task.metrics, seed=config.seed)
         fits = []
@@ -36,6 +38,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
             checkpoint.close()
     return Evaluation(
         **heading(config, events, task=task.source, device=model.device),
+        code=code,
         files=files,
         selection_rows=found.selection_rows,
         heldout_rows=found.heldout_rows,

@@ -22,10 +22,11 @@ from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
 from sewa_cli.output.destination import paths_of
-from sewa_cli.report.inspect import Found, Gap, Inspection, Motion
+from sewa_cli.report.inspect import Found, Gap, Inspection
 from sewa_cli.session import heading, open_candidates, warn_of_no_steps
 from sewa_cli.text import few
-from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect, is_finite
+from sewa_cli.trajectory.geometry import Geometry, Shape, is_finite
+from sewa_cli.trajectory.standing import explain, motion_of, times_of
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 
@@ -61,7 +62,7 @@ def run_inspect(
     if finite and parameters:
         used = [candidates[i] for i in finite]
         shape = _measure(used, events)
-        motion, word, explanation = _motion(shape), shape.verdict, _explain(shape)
+        motion, word, explanation = motion_of(shape), shape.verdict, explain(shape)
     elif parameters:
         explanation = "no verdict: every checkpoint holds NaN or Inf"
     spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
@@ -98,7 +99,7 @@ def _measure(used: Sequence[Checkpoint], events: Events) -> Shape:
 
     `read` gives views of memory-mapped files, so only the block is ever copied.
     """
-    geometry = Geometry(_times(used))
+    geometry = Geometry(times_of([checkpoint.step for checkpoint in used]))
     columns = max(1, BLOCK_BYTES // (8 * len(used)))
     names = [name for name, info in used[0].tensors.items() if info.is_float]
     for done, name in enumerate(names, 1):
@@ -113,75 +114,6 @@ def _measure(used: Sequence[Checkpoint], events: Events) -> Shape:
     for checkpoint in used:
         checkpoint.close()
     return geometry.measure()
-
-
-def _times(used: Sequence[Checkpoint]) -> list[float]:
-    """Steps, or places where there are none, brought to 0 … 1."""
-    steps = [i if c.step is None else c.step for i, c in enumerate(used)]
-    whole = (steps[-1] - steps[0]) or 1
-    return [(step - steps[0]) / whole for step in steps]
-
-
-def _motion(shape: Shape) -> Motion:
-    return Motion(
-        checkpoints=len(shape.times),
-        norm=shape.norm,
-        radius=shape.radius,
-        late_radius=shape.late_radius,
-        net=shape.to_last[0],
-        path=sum(shape.lengths),
-        run=shape.signs,
-        expected=expect(shape.times) if len(shape.times) >= ENOUGH else None,
-    )
-
-
-def _explain(shape: Shape) -> str:
-    """The verdict in plain words, with the numbers that it rests on."""
-    if shape.verdict == "unknown":
-        n = len(shape.times)
-        there = f"there {'is' if n == 1 else 'are'} {n}"
-        return f"no verdict: it takes {ENOUGH} finite checkpoints, and {there}"
-    trend = shape.signs.trend
-    if trend is None:
-        return "settled: all finite checkpoints hold the same weights"
-    expected = expect(shape.times)
-    walk, noise = (100 * (expected[name].trend or 0.0) for name in ("walk", "noise"))
-    because = (
-        f"a straight line in time explains {100 * trend:.0f} % of the spread "
-        f"(steady motion: 100 %, a random walk: {walk:.0f} %, noise around a point: {noise:.0f} %)"
-    )
-    small = shape.radius / shape.norm if shape.norm else float("inf")
-    match shape.verdict:
-        case "moving":
-            if shape.goes_straight:
-                because = (
-                    f"its steps point the same way (mean cosine {shape.signs.cosine:.2f}), and the "
-                    f"net displacement is {shape.signs.net_to_path:.2f} of the path"
-                )
-            return (
-                f"still moving in one direction: {because}; the mean of all lies behind the last, "
-                "so an average of late checkpoints is usually the better one"
-            )
-        case "drifting":
-            return (
-                f"drifting, much like a random walk: {because}; "
-                "it keeps no direction, and comes back to no point"
-            )
-        case "wandering":
-            return (
-                f"wandering around a point: {because}; it stays about {shape.radius:.3g} away from "
-                "its mean, and averaging usually pays here"
-            )
-        case _ if shape.slows_down:
-            return (
-                f"settled: the later half spreads {shape.late_radius:.3g} around its own mean, all "
-                f"together {shape.radius:.3g}; look at the later ones alone with --last"
-            )
-        case _:
-            return (
-                f"settled: it stays around a point, {100 * small:.2g} % of the weights' length "
-                f"away from its mean, less than rounding to bfloat16 would move it; {because}"
-            )
 
 
 def _gaps(steps: Sequence[int]) -> tuple[int | None, list[Gap]]:

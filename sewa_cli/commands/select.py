@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose, isfinite
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -129,7 +129,84 @@ def _select(
             outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
         outputs = outputs.shared()
 
-    choice, simple, average, scored, references = run.retry(lambda: _learn(run, config.K))
+    found = run.retry(lambda: _by_metric(run) if config.objective.metric else _by_loss(run))
+    choice, average, scored = found.choice, found.average, found.scored
+    writing_began = time.perf_counter()
+    final = average.as_written(outputs.form if outputs else "file")
+    recipe = final.recipe(outputs.shard_size if outputs else None, events)
+    paths = [str(c.path) for c in average.sources]
+
+    def make_report() -> Report:
+        clock.stages["write"] = time.perf_counter() - writing_began
+        return Report(
+            **run.report(choice, found.weights),
+            K=len(average.sources),
+            selected=[i for i, c in enumerate(run.used) if str(c.path) in set(paths)],
+            selected_steps=[c.step for c in average.sources],
+            selected_paths=paths,
+            selection_rows=scored.selection_rows,
+            heldout_rows=scored.heldout_rows,
+            average=scored.scores,
+            written=found.written,
+            labels=choice.labels,
+            guard=session.guard,
+            details=choice.details or None,
+            budget=choice.budget,
+            blend=choice.blend,
+            expected=choice.expected,
+            stability=choice.stability,
+            batchnorm=scored.batchnorm,
+            lora=average.lora,
+            output=outputs.written_as(final) if outputs else None,
+            recipe=recipe,
+            **found.about,
+        )
+
+    report = (
+        make_report() if outputs is None else write_results(final, outputs, make_report, events)[0]
+    )
+    return Selection(report, average)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What is to be written, and what the report says of it besides."""
+
+    choice: Choice
+    average: Average
+    scored: Scored
+    weights: Coefficients
+    written: str
+    about: dict[str, Any]
+
+
+def _by_metric(run: Run) -> _Found:
+    """Read, let averages compete, score the choice and its references on held-out parts."""
+    from sewa_cli.session.metric import Metric
+    from sewa_cli.session.verdict import judge
+
+    session = run.session
+    with session.clock("read"):
+        run.read()
+    check_budget(session.config.K, run.used)
+    metric = Metric(run)
+    try:
+        with session.clock("learn"):
+            choice = run.solver.choose(metric.problem(), session.config.K)
+        with session.clock("evaluate"):
+            average, scored = _finish(run, choice.coefficients, choice.name)
+            contest = judge(metric, choice)
+    finally:
+        metric.close()
+    history = [finite(metric.score(loss)) for loss in choice.history]
+    about = {"references": {}, "beaten_by": [], "contest": contest, "history": history}
+    return _Found(choice, average, scored, choice.coefficients, choice.name, about)
+
+
+def _by_loss(run: Run) -> _Found:
+    """Read, choose, score the choice beside simple averages; one of these may be taken instead."""
+    session, config, events = run.session, run.session.config, run.session.events
+    choice, simple, average, scored, references = _learn(run, config.K)
     # what was chosen may be one of them, and has then nothing to gain over itself
     others = {
         name: reference.scored
@@ -145,54 +222,22 @@ def _select(
     if config.fallback and beaten_by:
         written, instead_of, learned = beaten_by[0].name, choice.name, scored.scores
         weights = references[written].coefficients
-        with clock("evaluate"):
+        with session.clock("evaluate"):
             average, scored = _finish(run, weights, written)
         events.warn(f"--fallback: the {written} average is written instead")
-
-    writing_began = time.perf_counter()
-    final = average.as_written(outputs.form if outputs else "file")
-    recipe = final.recipe(outputs.shard_size if outputs else None, events)
-    paths = [str(c.path) for c in average.sources]
-
-    def make_report() -> Report:
-        clock.stages["write"] = time.perf_counter() - writing_began
-        return Report(
-            **run.report(choice, weights),
-            K=len(average.sources),
-            selected=[i for i, c in enumerate(run.used) if str(c.path) in set(paths)],
-            selected_steps=[c.step for c in average.sources],
-            selected_paths=paths,
-            history=[finite(loss) for loss in choice.history],
-            selection_rows=scored.selection_rows,
-            heldout_rows=scored.heldout_rows,
-            average=scored.scores,
-            references={name: found.scored.scores for name, found in references.items()},
-            simple=[
-                Simple(name=name, K=K, selection_loss=finite(simple[name, K]))
-                for name, K in sorted(simple, key=lambda one: or_inf(simple[one]))
-            ],
-            beaten_by=beaten_by,
-            written=written,
-            instead_of=instead_of,
-            learned=learned,
-            labels=choice.labels,
-            gained=Gained(over=over, by=gain[0], interval=gain[1]) if gain else None,
-            guard=session.guard,
-            details=choice.details or None,
-            budget=choice.budget,
-            blend=choice.blend,
-            expected=choice.expected,
-            stability=choice.stability,
-            batchnorm=scored.batchnorm,
-            lora=average.lora,
-            output=outputs.written_as(final) if outputs else None,
-            recipe=recipe,
-        )
-
-    report = (
-        make_report() if outputs is None else write_results(final, outputs, make_report, events)[0]
-    )
-    return Selection(report, average)
+    about = {
+        "references": {name: found.scored.scores for name, found in references.items()},
+        "simple": [
+            Simple(name=name, K=K, selection_loss=finite(simple[name, K]))
+            for name, K in sorted(simple, key=lambda one: or_inf(simple[one]))
+        ],
+        "beaten_by": beaten_by,
+        "instead_of": instead_of,
+        "learned": learned,
+        "gained": Gained(over=over, by=gain[0], interval=gain[1]) if gain else None,
+        "history": [finite(loss) for loss in choice.history],
+    }
+    return _Found(choice, average, scored, weights, written, about)
 
 
 def open_run(
@@ -213,7 +258,8 @@ def open_run(
     session = open_session(config, task, events, is_too_large)
     check_budget(config.K, session.checkpoints)
     check_lora(config, session.newest)
-    return Run(session, solver)
+    by_metric = config.objective.metric is not None  # then W is held, and the loss chooses too
+    return Run(session, solver, share=0.5 if by_metric else 1.0, stream=not by_metric)
 
 
 def _learn(

@@ -9,7 +9,7 @@ loading     all of it laid over each other
 """
 
 from sewa_cli.config.loading import Sections, explain, find_config, load_config, names_a_file
-from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config
+from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
 from sewa_cli.settings import AUTO
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "STDOUT",
     "CompareConfig",
     "Config",
+    "ObjectiveConfig",
     "Sections",
     "explain",
     "find_config",

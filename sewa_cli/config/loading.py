@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config
+from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import DEPTH
 from sewa_cli.text import one_line, shown
@@ -266,7 +266,11 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
 
 def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[str]:
     """The keys that could have been meant."""
-    if len(location) > 1 and location[0] == "compare":
-        return list(CompareConfig.model_fields)
-    own = [name for name in Config.model_fields if name != "solvers"]
-    return [*own, *(sections.having(None) if sections else ())]
+    sections_of_ours: dict[str, type[BaseModel]] = {
+        "compare": CompareConfig,
+        "objective": ObjectiveConfig,
+    }
+    if len(location) > 1 and (own := sections_of_ours.get(str(location[0]))):
+        return list(own.model_fields)
+    keys = [name for name in Config.model_fields if name != "solvers"]
+    return [*keys, *(sections.having(None) if sections else ())]

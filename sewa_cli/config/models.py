@@ -12,9 +12,21 @@ from pydantic import (
     PlainSerializer,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    model_validator,
 )
 
-from sewa_cli.settings import AUTO, Bytes, Count, CountOrNone, Seed, Settings, Share, refuse_bool
+from sewa_cli.settings import (
+    AUTO,
+    Bytes,
+    Count,
+    CountOrNone,
+    Duration,
+    Effort,
+    Seed,
+    Settings,
+    Share,
+    refuse_bool,
+)
 
 STDOUT = "-"
 DEFAULT_METHODS = (
@@ -80,6 +92,30 @@ class CompareConfig(Settings):
     )
 
 
+class ObjectiveConfig(Settings):
+    """What to choose by: the task's loss, or a metric."""
+
+    metric: str | None = Field(
+        None, description="one of those that score() gives, -NAME: lower is better; null: the loss"
+    )
+    goal: Literal["max", "min"] = "max"
+    budget: Effort = Field(500, description="evaluations of a part to choose by, or a time, 10m")
+    workers: Count = Field(1, description="processes that evaluate parts")
+    part_timeout: Duration | None = Field(
+        None, description="a part that takes longer has failed, 30s; null: never"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _minus(cls, given: Any) -> Any:
+        metric = given.get("metric") if isinstance(given, dict) else None
+        if isinstance(metric, str) and metric.startswith("-"):
+            if given.get("goal") == "max":
+                raise ValueError(f"metric: {metric} is to be low, and goal is max; drop one")
+            return {**given, "metric": metric[1:], "goal": "min"}
+        return given
+
+
 class Config(Settings):
     """Everything a run depends on, but for the files themselves."""
 
@@ -112,6 +148,7 @@ class Config(Settings):
     fallback: bool = Field(
         False, description="write a simple average instead if it does better on held-out data"
     )
+    objective: ObjectiveConfig = ObjectiveConfig()
     compare: CompareConfig = CompareConfig()
     memory: Bytes | None = Field(
         None, description="cap on what sewa allocates, 8GiB; null: half of what is free"

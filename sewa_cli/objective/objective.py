@@ -127,7 +127,7 @@ class Objective:
     events: Events = field(default_factory=Events, repr=False)
     known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
 
-    offers = frozenset({"value", "gradient", "outputs"})  # what a solver may ask of it
+    has_loss: bool = True  # without one only weights can be set, and a metric taken of them
 
     def __post_init__(self) -> None:
         self.shares = Shares(ranks.here(), self.events.warn)

@@ -81,6 +81,8 @@ class Scorer:
 
     def score(self, known: tuple[float, int] | None = None) -> Scored:
         """What is in the model, as it is; `known`: its selection loss, and of how many rows."""
+        if not self.objective.has_loss:
+            return Scored(Scores(selection_loss=None, metrics=self.measure(None)), 0, None)
         loss, rows = known or self.objective.mean_loss(self.objective.selection)
         # a loader that shuffles does so alike each time: losses are paired
         with seeded(self.seed):

@@ -30,11 +30,16 @@ if TYPE_CHECKING:
 FORMS: Final = dict.fromkeys(("table", "json", "jsonl", "csv", "markdown"), "tables")
 
 
+def kind_of(report: Head) -> str:
+    """Whose functions are asked: a choice by a metric reads unlike one by the loss."""
+    return "contest" if getattr(report, "contest", None) is not None else report.kind
+
+
 def say(report: Head) -> list[str]:
     """Verdicts and what else there is to know, a sentence each, on one line whatever it names."""
     from sewa_cli.present import sentences
 
-    make: Callable[[Any], list[str]] = getattr(sentences, report.kind, lambda _: [])
+    make: Callable[[Any], list[str]] = getattr(sentences, kind_of(report), lambda _: [])
     return [shown(sentence) for sentence in make(report)]
 
 
@@ -51,7 +56,7 @@ def summary(report: Head) -> str:
 
 def draw(report: Head) -> Figure:
     """Needs matplotlib."""
-    figure: Figure = import_module(f"sewa_cli.present.plots.{report.kind}").plot(report)
+    figure: Figure = import_module(f"sewa_cli.present.plots.{kind_of(report)}").plot(report)
     return figure
 
 
@@ -59,7 +64,7 @@ def pictures(report: Head) -> Iterator[tuple[str, Picture]]:
     """All there is to draw of it, with the part of a page that each belongs to."""
     from importlib.util import find_spec
 
-    name = f"sewa_cli.present.plots.{report.kind}"
+    name = f"sewa_cli.present.plots.{kind_of(report)}"
     if find_spec(name):
         yield from import_module(name).pictures(report)
 
@@ -76,7 +81,7 @@ def numbers(report: Head) -> dict[str, float]:
     from sewa_cli.present import tables
     from sewa_cli.text import with_K
 
-    make = getattr(tables, report.kind, None)
+    make = getattr(tables, kind_of(report), None)
     found = {}
     for place, row in enumerate(make(report).rows if make else ()):
         words = [str(value) for value in row.values() if isinstance(value, str)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
+from math import inf
 from typing import TYPE_CHECKING
 
+from sewa_cli.present import contest as by_metric
 from sewa_cli.present.card import describe_lora
 from sewa_cli.present.tables import level, percent
 from sewa_cli.text import few, number, size, with_K
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     from sewa_cli.report.forecast import Forecast
     from sewa_cli.report.select import BudgetOption, Report
     from sewa_cli.report.shared import Interval
+    from sewa_cli.report.standing import Fall, Standing
     from sewa_cli.report.validate import Validation
     from sewa_cli.report.verify import Verification
     from sewa_cli.report.windows import Reach, Windows
+
+SETTLED = 0.01  # of the loss: what it may still fall or rise by from quarter to quarter
 
 
 def select(report: Report) -> list[str]:
@@ -31,6 +36,8 @@ def select(report: Report) -> list[str]:
     if report.stability:
         said.append(stability(report))
     said.append(taken(report))
+    if report.standing:
+        said += standing(report.standing)
     if report.details and len(report.history) < report.details.get("at_most", 0):
         said.append(
             f"learning stopped after {len(report.history)} of {report.details['at_most']} "
@@ -52,6 +59,11 @@ def select(report: Report) -> list[str]:
     if report.expected and report.heldout_rows is not None:
         said.append(expected(report))
     return [*said, verdict(report), *wrote(report.output)]
+
+
+def contest(report: Report) -> list[str]:
+    """Of a choice by a metric."""
+    return by_metric.sentences(report)
 
 
 def taken(report: Report) -> str:
@@ -198,9 +210,36 @@ def stability(report: Report) -> str:
     )
 
 
+def standing(found: Standing) -> list[str]:
+    """Where the run stands: in weight space, as `inspect` says it, and by its loss."""
+    return [f"the run is {found.explanation}", *([_fall(found.fall)] if found.fall else [])]
+
+
+def _fall(found: Fall) -> str:
+    """Decided by the interval: on one side of zero, or around it and narrow."""
+    low, high = (found.interval.low, found.interval.high) if found.interval else (-inf, inf)
+    if low > 0:
+        head = "its loss still falls"
+    elif high < 0:
+        head = "its loss rises"
+    elif max(-low, high) <= SETTLED * abs(found.loss):
+        head = f"its loss has settled, to within {percent(SETTLED)}"
+    else:
+        head = "undecided whether its loss still falls"
+    way = "below" if found.by >= 0 else "above"
+    low, high = (low, high) if found.by >= 0 else (-high, -low)
+    sure = f" (95 %: {low:.5g} .. {high:.5g})" if found.interval else ""
+    before = {1: "first", 2: "second", 3: "third"}.get(found.since, f"{found.since}.")
+    return (
+        f"{head}: on selection rows the mean of its last quarter has {number(found.loss)}, "
+        f"{abs(found.by):.5g}{sure} {way} that of the {before}"
+    )
+
+
 def compare(report: Comparison) -> list[str]:
     """Never a winner inside the noise."""
-    return [_winner(report), *wrote(report.output)]
+    found = standing(report.standing) if report.standing else []
+    return [_winner(report), *found, *wrote(report.output)]
 
 
 def _winner(report: Comparison) -> str:

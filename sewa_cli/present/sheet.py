@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from sewa_cli.text import markdown, number, shown
+from sewa_cli.text import markdown, number, shown, size
 
 Cell = str | int | float | bool | None
 Rows = list[dict[str, Cell]]
@@ -61,6 +61,21 @@ def _csv(cells: Sequence[Cell]) -> str:
 
 def plain(value: Cell) -> str:
     return number(value) if value is None or isinstance(value, float) else str(value)
+
+
+def sized(count: int) -> Ordered:
+    return Ordered(size(count), count)
+
+
+def beside(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:
+    """A metric that is named like a column of ours must not take its place."""
+    named: dict[str, Cell] = {}
+    for metric, value in (found or {}).items():
+        name = metric
+        while name in taken or (name != metric and name in (found or {})):
+            name = f"metric_{name}"
+        named[name] = value
+    return named
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pydantic import Field
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import Candidate, Cost, Interval, LeftOut, Placement, TaskHead
+from sewa_cli.report.standing import Standing
 
 
 class RowCost(Part):
@@ -62,6 +63,7 @@ class Comparison(TaskHead):
     winner: str | None = Field(description="the best row, if no other ties with it")
     batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
     averages_evaluated: int
+    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
     placement: Placement
     cost: Cost
     output: str | None

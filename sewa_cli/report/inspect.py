@@ -8,6 +8,7 @@ from pydantic import Field
 
 from sewa_cli.report.part import Part
 from sewa_cli.report.shared import Head
+from sewa_cli.report.standing import Motion, Word
 
 
 class Gap(Part):
@@ -33,27 +34,6 @@ class Found(Part):
     cosine: float | None = Field(None, description="of the step to this one and the next one")
 
 
-class Signs(Part):
-    """Three numbers without a unit that tell the ways of moving apart; null where undefined."""
-
-    net_to_path: float | None = Field(description="net displacement by the length of the path")
-    cosine: float | None = Field(description="mean, of successive steps")
-    trend: float | None = Field(description="part of the spread that a line in time explains")
-
-
-class Motion(Part):
-    """Lengths over all floating-point elements of the finite checkpoints."""
-
-    checkpoints: int
-    norm: float = Field(description="of the mean")
-    radius: float = Field(description="root mean square distance from the mean")
-    late_radius: float = Field(description="the same of the later half, from its own mean")
-    net: float = Field(description="distance from the first to the last")
-    path: float = Field(description="sum of the steps' lengths")
-    run: Signs
-    expected: dict[str, Signs] | None = Field(description="line, walk, noise; null if too few")
-
-
 class Inspection(Head):
     """The report of `sewa inspect`."""
 
@@ -65,6 +45,6 @@ class Inspection(Head):
     parameters: int = Field(description="floating-point elements")
     dtypes: dict[str, int] = Field(description="elements by dtype")
     motion: Motion | None
-    verdict: Literal["moving", "drifting", "wandering", "settled", "unknown"]
+    verdict: Word
     explanation: str
     bytes_read: int

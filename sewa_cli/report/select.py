@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from sewa_cli.report.metric import Contest
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import (
@@ -18,6 +19,7 @@ from sewa_cli.report.shared import (
     Scores,
     TaskHead,
 )
+from sewa_cli.report.standing import Standing
 
 
 class Better(Part):
@@ -183,6 +185,8 @@ class Report(TaskHead):
         [], description="the simple averages that were looked at, lowest selection loss first"
     )
     stability: StabilityReport | None = None
+    contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
+    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
     placement: Placement
     batchnorm: BatchNorm | None
     lora: Lora | None = None

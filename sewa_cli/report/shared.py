@@ -117,5 +117,8 @@ class TaskHead(Head):
     """Of a command that runs the user's model."""
 
     task: str
+    code: str | None = Field(
+        None, description="SHA-256 of the user's Python files; null: none of its own, or unknown"
+    )
     device: str
     seed: int

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cache, lru_cache
+from hashlib import sha256
 from pathlib import Path
 
 from sewa_cli.config import READY_MADE, Config
@@ -23,16 +24,38 @@ class Unknown(Exception):
 
 def code(config: Config, task: Task, more: set[Path]) -> tuple[dict[Path, bytes], set[str]]:
     """The user's files, all that they import of the user's own, and what else they import."""
+    return _read_all(_named(config, task), {*more, *imported()})
+
+
+def code_hash(config: Config, task: Task) -> str | None:
+    """SHA-256 of the user's files and what they import of the user's own; None: there are none.
+
+    For reports: it tells two tasks of one name apart, and is the same wherever copies of them are.
+    """
+    methods = config.compare.methods_from
+    with suppress(Unknown):
+        more = {real(methods)} if methods is not None and methods.is_file() else set()
+        found, _ = _read_all(_named(config, task), more)
+        contents = sorted((path.name, content) for path, content in found.items())
+        return sha256(repr(contents).encode()).hexdigest() if found else None
+    return None
+
+
+def _named(config: Config, task: Task) -> list[Path]:
     files = [] if config.solver_from is None else [config.solver_from]
     if task.source not in READY_MADE:
         if not (task.source.endswith(".py") and Path(task.source).is_file()):
             raise Unknown("the task's functions, which are not in a Python file")
         files.append(Path(task.source))
+    return [real(file) for file in files]
+
+
+def _read_all(named: list[Path], more: set[Path]) -> tuple[dict[Path, bytes], set[str]]:
+    """These and all that they import, and the names of what is not of the user's own."""
     found: dict[Path, bytes] = {}
     others: set[str] = set()
     looked_for: set[str] = set()
-    named = [real(file) for file in files]
-    left = [*named, *more, *imported()]
+    left = [*named, *more]
     roots = [*(file.parent for file in named), *_roots()]
     while left:
         path = left.pop()

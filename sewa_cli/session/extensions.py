@@ -47,7 +47,10 @@ class _Sections:
         if not self._looks:
             return None
         is_auto = settings.get("K") in (None, "auto") and not self._masks
-        return solvers.default_for(AUTO if is_auto else 1, bool(settings.get("sparse")))
+        objective = settings.get("objective")
+        metric = isinstance(objective, dict) and objective.get("metric") is not None
+        K = AUTO if is_auto else 1
+        return solvers.default_for(K, bool(settings.get("sparse")), metric and not self._masks)
 
     def register(self, settings: Mapping[str, Any]) -> None:
         file, chosen = settings.get("solver_from"), settings.get("solver")
@@ -92,7 +95,8 @@ def list_solvers(config: Config) -> dict[str, str]:
 
 def solver_for(config: Config, K: int) -> str:
     """The chosen solver, or the one that serves such a K."""
-    return config.solver or solvers.default_for(K, config.sparse)
+    metric = config.objective.metric is not None
+    return config.solver or solvers.default_for(K, config.sparse, metric)
 
 
 def make_solver(config: Config, name: str) -> Solver:
@@ -104,6 +108,10 @@ def make_solver(config: Config, name: str) -> Solver:
 
 def solvers_that_find_k() -> list[str]:
     return [name for name in solvers.names() if solvers.find(name).finds_k]
+
+
+def solvers_by_metric() -> list[str]:
+    return [name for name in solvers.names() if "parts" in solvers.find(name).needs]
 
 
 class _Fenced(Solver):

@@ -13,7 +13,9 @@ from sewa_cli import ranks
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
+from sewa_cli.report.standing import Fall, Standing
 from sewa_cli.trajectory import fill_row
+from sewa_cli.trajectory.standing import Sample
 
 if TYPE_CHECKING:
     from sewa_cli.session.session import Session
@@ -30,6 +32,7 @@ class CheckpointRows:
         self.count = len(session.checkpoints)
         self._end = max(where.stop for where in self.layout.slices.values())
         self._session = session
+        self._sample = Sample(self.count, self._end)
         self._broken: dict[int, str | None] = {}  # of those that were read: what is wrong with them
         self._mapped: _Mapped | None = None
 
@@ -40,6 +43,11 @@ class CheckpointRows:
             for i, c in enumerate(self._session.checkpoints)
             if self._broken.get(i) is not None
         ]
+
+    def standing(self, used: Sequence[int], fall: Fall | None) -> Standing | None:
+        """Where the run stands, by what was kept of these as they were read."""
+        steps = [self._session.checkpoints[i].step for i in used]
+        return self._sample.standing(used, steps, ranks.here(), fall)
 
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
@@ -83,6 +91,8 @@ class CheckpointRows:
             session.events.warn(f"{checkpoint.path}: left out: {reason}")
             if len(self.left_out) == self.count:
                 raise CheckpointError(f"all {self.count} checkpoints hold NaN or Inf; none is left")
+        else:
+            self._sample.keep(i, row)
         return broken is None
 
 

@@ -17,7 +17,7 @@ from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
-from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
@@ -35,8 +35,14 @@ from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
+from sewa_cli.session.code import code_hash
 from sewa_cli.session.cost import Clock, peak_memory
-from sewa_cli.session.extensions import make_solver, solver_for, solvers_that_find_k
+from sewa_cli.session.extensions import (
+    make_solver,
+    solver_for,
+    solvers_by_metric,
+    solvers_that_find_k,
+)
 from sewa_cli.session.memo import Kept, hash_files, open_memo
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
@@ -58,6 +64,7 @@ class Session:
     reads: Reads
     inputs: list[Path]  # never to be overwritten
     guard: Guard | None = None
+    code: str | None = None  # a hash of the user's files, as they were at the beginning
     clock: Clock = field(default_factory=Clock)
 
     @property
@@ -75,16 +82,18 @@ class Session:
         return self.checkpoints[-1]
 
     def scorer(self) -> Scorer:
-        dtype, task = self.config.output_dtype, self.task
+        dtype, task, mode = self.config.output_dtype, self.task, self.config.bn
+        if mode == "auto" and not task.has_loss and task.training_data is None:
+            mode = "off"  # there is nothing to take statistics over
         infos = {name: self.newest.tensors[source] for name, source in self.names.items()}
         words = {n: WORDS[dtype] if dtype and i.is_float else i.dtype for n, i in infos.items()}
         return Scorer(
             self.objective,
             task.heldout_data,
             task.training_data,
-            task.metrics,
+            task.metrics if self.config.objective.metric is None else None,
             {name: torch_dtype(DTYPES[word]) for name, word in words.items()},
-            self.config.bn,
+            mode,
             self.config.seed,
         )
 
@@ -117,7 +126,7 @@ class Session:
     def head(self) -> dict[str, Any]:
         """What the report of a command with a task begins with."""
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
-        return {**head, "parameters": self.model.parameters}
+        return {**head, "code": self.code, "parameters": self.model.parameters}
 
     def report(
         self,
@@ -156,7 +165,8 @@ def open_session(
     `is_too_large`: to be built without weights, for a forecast.
     """
     guard, clock = None, Clock()
-    if config.guard is not None:
+    check_objective(config, task)
+    if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
         task, guard = _guarded(task, config.guard, config.seed)
@@ -173,7 +183,24 @@ def open_session(
     warn_of_no_steps(candidates, events)
     for text in task.warnings:
         events.warn(text)
-    return Session(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
+    code = code_hash(config, task)
+    return Session(
+        *(config, task, events, candidates, names, objective, reads, inputs, guard, code, clock)
+    )
+
+
+def check_objective(config: Config, task: Task) -> None:
+    """Whether the task has what is to be chosen by."""
+    metric = config.objective.metric
+    if metric is None and not task.has_loss:
+        raise TaskError(
+            f"{task.source} has no loss(outputs, batch), and this needs one; choose by its metric: "
+            "--metric NAME"
+        )
+    if metric is not None and task.scoring is None:
+        raise TaskError(
+            f"--metric {metric}: {task.source} has no score(model, part), nor metrics(model)"
+        )
 
 
 def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
@@ -187,20 +214,24 @@ def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
 
 
-def build_objective(
-    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
-) -> Objective:
-    """The user's model on its device, with the user's loss; of adapters, only they can change.
-
-    What it works out is kept under `--cache`.
-    """
-    device = torch.device("meta") if shapes_only else find_device(config.device)
-    with events.stage("building the model"), device if shapes_only else nullcontext():
+def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:
+    """The user's, on its device; of adapters, only they can change."""
+    with device if device.type == "meta" else nullcontext():
         built = task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
+    return FlatModel(built, device, only, task.parallelize)
+
+
+def build_objective(
+    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
+) -> Objective:
+    """The user's loss as a function of weights. What it works out is kept under `--cache`."""
+    device = torch.device("meta") if shapes_only else find_device(config.device)
+    with events.stage("building the model"):
+        model = build_model(task, newest, device)
     objective = Objective(
-        FlatModel(built, device, only, task.parallelize),
+        model,
         task.predict,
         task.loss,
         task.backward,
@@ -208,6 +239,7 @@ def build_objective(
         classes=_classes(config, task, events),
         observe=task.observe,
         summarize=task.summarize,
+        has_loss=task.has_loss,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
     objective = replace(objective, batch_statistics=anew, events=events)
@@ -302,8 +334,6 @@ class Run:
 
     def problem(self, room: int | None = None, one_of_many: bool = False) -> Problem:
         objective, config = self.session.objective, self.session.config
-        if missing := self.solver.needs - objective.offers:
-            raise ConfigError(f"solver: needs {', '.join(missing)}, which the objective lacks")
         left = self.placed.room if room is None else room
         events, trajectory = self.session.events, self.trajectory
         memo = objective.memo.within(partial(self._identity, objective.memo, trajectory))
@@ -403,6 +433,7 @@ class Run:
             "k": self.trajectory.k,
             "left_out": self.rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),
+            "standing": self.rows.standing(self.trajectory.used, choice.fall if choice else None),
         }
 
     def _hear_all(self) -> None:
@@ -427,6 +458,14 @@ def chosen_solver(config: Config) -> Solver:
     """With its settings; refused now if it cannot do what it is asked for."""
     name = solver_for(config, config.K)
     solver = make_solver(config, name)
+    metric = config.objective.metric
+    if ("parts" in solver.needs) != (metric is not None):
+        others = " or ".join(f"--solver {name}" for name in solvers_by_metric())
+        raise ConfigError(
+            f"solver: {name} chooses by a metric; name one: --metric NAME"
+            if metric is None
+            else f"solver: {name} chooses by the loss, not by --metric {metric}; {others} would do"
+        )
     if config.K == AUTO and not solver.finds_k:
         named = " or ".join(f"--solver {name}" for name in solvers_that_find_k())
         raise ConfigError(f"K: auto needs a solver that finds K: {named}; or name a K")

@@ -30,8 +30,11 @@ from sewa_cli.objective.memo import Memo
 if TYPE_CHECKING:
     from sewa_cli.events import Events
     from sewa_cli.methods.family import Name
+    from sewa_cli.objective.board import Board
     from sewa_cli.objective.objective import Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected, StabilityReport
+    from sewa_cli.report.standing import Fall
+    from sewa_cli.solvers.contest import Outcome
     from sewa_cli.trajectory import Trajectory
 
 LEARNED = "learned"  # the name of a choice that no simple average would have made
@@ -39,13 +42,21 @@ BUILTIN = {
     "aggregate": "sewa_cli.solvers.aggregate.solver",
     "gumbel": "sewa_cli.solvers.gumbel",
     "linear": "sewa_cli.solvers.linear.rounds",
+    "race": "sewa_cli.solvers.race",
+    "reinforce": "sewa_cli.solvers.reinforce",
+    "cross-entropy": "sewa_cli.solvers.cross_entropy",
 }
 WEIGHING = "aggregate"  # for K auto
 SURVEYING = "linear"  # whose cache of outputs answers `compare --fast`
 
 
-def default_for(K: int, sparse: bool) -> str:
+RACING = "race"  # by a metric
+
+
+def default_for(K: int, sparse: bool, metric: bool = False) -> str:
     """Which engine serves: weights on all for K auto, a mask of the K found, or SeWA's mask."""
+    if metric:
+        return RACING
     if K != settings.AUTO:
         return "gumbel"
     return "linear" if sparse else WEIGHING
@@ -66,6 +77,8 @@ class Problem:
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
     kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
     memo: Memo = field(default_factory=Memo)  # of these checkpoints, from one process to the next
+    board: Board | None = None  # where a metric is to be chosen by
+    by_loss: Callable[[int], Choice] | None = None  # what would be chosen without it
 
 
 @dataclass(frozen=True)
@@ -84,6 +97,8 @@ class Choice:
     simple: dict[Name, float] | None = None  # losses of simple averages, where it knows them
     spares: bool = False  # runs of the model are dear: what is known is not run again
     stability: StabilityReport | None = None
+    outcome: Outcome | None = None  # of a contest by a metric
+    fall: Fall | None = None  # of the loss, towards the end of the run
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
 

@@ -1,4 +1,4 @@
-"""Where else a report goes: to TensorBoard, or to whatever an installed package sends it to.
+"""Where else a report goes: TensorBoard, Weights & Biases, or wherever a package sends it.
 
 `--log NAME:WHERE` calls a function of the report and of WHERE: ours, or that of an entry point of
 the group `sewa.trackers` (docs/page.md has one in ten lines).
@@ -17,7 +17,7 @@ from sewa_cli.task import user_code
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
-BUILTIN: Final = ("tensorboard",)  # each the name of its module here
+BUILTIN: Final = ("tensorboard", "wandb")  # each the name of its module here
 
 
 def find(asked: str) -> Callable[[Head], None]:

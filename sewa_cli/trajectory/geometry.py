@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import sqrt
 from statistics import fmean, pstdev
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from sewa_cli.report.inspect import Signs
-
-Word = Literal["moving", "drifting", "wandering", "settled", "unknown"]
+from sewa_cli.ranks import ALONE, Ranks
+from sewa_cli.report.standing import Signs, Way, Word
 
 ENOUGH: Final = 5  # with fewer checkpoints a line, a walk and noise look too much alike
 STILL: Final = 0.2  # a later half that covers less than this part of what steady motion would
@@ -55,7 +54,7 @@ class Shape:
         if trend is None or self.slows_down:
             return "settled"
         expected = expect(self.times)
-        walk, noise = (expected[name].trend or 0.0 for name in ("walk", "noise"))
+        walk, noise = expected["walk"].trend or 0.0, expected["noise"].trend or 0.0
         if trend > (1 + walk) / 2 or self.goes_straight:
             return "moving"
         if trend > (walk + noise) / 2:
@@ -104,36 +103,41 @@ class Geometry:
         self._slope += (self._t @ centred).square_().sum()
         self._to_mean += centred.square_().sum(1)
 
-    def measure(self) -> Shape:
-        """The shape of all blocks added so far."""
-        lengths = self._steps.sqrt().tolist()
+    def measure(self, ranks: Ranks = ALONE) -> Shape:
+        """The shape of all blocks added so far, on all ranks."""
+        sums = (self._to_last, self._to_mean, self._steps, self._turns)
+        to_last_squared, to_mean_squared, steps, turns = map(ranks.sum, sums)
+        late_spread, norm, slope = ranks.sum(
+            torch.stack([self._late_spread, self._norm, self._slope])
+        ).tolist()
+        lengths = steps.sqrt().tolist()
         cosines = [
             max(-1.0, min(1.0, dot / a / b)) if a > 0 and b > 0 else None
-            for dot, (a, b) in zip(self._turns.tolist(), pairwise(lengths), strict=True)
+            for dot, (a, b) in zip(turns.tolist(), pairwise(lengths), strict=True)
         ]
-        to_last = self._to_last.sqrt().tolist()
-        spread, n = float(self._to_mean.sum()), len(to_last)
+        to_last = to_last_squared.sqrt().tolist()
+        spread, n = float(to_mean_squared.sum()), len(to_last)
         defined = [c for c in cosines if c is not None]
         return Shape(
             times=self._times,
             to_last=to_last,
-            to_mean=self._to_mean.sqrt().tolist(),
+            to_mean=to_mean_squared.sqrt().tolist(),
             lengths=lengths,
             cosines=cosines,
-            norm=sqrt(float(self._norm)),
+            norm=sqrt(norm),
             radius=sqrt(spread / n),
-            late_radius=sqrt(float(self._late_spread) / (n - self._late)),
+            late_radius=sqrt(late_spread / (n - self._late)),
             signs=Signs(
                 net_to_path=min(1.0, to_last[0] / sum(lengths)) if sum(lengths) > 0 else None,
                 cosine=fmean(defined) if defined else None,
-                trend=min(1.0, float(self._slope / self._t.square().sum()) / spread)
+                trend=min(1.0, slope / float(self._t.square().sum()) / spread)
                 if spread > 0
                 else None,
             ),
         )
 
 
-def expect(times: Sequence[float]) -> dict[str, Signs]:
+def expect(times: Sequence[float]) -> dict[Way, Signs]:
     """What three simple ways of moving would show at these times, in many dimensions.
 
     line    w_i = w_0 + v t_i
@@ -147,7 +151,7 @@ def expect(times: Sequence[float]) -> dict[str, Signs]:
     tails = [-head for head in accumulate(centred)][:-1]
     explained = sum(w * tail**2 for w, tail in zip(waits, tails, strict=True))
     spread = sum(w * m * (n - m) / n for m, w in enumerate(waits, 1))
-    found = {
+    found: dict[Way, tuple[float, float, float]] = {
         "line": (1.0, 1.0, 1.0),
         "walk": (
             sqrt(sum(waits)) / sum(map(sqrt, waits)),

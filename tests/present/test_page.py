@@ -219,6 +219,8 @@ def test_runs_of_one_kind_have_means_and_intervals(sewa: Sewa, tmp_path: Path) -
 
 CHANGED: dict[str, dict[str, Any]] = {
     "another task": {"task": "/runs/other.py"},
+    "another task of that name": {"code": "0" * 64},
+    "code that nobody knows": {"code": None},
     "other rows": {"selection_rows": 10_000},
     "nothing held out": {"heldout_rows": None},
     "other arguments": {"args": {"data": "b.csv"}},

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import json
 import re
-import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.pages import raw, report
 from helpers.tiny import Sewa
 
 DOCS = Path(__file__).parents[2] / "docs" / "page.md"
@@ -82,7 +82,7 @@ def test_a_tracker_that_fails_is_the_users_code_and_costs_no_result(
 @pytest.mark.parametrize(
     ("asked", "code", "why"),
     [
-        ("nobody", 2, "there are tensorboard"),
+        ("nobody", 2, "there are tensorboard, wandb"),
         ("tensorboard", 2, "name a folder"),
         ("tensorboard:task.py", 3, "is not a folder"),
     ],
@@ -94,20 +94,52 @@ def test_a_tracker_is_refused_before_any_work(sewa: Sewa, asked: str, code: int,
     assert not Path("out.safetensors").exists()
 
 
-@pytest.mark.long
-def test_the_documented_hook_sends_the_report_to_weights_and_biases_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wandb", reason="wandb is not installed: pip install wandb")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+def test_the_documented_hook_is_ours_for_weights_and_biases() -> None:
+    from sewa_cli.trackers import wandb
+
     [example] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(example.strip().splitlines()) <= 14
-    Path("sewa_wandb.py").write_text(example)
-    runpy.run_path("sewa_wandb.py")["log"](report(raw("mask")), "a-project")
+    _, body = example.split("\ndef send(report, where):\n")
+    assert len(body.strip().splitlines()) <= 10
+    assert inspect.getsource(wandb.send).split("\n", 1)[1] == body
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_without_wandb_it_is_refused_before_any_work(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:a-project")
+    assert ended.code == 2
+    assert "pip install 'sewa-cli[wandb]'" in ended.error
+    assert not Path("out.safetensors").exists()
+
+
+@pytest.fixture
+def wandb(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = pytest.importorskip("wandb", reason="no wandb: pip install 'sewa-cli[wandb]'")
+    for name, value in (("MODE", "offline"), ("SILENT", "true"), ("ERROR_REPORTING", "false")):
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(run_dir / "settings"))
+    return found
+
+
+@pytest.mark.long
+def test_weights_and_biases_keeps_the_report_offline(wandb: Any, sewa: Sewa) -> None:
+    ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:a-project")
+    assert ended.code == 0, ended.err
+    wandb.teardown()  # as at the end of a process: its own one may still be writing
     [kept] = Path("wandb").glob("offline-run-*/run-*.wandb")
     content = kept.read_bytes()
-    assert b"learned/heldout_loss" in content
-    assert b"a-project" in content
+    for part in ("learned/heldout_loss", "last/selection_loss", "a-project", "weight/at"):
+        assert part.encode() in content
+    pictures = [*Path("wandb").glob("offline-run-*/files/media/images/*.png")]
+    assert len(pictures) >= 3
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("wandb")
+def test_what_weights_and_biases_raises_is_no_bug_of_ours_and_costs_no_result(sewa: Sewa) -> None:
+    ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:not/a project?")
+    assert ended.code == 4
+    assert "wandb() raised" in ended.error
+    assert Path("out.safetensors").exists()

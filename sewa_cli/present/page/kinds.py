@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from sewa_cli.present import say, sentences, tables
+from sewa_cli.present import contest as by_metric
+from sewa_cli.present import kind_of, say, sentences, tables
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
 from sewa_cli.present.page.shared import (
     MOST_DRAWN,
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
     from sewa_cli.report.inspect import Inspection
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Interval
+    from sewa_cli.report.standing import Standing
     from sewa_cli.report.windows import Windows
+
+WAYS: Final = "Beside three simple ways of moving"
 
 
 def chapter(report: Head, name: str | None = None) -> Chapter:
     """`name`: of the report's file, where it has one."""
-    make = globals().get(report.kind, other)
+    make = globals().get(kind_of(report), other)
     found: Chapter = make(report, name)
     return found
 
@@ -94,12 +98,77 @@ def select(report: Report, name: str | None) -> Chapter:
             Words([_upper(sentences.stability(report))]) if report.stability else None,
             *drawings(report, "stability"),
         ),
+        *_standing(report.standing),
         cost(report.cost, report.placement),
         again(report, name),
     ]
     return Chapter(
         headline=_first(verdict),
         answer=f"{what}; {verdict}",
+        sections=sections,
+        tiles=tiles,
+        warnings=report.warnings,
+        about=_about(report),
+        command=report.command,
+    )
+
+
+def _standing(found: Standing | None) -> list[Section]:
+    if found is None:
+        return []
+    said = [_upper(sentence) for sentence in sentences.standing(found)]
+    rows = tables.ways(found.motion)
+    title = f"{WAYS}, by {found.weights:,} weights of each checkpoint"
+    return section("Where the run stands", Words(said), Table(title, rows))
+
+
+def contest(report: Report, name: str | None) -> Chapter:
+    """Of a choice by a metric."""
+    found = report.contest
+    assert found is not None
+    written, scores = next(iter(found.scores.items()))
+    verdict, best = by_metric.verdict(found), f"{found.goal}imise"
+    tiles = [Tile(f"{found.metric} to choose by", scores.selection, f"to {best}")]
+    if scores.heldout is not None:
+        tiles.insert(
+            0, Tile(f"held-out {found.metric}", scores.heldout, _interval(scores.interval))
+        )
+    if found.gained:
+        note = f"over {found.gained.over}; {_interval(found.gained.interval)}"
+        tiles.append(Tile("gained", found.gained.by, note))
+    tiles += [
+        Tile("evaluations", found.evaluations, f"budget {found.budget}"),
+        Tile("checkpoints", report.K, f"of {report.k:,}"),
+        Tile("took", duration(report.cost.seconds.total), report.device),
+    ]
+    seen = by_metric.sheet(report).parts[0][1]
+    assert isinstance(seen, list)
+    marks = ["chosen" if place == 0 else None for place in range(len(seen))]
+    sections = [
+        *section(
+            f"By {found.metric}, on parts that nothing was chosen by",
+            Words([_upper(by_metric.heldout(found))]),
+            *drawings(report, "scores"),
+            Table(f"{found.metric}, held out and to choose by", seen, marks=marks),
+        ),
+        *section(
+            "Was the best one lucky?",
+            Words([_upper(verdict), _upper(by_metric.effort(found))]),
+            *drawings(report, "entries"),
+            Table("All that competed", by_metric.entries(found), folded=True),
+        ),
+        *section(
+            "Which checkpoints, and how much of each",
+            Words([_upper(sentences.taken(report))]),
+            *drawings(report, "weights"),
+            *checkpoints(report.candidates, report.left_out),
+        ),
+        cost(report.cost, report.placement),
+        again(report, name),
+    ]
+    return Chapter(
+        headline=_first(verdict),
+        answer=f"{_file(report.output) or 'the average'} is `{written}`; {verdict}",
         sections=sections,
         tiles=tiles,
         warnings=report.warnings,
@@ -171,6 +240,7 @@ def compare(report: Comparison, name: str | None) -> Chapter:
             *checkpoints(report.candidates, report.left_out),
         ),
         *section("Does choosing over-fit?", *drawings(drawn, "overfit")),
+        *_standing(report.standing),
         cost(report.cost, report.placement),
         again(report, name),
     ]
@@ -255,7 +325,7 @@ def inspect(report: Inspection, name: str | None) -> Chapter:
         tiles.append(Tile("explained by a line", run.trend, "1: steady motion, 0: noise"))
         tiles.append(Tile("mean cosine of steps", run.cosine, "1: straight, −0.5: noise"))
     tiles.append(Tile("read", size(report.bytes_read)))
-    titles = ("Each checkpoint", "Beside three simple ways of moving")
+    titles = ("Each checkpoint", WAYS)
     facts, each, *ways = sheets(tables.inspect(report), titles)
     return Chapter(
         headline=_first(report.explanation),

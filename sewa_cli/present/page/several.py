@@ -225,7 +225,7 @@ def _settings(report: Any) -> dict[str, Any]:
     args = kept.get("args") or {}
     kept["args"] = {key: value for key, value in args.items() if "seed" not in key.lower()}
     kept["kind"] = report.kind
-    for fact in ("task", "parameters", "selection_rows", "heldout_rows"):
+    for fact in ("task", "code", "parameters", "selection_rows", "heldout_rows"):
         kept[fact] = getattr(report, fact, None)
     rows = {"select": "references", "compare": "rows", "evaluate": "files"}.get(report.kind)
     found = getattr(report, rows) if rows else []
@@ -244,6 +244,7 @@ def _apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     )
     said = []
     for one in settings:
-        known = [f"{key} {json.dumps(one.get(key), ensure_ascii=False)}" for key in differ[:4]]
+        short = {**one, "code": str(one.get("code"))[:12]}  # a hash is long
+        known = [f"{key} {json.dumps(short.get(key), ensure_ascii=False)}" for key in differ[:4]]
         said.append(", ".join(known))
     return said

@@ -118,8 +118,10 @@ def again(report: Head, name: str | None) -> Section:
         lines["is all as it was then?"] = f"sewa verify {_word(name or output or '')}"
     facts: dict[str, Cell] = {"made": when(report)}
     facts |= {
-        name: getattr(found, name) for name in ("task", "device", "seed") if hasattr(found, name)
+        name: getattr(found, name) for name in ("device", "seed", "task") if hasattr(found, name)
     }
+    if code := getattr(found, "code", None):
+        facts["SHA-256 of its code"] = f"{code[:12]} …"  # of the task above; the report has it all
     facts |= report.versions.model_dump()
     parts: list[Part] = [Code(lines), Facts(facts)]
     if files:

@@ -84,7 +84,7 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
             ),
         ),
     )
-    yield "weights", _weights(report)
+    yield "weights", weights_picture(report)
     if report.blend and not report.instead_of:
         found = report.blend
         best = min(found.path, key=lambda pull: drawable(pull.loss))
@@ -142,7 +142,7 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
         )
 
 
-def _weights(report: Report) -> Picture:
+def weights_picture(report: Report) -> Picture:
     steps = [candidate.step for candidate in report.candidates]
     logged = [candidate.logged for candidate in report.candidates]
     blend = report.blend if not report.instead_of else None

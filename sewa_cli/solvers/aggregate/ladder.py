@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
 from torch import Tensor
 
 from sewa_cli.methods.family import Name, ladder
+from sewa_cli.objective.intervals import FEWEST
+from sewa_cli.report.shared import Interval
+from sewa_cli.report.standing import Fall
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.linear.survey import QUARTERS
 
@@ -44,3 +50,26 @@ def rungs(k: int, most: int) -> list[Name]:
     if len(every) <= most:
         return every
     return [every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)]
+
+
+def fall(
+    parts: Mapping[Name, Sequence[int]], losses: Mapping[Name, Tensor], weights: Tensor
+) -> Fall | None:
+    """How far the loss [units] of the last quarter's mean is below an earlier one's.
+
+    Of the latest with as many checkpoints: a mean of fewer is worse, whether the run moves or not.
+    None: no quarter has as many, or the loss is not finite.
+    """
+    *earlier, last = parts.values() if len(parts) == QUARTERS else [()]
+    alike = [since for since, some in enumerate(earlier, 1) if len(some) == len(last)]
+    if not alike:
+        return None
+    found = list(losses.values())
+    by = found[alike[-1] - 1] - found[-1]
+    share = weights / weights.sum()
+    mean, loss = float(by @ share), float(found[-1] @ share)
+    if not (isfinite(mean) and isfinite(loss)):
+        return None
+    half = 1.96 * float(((by - mean) ** 2 @ share / max(len(share) - 1, 1)).sqrt())
+    interval = Interval(low=mean - half, high=mean + half) if len(share) >= FEWEST else None
+    return Fall(since=alike[-1], loss=loss, by=mean, interval=interval)

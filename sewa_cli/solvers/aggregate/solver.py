@@ -33,7 +33,7 @@ from sewa_cli.solvers.aggregate.estimate import (
     estimate,
     without_crumbs,
 )
-from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, rungs
+from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, fall, rungs
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, fit, frame
 from sewa_cli.solvers.linear.digest import Digest
@@ -148,6 +148,7 @@ class _Search:
         self._parts = {name: _vector(mean_of(some, self.k)) for name, some in parts.items()}
         self._losses = {name: self._units.losses(outputs[name]) for name in self._rungs}
         part_losses = {name: self._units.losses(outputs[name]) for name in parts}
+        self._fall = fall(parts, part_losses, self._units.weights)
         self._prior = _prior(
             [*self._rungs, *parts], self._averages | self._parts, self._losses | part_losses
         )
@@ -273,6 +274,7 @@ class _Search:
                 effective=float(1 / (c @ c)),
                 learned=float((c - prior).abs().sum() / 2),
             ),
+            fall=self._fall,
             holds=learned.cache.bytes + self._held,
             details={
                 "rounds": learned.rounds,
@@ -309,6 +311,7 @@ class _Search:
             labels=self._labels,
             simple=self._simple(),
             spares=self._spares,
+            fall=self._fall,
             details={"rounds": [], "units": len(self._units), "by_row": self._units.by_row},
         )
 

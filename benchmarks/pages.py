@@ -1,0 +1,131 @@
+"""How large pages are and what they take: the table of docs/page.md. `python benchmarks/pages.py`.
+
+The largest that are still drawn, made of reports of a tiny real run that are blown up; size, seconds
+to make it, and seconds that Chromium takes to show it, where one is found. `--into DIR` keeps them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from helpers.pages import many_checkpoints, many_rows, raw, report
+
+from sewa_cli.present.page import page
+from sewa_cli.present.page.shared import MOST_DRAWN
+
+Content = dict[str, Any]
+
+
+def inspected(k: int) -> list[Content]:
+    found = raw("inspect")
+    first = found["checkpoints"][3]
+    found["checkpoints"] = [
+        {**first, "path": f"runs/model/checkpoint-{50 * i}.safetensors", "step": 50 * i}
+        for i in range(k)
+    ]
+    return [found]
+
+
+def evaluated(files: int) -> list[Content]:
+    found = raw("evaluate")
+    found["files"] = [
+        {**found["files"][i % 3], "path": f"runs/checkpoint-{50 * i}.safetensors", "step": 50 * i}
+        for i in range(files)
+    ]
+    return [found]
+
+
+def runs(count: int, content: Content) -> list[Content]:
+    return [{**copy.deepcopy(content), "seed": seed} for seed in range(count)]
+
+
+def compared(methods: int, k: int) -> list[Content]:
+    found = many_rows(methods)
+    found["candidates"] = many_checkpoints(k)["candidates"]
+    found["k"] = k
+    for n, row in enumerate(found["rows"]):
+        row["coefficients"] = [[(i * (n + 1)) % 97 / 97 for i in range(k)]]
+    return [found]
+
+
+CASES: dict[str, Callable[[], list[Content]]] = {
+    "`select`, 12 checkpoints": lambda: [raw("select")],
+    "`select`, 1,000 checkpoints": lambda: [many_checkpoints(1000)],
+    f"`select`, {MOST_DRAWN['candidates']:,} checkpoints": lambda: [
+        many_checkpoints(MOST_DRAWN["candidates"])
+    ],
+    "`compare`, 15 methods × 4 K": lambda: [many_rows()],
+    "the same, 1,000 checkpoints": lambda: compared(15, 1000),
+    f"`compare`, {MOST_DRAWN['rows']} rows": lambda: [many_rows(MOST_DRAWN["rows"] // 4)],
+    "`compare`, 1,000 rows": lambda: [many_rows(250)],
+    f"`inspect`, {MOST_DRAWN['checkpoints']:,} checkpoints": lambda: inspected(
+        MOST_DRAWN["checkpoints"]
+    ),
+    f"`evaluate`, {MOST_DRAWN['files']:,} files": lambda: evaluated(MOST_DRAWN["files"]),
+    "20 reports of `select`": lambda: runs(20, raw("select")),
+    "20 reports of `select`, 1,000 checkpoints each": lambda: runs(20, many_checkpoints(1000)),
+    "20 reports of `compare`, 15 methods × 4 K": lambda: runs(20, many_rows()),
+}
+
+
+def shown(file: Path, browser: Any) -> float | None:
+    """Seconds until it is laid out and painted."""
+    if browser is None:
+        return None
+    tab = browser.new_page(viewport={"width": 1400, "height": 900})
+    began = time.perf_counter()
+    tab.goto(file.resolve().as_uri())
+    tab.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
+    took = time.perf_counter() - began
+    tab.close()
+    return took
+
+
+def main(into: Path) -> None:
+    for warm in ("select", "compare", "inspect", "evaluate"):  # the runs, matplotlib's font
+        page(report(raw(warm)))
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+    driver = browser = None
+    if chromium is not None:
+        from playwright.sync_api import sync_playwright
+
+        driver = sync_playwright().start()
+        browser = driver.chromium.launch(executable_path=chromium)
+    print("| page | MB | made in, s | shown in, s |\n|---|---|---|---|")
+    for n, (name, make) in enumerate(CASES.items()):
+        contents = make()
+        reports = [report(content) for content in contents]
+        names = [f"run-{i}.report.json" for i in range(len(reports))]
+        began = time.perf_counter()
+        text = page(*reports, names=names)
+        made = time.perf_counter() - began
+        file = into / f"{n}.html"
+        file.write_text(text)
+        took = shown(file, browser)
+        seen = "–" if took is None else f"{took:.1f}"
+        print(f"| {name} | {len(text.encode()) / 1e6:.2f} | {made:.1f} | {seen} |", flush=True)
+    if browser is not None and driver is not None:
+        browser.close()
+        driver.stop()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--into", type=Path)
+    asked = parser.parse_args()
+    if asked.into is not None:
+        asked.into.mkdir(exist_ok=True)
+        main(asked.into)
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            main(Path(place))

@@ -1,0 +1,225 @@
+"""A metric as a function of weights: losses of averages, part by part, within a budget.
+
+Whoever searches asks for an average on some parts and is told a loss for each: the score itself
+where low is good, its negative where high is. What was asked before is known and costs nothing.
+When the budget has ended, or the user has had enough (Ctrl-C), `ask` raises `Spent`; all that was
+found until then is on the board.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sewa_cli import interrupts
+from sewa_cli.errors import TaskError
+from sewa_cli.events import Events
+from sewa_cli.text import few
+
+Average = tuple[float, ...]  # coefficients; the key of everything here
+TOLD = 3  # failures that are told one by one
+HOPELESS = 3  # evaluations that fail before the first that does not: nothing will work
+
+
+class Spent(Exception):
+    """The budget has ended."""
+
+
+class Failed(NamedTuple):
+    """Why a part has no score."""
+
+    line: str
+    is_task: bool = False  # no part will ever have one
+
+
+class Asked(NamedTuple):
+    average: Average
+    parts: tuple[int, ...]
+
+
+Answer = list[float] | Failed  # a loss for each part
+Evaluate = Callable[[Sequence[Asked], float | None], Iterator[tuple[int, Answer]]]
+
+
+@dataclass
+class Board:
+    """parts     how many there are to choose by; they are asked for by number
+    weights   [parts] what each counts in a mean
+    evaluate  the pieces, in the order in which they finish; a piece at a time may have several
+              parts of one average. It ends when the clock shows the second argument
+    at_once   parts in a piece
+    """
+
+    parts: int
+    evaluate: Evaluate
+    events: Events
+    weights: Tensor
+    evaluations: int | None = None  # the budget; None: only time counts
+    seconds: float | None = None
+    at_once: int = 1
+    found: dict[Average, dict[int, float]] = field(default_factory=dict)
+    _scored: set[int] = field(default_factory=set)  # parts that somebody has a score for
+    _failed: dict[int, set[Average]] = field(default_factory=dict)
+    spent: int = 0
+    failures: list[str] = field(default_factory=list)
+    interrupted: bool = False
+    began: float | None = None
+    took: float = 0.0  # seconds in which something was evaluated
+
+    # ---- the budget -----------------------------------------------------------------------------
+
+    @property
+    def until(self) -> float | None:
+        if self.seconds is None:
+            return None
+        return self.seconds + (time.monotonic() if self.began is None else self.began)
+
+    @property
+    def left(self) -> int:
+        """Evaluations; where the clock decides, as many as there will be time for."""
+        if self.interrupted:
+            return 0
+        if self.evaluations is not None:
+            return self.evaluations - self.spent
+        assert self.until is not None
+        per_second = self.spent / self.took if self.took > 0 else 1.0
+        return max(0, int((self.until - time.monotonic()) * per_second))
+
+    @property
+    def total(self) -> int:
+        return self.evaluations if self.evaluations is not None else self.spent + self.left
+
+    # ---- asking ---------------------------------------------------------------------------------
+
+    def ask(self, wanted: Iterable[tuple[Average, Iterable[int]]]) -> None:
+        """Brings them onto the board. `Spent`: not all; as many of the first as could be."""
+        pieces = list(self._pieces(wanted))
+        if not pieces:
+            return
+        self.began = time.monotonic() if self.began is None else self.began
+        affordable = self._affordable(pieces)
+        answered, began = 0, time.monotonic()
+        try:
+            for place, answer in self.evaluate(affordable, self.until):
+                self._write(affordable[place], answer)
+                answered += 1
+        except KeyboardInterrupt:
+            if not interrupts.forgive():
+                raise
+            self.interrupted = True
+            self.events.warn(
+                f"interrupted: the choice is made by the {self.spent} evaluations so far "
+                "(Ctrl-C again ends it all)"
+            )
+        self.took += time.monotonic() - began
+        if answered < len(pieces):
+            raise Spent
+
+    def _pieces(self, wanted: Iterable[tuple[Average, Iterable[int]]]) -> Iterator[Asked]:
+        """What is not known yet, each once."""
+        asked: set[tuple[Average, int]] = set()
+        bad = self.bad
+        for average, parts in wanted:
+            known = self.found.get(average, {})
+            fresh = [
+                part
+                for part in dict.fromkeys(parts)
+                if part not in known and part not in bad and (average, part) not in asked
+            ]
+            asked |= {(average, part) for part in fresh}
+            for start in range(0, len(fresh), self.at_once):
+                yield Asked(average, tuple(fresh[start : start + self.at_once]))
+
+    def _affordable(self, pieces: Sequence[Asked]) -> list[Asked]:
+        if self.evaluations is None:
+            return list(pieces)
+        taken, left = [], self.evaluations - self.spent
+        for piece in pieces:
+            if left <= 0:
+                break
+            taken.append(Asked(piece.average, piece.parts[:left]))
+            left -= len(piece.parts)
+        return taken
+
+    def _write(self, asked: Asked, answer: Answer) -> None:
+        self.spent += len(asked.parts)
+        row = self.found.setdefault(asked.average, {})
+        if isinstance(answer, Failed):
+            self._fail(asked, answer)
+        else:
+            row |= dict(zip(asked.parts, answer, strict=True))
+            self._scored |= {p for p in asked.parts if isfinite(row[p])}
+            if broken := [p for p, loss in row.items() if not isfinite(loss) and p in asked.parts]:
+                self._fail(Asked(asked.average, tuple(broken)), Failed("its score is NaN or Inf"))
+        self.events.progress("evaluating parts", self.spent, self.evaluations or 0)
+
+    def _fail(self, asked: Asked, why: Failed) -> None:
+        """Told; an average with a failure is behind all others there, unless the part is bad."""
+        if why.is_task:
+            raise TaskError(why.line)
+        for part in asked.parts:
+            self.found[asked.average][part] = inf
+            self._failed.setdefault(part, set()).add(asked.average)
+            self.failures.append(f"part {part}: {why.line}")
+            if len(self.failures) <= TOLD:
+                self.events.warn(f"part {part} has failed: {why.line}")
+        if not self._scored and len(self.failures) >= HOPELESS:
+            raise self.hopeless()
+
+    def hopeless(self) -> TaskError:
+        return TaskError(f"no part could be scored; {few(self.failures, 1) or 'none was tried'}")
+
+    @property
+    def bad(self) -> set[int]:
+        """Parts that fail for all who come to them: no average is to blame."""
+        return {
+            part for part, who in self._failed.items() if part not in self._scored and len(who) > 1
+        }
+
+    # ---- what is on it --------------------------------------------------------------------------
+
+    def parts_of(self, average: Average) -> list[int]:
+        bad = self.bad
+        return [part for part in self.found.get(average, {}) if part not in bad]
+
+    def losses(self, average: Average, parts: Sequence[int]) -> Tensor:
+        row = self.found[average]
+        return torch.tensor([row[part] for part in parts], dtype=torch.float64)
+
+    def mean(self, average: Average, parts: Sequence[int] | None = None) -> float:
+        """Over these parts, or all that it was asked on; inf: none, or one has failed."""
+        some = self.parts_of(average) if parts is None else parts
+        if not some:
+            return inf
+        weights = self.weights[list(some)]
+        return float(self.losses(average, some) @ weights / weights.sum())
+
+    def differences(self, one: Average, two: Average, parts: Sequence[int]) -> Tensor:
+        """one − two on parts that both have. A failure is worse than all that did not fail."""
+        a, b = self.losses(one, parts), self.losses(two, parts)
+        known = torch.cat([a, b])
+        known = known[known.isfinite()]
+        if not len(known):
+            return torch.zeros(0, dtype=torch.float64)
+        worst = float(known.max() + (known.max() - known.min()).clamp_min(1e-12))
+        difference = a.nan_to_num(posinf=worst) - b.nan_to_num(posinf=worst)
+        return difference * self.weights[list(parts)] / self.weights.mean()
+
+
+def losses_of(scores: Sequence[Mapping[str, float]], metric: str, goal: str) -> list[float]:
+    """Of a score by name; a number without a name is the metric, whatever that is called."""
+    sign = -1.0 if goal == "max" else 1.0
+    found = []
+    for score in scores:
+        value = score.get(metric, score.get(""))
+        if value is None:
+            given = few(sorted(score), 8) or "nothing"
+            raise TaskError(f"metric: score() gives no {metric!r}; it gives {given}")
+        found.append(sign * value)
+    return found

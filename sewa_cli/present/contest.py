@@ -1,0 +1,153 @@
+"""What a choice by a metric says: who was taken, who led, and whether that was luck."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet
+from sewa_cli.text import number, with_K
+
+if TYPE_CHECKING:
+    from sewa_cli.report.metric import Contest, MetricGain
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.shared import Interval
+
+ASKED = 100  # e-value; solvers ask for the same
+OTHERS = 12  # entries in the terminal's table, beside those that are scored held out
+
+
+def sheet(report: Report) -> Sheet:
+    """The one that was written and its references held out; then how all others did."""
+    found = report.contest
+    assert found is not None
+    rows: Rows = []
+    seen: Rows = []
+    for name, scores in found.scores.items():
+        others: dict[str, Cell] = dict(scores.others or {})
+        ends = scores.interval
+        rows.append(
+            {
+                "average": name,
+                f"selection_{found.metric}": scores.selection,
+                f"heldout_{found.metric}": scores.heldout,
+                "low": ends.low if ends else None,
+                "high": ends.high if ends else None,
+                **others,
+            }
+        )
+        row: dict[str, Cell] = {
+            "average": f"{name}{_title(name, found)}",
+            f"{found.metric} to choose by": scores.selection,
+        }
+        if found.heldout_parts is not None:
+            row[f"held-out {found.metric} ({found.heldout_parts})"] = scores.heldout
+            row["95 %"] = _range(ends)
+        seen.append({**row, **others})
+    return Sheet(rows, [("", seen), ("", entries(found)[:OTHERS])])
+
+
+def entries(found: Contest) -> Rows:
+    """How those that competed did on the parts to choose by, best first."""
+    return [
+        {
+            "competed": with_K(entry.name, entry.K),
+            "parts": entry.parts,
+            found.metric: entry.score,
+            "±": None if entry.error is None else 1.96 * entry.error,
+            "ahead": entry.ahead,
+            "e-value": _evidence(entry.evidence),
+            "": entry.state or "",
+        }
+        for entry in found.entries
+    ]
+
+
+def _evidence(value: float | None) -> Cell:
+    return None if value is None else Ordered(f"{value:.2g}", value)
+
+
+def _title(name: str, found: Contest) -> str:
+    marks = [name == next(iter(found.scores)), name == found.leader, name == found.incumbent]
+    words = [
+        word for word, is_so in zip(("written", "led", "incumbent"), marks, strict=True) if is_so
+    ]
+    return f" ({', '.join(words)})" if words else ""
+
+
+def _range(interval: Interval | None) -> str:
+    return "" if interval is None else f"{number(interval.low, 4)} .. {number(interval.high, 4)}"
+
+
+def verdict(found: Contest) -> str:
+    """Who was taken, and why."""
+    written = next(iter(found.scores))
+    if found.crowned is None:
+        return (
+            f"`{written}` has the best {found.metric} and was taken at its word: {found.parts} "
+            f"part{'s' if found.parts > 1 else ''} cannot tell a lead from luck"
+        )
+    if found.crowned:
+        return (
+            f"`{written}` was taken: shown to be better than `{found.incumbent}` by parts that had "
+            f"no say in its lead (e-value {found.evidence:.3g}, {ASKED} is asked for)"
+        )
+    if found.leader == found.incumbent:
+        return (
+            f"`{written}` was taken: nobody did better than what was there without {found.metric}"
+        )
+    return (
+        f"nobody is crowned: `{found.leader}` leads, but that may be luck (e-value "
+        f"{found.evidence:.3g}, {ASKED} is asked for); `{written}` was taken"
+    )
+
+
+def heldout(found: Contest) -> str:
+    """What it is worth on parts that nothing was chosen by."""
+    written, scores = next(iter(found.scores.items()))
+    if scores.heldout is None:
+        return f"no held-out {found.metric}: the task lists no parts to report by"
+    said = f"held-out {found.metric} of `{written}` {number(scores.heldout)}"
+    if scores.interval:
+        said += f" (95 %: {_range(scores.interval)})"
+    return f"{said}{_against(found.gained) if found.gained else ''}"
+
+
+def _against(gained: MetricGain) -> str:
+    low, high = (gained.interval.low, gained.interval.high) if gained.interval else (None, None)
+    by, way = abs(gained.by), "better" if gained.by >= 0 else "worse"
+    if low is None or high is None:
+        return f", {number(by)} {way} than `{gained.over}`; too few parts to rule out luck"
+    sure = f"{number(gained.by)} (95 %: {number(low, 4)} .. {number(high, 4)})"
+    if low <= 0 <= high:
+        more = f"; about {gained.more:,} more held-out parts would tell" if gained.more else ""
+        return f"; against `{gained.over}` undecided: {sure}{more}"
+    return f", {way} than `{gained.over}` by {sure}"
+
+
+def effort(found: Contest) -> str:
+    """What was asked."""
+    spent = f"{found.evaluations:,} evaluations"
+    of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
+    said = f"{spent}{of} to choose by, over {found.parts:,} parts"
+    if found.heldout_evaluations:
+        said += f"; {found.heldout_evaluations:,} held out"
+    if found.failures:
+        said += f"; {len(found.failures)} failed"
+    return f"{said}; interrupted" if found.interrupted else said
+
+
+def sentences(report: Report) -> list[str]:
+    """For the terminal."""
+    from sewa_cli.present.sentences import taken, wrote
+
+    found, took = report.contest, report.cost.seconds
+    assert found is not None
+    return [
+        taken(report),
+        effort(found),
+        f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, choosing "
+        f"{took.learn:.1f}, scoring {took.evaluate:.1f}, writing {took.write:.1f})",
+        verdict(found),
+        heldout(found),
+        *wrote(report.output),
+    ]

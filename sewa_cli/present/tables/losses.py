@@ -1,0 +1,186 @@
+"""Of losses: what averages score, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside, plain
+from sewa_cli.text import number, with_K
+
+if TYPE_CHECKING:
+    from sewa_cli.report.compare import Comparison, Row
+    from sewa_cli.report.evaluate import Evaluation
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.shared import Interval
+    from sewa_cli.report.windows import Windows
+
+LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
+
+
+def select(report: Report) -> Sheet:
+    """The average beside its references."""
+    chosen = {}
+    if report.instead_of and report.learned:
+        chosen = {report.instead_of: report.learned}
+    elif report.written not in report.references:
+        chosen = {report.written: report.average}
+    best = next(iter(report.references), None)
+    titles = {"uniform": f"uniform (all {report.k})"}
+    if best is not None:
+        titles[best] = f"{titles.get(best, best)} (best simple)"
+    expected = {}
+    if report.expected:  # of what was learned, and of the simple average that folds would choose
+        expected = {next(iter(chosen), ""): report.expected.loss}
+        if report.expected.by is not None:
+            expected[best or ""] = report.expected.loss + report.expected.by
+    rows: Rows = []
+    seen: Rows = []
+    for name, scores in {**chosen, **report.references}.items():
+        losses: dict[str, Cell] = {"selection_loss": scores.selection_loss}
+        cells: dict[str, Cell] = {
+            "average": titles.get(name, name),
+            f"selection loss ({report.selection_rows})": scores.selection_loss,
+        }
+        if expected:
+            losses["expected_loss"] = cells["expected loss"] = expected.get(name)
+        losses["heldout_loss"] = scores.heldout_loss
+        if report.heldout_rows is not None:
+            cells[f"held-out loss ({report.heldout_rows})"] = scores.heldout_loss
+        metrics = beside(scores.metrics, {*cells, *losses})
+        rows.append({"average": name, **losses, **metrics})
+        seen.append({**cells, **metrics})
+    return Sheet(rows, [("", seen)])
+
+
+def evaluate(report: Evaluation) -> Sheet:
+    rows: Rows = []
+    for file in report.files:
+        row: dict[str, Cell] = {"path": file.path, "step": file.step}
+        row["selection_loss"] = file.selection_loss
+        if report.heldout_rows is not None:
+            row["heldout_loss"] = file.heldout_loss
+        rows.append({**row, **beside(file.metrics, row)})
+    return Sheet(rows)
+
+
+def compare(report: Comparison) -> Sheet:
+    """A row for each method at each K."""
+    rows = [_compared(row) for row in report.rows]
+    # for people: an interval is one column, names are short, and no column says nothing
+    said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
+    seen: Rows = []
+    for row in rows:
+        cells = {name: cell for name, cell in row.items() if name in said}
+        for low, high in (("low", "high"), ("minus_best_low", "minus_best_high")):
+            if cells.pop(high, None) is not None and isinstance(lowest := row[low], float):
+                cells[low] = Ordered(f"{plain(lowest)} .. {plain(row[high])}", lowest)
+        seen.append({_SHORT.get(name, name): cell for name, cell in cells.items()})
+    return Sheet(rows, [("", seen)])
+
+
+_SHORT = {
+    "selection_loss": "selection",
+    "predicted_loss": "predicted",
+    "surrogate_error": "off by",
+    "heldout_loss": "held-out",
+    "low": "95 %",
+    "minus_best": "minus best",
+    "minus_best_low": "95 % of that",
+    "MB_read": "MB read",
+}
+
+
+def _compared(row: Row) -> dict[str, Cell]:
+    found: dict[str, Cell] = {
+        "method": row.method,
+        "K": row.K,
+        "size": row.size,
+        "selection_loss": row.selection_loss,
+        "predicted_loss": row.predicted_loss,
+        "surrogate_error": row.surrogate_error,
+        "heldout_loss": row.heldout_loss,
+        **_ends("", row.interval),
+        "spread": row.spread,
+        "minus_best": row.difference,
+        **_ends("minus_best_", row.difference_interval),
+        "mark": row.mark,
+    }
+    cost: dict[str, Cell] = {
+        "forward": row.cost.forward_passes,
+        "backward": row.cost.backward_passes,
+        "MB_read": round(row.cost.bytes_read / 1e6, 3),
+        "seconds": round(row.cost.seconds, 3),
+    }
+    return {**found, **beside(row.metrics, {*found, *cost, *_SHORT.values()}), **cost}
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}low": low, f"{name}high": high}
+
+
+def windows(report: Windows) -> Sheet:
+    """For programs a row for each method in each window; for people methods side by side."""
+    shared = {"method", "K", "size", "selection_loss", "heldout_loss", "spread"}
+    rows: Rows = []
+    for i, window in enumerate(report.windows):
+        for row in window.rows:
+            cells: dict[str, Cell] = {
+                "window": i,
+                **window.model_dump(include={"at", "first_step", "last_step"}),
+                **row.model_dump(include=shared),
+                "best": row.mark == "best",
+            }
+            rows.append({**cells, **beside(row.metrics, cells)})
+    return Sheet(rows, list(_side_by_side(report)))
+
+
+def level(report: Windows) -> str:
+    """held-out loss 0.3 at step 5,000"""
+    where = "step" if report.by == "step" else "checkpoint"
+    loss = number(report.level.value)
+    return f"{LOSS[report.level.measure]} {loss} at {where} {report.level.at:,}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _side_by_side(report: Windows) -> Iterator[tuple[str, Rows]]:
+    """Windows as rows, methods as columns, by loss and by each metric; then who got there when."""
+    measure = report.level.measure
+    unit = "after step" if report.by == "step" else "checkpoints"
+    by_loss: Rows = []
+    for window in report.windows:
+        cells: dict[str, Cell] = {unit: window.at}
+        cells |= {with_K(row.method, row.K): getattr(row, measure) for row in window.rows}
+        best = [with_K(row.method, row.K) for row in window.rows if row.mark == "best"]
+        by_loss.append({**cells, "lowest": ", ".join(best) or None})
+    yield f"{LOSS[measure]}, in windows of {report.size} checkpoints", by_loss
+    every = [row for window in report.windows for row in window.rows]
+    metrics = list(dict.fromkeys(name for row in every for name in row.metrics or {}))
+    for metric in metrics:
+        by_metric: Rows = [
+            {unit: window.at}
+            | {with_K(row.method, row.K): (row.metrics or {}).get(metric) for row in window.rows}
+            for window in report.windows
+        ]
+        yield metric, by_metric
+    whens: Rows = []
+    for reach in report.reaches:
+        when: dict[str, Cell] = {
+            "method": with_K(reach.method, reach.K),
+            "after step" if report.by == "step" else "after checkpoints": (
+                "never" if reach.at is None else Ordered(f"{reach.at:,}", reach.at)
+            ),
+            "of training": (
+                None if reach.share is None else Ordered(percent(reach.share), reach.share)
+            ),
+            LOSS[measure].removesuffix(" loss"): reach.loss,
+        }
+        there = reach.metrics or {}
+        when |= beside({name: there.get(name) for name in metrics}, {*when, "first touched"})
+        touched = None if reach.touched is None else report.windows[reach.touched].at
+        whens.append({**when, "first touched": touched})
+    yield f"when the last checkpoint's level is reached and kept: {level(report)}", whens

@@ -1,0 +1,56 @@
+"""Where a run stands: how its weights moved, and whether its loss still falls."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from sewa_cli.report.part import Part
+from sewa_cli.report.shared import Interval
+
+Word = Literal["moving", "drifting", "wandering", "settled", "unknown"]
+Way = Literal["line", "walk", "noise"]
+
+
+class Signs(Part):
+    """Three numbers without a unit that tell the ways of moving apart; null where undefined."""
+
+    net_to_path: float | None = Field(description="net displacement by the length of the path")
+    cosine: float | None = Field(description="mean, of successive steps")
+    trend: float | None = Field(description="part of the spread that a line in time explains")
+
+
+class Motion(Part):
+    """Lengths over all floating-point elements of the finite checkpoints."""
+
+    checkpoints: int
+    norm: float = Field(description="of the mean")
+    radius: float = Field(description="root mean square distance from the mean")
+    late_radius: float = Field(description="the same of the later half, from its own mean")
+    net: float = Field(description="distance from the first to the last")
+    path: float = Field(description="sum of the steps' lengths")
+    run: Signs
+    expected: dict[Way, Signs] | None = Field(description="line, walk, noise; null if too few")
+
+
+class Fall(Part):
+    """How far the loss has fallen from one quarter of the run to the last, of as many checkpoints.
+
+    Each quarter counts by the mean of its weights, on the selection rows.
+    """
+
+    since: int = Field(description="the quarter that the last one is compared with: 3, or 2")
+    loss: float = Field(description="of the last quarter's mean")
+    by: float = Field(description="loss of the earlier one's mean minus that")
+    interval: Interval | None = Field(description="95 % of `by`, paired by row; null: too few rows")
+
+
+class Standing(Part):
+    """In the words of `inspect`, by weights that were drawn while the checkpoints were read."""
+
+    weights: int = Field(description="so many of each checkpoint were looked at")
+    motion: Motion
+    verdict: Word
+    explanation: str
+    fall: Fall | None = Field(None, description="where the solver has run the quarters' means")

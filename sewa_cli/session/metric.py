@@ -1,0 +1,243 @@
+"""A metric to choose by: the task's parts on a board, evaluated here or by workers."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from math import nan
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sewa_cli.config import Config
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.methods import Coefficients
+from sewa_cli.methods.family import Name, family
+from sewa_cli.objective.board import Answer, Asked, Average, Board, Failed, losses_of
+from sewa_cli.objective.tree import rows
+from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.jobs import Examiner, Failure, Job, Kind, Places, Recipe, parts_of
+from sewa_cli.session.session import Run
+from sewa_cli.session.workers import InProcess, Workers
+from sewa_cli.settings import seconds_of
+from sewa_cli.solvers import Choice, Problem, default_for
+from sewa_cli.task.scoring import Score
+
+KINDS: tuple[Kind, ...] = ("selection", "heldout")
+AT_ONCE = 8  # parts in a call of scores()
+ASIDE = 0.5  # of the parts, where a task has none that are held out
+FEWEST = 4  # parts; of fewer, none are kept aside
+
+
+class Metric:
+    """The task's metric over a run's averages. To be closed: it may have processes."""
+
+    def __init__(self, run: Run) -> None:
+        session, config = run.session, run.session.config
+        task, scoring = session.task, session.task.scoring
+        assert scoring is not None
+        assert config.objective.metric is not None
+        self.run = run
+        self.name, self.goal = config.objective.metric, config.objective.goal
+        lists = {of: parts_of(task, of, config.seed) for of in KINDS}
+        self.places = _places(lists, config)
+        self._lists = lists
+        self._at_once = AT_ONCE if scoring.at_once else 1
+        self.heldout_evaluations = 0
+        self._flats: OrderedDict[Average, Tensor] = OrderedDict()
+        self._pool = self._open_pool(lists)
+        counted = self.places["selection"]
+        weights = [
+            float(max(1, rows(lists[counted.of][at]))) if scoring.parts is None else 1.0
+            for at in counted.at
+        ]
+        budget = config.objective.budget
+        self.board = Board(
+            len(counted.at),
+            self._evaluate,
+            session.events,
+            torch.tensor(weights, dtype=torch.float64),
+            evaluations=budget if isinstance(budget, int) else None,
+            seconds=seconds_of(budget) if isinstance(budget, str) else None,
+            at_once=self._at_once,
+        )
+
+    def _open_pool(self, lists: Mapping[Kind, Sequence[Any]]) -> InProcess | Workers:
+        session, objective = self.run.session, self.run.session.config.objective
+        if objective.workers == 1 and objective.part_timeout is None:
+            seed = session.config.seed
+            examiner = Examiner(session.task, session.model, seed, self.places, lists)
+            return InProcess(examiner.evaluate)
+        if session.config.task is None:
+            raise ConfigError(
+                "workers: functions cannot be sent to other processes; name a task's file"
+            )
+        newest, names = session.newest, session.names
+        integers = {
+            name: newest.read(source)
+            for name, source in names.items()
+            if not newest.tensors[source].is_float
+        }
+        recipe = Recipe(session.config, newest.path, integers, str(session.device), self.places)
+        return Workers(recipe, objective.workers, objective.part_timeout)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    @property
+    def simple(self) -> dict[Name, Coefficients]:
+        return family(self.run.trajectory.k)
+
+    @property
+    def heldout_parts(self) -> int | None:
+        found = self.places.get("heldout")
+        return None if found is None else len(found.at)
+
+    def problem(self) -> Problem:
+        """With the board, and what the loss would choose, where there is a loss."""
+        problem = self.run.problem()
+        by_loss = partial(self._by_loss, problem) if self.run.session.task.has_loss else None
+        return replace(problem, board=self.board, by_loss=by_loss)
+
+    def _by_loss(self, problem: Problem, K: int) -> Choice:
+        solver = make_solver(self.run.session.config, default_for(K, sparse=False))
+        return solver.choose(problem, K)
+
+    # ---- to choose by -----------------------------------------------------------------------
+
+    def _evaluate(
+        self, asked: Sequence[Asked], until: float | None
+    ) -> Iterator[tuple[int, Answer]]:
+        """What is known from another run is answered at once; then one group after the other."""
+        memo, left = self.run.problem().memo, []
+        for place, one in enumerate(asked):
+            known = [memo.known(self._key(one.average, p), (), torch.float64) for p in one.parts]
+            if all(value is not None for value in known):
+                yield place, [float(value) for value in known if value is not None]
+            else:
+                left.append((place, one))
+        for place, answer in self._run(left, "selection", until):
+            losses = answer if isinstance(answer, Failed) else self._losses(answer)
+            if not isinstance(losses, Failed):
+                for part, loss in zip(asked[place].parts, losses, strict=True):
+                    key = self._key(asked[place].average, part)
+                    memo.keep(key, torch.tensor(loss, dtype=torch.float64))
+            yield place, losses
+
+    def _losses(self, scores: Sequence[Score]) -> list[float]:
+        return losses_of(scores, self.name, self.goal)
+
+    def _key(self, average: Average, part: int) -> tuple[Any, ...]:
+        """What a score depends on besides the checkpoints, the task and its arguments."""
+        config, places = self.run.session.config, self.places["selection"]
+        at = places.at[part]
+        what = self.name, self.goal, config.output_dtype, config.bn
+        return "score", *what, at, self._lists[places.of][at], list(average)
+
+    def _run(
+        self, asked: Sequence[tuple[int, Asked]], kind: Kind, until: float | None
+    ) -> Iterator[tuple[int, list[Score] | Failed]]:
+        """Weights are made for as many averages at a time as there is room for."""
+        for group in self._groups(asked):
+            jobs = [Job(self._weights(one.average), kind, one.parts) for _, one in group]
+            done = 0
+            for index, result in self._pool.run(jobs, until):
+                done += 1
+                yield (
+                    group[index][0],
+                    Failed(*result) if isinstance(result, Failure) else result,
+                )
+            if done < len(group):
+                return
+
+    def _groups(self, asked: Sequence[tuple[int, Asked]]) -> Iterator[list[tuple[int, Asked]]]:
+        group: list[tuple[int, Asked]] = []
+        averages = 0
+        for _, some in groupby(asked, key=lambda one: one[1].average):
+            group += some
+            averages += 1
+            if averages == self._most:
+                yield group
+                group, averages = [], 0
+        if group:
+            yield group
+
+    @property
+    def _most(self) -> int:
+        size = 4 * self.run.session.model.layout.size
+        workers = self.run.session.config.objective.workers
+        return max(workers, self.run.placed.room // 8 // size, 1)
+
+    def _weights(self, average: Average) -> Tensor:
+        """[P] on the processor, as a file of it would have them, BatchNorm too."""
+        if average in self._flats:
+            self._flats.move_to_end(average)
+            return self._flats[average]
+        run = self.run
+        run.load(average)
+        if run.scorer.recomputes_for(sum(c != 0 for c in average)):
+            run.scorer.recompute()
+        flat = run.session.model.flat.detach().to("cpu", copy=True)
+        self._flats[average] = flat
+        while len(self._flats) > self._most:
+            self._flats.popitem(last=False)
+        return flat
+
+    # ---- held out ---------------------------------------------------------------------------
+
+    def score_heldout(self, average: Average) -> list[Score] | None:
+        """Part by part; what fails has no numbers. None: there are no such parts."""
+        count = self.heldout_parts
+        if count is None:
+            return None
+        pieces = [
+            (start, Asked(average, tuple(range(start, min(start + self._at_once, count)))))
+            for start in range(0, count, self._at_once)
+        ]
+        found: list[Score] = [{} for _ in range(count)]
+        events = self.run.session.events
+        done = 0
+        for start, answer in self._run(pieces, "heldout", None):
+            size = min(self._at_once, count - start)
+            if isinstance(answer, Failed):
+                if answer.is_task:
+                    raise TaskError(answer.line)
+                events.warn(f"held-out part {start} has failed: {answer.line}")
+                answer = [{"": nan}] * size
+            found[start : start + size] = answer
+            done += size
+            events.progress("held-out parts", done, count)
+        self.heldout_evaluations += count
+        return found
+
+    def heldout_losses(self, scores: Sequence[Score]) -> Tensor:
+        """NaN: that part has failed."""
+        return torch.tensor(self._losses(scores), dtype=torch.float64)
+
+    def score(self, loss: float) -> float:
+        """The metric itself."""
+        return -loss if self.goal == "max" else loss
+
+
+def _places(lists: Mapping[Kind, Sequence[Any]], config: Config) -> dict[Kind, Places]:
+    """Held-out parts are the task's own, or some of those to choose by are kept aside."""
+    count = len(lists["selection"])
+    if not count:
+        raise TaskError("there are no parts to choose by: score_parts(), or selection_data()")
+    if lists["heldout"]:
+        if config.guard is not None:
+            raise ConfigError("--guard: the task has held-out parts already; drop one of them")
+        return {of: Places(of, tuple(range(len(found)))) for of, found in lists.items()}
+    if count < FEWEST:
+        return {"selection": Places("selection", tuple(range(count)))}
+    share = ASIDE if config.guard is None else config.guard
+    kept = min(max(1, round(share * count)), count - 1)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(config.seed)).tolist()
+    return {
+        "selection": Places("selection", tuple(sorted(order[kept:]))),
+        "heldout": Places("selection", tuple(sorted(order[:kept]))),
+    }

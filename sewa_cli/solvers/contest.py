@@ -1,0 +1,192 @@
+"""What solvers by a metric share: the one to beat, the duel in the end, what is said of it all.
+
+The winner of many is lucky: on the parts that made it the winner it looks better than it is. So it
+is not taken for its lead. Some parts are kept from every search; on these it meets the incumbent,
+which is what would be written without any metric, and is taken if they say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from sewa_cli.methods import mean_of
+from sewa_cli.objective.board import Average, Board, Spent
+from sewa_cli.objective.evidence import SURE, evidence
+from sewa_cli.report.metric import Entry, State
+from sewa_cli.settings import AUTO
+from sewa_cli.solvers import LEARNED, Choice, Problem
+from sewa_cli.text import finite, with_K
+
+FEWEST = 25  # parts; with fewer no lead could be shown to be more than luck
+SEARCHED = 0.6  # of the parts; the others are for the duel
+SHOWN = 100  # entries in the report
+IDLE = 20  # rounds in which nothing was asked that was not known: there is nothing more to learn
+STRIDE = 5  # parts between two looks at a duel
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """An average with a name."""
+
+    name: str
+    K: int | None
+    average: Average
+    state: State | None = None
+
+    @property
+    def label(self) -> str:
+        return with_K(self.name, self.K)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """For the report, beside the choice itself."""
+
+    incumbent: Entrant
+    leader: Entrant
+    crowned: bool | None
+    evidence: float
+    entries: list[Entry]
+
+
+class Contest:
+    """Averages on one board."""
+
+    def __init__(self, problem: Problem, K: int) -> None:
+        assert problem.board is not None
+        self.board: Board = problem.board
+        self.problem = problem
+        self.k = problem.trajectory.k
+        generator = torch.Generator().manual_seed(problem.seed)
+        order: list[int] = torch.randperm(self.board.parts, generator=generator).tolist()
+        self.few = self.board.parts < FEWEST
+        cut = len(order) if self.few else int(SEARCHED * len(order))
+        self.searched, self.fresh = order[:cut], order[cut:]
+        self._turn = 0
+        self.by_loss: Choice | None = None
+        self.incumbent = self._incumbent(K)
+        self.entrants: dict[Average, Entrant] = {self.incumbent.average: self.incumbent}
+
+    def _incumbent(self, K: int) -> Entrant:
+        if self.problem.by_loss is not None:
+            self.by_loss = self.problem.by_loss(K)
+            return Entrant("by loss", None, tuple(self.by_loss.coefficients))
+        if K == AUTO:
+            return Entrant("uniform", None, tuple(mean_of(range(self.k), self.k)))
+        return Entrant("latest", K, tuple(mean_of(range(self.k - K, self.k), self.k)))
+
+    def enter(self, name: str, K: int | None, coefficients: Sequence[float]) -> Entrant:
+        """The same average is entered once, under its first name."""
+        average = tuple(coefficients)
+        if average not in self.entrants:
+            self.entrants[average] = Entrant(name, K, average)
+        return self.entrants[average]
+
+    def mark(self, entrant: Entrant, state: State) -> None:
+        self.entrants[entrant.average] = replace(entrant, state=state)
+
+    def ahead(self, entrant: Entrant, parts: Sequence[int] | None = None) -> Tensor:
+        """By how much, part by part, on those that the incumbent was asked on too."""
+        one, two = self.incumbent.average, entrant.average
+        both = {*self.board.parts_of(one)} & {*self.board.parts_of(two)}
+        some = (*self.searched, *self.fresh) if parts is None else parts
+        return self.board.differences(one, two, [part for part in some if part in both])
+
+    def next_parts(self, count: int) -> list[int]:
+        """Of those to search by, round and round: no part has its say more often than others."""
+        some = [self.searched[(self._turn + n) % len(self.searched)] for n in range(count)]
+        self._turn = (self._turn + count) % len(self.searched)
+        return list(dict.fromkeys(some))
+
+    def best(self, some: Sequence[Entrant]) -> Entrant:
+        """By the mean over the parts that all of them have; the incumbent where it is level."""
+        rows = [{*self.board.parts_of(entrant.average)} for entrant in some]
+        common = [part for part in self.searched if all(part in row for row in rows)]
+        first = sorted(some, key=lambda entrant: entrant.average != self.incumbent.average)
+        return min(first, key=lambda entrant: self.board.mean(entrant.average, common))
+
+    def crown(self, leader: Entrant) -> Choice:
+        """The duel, with what is left of the budget; then what is taken."""
+        if not any(map(isfinite, self._means())):
+            raise self.board.hopeless()
+        is_other = leader.average != self.incumbent.average
+        found = self._duel(leader) if is_other and not self.few else 1.0
+        crowned = None if self.few else found >= SURE
+        taken = leader if self.few or crowned else self.incumbent
+        outcome = Outcome(self.incumbent, leader, crowned, found, self._entries(leader, taken))
+        return self._choice(taken, outcome)
+
+    def _duel(self, leader: Entrant) -> float:
+        """E that the leader is the better one, by parts that no search has seen."""
+        board = self.board
+        with suppress(Spent):
+            for start in range(0, len(self.fresh), STRIDE):
+                some = self.fresh[start : start + STRIDE][: max(1, board.left // 2)]
+                board.ask([(self.incumbent.average, some), (leader.average, some)])
+                if evidence(self.ahead(leader, self.fresh)) >= SURE:
+                    break
+        return evidence(self.ahead(leader, self.fresh))
+
+    def _means(self) -> list[float]:
+        return [self.board.mean(average) for average in self.board.found]
+
+    def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
+        listed = [e for e in self.entrants.values() if self.board.parts_of(e.average)]
+        listed.sort(key=lambda entrant: self.board.mean(entrant.average))
+        always = {leader.average, taken.average, self.incumbent.average}
+        kept = [e for i, e in enumerate(listed) if i < SHOWN or e.average in always]
+        return [self._entry(entrant, leader, taken) for entrant in kept]
+
+    def _entry(self, entrant: Entrant, leader: Entrant, taken: Entrant) -> Entry:
+        parts = self.board.parts_of(entrant.average)
+        losses, mean = self.board.losses(entrant.average, parts), self.board.mean(entrant.average)
+        ahead = self.ahead(entrant)
+        state = entrant.state
+        if entrant.average in (taken.average, leader.average):
+            state = "taken" if entrant.average == taken.average else "leading"
+        elif not isfinite(mean):
+            state = "failed"
+        is_other = entrant.average != self.incumbent.average and len(ahead) > 0
+        spread = float(losses.std()) / len(losses) ** 0.5 if len(losses) > 1 else None
+        return Entry(
+            name=entrant.name,
+            K=entrant.K,
+            size=sum(c != 0 for c in entrant.average),
+            parts=len(parts),
+            score=finite(mean),
+            error=finite(spread),
+            ahead=finite(float(ahead.mean())) if is_other else None,
+            evidence=finite(evidence(ahead)) if is_other else None,
+            state=state,
+        )
+
+    def _choice(self, taken: Entrant, outcome: Outcome) -> Choice:
+        if taken is self.incumbent and self.by_loss is not None:
+            return self.by_loss.but(outcome=outcome, stability=None, expected=None)
+        is_simple = taken.state is None and taken.name not in ("mask", "variant", "by loss")
+        name = taken.label if is_simple else LEARNED
+        return Choice(list(taken.average), name, outcome=outcome)
+
+
+def within(share: float, contest: Contest) -> Callable[[], int]:
+    """Evaluations that are left of a share of the budget."""
+    board, began = contest.board, contest.board.spent
+    return lambda: min(board.left, int(share * (board.total - began)) - (board.spent - began))
+
+
+def scores_of(board: Board, averages: Sequence[Average], parts: Sequence[int]) -> Tensor | None:
+    """Mean losses [M] over these parts; a failure is worse than all. None: every part is bad."""
+    bad = board.bad
+    some = [part for part in parts if part not in bad]
+    losses = torch.stack([board.losses(average, some) for average in averages])
+    known = losses[losses.isfinite()]
+    if not len(known):
+        return None
+    worst = float(known.max() + (known.max() - known.min()))
+    return losses.nan_to_num(posinf=worst) @ board.weights[some] / board.weights[some].sum()

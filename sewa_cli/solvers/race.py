@@ -1,0 +1,212 @@
+"""A race of averages by a metric: many start, the budget goes to those that lead.
+
+Who starts: the choice by the loss where there is one, the simple averages, stretches of the run and
+single checkpoints; where there is no loss, random masks too. All meet the same parts in the same
+order. In each heat all that are left are asked on more parts; who is worse than the leader beyond
+doubt (an anytime-valid test, for all of them at once) is dropped, and of the rest the better half
+goes on. Then small changes of the winner are tried; then it meets the incumbent (`contest`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import torch
+from pydantic import Field
+
+from sewa_cli.methods import mean_of
+from sewa_cli.methods.family import Name, family, grid, ladder
+from sewa_cli.objective.board import Spent
+from sewa_cli.objective.evidence import SURE, evidence
+from sewa_cli.settings import AUTO, Share
+from sewa_cli.solvers import Choice, Problem, Solver, register
+from sewa_cli.solvers.contest import Contest, Entrant, within
+
+STRETCHES = (2, 4)  # the run in so many pieces
+SINGLES = 8  # checkpoints that start alone
+MASKS = 16  # drawn at random
+LEAST = 2  # parts of the first heat
+TILT = 1.0  # e^±1 from one end of the run to the other
+CLEAR = 1.0  # standard errors by which a change must be better to be kept
+
+
+class Race(Solver):
+    """By a metric, the default: many averages start, the budget goes to those that lead."""
+
+    class Settings(Solver.Settings):
+        heats: Share = Field(0.5, description="of the budget, to find a winner")
+        changes: Share = Field(0.2, description="of the budget, to change the winner a little")
+
+    needs = frozenset({"parts"})
+    finds_k = True
+    settings: Settings
+
+    def choose(self, problem: Problem, K: int) -> Choice:
+        """The rest of the budget is for the duel."""
+        contest = Contest(problem, K)
+        settings, alive = self.settings, _start(contest, K)
+        leader = contest.incumbent
+        with suppress(Spent):
+            heats = within(settings.heats if not contest.few else 1 - settings.changes, contest)
+            alive, parts = _run_heats(contest, alive, heats)
+            leader = contest.best(alive)
+            share = settings.heats + settings.changes if not contest.few else 1.0
+            leader = _change(contest, alive, leader, parts, within(share, contest), K)
+        if leader is contest.incumbent:
+            leader = _leading(contest)
+        return contest.crown(leader)
+
+
+def _start(contest: Contest, K: int) -> list[Entrant]:
+    """The incumbent first; as many as the budget can tell apart, the likeliest first."""
+    k = contest.k
+    started = [contest.incumbent]
+    for name, size, average in _candidates(contest, K):
+        started.append(contest.enter(name, size, average))
+    started = list({entrant.average: entrant for entrant in started}.values())
+    most = max(2, contest.board.left // (2 * LEAST) if contest.board.parts > 1 else k)
+    return started[:most]
+
+
+def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, list[float]]]:
+    k = contest.k
+    random = torch.Generator().manual_seed(contest.problem.seed)
+    every = family(k)
+    if K == AUTO:
+        rungs = [name for name in ladder(k) if name in every]
+        for name in (*rungs, *(name for name in every if name not in rungs)):
+            yield *name, every[name]
+        if contest.by_loss is not None and contest.by_loss.blend is not None:
+            yield "prior", None, contest.by_loss.blend.weights
+        for pieces in STRETCHES:
+            for n in range(pieces):
+                some = range(n * k // pieces, (n + 1) * k // pieces)
+                if len(some) > 1:
+                    yield f"{_ORDINAL[n]} {_PIECE[pieces]}", None, mean_of(some, k)
+        for i in {round(n * (k - 1) / (SINGLES - 1)) for n in range(SINGLES)} if k > 1 else ():
+            yield f"checkpoint {i}", None, mean_of([i], k)
+    else:
+        names: list[Name] = [name for name in every if name[1] == K]
+        names += [(name, K) for name in ("latest", "lawa") if (name, K) not in every]
+        for name in names:
+            yield *name, _named(name, k)
+        for n in range(k // K):
+            yield f"stretch {n + 1}", K, mean_of(range(k - (n + 1) * K, k - n * K), k)
+    sizes = [K] if K != AUTO else [size for size in grid(k) if 1 < size <= 50] or [max(1, k // 2)]
+    if K != AUTO or contest.by_loss is None:
+        for n in range(MASKS):
+            size = sizes[n % len(sizes)]
+            chosen = torch.randperm(k, generator=random)[:size].tolist()
+            yield f"mask {n + 1}", size, mean_of(chosen, k)
+
+
+_ORDINAL = ("first", "second", "third", "fourth")
+_PIECE = {2: "half", 4: "quarter"}
+
+
+def _named(name: Name, k: int) -> list[float]:
+    from sewa_cli.methods import Run, parse_one
+
+    return parse_one(name[0])(Run(k), name[1])[0]
+
+
+def _run_heats(
+    contest: Contest, alive: list[Entrant], left: Callable[[], int]
+) -> tuple[list[Entrant], list[int]]:
+    """Those that are still in it, best first, and the parts that all of them have."""
+    board, n, started = contest.board, 0, len(alive)
+    while len(alive) > 1 and n < len(contest.searched):
+        heats = max(1, math.ceil(math.log2(len(alive))))
+        more = left() // heats // len(alive)
+        if more < 1 and n > 0:
+            break
+        n = min(n + max(more, LEAST if n == 0 else 1), len(contest.searched))
+        parts = contest.searched[:n]
+        board.ask([(entrant.average, parts) for entrant in alive])
+        leader = contest.best(alive)
+        alive.sort(key=lambda entrant: board.mean(entrant.average, parts))
+        for entrant in list(alive):
+            behind = board.differences(entrant.average, leader.average, _both(contest, parts))
+            if entrant is not leader and evidence(behind) >= SURE * started:
+                contest.mark(entrant, "dropped")
+                alive.remove(entrant)
+        half = max(2, math.ceil(len(alive) / 2))
+        for entrant in alive[half:]:
+            if entrant.average != contest.incumbent.average:
+                contest.mark(entrant, "set aside")
+        kept = [*alive[:half], *(e for e in alive[half:] if e.average == contest.incumbent.average)]
+        if len(kept) == len(alive):
+            break
+        alive = kept
+    return alive, contest.searched[:n]
+
+
+def _both(contest: Contest, parts: list[int]) -> list[int]:
+    bad = contest.board.bad
+    return [part for part in parts if part not in bad]
+
+
+def _change(
+    contest: Contest,
+    alive: list[Entrant],
+    leader: Entrant,
+    parts: list[int],
+    left: Callable[[], int],
+    K: int,
+) -> Entrant:
+    """Changes of the winner, each given up as soon as it is behind; one that is better is kept."""
+    board = contest.board
+    random = torch.Generator().manual_seed(contest.problem.seed + 1)
+    for name, average in _variants(contest, alive, leader, K, random):
+        if left() < len(parts):
+            break
+        entrant = contest.enter(name, K or None, average)
+        for share in (4, 2, 1):
+            some = _both(contest, parts[: max(1, len(parts) // share)])
+            board.ask([(entrant.average, some)])
+            better = board.differences(leader.average, entrant.average, some)
+            if not len(better) or float(better.mean()) <= 0:
+                break
+        else:
+            error = float(better.std()) / len(better) ** 0.5 if len(better) > 1 else 0.0
+            if float(better.mean()) > CLEAR * error:
+                leader = entrant
+    return leader
+
+
+def _variants(
+    contest: Contest, alive: list[Entrant], leader: Entrant, K: int, random: torch.Generator
+) -> Iterator[tuple[str, list[float]]]:
+    """Means of those in front, more weight late or early; of a mask, one checkpoint for another."""
+    k = contest.k
+    c = torch.tensor(leader.average, dtype=torch.float64)
+    if K == AUTO:
+        front = [torch.tensor(e.average, dtype=torch.float64) for e in alive[:3]]
+        for other in front:
+            if not torch.equal(other, c):
+                yield "blend", ((c + other) / 2).tolist()
+        if len(front) > 2:
+            yield "blend", (sum(front) / len(front)).tolist()  # type: ignore[union-attr]
+        for tilt in (TILT, -TILT):
+            tilted = c * torch.exp(tilt * torch.linspace(-0.5, 0.5, k, dtype=torch.float64))
+            yield "tilt", (tilted / tilted.sum()).tolist()
+    chosen = [i for i, weight in enumerate(leader.average) if weight != 0]
+    others = [i for i, weight in enumerate(leader.average) if weight == 0]
+    equal = max(leader.average) - min(leader.average[i] for i in chosen) < 1e-12
+    pairs = len(chosen) * len(others) if equal else 0
+    for pair in torch.randperm(pairs, generator=random).tolist():
+        out, new = chosen[pair // len(others)], others[pair % len(others)]
+        yield "swap", mean_of([*(i for i in chosen if i != out), new], k)
+
+
+def _leading(contest: Contest) -> Entrant:
+    """Of those that were asked on the most parts; the budget ended before there was a winner."""
+    asked = {e: len(contest.board.parts_of(e.average)) for e in contest.entrants.values()}
+    most = max(asked.values(), default=0)
+    front = [entrant for entrant, count in asked.items() if count == most and count > 0]
+    return contest.best(front) if front else contest.incumbent
+
+
+register("race", Race)

@@ -1,0 +1,40 @@
+"""A report for Weights & Biases: curves, pictures, the table's numbers (docs/page.md shows it).
+
+Where it goes is W&B's own matter: its login, its servers, or a folder with WANDB_MODE=offline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sewa_cli.errors import ConfigError
+from sewa_cli.present import curves, numbers, pictures
+from sewa_cli.task import user_code
+
+if TYPE_CHECKING:
+    from sewa_cli.report.shared import Head
+
+
+def check(_: str) -> None:
+    try:
+        import matplotlib.pyplot  # noqa: F401 - wandb asks for it before it takes a figure
+        import wandb  # noqa: F401
+    except ImportError:
+        raise ConfigError("--log: needs wandb: pip install 'sewa-cli[wandb]'") from None
+
+
+def log(report: Head, where: str) -> None:
+    with user_code("wandb"):  # no login, no network: not our bug
+        send(report, where)
+
+
+def send(report: Head, where: str) -> None:
+    import wandb
+
+    with wandb.init(project=where or "sewa", job_type=report.kind, config=report.config) as run:
+        for name, points in curves(report).items():  # the history, weights by step
+            run.define_metric(name, step_metric=f"{name}/at")
+            for at, value in points:
+                run.log({name: value, f"{name}/at": at})
+        run.log({picture.title: wandb.Image(picture.draw()) for _, picture in pictures(report)})
+        run.summary.update(numbers(report))  # learned/heldout_loss …
