@@ -83,8 +83,10 @@ _WHICH: Final = {
     "state_key": Flag("--state-key KEY", "Where PyTorch files have the weights, if unclear."),
 }
 _HOW: Final = {
-    "task": Flag("--task TASK", "A .py file, huggingface, classification, or a module."),
-    "ready_task": Flag("--task NAME", "huggingface or classification: no task.py needed.", None),
+    "task": Flag("--task TASK", "A .py file, huggingface, classification, gymnasium, or a module."),
+    "ready_task": Flag(
+        "--task NAME", "huggingface, classification or gymnasium: no task.py needed.", None
+    ),
     "K": Flag("--K -K N", "How many checkpoints to average; auto: weights on all that help."),
     "sparse": Flag("--sparse", "K auto: few checkpoints equally, K by cross-validation."),
     "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),

@@ -36,6 +36,7 @@ DEFAULT_METHODS = (
 READY_MADE = {
     "huggingface": ("model", "tokenizer", "data", "selection", "heldout", "training"),
     "classification": ("model", "data", "selection", "heldout", "training"),
+    "gymnasium": ("model", "data"),
 }
 
 

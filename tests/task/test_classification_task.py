@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from sewa_cli.callbacks import save_weights
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
-from sewa_cli.task.ready.classification import open_arrays
+from sewa_cli.task.ready.arrays import open_arrays
 
 NET = """
 from torch import nn
@@ -201,6 +201,42 @@ def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
     error = float((outputs - batch["targets"]).abs().mean())
     found = metrics_of(task, model, task.selection_data)
     assert found == {"mean_absolute_error": pytest.approx(error, rel=1e-5)}
+
+
+@pytest.mark.parametrize("batch_size", [50, 100])
+def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
+    run: Path, batch_size: int
+) -> None:
+    args = task_args(run, heldout=run / "heldout.npz", batch_size=batch_size)
+    task = load_task("classification", args)
+    assert task.scoring is not None
+    assert task.scoring.parts is not None
+    assert task.scoring.heldout is not None
+    model = task.build_model().eval()
+    for seed, parts in ((1, task.scoring.parts.list()), (2, task.scoring.heldout.list())):
+        counts = [part.stop - part.start for part in parts]
+        assert sum(counts) == 130
+        assert 25 <= min(counts) <= max(counts) <= 32
+        found = [score["accuracy"] for score in task.scoring.score(model, parts)]
+        x, y = (torch.from_numpy(array) for array in arrays(seed).values())
+        expected = float((model(x).argmax(1) == y).double().mean())
+        assert np.average(found, weights=counts) == pytest.approx(expected, abs=1e-9)
+        assert len(set(found)) > 1
+
+
+def test_the_score_of_numbers_is_their_mean_absolute_error(run: Path) -> None:
+    np.savez(run / "numbers.npz", x=arrays(0, 20)["x"], y=arrays(3, 20)["x"][:, :2])
+    settings = {"selection": run / "numbers.npz", "loss": "mse", "metrics": False}
+    task = load_task("classification", task_args(run) | settings)
+    assert task.scoring is not None
+    assert task.scoring.parts is not None
+    assert task.scoring.heldout is None
+    model = task.build_model().eval()
+    [batch] = task.selection_data
+    with torch.no_grad():
+        error = float((model(batch["x"]) - batch["targets"]).abs().mean())
+    [found] = task.scoring.score(model, task.scoring.parts.list())
+    assert found == {"mean_absolute_error": pytest.approx(error, rel=1e-6)}
 
 
 # ---- a folder of images -------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from helpers.objectives import metrics_of
 from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.objective.model import FlatModel
@@ -128,6 +129,37 @@ def test_select_reports_the_loss_of_the_written_file_as_transformers_computes_it
     assert average["metrics"][name] == pytest.approx(accuracy, abs=1e-9)
     if kind in ("causal-lm", "masked-lm"):
         assert average["metrics"]["perplexity"] == pytest.approx(math.exp(loss), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_score_what_the_models_own_logits_do(kind: str, runs: Callable[[str], Path]) -> None:
+    task = load_task("huggingface", args_of(runs(kind), kind, batch_size=40))
+    assert task.scoring is not None
+    assert task.scoring.parts is not None
+    model = task.build_model().eval()
+    parts = task.scoring.parts.list()
+    found = task.scoring.score(model, parts)
+    rows = []  # by the loss, whether each target of it was found
+    for batch in task.selection_data:
+        with torch.no_grad():
+            outputs = task.predict(model, batch)
+        for logits, targets in zip(outputs, batch["targets"], strict=True):
+            known = targets.reshape(-1) != -100
+            logits, targets = logits.reshape(len(known), -1)[known], targets.reshape(-1)[known]
+            losses = F.cross_entropy(logits, targets, reduction="none")
+            rows.append((losses, logits.argmax(-1) == targets))
+    for score in found:
+        some, rows = rows[: (count := parts[0].stop - parts[0].start)], rows[count:]
+        parts = parts[1:]
+        right = torch.cat([right for _, right in some]).double().mean()
+        language = kind in ("causal-lm", "masked-lm")
+        expected = {"token_accuracy" if language else "accuracy": float(right)}
+        if language:
+            expected["perplexity"] = float(torch.cat([x for x, _ in some]).mean().exp())
+        if language or kind == "token-classification":
+            expected["exact_match"] = sum(bool(right.all()) for _, right in some) / count
+        assert score == pytest.approx(expected, rel=1e-5)
+    assert not rows
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,13 +12,15 @@ import yaml
 from helpers.tiny import Sewa
 
 from sewa_cli.config import READY_MADE, Config, load_config
-from sewa_cli.task.ready.args import DataArgs
+from sewa_cli.settings import Settings
 from sewa_cli.task.ready.classification import ClassificationArgs
+from sewa_cli.task.ready.gymnasium import GymnasiumArgs
 from sewa_cli.task.ready.huggingface import COLUMNS, USUAL_LENGTH, HuggingFaceArgs
 
-ARGS: dict[str, type[DataArgs]] = {
+ARGS: dict[str, type[Settings]] = {
     "huggingface": HuggingFaceArgs,
     "classification": ClassificationArgs,
+    "gymnasium": GymnasiumArgs,
 }
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
@@ -61,7 +63,7 @@ def test_every_yaml_of_the_page_is_a_config_of_known_args() -> None:
         assert config.task is not None
         assert config.args.keys() <= ARGS[config.task].model_fields.keys()
         kinds.add(config.args.get("kind", config.task))
-    assert kinds == {*COLUMNS, "classification"}
+    assert kinds == {*COLUMNS, "classification", "gymnasium"}
 
 
 @pytest.mark.parametrize("name", READY_MADE)
@@ -73,6 +75,10 @@ def test_init_writes_a_ready_made_config(
     assert (ended.code, ended.out) == (0, "sewa.yaml\n")
     # all faults at once, each with its place: what is not there yet
     ended = sewa("validate")
+    if name == "gymnasium":
+        assert ended.code == 4
+        assert "net.py: no such" in ended.error
+        return
     assert ended.code == 2
     for key in ("selection", "heldout"):
         assert f"args.{key}: " in ended.err
@@ -82,7 +88,7 @@ def test_init_writes_a_ready_made_config(
 def test_init_names_the_ready_made_tasks_when_asked_for_another(sewa: Sewa) -> None:
     ended = sewa("init", "--task", "jax")
     assert ended.code == 2
-    assert "there are huggingface, classification" in ended.error
+    assert "there are huggingface, classification, gymnasium" in ended.error
 
 
 def test_paths_are_relative_to_the_yaml_and_in_flags_to_the_working_directory(

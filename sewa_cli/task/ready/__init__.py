@@ -1,4 +1,4 @@
-"""Ready-made tasks: `task: huggingface` and `task: classification`, with YAML and no code.
+"""Ready-made tasks: `huggingface`, `classification` and `gymnasium`, with YAML and no code.
 
 Each module here has a `make(args, newest)` that checks `args`, reads the data, and returns a
 `Ready`. `newest` opens the newest checkpoint, for a task that is made from it; None: there is none.

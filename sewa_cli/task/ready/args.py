@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -13,6 +13,7 @@ from sewa_cli.config import explain
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.files import check_regular, real
 from sewa_cli.settings import Count, Seed, Settings, Share
+from sewa_cli.task.fence import import_user_module
 from sewa_cli.task.ready.tables import Row, Table, open_table
 
 Part = Literal["selection", "heldout", "training"]
@@ -29,7 +30,17 @@ def _must_exist(path: Path) -> Path:
     return path
 
 
+def _names_a_function(model: str) -> str:
+    module, _, function = model.rpartition(":")
+    if not module or not function.isidentifier():
+        raise ValueError(
+            f"must look like package.module:function or ./net.py:function, found {model!r}"
+        )
+    return model
+
+
 Existing = Annotated[Path, AfterValidator(_must_exist)]
+ModelFunction = Annotated[str, AfterValidator(_names_a_function)]
 
 
 class DataArgs(Settings):
@@ -114,3 +125,13 @@ def parse(model: type[Model], args: Mapping[str, Any]) -> Model:
                 for fault in error.errors(include_url=False)
             )
         ) from error
+
+
+def find_function(model: str) -> Callable[..., Any]:
+    """That which a ModelFunction names."""
+    spec, _, name = model.rpartition(":")
+    function = getattr(import_user_module(spec), name, None)
+    if not callable(function):
+        raise TaskError(f"args.model: {spec} has no function {name}")
+    found: Callable[..., Any] = function
+    return found

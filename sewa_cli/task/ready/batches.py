@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.args import DataArgs, Part
+from sewa_cli.task.ready.scores import Scores
 from sewa_cli.task.ready.tables import Row
 
 if TYPE_CHECKING:
@@ -71,9 +72,9 @@ def functions_of(
     build_model: Callable[[], nn.Module],
     predict: Predict,
     classes: bool,
-    language: bool = False,
+    head: Mapping[str, Callable[..., Any]] | None = None,
 ) -> dict[str, Callable[..., Any]]:
-    """The functions of a task; `classes`: its targets are such."""
+    """The functions of a task; `classes`: its targets are such; `head`: of a language model."""
     functions: dict[str, Callable[..., Any]] = {
         f"{part}_data": partial(batches.__getitem__, part) for part in batches
     }
@@ -81,9 +82,15 @@ def functions_of(
     if classes:
         functions["targets"] = targets
     if args.metrics and classes:
-        functions["summarize"] = perplexity if language else accuracy
+        functions["summarize"] = accuracy if head is None else perplexity
     elif args.metrics:
         functions |= {"observe": deviations, "summarize": mean_absolute_error}
+    functions |= head or {}
+    scores = Scores(batches, functions, IGNORED, language=head is not None)
+    functions |= {"score": scores.score}
+    for name, part in (("score_parts", "selection"), ("heldout_parts", "heldout")):
+        if part in batches:
+            functions[name] = partial(scores.parts, part, args.batch_size)
     return functions
 
 

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-import struct
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from numpy.lib import format as npy
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
 from sewa_cli.settings import Count, Positive
-from sewa_cli.task.fence import import_user_module
 from sewa_cli.task.ready import Newest, Ready
-from sewa_cli.task.ready.args import DataArgs, Part, parse
+from sewa_cli.task.ready.args import DataArgs, ModelFunction, Part, find_function, parse
+from sewa_cli.task.ready.arrays import open_arrays
 from sewa_cli.task.ready.batches import Batch, LazyBatches, functions_of, open_image
 from sewa_cli.task.ready.labels import Labels, note_of_order
 from sewa_cli.task.ready.tables import Row
-from sewa_cli.text import one_line
 
 OF_IMAGES = {"size", "channels", "mean", "std", "classes"}
 OF_ARRAYS = {"x", "y", "scale", "loss"}
-
-
-def _names_a_function(model: str) -> str:
-    module, _, function = model.rpartition(":")
-    if not module or not function.isidentifier():
-        raise ValueError(
-            f"must look like package.module:function or ./net.py:function, found {model!r}"
-        )
-    return model
 
 
 def _height_and_width(size: object) -> object:
@@ -50,7 +37,7 @@ def _height_and_width(size: object) -> object:
 class ClassificationArgs(DataArgs):
     """All keys of `args`."""
 
-    model: Annotated[str, AfterValidator(_names_a_function)]
+    model: ModelFunction
     model_args: dict[str, Any] = Field(default_factory=dict)
     batch_size: Count = 256
     limit: Count | None = None
@@ -84,7 +71,7 @@ class ClassificationArgs(DataArgs):
 def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     del newest  # the model is the user's function
     settings = parse(ClassificationArgs, args)
-    build = _find_function(settings.model)
+    build = find_function(settings.model)
     read = _read_images if next(iter(settings.sources.values())).is_dir() else _read_arrays
     batches, notes = read(settings)
     classes = settings.loss == "cross-entropy"
@@ -98,15 +85,6 @@ def predict(model: nn.Module, batch: Batch) -> Tensor:
     outputs: Any = model(batch["x"])
     logits: Tensor = getattr(outputs, "logits", outputs)
     return logits
-
-
-def _find_function(model: str) -> Callable[..., Any]:
-    spec, _, name = model.rpartition(":")
-    function = getattr(import_user_module(spec), name, None)
-    if not callable(function):
-        raise TaskError(f"args.model: {spec} has no function {name}")
-    found: Callable[..., Any] = function
-    return found
 
 
 # ---- arrays -----------------------------------------------------------------------------------
@@ -149,59 +127,6 @@ def _batch_of_arrays(
     targets = y[torch.tensor(rows)]
     per_row = targets[0].numel() if args.loss == "mse" else 1
     return {"x": torch.from_numpy(taken), "targets": targets, "targets_per_row": float(per_row)}
-
-
-def open_arrays(path: Path, x: str, y: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """x [n, …] and y [n, …] of an .npz file, memory-mapped if they are not compressed.
-
-    TaskError if they are missing or differ in length; pickles are refused.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            inputs, targets = (_array(path, archive, name) for name in (x, y))
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        reason = one_line(getattr(error, "strerror", None) or error)
-        raise TaskError(f"{path}: cannot be read as .npz: {reason}") from error
-    for name, array in ((x, inputs), (y, targets)):
-        if array.ndim == 0 or len(array) == 0:
-            raise TaskError(f"{path}: {name}: holds no rows")
-    if len(inputs) != len(targets):
-        raise TaskError(f"{path}: {len(inputs)} rows of {x}, but {len(targets)} of {y}")
-    if inputs.dtype.kind not in "fiub":
-        raise TaskError(f"{path}: {x}: must be numbers, found {inputs.dtype}")
-    return inputs, targets
-
-
-def _array(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    try:
-        member = archive.getinfo(f"{name}.npy")
-    except KeyError:
-        names = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist()) or "none"
-        raise TaskError(f"{path}: no array {name!r}; there are {names}") from None
-    if member.compress_type != zipfile.ZIP_STORED:
-        with archive.open(member) as file:
-            array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
-            return array
-    with path.open("rb") as file:
-        # a local header: 26 bytes, the lengths of the name and of extra fields, then those two
-        file.seek(member.header_offset + 26)
-        lengths = struct.unpack("<HH", file.read(4))
-        file.seek(sum(lengths), 1)
-        return _map(path, file)
-
-
-def _map(path: Path, file: Any) -> NDArray[Any]:
-    """The .npy that starts at the position of `file`."""
-    start = file.tell()
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, fortran, dtype = read(file)
-    if dtype.hasobject or 0 in shape or shape == ():  # pickles, and what cannot be mapped
-        file.seek(start)
-        array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
-        return array
-    offset = file.tell()
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
 
 
 # ---- images -----------------------------------------------------------------------------------

@@ -133,10 +133,9 @@ class HuggingFaceArgs(DataArgs):
 def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     settings = parse(HuggingFaceArgs, args)
     task = _HuggingFace(settings, newest)
-    language, classes = settings.kind in LANGUAGE, not task.is_regression
-    functions = functions_of(settings, task.batches, task.build_model, predict, classes, language)
-    if language:
-        functions |= Head(inputs_for).functions
+    head = Head(inputs_for).functions if settings.kind in LANGUAGE else None
+    classes = not task.is_regression
+    functions = functions_of(settings, task.batches, task.build_model, predict, classes, head)
     files = (*task.files, *settings.sources.values())
     return Ready(functions, files, tuple(task.notes), tuple(task.warnings))
 

@@ -1,0 +1,225 @@
+"""`task: gymnasium`: a policy, judged by what it earns in an environment. No data are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.settings import Count, Settings, Whole
+from sewa_cli.task.fence import user_code
+from sewa_cli.task.ready import Newest, Ready
+from sewa_cli.task.ready.args import Existing, ModelFunction, find_function, parse
+from sewa_cli.task.ready.arrays import open_arrays
+from sewa_cli.task.ready.batches import Batch, LazyBatches, loss, targets
+from sewa_cli.task.ready.episodes import Kind, Player, Policy
+from sewa_cli.text import one_line
+
+MOST = 1_000_000  # episodes of each part; those of the held-out begin so much later
+OF_DATA = ("selection", "heldout_rows", "batch_size")
+Episodes = Annotated[Count, Field(le=MOST)]
+Reading = Callable[[Any], NDArray[Any]]
+
+
+class GymnasiumArgs(Settings):
+    """All keys of `args`."""
+
+    env: str
+    env_args: dict[str, Any] = Field(default_factory=dict)
+    model: ModelFunction
+    model_args: dict[str, Any] = Field(default_factory=dict)
+    policy: Literal["auto", "continuous", "argmax", "sample"] = "auto"
+    output: Whole | str | None = None
+    stretch: bool = False
+    flatten: bool = False
+    episodes: Episodes = 500
+    heldout: Episodes = 100
+    seed0: Annotated[Whole, Field(ge=0, le=2_000_000_000)] = 0  # + 2 · MOST: still 31 bits
+    max_steps: Count | None = None
+    data: Existing | None = None
+    selection: Count = 1000
+    heldout_rows: Count = 4000
+    batch_size: Count = 256
+
+    @model_validator(mode="after")
+    def _data_for_rows(self) -> Self:
+        if self.data is None and (given := self.model_fields_set.intersection(OF_DATA)):
+            raise ValueError(f"`{min(given)}` is of the rows of `data`, and there are none")
+        return self
+
+
+def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
+    del newest  # the model is the user's function
+    settings = parse(GymnasiumArgs, args)
+    build = find_function(settings.model)  # it may register an environment
+    make_one = partial(_make, settings, _library())
+    first = make_one()
+    policy = _policy(settings, first.action_space)
+    read, blank = _reading(settings, first.observation_space)
+    player = Player(make_one, read, blank, policy, [first])
+    start = settings.seed0
+    functions: dict[str, Callable[..., Any]] = {
+        "build_model": lambda: build(**settings.model_args),
+        "score_parts": lambda: range(start, start + settings.episodes),
+        "heldout_parts": lambda: range(start + MOST, start + MOST + settings.heldout),
+        "scores": player.play,
+    }
+    if settings.data is not None:
+        functions |= _of_data(settings, policy, blank)
+    notes = []
+    if first.spec is not None and first.spec.max_episode_steps is None:
+        notes.append(
+            f"{settings.env}: has no limit of steps that gymnasium knows; if an episode may "
+            "never end, set args.max_steps"
+        )
+    return Ready(functions, () if settings.data is None else (settings.data,), tuple(notes))
+
+
+def _library() -> Any:
+    try:
+        import gymnasium
+    except ImportError:
+        raise TaskError("task: gymnasium needs gymnasium: pip install gymnasium") from None
+    return gymnasium
+
+
+def _make(args: GymnasiumArgs, library: Any) -> Any:
+    options = dict(args.env_args)
+    if args.max_steps is not None:
+        options["max_episode_steps"] = args.max_steps
+    with user_code("gymnasium.make"):
+        try:
+            return library.make(args.env, disable_env_checker=True, **options)
+        except library.error.Error as error:  # names what is near, or what is to be installed
+            raise TaskError(f"args.env: {args.env}: {one_line(error)}") from error
+
+
+def _policy(args: GymnasiumArgs, space: Any) -> Policy:
+    """How actions are made; ConfigError if they cannot be made so."""
+    from gymnasium import spaces
+
+    fits: tuple[Kind, ...]
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
+        fits, size = ("continuous",), int(np.prod(space.shape))
+    elif isinstance(space, spaces.Discrete):
+        fits, size = ("argmax", "sample"), int(space.n)
+    else:
+        raise TaskError(
+            f"{args.env}: actions of {one_line(space)} have no ready-made policy; write a task.py"
+        )
+    kind = fits[0] if args.policy == "auto" else args.policy
+    if kind not in fits:
+        raise ConfigError(
+            f"args.policy: {args.env} has actions of {one_line(space)}, so it must be "
+            f"{' or '.join(fits)}, found {kind}"
+        )
+    if kind != "continuous":
+        if args.stretch:
+            raise ConfigError(f"args.stretch: {args.env} has no bounds, but {size} actions")
+        return Policy(args.env, kind, size, output=args.output, start=int(space.start))
+    low, high = (x.reshape(-1).astype(np.float32) for x in (space.low, space.high))
+    if args.stretch and not np.isfinite([low, high]).all():
+        raise ConfigError(f"args.stretch: {args.env} has actions without bounds, {one_line(space)}")
+    return Policy(
+        *(args.env, kind, size, space.shape, args.output), low=low, high=high, stretch=args.stretch
+    )
+
+
+def _reading(args: GymnasiumArgs, space: Any) -> tuple[Reading, NDArray[Any]]:
+    """An observation as the model sees it, and a blank one."""
+    from gymnasium import spaces
+
+    if args.flatten:
+        size = spaces.flatdim(space)
+        return lambda seen: spaces.flatten(space, seen), np.zeros(size, np.float32)
+    if isinstance(space, spaces.Discrete):
+        return np.asarray, np.zeros((), np.int64)
+    if isinstance(space, spaces.Box):
+        return np.asarray, np.zeros(space.shape, np.float32)
+    raise ConfigError(
+        f"args.flatten: {args.env} has observations of {one_line(space)}; "
+        "flatten: true makes one vector of each"
+    )
+
+
+# ---- recorded actions, for a loss --------------------------------------------------------------
+
+
+def _of_data(
+    args: GymnasiumArgs, policy: Policy, blank: NDArray[Any]
+) -> dict[str, Callable[..., Any]]:
+    """Functions of a loss on rows that were recorded; the first half of them is to choose by.
+
+    Halves, as steps that follow each other are alike: drawn at random, every row that is reported
+    would have a neighbour among those that choose.
+    """
+    assert args.data is not None
+    observations, actions = open_arrays(args.data, "observations", "actions")
+    if observations.shape[1:] != blank.shape:
+        raise TaskError(
+            f"{args.data}: observations: have shape {list(observations.shape[1:])}, those of "
+            f"{args.env} {list(blank.shape)}"
+        )
+    wanted = _targets(args, policy, actions)
+    half = len(observations) // 2
+    if half == 0:
+        raise TaskError(f"{args.data}: one row cannot both choose and be reported")
+    rows = {
+        "selection_data": _drawn(range(half), args.selection),
+        "heldout_data": _drawn(range(half, len(observations)), args.heldout_rows),
+    }
+
+    def batch(some: Sequence[int]) -> Batch:
+        seen = observations[np.asarray(some)].astype(blank.dtype)
+        return {
+            "observations": torch.from_numpy(seen),
+            "targets": wanted[torch.tensor(some)],
+            "targets_per_row": float(wanted[0].numel()),
+        }
+
+    def predict(model: nn.Module, batch: Batch) -> Tensor:
+        return policy.outputs(model, batch["observations"])
+
+    batches = {name: LazyBatches.of(args.batch_size, batch, some) for name, some in rows.items()}
+    functions: dict[str, Callable[..., Any]] = {
+        name: partial(batches.__getitem__, name) for name in rows
+    }
+    functions |= {"loss": loss, "predict": predict}
+    return functions if policy.kind == "continuous" else functions | {"targets": targets}
+
+
+def _targets(args: GymnasiumArgs, policy: Policy, actions: NDArray[Any]) -> Tensor:
+    """[n, size] of a continuous policy, else [n]: the number of each action among all."""
+    if policy.kind == "continuous":
+        if actions[0].size != policy.size or actions.dtype.kind not in "fiu":
+            raise TaskError(
+                f"{args.data}: actions: must be {policy.size} numbers each, as those of "
+                f"{args.env}, found {actions.dtype} {list(actions.shape[1:])}"
+            )
+        return torch.from_numpy(actions.reshape(len(actions), -1).astype(np.float32))
+    if actions.size != len(actions) or actions.dtype.kind not in "iu":
+        raise TaskError(
+            f"{args.data}: actions: must be whole numbers, one per row, found {actions.dtype} "
+            f"{list(actions.shape)}"
+        )
+    found = actions.reshape(-1).astype(np.int64) - policy.start
+    if found.min() < 0 or found.max() >= policy.size:
+        row = int(np.argmax((found < 0) | (found >= policy.size)))
+        raise TaskError(
+            f"{args.data}: actions: row {row + 1}: {actions.reshape(-1)[row]} is no action of "
+            f"{args.env}"
+        )
+    return torch.from_numpy(found)
+
+
+def _drawn(rows: range, count: int) -> list[int]:
+    """At most so many, in no order, always the same."""
+    order: list[int] = np.random.default_rng(0).permutation(rows)[:count].tolist()
+    return order

@@ -1,0 +1,360 @@
+"""`task: gymnasium`: a policy judged by what it earns, with YAML alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from sewa_cli.errors import ConfigError, SewaError, TaskError, UserCodeError
+from sewa_cli.task import Task, load_task
+from sewa_cli.task.ready import episodes
+
+gymnasium = pytest.importorskip("gymnasium")
+
+POLICIES = """
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+class Walk(gymnasium.Env):
+    '''A point is to stay near 0; an episode ends when it has gone too far.'''
+
+    action_space = spaces.Box(-2, 4, (1, 1), np.float32)
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def __init__(self, far=5.0, actions=None, observations=None):
+        self.far = far
+        self.action_space = actions or self.action_space
+        self.observation_space = observations or self.observation_space
+        self.taken = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.at, self.taken = self.np_random.normal(size=2), []
+        return self.at, {}
+
+    def step(self, action):
+        self.taken.append(action)
+        assert action.shape == (1, 1) and action.dtype == np.float32
+        if abs(action) > 1e6:
+            raise OverflowError("too far")
+        self.at = self.at + 0.1 * action.item() + 0.3 * self.np_random.normal(size=2)
+        return self.at, -abs(self.at[0]), bool(abs(self.at[0]) > self.far), False, {}
+
+def register(name, **options):
+    if name not in gymnasium.registry:
+        gymnasium.register(name, Walk, **options)
+
+register("Walk-v0", max_episode_steps=30)
+register("Endless-v0")
+register("Free-v0", max_episode_steps=9, kwargs={"actions": spaces.Box(-np.inf, np.inf, (1, 1))})
+register("Many-v0", kwargs={"actions": spaces.MultiDiscrete([2, 3])})
+register("Pair-v0", kwargs={"observations": spaces.Dict({"at": Walk.observation_space})})
+
+def linear(inputs=4, outputs=2):
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs)
+
+class Pair(nn.Linear):
+    def forward(self, observations):
+        values = super().forward(observations)
+        return {"logits": values, "value": values[:, 0], "both": (values, values)}
+
+def pair(inputs=4, outputs=2):
+    torch.manual_seed(0)
+    return Pair(inputs, outputs)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    path, known = list(sys.path), set(gymnasium.registry)
+    yield
+    sys.path[:] = path
+    sys.modules.pop("policies", None)
+    for name in set(gymnasium.registry) - known:
+        del gymnasium.registry[name]
+
+
+@pytest.fixture
+def args(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "policies.py").write_text(POLICIES)
+    return {"env": "CartPole-v1", "model": f"{tmp_path / 'policies.py'}:linear"}
+
+
+def walk(args: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return args | {"env": "Walk-v0", "model_args": {"inputs": 2, "outputs": 1}} | more
+
+
+def scores(task: Task, parts: list[int], model: nn.Module | None = None) -> list[dict[str, float]]:
+    assert task.scoring is not None
+    return task.scoring.score(model or task.build_model().eval(), parts)
+
+
+def played(env: Any, seed: int, act: Any) -> dict[str, float]:
+    """One episode, by itself."""
+    observation, _ = env.reset(seed=seed)
+    total, length, over = 0.0, 0, False
+    while not over:
+        with torch.no_grad():
+            action = act(torch.tensor(observation[None], dtype=torch.float32))
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, length, over = total + float(reward), length + 1, terminated or truncated
+    return {"return": total, "length": length}
+
+
+def test_a_policy_needs_no_data_and_its_episodes_are_apart(args: dict[str, Any]) -> None:
+    task = load_task("gymnasium", args | {"seed0": 7})
+    assert not task.has_loss
+    assert task.scoring is not None
+    assert task.scoring.at_once
+    assert task.scoring.parts is not None
+    assert task.scoring.heldout is not None
+    parts, heldout = task.scoring.parts.list(), task.scoring.heldout.list()
+    assert parts == list(range(7, 507))
+    assert len(heldout) == 100
+    assert not {*parts} & {*heldout}
+    more = load_task("gymnasium", args | {"seed0": 7, "episodes": 1_000_000}).scoring
+    assert more is not None
+    assert more.parts is not None
+    assert more.heldout is not None
+    assert heldout == more.heldout.list()  # whatever it is chosen by
+    assert heldout[0] > more.parts.list()[-1]
+
+
+def test_discrete_actions_are_the_largest_outputs(args: dict[str, Any]) -> None:
+    task = load_task("gymnasium", args)
+    model = task.build_model()
+    seeds = list(range(40))  # more than are played side by side
+    env = gymnasium.make("CartPole-v1")
+    expected = [played(env, seed, lambda x: int(model(x).argmax())) for seed in seeds]
+    assert scores(task, seeds, model) == expected
+    assert scores(task, seeds[::-1], model) == expected[::-1]
+    assert scores(task, [3], model) == [expected[3]]
+    assert len({one["length"] for one in expected}) > 3
+
+
+def test_sampled_actions_are_drawn_by_the_episodes_own_seed(args: dict[str, Any]) -> None:
+    task = load_task("gymnasium", args | {"policy": "sample"})
+    model = task.build_model()
+    first = scores(task, list(range(20)), model)
+    assert scores(task, [12, 5], model) == [first[12], first[5]]
+    sure = nn.Linear(4, 2)
+    nn.init.zeros_(sure.weight)
+    sure.bias = nn.Parameter(torch.tensor([0.0, -torch.inf]))  # an action that is ruled out
+    always = played(gymnasium.make("CartPole-v1"), 3, lambda _: 0)
+    assert scores(task, [3], sure) == [always]
+    even = scores(task, list(range(100)), _constant(torch.zeros(2)))
+    assert 18 < np.mean([one["length"] for one in even]) < 26  # of a coin: about 22
+
+
+def _constant(bias: torch.Tensor) -> nn.Module:
+    model = nn.Linear(4, len(bias))
+    nn.init.zeros_(model.weight)
+    model.bias = nn.Parameter(bias)
+    return model
+
+
+@pytest.mark.parametrize("stretch", [False, True])
+def test_continuous_actions_are_clipped_or_stretched_to_the_bounds(
+    args: dict[str, Any], stretch: bool
+) -> None:
+    task = load_task("gymnasium", walk(args, stretch=stretch))
+    model = task.build_model()
+
+    def act(x: torch.Tensor) -> Any:
+        output = model(x).numpy().reshape(1, 1)
+        return np.clip(output * 3 + 1 if stretch else output, -2, 4)
+
+    env = gymnasium.make("Walk-v0")
+    for seed, found in enumerate(scores(task, [0, 1, 2], model)):
+        assert found == pytest.approx(played(env, seed, act), rel=1e-4)
+    limited = load_task("gymnasium", walk(args, max_steps=4, env_args={"far": 100.0}))
+    assert [one["length"] for one in scores(limited, [0, 1])] == [4, 4]
+
+
+def test_flattened_and_numbered_observations(args: dict[str, Any]) -> None:
+    lake = args | {"env": "FrozenLake-v1", "model_args": {"inputs": 16, "outputs": 4}}
+    flat = load_task("gymnasium", lake | {"flatten": True})
+    numbered = load_task("gymnasium", lake)
+    linear = flat.build_model()
+    assert isinstance(linear, nn.Linear)
+    table = nn.Embedding(16, 4, _weight=(linear.weight.T + linear.bias).detach())
+    assert scores(flat, [0, 1, 2], linear) == scores(numbered, [0, 1, 2], table)
+
+
+@pytest.mark.parametrize("output", ["logits", None, "both", "values", 0])
+def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> None:
+    several = args | {"model": args["model"].replace("linear", "pair")}
+    task = load_task("gymnasium", several | ({} if output is None else {"output": output}))
+    said = {
+        None: r"must give one tensor, found a dict of 'logits', 'value', 'both'; .*args\.output",
+        "both": r"must give one tensor, found tuple of 2",
+        "values": r"args\.output: the model has no output 'values', found a dict of 'logits'",
+        0: r"args\.output: the model has no output 0",
+    }
+    if output == "logits":
+        assert scores(task, [0, 1]) == scores(load_task("gymnasium", args), [0, 1])
+        return
+    with pytest.raises(TaskError, match=said[output]):
+        scores(task, [0, 1])
+
+
+def test_recorded_actions_give_a_loss(args: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    seen, done = random.standard_normal((60, 2)), random.uniform(-2, 4, (60, 1, 1))
+    np.savez(tmp_path / "walk.npz", observations=seen, actions=done)
+    settings = walk(args, data=tmp_path / "walk.npz", selection=20, batch_size=8, stretch=True)
+    task = load_task("gymnasium", settings)
+    assert task.has_loss
+    assert task.files == (tmp_path / "walk.npz",)
+    assert task.heldout_data is not None
+    model = task.build_model()
+    chosen, reported = (
+        [tuple(row.tolist()) for batch in data for row in batch["observations"]]
+        for data in (task.selection_data, task.heldout_data)
+    )
+    assert (len(chosen), len(reported)) == (20, 30)
+    rows = [tuple(row) for row in seen.astype(np.float32).tolist()]
+    assert {*chosen} < {*rows[:30]}
+    assert {*reported} == {*rows[30:]}
+    batch = next(iter(task.selection_data))
+    with torch.no_grad():
+        wanted = model(batch["observations"]) * 3 + 1
+        told = float(task.loss(task.predict(model, batch), batch))
+    assert told == pytest.approx(float(F.mse_loss(wanted, batch["targets"])), rel=1e-5)
+
+    pole = {"observations": random.standard_normal((60, 4)), "actions": np.arange(60) % 2}
+    np.savez(tmp_path / "pole.npz", **pole)  # type: ignore[arg-type]
+    task = load_task("gymnasium", args | {"data": tmp_path / "pole.npz"})
+    model = task.build_model()
+    [batch] = task.selection_data
+    with torch.no_grad():
+        told = float(task.loss(task.predict(model, batch), batch))
+        expected = F.cross_entropy(model(batch["observations"]), batch["targets"])
+    assert told == pytest.approx(float(expected), rel=1e-5)
+    assert task.targets is not None
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"observations": np.zeros((9, 3))}, "observations: have shape [3], those of CartPole-v1"),
+        ({"actions": np.zeros(9)}, "actions: must be whole numbers, one per row, found float64"),
+        ({"actions": np.full(9, 2)}, "actions: row 1: 2 is no action of CartPole-v1"),
+        ({"observations": np.zeros((1, 4)), "actions": np.zeros(1, int)}, "one row cannot both"),
+    ],
+)
+def test_recorded_actions_that_do_not_fit_are_told(
+    args: dict[str, Any], tmp_path: Path, arrays: dict[str, Any], said: str
+) -> None:
+    fitting = {"observations": np.zeros((9, 4)), "actions": np.zeros(9, int)}
+    np.savez(tmp_path / "pole.npz", **fitting | arrays)
+    with pytest.raises(TaskError) as caught:
+        load_task("gymnasium", args | {"data": tmp_path / "pole.npz"})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"env": "CartPool-v1"},
+            "args.env: CartPool-v1: Environment `CartPool` doesn't exist. Did ",
+        ),
+        ({"env": "CartPole-v7"}, "Environment version `v7` for environment `CartPole` doesn't"),
+        ({"env": "nowhere:Env-v0"}, "No module named 'nowhere'"),
+        ({"env_args": {"size": 3}}, "gymnasium.make() raised TypeError"),
+        ({"env": "Many-v0"}, "actions of MultiDiscrete([2 3]) have no ready-made policy; write a"),
+        ({"env": "Pair-v0"}, "args.flatten: Pair-v0 has observations of Dict('at'"),
+        ({"policy": "continuous"}, "args.policy: CartPole-v1 has actions of Discrete(2), so it "),
+        ({"env": "Walk-v0", "policy": "sample"}, "so it must be continuous, found sample"),
+        ({"env": "Free-v0", "stretch": True}, "args.stretch: Free-v0 has actions without bounds"),
+        ({"stretch": True}, "args.stretch: CartPole-v1 has no bounds, but 2 actions"),
+        ({"episodes": 0}, "args.episodes: "),
+        ({"episodes": 2_000_000}, "args.episodes: "),
+        ({"seed0": -1}, "args.seed0: "),
+        ({"selection": 10}, "`selection` is of the rows of `data`, and there are none"),
+        ({"model": "policies"}, "args.model: must look like"),
+        ({"data": "none.npz"}, "args.data: none.npz: no such file"),
+    ],
+)
+def test_wrong_args_are_told_in_one_line(
+    args: dict[str, Any], change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SewaError) as caught:
+        load_task("gymnasium", args | change)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_gymnasium_that_is_missing_is_told(
+    args: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "policies.py").write_text("def linear(): ...\n")
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(TaskError, match="pip install gymnasium"):
+        load_task("gymnasium", args)
+
+
+def test_an_environment_without_a_limit_is_noted(args: dict[str, Any]) -> None:
+    assert load_task("gymnasium", walk(args)).notes == ()
+    [note] = load_task("gymnasium", walk(args, env="Endless-v0")).notes
+    assert "args.max_steps" in note
+    assert load_task("gymnasium", walk(args, env="Endless-v0", max_steps=5)).notes == ()
+
+
+def test_a_model_that_does_not_fit_the_environment_is_told(args: dict[str, Any]) -> None:
+    task = load_task("gymnasium", args)
+    with pytest.raises(TaskError) as caught:
+        scores(task, [0], nn.Linear(3, 2))
+    start = "CartPole-v1: the model does not take its observations, float32 [32, 4]: mat1"
+    assert str(caught.value).startswith(start)
+    with pytest.raises(
+        TaskError, match=r"must give \[32, 2\], a number for each .*found \[32, 3\]"
+    ):
+        scores(task, [0], nn.Linear(4, 3))
+    broken = nn.Linear(4, 2)
+    nn.init.constant_(broken.bias, torch.nan)
+    with pytest.raises(TaskError, match="seed 5, step 1: the model's output is NaN or infinite"):
+        scores(task, [5], broken)
+
+
+def test_an_environment_that_raises_is_the_users(args: dict[str, Any]) -> None:
+    task = load_task("gymnasium", walk(args, env="Free-v0"))
+    wild = nn.Linear(2, 1)
+    nn.init.constant_(wild.bias, 1e7)
+    with pytest.raises(UserCodeError, match=r"scores\(\) raised OverflowError: too far"):
+        scores(task, [1], wild)
+
+
+def test_environments_are_made_once(args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(episodes, "SIDE_BY_SIDE", 3)
+    made: list[str] = []
+    make = gymnasium.make
+
+    def counted(name: str, **options: Any) -> Any:
+        made.append(name)
+        return make(name, **options)
+
+    monkeypatch.setattr(gymnasium, "make", counted)
+    task = load_task("gymnasium", args)
+    for _ in range(2):
+        assert len(scores(task, list(range(7)))) == 7
+    assert len(made) == 3
+
+
+def test_config_faults_are_reported_together(args: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_task("gymnasium", args | {"episodes": 0, "polcy": "argmax", "seed0": True})
+    assert len(str(caught.value).splitlines()) == 3
