@@ -118,7 +118,7 @@ def left_by(path: Path, command: list[str]) -> dict[str, Any] | None:
     return kept if kept.get("command") == command else None
 
 
-def keep(path: Path, found: dict[str, Any]) -> None:
+def keep(path: Path, found: Any) -> None:
     new = path.with_suffix(".tmp")
     new.write_text(json.dumps(found, indent=1) + "\n")
     new.replace(path)

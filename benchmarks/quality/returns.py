@@ -1,0 +1,281 @@
+"""Does it pay to choose by the return itself? Policies cloned from Hopper and LunarLander.
+
+`python benchmarks/quality/returns.py` trains sample_configs/behavior_cloning five ways with three
+seeds each, 1,000 checkpoints a run, lets every solver that chooses by a metric choose by episodes,
+and plays what they chose for 100 episodes that nothing was chosen by. Hours on one core; it may be
+stopped and started again at any time. It needs `make data`.
+
+    python benchmarks/quality/returns.py --settings lunarlander-medium --seeds 3
+    python benchmarks/quality/returns.py --budgets 500
+    python benchmarks/quality/returns.py --tables              only what there is, nothing new
+    python benchmarks/quality/returns.py --tables --plot docs/returns.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from plan import REPORTED, SAMPLES
+from running import keep
+
+HOME = SAMPLES / "behavior_cloning"
+RESULTS = Path(__file__).with_name("returns.json")
+SETTINGS = {
+    "hopper-medium": ("hopper-medium", "0.0003"),
+    "hopper-medium at rate 0.003": ("hopper-medium", "0.003"),
+    "hopper-medium-expert": ("hopper-medium-expert", "0.0003"),
+    "hopper-medium-expert at rate 0.003": ("hopper-medium-expert", "0.003"),
+    "lunarlander-medium": ("lunarlander-medium", "0.0003"),
+}
+SOLVERS = {"race": 0, "reinforce": 10, "cross-entropy": 10}  # and K; 0: auto
+SIMPLE = (("last", None), ("uniform", None), ("ema", None), ("latest", 10), ("lawa", 10))
+BY_LOSS = "default by loss"
+COLUMNS = ("last", "uniform", "ema", "latest K=10", "lawa K=10", "greedy by loss", BY_LOSS)
+PARTS = 4000  # episodes to choose by; a search sees a part at most once for each average
+
+
+def train(setting: str, seed: int, folder: Path) -> Path:
+    data, rate = SETTINGS[setting]
+    where = folder / setting / f"seed-{seed}"
+    if not (where / "done").exists():
+        where.mkdir(parents=True, exist_ok=True)
+        for file in (where / "ckpts").glob("*"):
+            file.unlink()
+        command = [sys.executable, str(HOME / "train.py"), "--data", data, "--rate", rate]
+        subprocess.run([*command, "--seed", str(seed), "--out", str(where / "ckpts")], check=True)
+        (where / "done").touch()
+    return where / "ckpts"
+
+
+class Study:
+    """One run, opened once: its references, and what each solver chooses at each budget."""
+
+    def __init__(self, setting: str, seed: int, checkpoints: Path) -> None:
+        from sewa_cli.commands.select import open_run
+        from sewa_cli.events import Events
+        from sewa_cli.session.extensions import load_settings
+        from sewa_cli.session.metric import Metric
+        from sewa_cli.task import load_task
+
+        os.chdir(HOME)
+        data, _ = SETTINGS[setting]
+        flags = {
+            "checkpoints": (checkpoints,),
+            "K": "auto",
+            "seed": seed,
+            "objective.metric": "return",
+            "args.score_episodes": PARTS,
+            "args.data": data,
+        }
+        config = load_settings(Path("sewa.yaml"), flags)
+        task = load_task(str(config.task), config.args)
+        self.run = open_run(config, task, Events())
+        self.run.read()
+        self.metric = Metric(self.run)
+        self._evaluate = self.metric.board.evaluate
+        self._known: dict[Any, Any] = {}
+        self._played: dict[Any, list[float]] = {}
+        self._chosen: dict[int, Any] = {}
+
+    def by_loss(self, K: int) -> Any:
+        if K not in self._chosen:
+            problem = self.metric.problem()
+            assert problem.by_loss is not None
+            self._chosen[K] = problem.by_loss(K)
+        return self._chosen[K]
+
+    def choose(self, solver: str, K: int, budget: int) -> Any:
+        """As `sewa select --metric return --solver … --budget …` does it, with what is known."""
+        from dataclasses import replace
+
+        from sewa_cli.objective.board import Board
+        from sewa_cli.session.extensions import make_solver
+
+        old = self.metric.board
+        self.metric.board = Board(
+            *(old.parts, self._recalling, old.events, old.weights, budget), at_once=old.at_once
+        )
+        problem = replace(self.metric.problem(), by_loss=self.by_loss)
+        return make_solver(self.run.session.config, solver).choose(problem, K)
+
+    def _recalling(self, asked: Sequence[Any], until: float | None) -> Iterator[tuple[int, Any]]:
+        """An episode of an average is the same each time, and need not be played again."""
+        left = []
+        for place, one in enumerate(asked):
+            known = [self._known.get((one.average, part)) for part in one.parts]
+            if None in known:
+                left.append(place)
+            else:
+                yield place, known
+        for at, answer in self._evaluate([asked[place] for place in left], until):
+            one = asked[left[at]]
+            if isinstance(answer, list):
+                for part, loss in zip(one.parts, answer, strict=True):
+                    self._known[one.average, part] = loss
+            yield left[at], answer
+
+    def play(self, coefficients: Sequence[float]) -> list[float]:
+        """Returns of the held-out episodes."""
+        average = tuple(coefficients)
+        if average not in self._played:
+            scores = self.metric.score_heldout(average)
+            assert scores is not None
+            self._played[average] = [score["return"] for score in scores]
+        return self._played[average]
+
+    def greedy(self) -> list[float]:
+        from sewa_cli.comparison.evaluator import Evaluator
+        from sewa_cli.methods import parse_one
+
+        evaluator = Evaluator(self.run)
+        return parse_one("greedy")(evaluator.proposing, None)[0]
+
+
+def study(setting: str, seed: int, folder: Path, budgets: Sequence[int], file: Path) -> None:
+    from sewa_cli.methods import Run, parse_one
+    from sewa_cli.text import with_K
+
+    results = json.loads(file.read_text()) if file.exists() else []
+    done = {(r["setting"], r["seed"], r["column"], r["budget"]) for r in results}
+    wanted = [(name, None) for name in COLUMNS]
+    wanted += [(solver, budget) for budget in budgets for solver in SOLVERS]
+    wanted = [one for one in wanted if (setting, seed, *one) not in done]
+    if not wanted:
+        return
+    opened = Study(setting, seed, train(setting, seed, folder))
+    k, simple = opened.run.trajectory.k, {with_K(*one): one for one in SIMPLE}
+
+    def add(column: str, budget: int | None, returns: list[float], **more: Any) -> None:
+        row = {"setting": setting, "seed": seed, "column": column, "budget": budget}
+        results.append({**row, **_summed("", returns), **more})
+        keep(file, results)
+        at = time.strftime("%H:%M:%S")
+        sys.stderr.write(f"{at} {setting} {seed} {column} {budget}: {mean(returns):.0f}\n")
+
+    for column, budget in wanted:
+        if column in simple:
+            name, K = simple[column]
+            add(column, None, opened.play(parse_one(name)(Run(k), K)[0]))
+        elif column == "greedy by loss":
+            add(column, None, opened.play(opened.greedy()))
+        elif column == BY_LOSS:
+            add(column, None, opened.play(opened.by_loss(0).coefficients))
+        else:
+            assert budget is not None
+            choice = opened.choose(column, SOLVERS[column], budget)
+            outcome = choice.outcome
+            add(
+                column,
+                budget,
+                opened.play(choice.coefficients),
+                crowned=outcome.crowned,
+                evidence=min(outcome.evidence, 1e9),
+                leader=outcome.leader.label,
+                **_summed("leader_", opened.play(outcome.leader.average)),
+                evaluations=opened.metric.board.spent,
+            )
+
+
+def _summed(prefix: str, returns: Sequence[float]) -> dict[str, float]:
+    error = stdev(returns) / len(returns) ** 0.5
+    return {f"{prefix}return": round(mean(returns), 2), f"{prefix}error": round(error, 2)}
+
+
+def rows_of(file: Path) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
+    """(setting, column) → seed → the result."""
+    found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
+    for row in json.loads(file.read_text()):
+        column = row["column"] if row["budget"] is None else f"{row['column']} {row['budget']:,}"
+        found.setdefault((row["setting"], column), {})[row["seed"]] = row
+    return found
+
+
+def tables(file: Path) -> str:
+    """Mean return over seeds, its standard error, and against the default by loss, paired."""
+    found, lines = rows_of(file), []
+    columns = list(dict.fromkeys(column for _, column in found))
+    columns.sort(key=lambda c: (c not in COLUMNS, COLUMNS.index(c) if c in COLUMNS else 0))
+    for setting in SETTINGS:
+        here = {column: found[setting, column] for column in columns if (setting, column) in found}
+        if not here:
+            continue
+        base = here.get(BY_LOSS, {})
+        lines += [f"**{setting}**", ""]
+        lines += ["| | return | against the default by loss | seeds | crowned | its leader |"]
+        lines += ["|---|---:|---:|---:|---:|---:|"]
+        for column, runs in here.items():
+            returns = {seed: run["return"] for seed, run in runs.items()}
+            gains = [returns[s] - base[s]["return"] for s in returns if s in base]
+            gain = "" if column == BY_LOSS or not gains else f"{mean(gains):+.0f}{_error(gains)}"
+            known = [run["crowned"] for run in runs.values() if "crowned" in run]
+            crowned = f"{sum(map(bool, known))} of {len(known)}" if known else ""
+            leads = [
+                run["leader_return"] - base[s]["return"]
+                for s, run in runs.items()
+                if "leader_return" in run and s in base
+            ]
+            lead = f"{mean(leads):+.0f}{_error(leads)}" if leads else ""
+            value = f"{mean(returns.values()):.0f}{_error(list(returns.values()))}"
+            lines.append(f"| {column} | {value} | {gain} | {len(runs)} | {crowned} | {lead} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _error(values: Sequence[float]) -> str:
+    return f" ± {stdev(values) / len(values) ** 0.5:.0f}" if len(values) > 1 else ""
+
+
+def plot(file: Path, picture: Path) -> None:
+    from matplotlib.figure import Figure
+
+    found = rows_of(file)
+    settings = [s for s in SETTINGS if (s, BY_LOSS) in found]
+    figure = Figure(figsize=(9, 2.6 * len(settings)), layout="constrained")
+    for axes, setting in zip(
+        figure.subplots(len(settings), 1, squeeze=False)[:, 0], settings, strict=True
+    ):
+        columns = [column for s, column in found if s == setting]
+        for n, column in enumerate(columns):
+            returns = [run["return"] for run in found[setting, column].values()]
+            axes.plot(returns, [n] * len(returns), "o", mfc="white", mec="black", ms=5)
+            axes.plot([mean(returns)], [n], "D", color="black", ms=6)
+        axes.set_yticks(range(len(columns)), columns, fontsize=8)
+        axes.invert_yaxis()
+        axes.set_title(setting, loc="left", fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("held-out return: each seed, and their mean")
+    figure.savefig(picture, dpi=110)
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    asked.add_argument("--folder", type=Path, default=Path("returns-dir"))
+    asked.add_argument("--results", type=Path, default=RESULTS)
+    asked.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    asked.add_argument("--seeds", nargs="+", type=int, default=list(REPORTED))
+    asked.add_argument("--budgets", nargs="+", type=int, default=[500, 2000, 5000])
+    asked.add_argument("--tables", action="store_true", help="only what there is")
+    asked.add_argument("--plot", type=Path)
+    args = asked.parse_args()
+    folder, results = args.folder.resolve(), args.results.resolve()
+    picture = args.plot.resolve() if args.plot else None
+    if not args.tables:
+        for seed in args.seeds:
+            for setting in args.settings:
+                study(setting, seed, folder, args.budgets, results)
+    sys.stdout.write(tables(results))
+    if picture is not None:
+        plot(results, picture)
+
+
+if __name__ == "__main__":
+    main()
