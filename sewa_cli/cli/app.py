@@ -156,7 +156,8 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
 
 @command(
-    f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
+    f"ckpts {SPAN} nonfinite state_key task metric methods budgets effort workers part_timeout "
+    "fast solver solver_from "
     "windows stride methods_from bn output_best best_report output_dtype force plot "
     f"html log {DATA} config sets memory cache ranks device seed {TALK}"
 )
@@ -170,6 +171,9 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     in_windows = config.compare.windows is not None
     if "compare.stride" in request.flags and not in_windows:
         raise ConfigError("--stride needs windows: say how large they are, --windows 100")
+    if config.objective.metric and (in_windows or config.compare.fast):
+        flag = "--windows" if in_windows else "--fast"
+        raise ConfigError(f"{flag}: works by the loss; leave out --metric, or {flag}")
     if in_windows and are_several():
         raise ConfigError("--windows: is worked out by one rank; leave out --ranks")
     if output_best is not None and in_windows:

@@ -112,7 +112,7 @@ def _scores(
             selection=_score(metric, metric.board.mean(average)),
             heldout=_score(metric, float(losses[name][kept].mean())) if kept.any() else None,
             interval=intervals.get(name),
-            others=_others(heldout[name], metric.name),
+            others=metric.means_of_others(heldout[name] or ()),
         )
         for name, average in shown.items()
     }
@@ -121,17 +121,6 @@ def _scores(
 def _score(metric: Metric, loss: float) -> float | None:
     known = finite(loss)
     return None if known is None else metric.score(known)
-
-
-def _others(scores: Sequence[Score] | None, metric: str) -> dict[str, float | None] | None:
-    """Means of what else score() gives."""
-    names = {name for score in scores or () for name in score if name not in ("", metric)}
-    found = {
-        name: finite(sum(score.get(name, 0.0) for score in scores or ()) / len(scores or ()))
-        for name in sorted(names)
-        if all(name in score for score in scores or ())
-    }
-    return found or None
 
 
 def _gain(other: Tensor, own: Tensor, over: str, seed: int) -> MetricGain:

@@ -211,7 +211,8 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     tiles = []
     if best is not None:
         named = with_K(best.method, best.K)
-        tiles.append(Tile("lowest held-out loss", best.heldout_loss, _interval(best.interval)))
+        value, interval = best.held
+        tiles.append(Tile(sentences.measured(report), value, _interval(interval)))
         tiles.append(Tile("by", named, f"{best.size} of {report.k} checkpoints"))
         ties = sum(row.mark == "tie" for row in report.rows)
         tiles.append(Tile("cannot be told apart", f"{ties} of {len(report.rows) - 1}", "others"))
@@ -220,7 +221,8 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     headline = "No winner"
     if best is not None and not said.startswith("no winner"):
         name_of_best = with_K(best.method, best.K)
-        headline = f"{name_of_best} {'wins' if report.winner else 'has the lowest held-out loss'}"
+        has = f"has the {sentences.measured(report)}"
+        headline = f"{name_of_best} {'wins' if report.winner else has}"
     found = tables.compare(report).parts[0][1]
     assert isinstance(found, list)
     marks = [row.mark for row in report.rows]
@@ -265,6 +267,8 @@ def _lowest_rows(report: Comparison) -> tuple[Comparison, list[Words]]:
     def loss(place: int) -> float:
         row = report.rows[place]
         found = row.heldout_loss if heldout else row.selection_loss
+        if report.judged and row.held[0] is not None:
+            found = row.held[0] if report.judged.goal == "min" else -row.held[0]
         return inf if found is None or place == report.best else found
 
     by_loss = sorted(range(count), key=loss)[: most - 1]
