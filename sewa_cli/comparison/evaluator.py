@@ -92,8 +92,8 @@ def _by_metric(metric: Metric, coefficients: Sequence[float]) -> Scored:
     scores = metric.score_heldout(tuple(coefficients))
     if scores is None:
         raise ConfigError(
-            f"--metric {metric.name}: compare needs held-out parts: define heldout_parts(**args), or "
-            "list four parts or more to choose by"
+            f"--metric {metric.name}: compare needs held-out parts: define heldout_parts(**args), "
+            "or list four parts or more to choose by"
         )
     losses = metric.heldout_losses(scores)
     units = UnitLosses(losses, torch.ones_like(losses), losses)
