@@ -166,7 +166,7 @@ def study(setting: str, seed: int, folder: Path, budgets: Sequence[int], file: P
 
     results = json.loads(file.read_text()) if file.exists() else []
     done = {(r["setting"], r["seed"], r["column"], r["budget"]) for r in results}
-    wanted = [(name, None) for name in COLUMNS]
+    wanted: list[tuple[str, int | None]] = [(name, None) for name in COLUMNS]
     wanted += [(solver, budget) for budget in budgets for solver in SOLVERS]
     wanted = [one for one in wanted if (setting, seed, *one) not in done]
     if not wanted:
@@ -230,9 +230,8 @@ def tables(file: Path) -> str:
             continue
         base, digits = here.get(BY_LOSS, {}), SETTINGS[setting].digits
         lines += [f"**{setting}**", ""]
-        lines += [
-            f"| | {SETTINGS[setting].metric} | against the default by loss | seeds | crowned | its leader |"
-        ]
+        head = (SETTINGS[setting].metric, "against the default by loss", "seeds", "crowned")
+        lines += [f"| | {' | '.join(head)} | its leader |"]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for column, runs in here.items():
             returns = {seed: run["return"] for seed, run in runs.items()}
