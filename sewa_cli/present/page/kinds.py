@@ -128,6 +128,7 @@ def contest(report: Report, name: str | None) -> Chapter:
     assert found is not None
     written, scores = next(iter(found.scores.items()))
     verdict, best = by_metric.verdict(found), f"{found.goal}imise"
+    headline = "Nobody is crowned" if found.crowned is False else f"{written} was taken"
     tiles = [Tile(f"{found.metric} to choose by", scores.selection, f"to {best}")]
     if scores.heldout is not None:
         tiles.insert(
@@ -167,7 +168,7 @@ def contest(report: Report, name: str | None) -> Chapter:
         again(report, name),
     ]
     return Chapter(
-        headline=_first(verdict),
+        headline=headline,
         answer=f"{_file(report.output) or 'the average'} is `{written}`; {verdict}",
         sections=sections,
         tiles=tiles,
@@ -226,7 +227,8 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     found = tables.compare(report).parts[0][1]
     assert isinstance(found, list)
     marks = [row.mark for row in report.rows]
-    held = [] if report.heldout_rows is None else [_only_marks(report)]
+    is_held = report.heldout_rows is not None or report.judged is not None
+    held = [_only_marks(report)] if is_held else []
     drawn, fewer = _lowest_rows(report)
     sections = [
         *section(
@@ -283,8 +285,8 @@ def _only_marks(report: Comparison) -> Words:
     unit = report.unit or "rows"
     return Words(
         [
-            "★ has the lowest held-out loss; a tie (=) cannot be told apart from it by a paired "
-            f"bootstrap over {unit} that holds for all pairs at once."
+            f"★ has the {sentences.measured(report)}; a tie (=) cannot be told apart from it by a "
+            f"paired bootstrap over {unit} that holds for all pairs at once."
         ]
     )
 

@@ -315,7 +315,9 @@ def _explain(points: Sequence[_Point]) -> list[Line2D]:
     marks = {point.row.mark for point in points}
     keys = []
     if "best" in marks:
-        keys.append(_key("lowest held-out loss", color="black", marker="*", ms=11))
+        by_loss = all(point.row.score is None for point in points)
+        best = "lowest held-out loss" if by_loss else "best held out"
+        keys.append(_key(best, color="black", marker="*", ms=11))
     if "tie" in marks:
         keys.append(_key("hollow: a tie with it", **_PLAIN, mfc="white"))
     if "worse" in marks:
