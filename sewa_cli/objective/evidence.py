@@ -15,10 +15,13 @@ so far, which makes E independent of the metric's unit.
 
 from __future__ import annotations
 
+from math import exp, log
+
 import torch
 from torch import Tensor
 
 SURE = 100.0  # E from which we speak of a winner: at most one in a hundred is none
+LARGEST = 700.0  # log E; a float holds no more
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # λ: large for clear differences, small for many parts
 
 
@@ -31,11 +34,9 @@ def evidence(differences: Tensor) -> float:
     u = d / squares.sqrt().clamp_min(1e-300)
     rates = torch.tensor(RATES, dtype=torch.float64)[:, None]
     x = rates * u
-    log_cosh = x.abs() + torch.nn.functional.softplus(-2 * x.abs()) - torch.log(torch.tensor(2.0))
+    log_cosh = x.abs() + torch.nn.functional.softplus(-2 * x.abs()) - log(2)
     logs = (x - log_cosh).sum(dim=1)
-    return float(
-        torch.exp((torch.logsumexp(logs, 0) - torch.log(torch.tensor(len(RATES)))).clamp_max(700.0))
-    )
+    return exp(min(float(torch.logsumexp(logs, 0)) - log(len(RATES)), LARGEST))
 
 
 def parts_needed(differences: Tensor) -> int | None:
