@@ -160,14 +160,21 @@ class Study:
         return parse_one("greedy")(evaluator.proposing, None)[0]
 
 
-def study(setting: str, seed: int, folder: Path, budgets: Sequence[int], file: Path) -> None:
+def study(
+    setting: str,
+    seed: int,
+    folder: Path,
+    budgets: Sequence[int],
+    solvers: Sequence[str],
+    file: Path,
+) -> None:
     from sewa_cli.methods import Run, parse_one
     from sewa_cli.text import with_K
 
     results = json.loads(file.read_text()) if file.exists() else []
     done = {(r["setting"], r["seed"], r["column"], r["budget"]) for r in results}
     wanted: list[tuple[str, int | None]] = [(name, None) for name in COLUMNS]
-    wanted += [(solver, budget) for budget in budgets for solver in SOLVERS]
+    wanted += [(solver, budget) for budget in budgets for solver in solvers]
     wanted = [one for one in wanted if (setting, seed, *one) not in done]
     if not wanted:
         return
@@ -285,6 +292,7 @@ def main() -> None:
     asked.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     asked.add_argument("--seeds", nargs="+", type=int, default=list(REPORTED))
     asked.add_argument("--budgets", nargs="+", type=int, default=[500, 2000, 5000])
+    asked.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=list(SOLVERS))
     asked.add_argument("--tables", action="store_true", help="only what there is")
     asked.add_argument("--plot", type=Path)
     args = asked.parse_args()
@@ -293,7 +301,7 @@ def main() -> None:
     if not args.tables:
         for seed in args.seeds:
             for setting in args.settings:
-                study(setting, seed, folder, args.budgets, results)
+                study(setting, seed, folder, args.budgets, args.solvers, results)
     sys.stdout.write(tables(results))
     if picture is not None:
         plot(results, picture)

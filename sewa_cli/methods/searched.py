@@ -38,7 +38,7 @@ def race(run: Run) -> Coefficients:
 def reinforce(run: Run, K: int) -> Coefficients:
     """By --metric: K checkpoints by the paper's policy gradient over masks.
 
-    1/K on the K largest s, s by ∇ E[f(w(m))] = E[(f − b) ∇ log p(m | s)].
+    1/K on the K largest s, s by ∇ E[f(w(m))] = E[(f − b) ∇ log p(m; s)].
     """
     return run.contest("reinforce", K)
 
