@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 # what a verdict means to whoever has just opened the page
 HEADS: Final = {
-    "choosing paid": "Better than the best simple average",
-    "choosing did not pay": "Worse than the best simple average",
+    "choosing paid": "A lower loss than the best simple average",
+    "choosing did not pay": "A higher loss than the best simple average",
     "undecided": "No certain gain over the best simple average",
     "by cross-validation choosing pays; no held-out loss": (
-        "By cross-validation better than the best simple average"
+        "By cross-validation a lower loss than the best simple average"
     ),
     "by cross-validation choosing does not pay; no held-out loss": (
-        "By cross-validation no better than the best simple average"
+        "By cross-validation a higher loss than the best simple average"
     ),
     "undecided; no held-out loss": "No certain gain over the best simple average",
 }
