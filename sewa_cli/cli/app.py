@@ -203,7 +203,8 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts state_key task plot html log force {DATA} config sets cache ranks device seed {TALK}"
+    f"ckpts state_key task metric plot html log force {DATA} config sets cache ranks device seed "
+    f"{TALK}"
 )
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
@@ -230,7 +231,7 @@ def inspect(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key task K {DATA} config sets device {TALK}")
+@command(f"ckpts {SPAN} state_key task metric K {DATA} config sets device {TALK}")
 def validate(request: Request) -> None:
     """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
     from sewa_cli.commands.validate import run_validate

@@ -17,7 +17,7 @@ from sewa_cli.output.destination import Outputs, outputs_at, write_results
 from sewa_cli.report.compare import Comparison, Judged, Row
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.session import Run, Session, check_budget, open_session
+from sewa_cli.session.session import Run, Session, check_budget, check_objective, open_session
 from sewa_cli.settings import USUAL
 from sewa_cli.solvers import WEIGHING, default_for
 from sewa_cli.task import Task
@@ -36,6 +36,7 @@ def run_compare(
     """Evaluate every method at every K, and say which differences are real."""
     events = events or Events()
     with seeded(config.seed):
+        check_objective(config, task)
         asked = Asked.by(config, events)
         by_metric = config.objective.metric is not None
         if output_best is not None and task.heldout_data is None and not by_metric:

@@ -57,7 +57,8 @@ def evaluate(report: Evaluation) -> Sheet:
     rows: Rows = []
     for file in report.files:
         row: dict[str, Cell] = {"path": file.path, "step": file.step}
-        row["selection_loss"] = file.selection_loss
+        if report.selection_rows:  # a task that is scored by a metric may have no loss
+            row["selection_loss"] = file.selection_loss
         if report.heldout_rows is not None:
             row["heldout_loss"] = file.heldout_loss
         rows.append({**row, **beside(file.metrics, row)})
