@@ -59,6 +59,9 @@ def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
     one, two = report_of("one.report.json"), report_of("two.report.json")
     alike(two, one)
     assert two["parameters"] == one["parameters"]
+    assert two["standing"]["weights"] == one["standing"]["weights"] == one["parameters"]
+    assert two["standing"]["explanation"] == one["standing"]["explanation"]
+    assert two["standing"]["motion"]["run"] == pytest.approx(one["standing"]["motion"]["run"])
     assert two["cost"]["bytes_read"] <= 1.1 * one["cost"]["bytes_read"] / 2
     assert two["placement"]["planned_bytes"] <= 1.15 * one["placement"]["planned_bytes"] / 2
     # the recipe is the same, too
