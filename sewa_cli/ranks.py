@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from sewa_cli.dtypes import Array
 
 T = TypeVar("T")
-M_MMAP_THRESHOLD = -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MEETING = timedelta(minutes=2)  # for all ranks to be there
 FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
 
@@ -95,7 +95,7 @@ class _Several(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        _give_back()
+        _keep_memory()
         try:
             distributed.init_process_group(backend, timeout=MEETING)
         except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
@@ -155,15 +155,17 @@ class _Several(Ranks):
         self._group.destroy_process_group()
 
 
-def _give_back() -> None:
-    """Let memory that FSDP lets go of, again and again, go back to the system each time.
+def _keep_memory() -> None:
+    """Let memory that a pass, or FSDP, lets go of again and again be there for the next one.
 
-    glibc would keep what is below a limit that grows as it is used: a third of W, measured.
+    glibc would give it back to the system, and fresh pages cost more than a ReLU on them does: of
+    two ranks' passes a third of the time, measured. What is larger still goes back.
     """
     from ctypes import CDLL
 
     with suppress(OSError, AttributeError):  # no glibc
-        CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
+        CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
+        CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def _bytes(array: Array) -> Any:
