@@ -8,6 +8,7 @@ gives back what it was given, and torch is not imported.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MEETING = timedelta(minutes=2)  # for all ranks to be there
+SOON = 5.0  # seconds by which ranks that fail alike may be apart
 FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
 
 
@@ -56,6 +58,10 @@ class Ranks:
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
         """The same for tensors of one shape."""
         return [rows]
+
+    def all_come(self) -> bool:
+        """Whether every rank gets here soon, though some may wait for each other elsewhere."""
+        return True
 
     def send(self, array: Array) -> None:
         """To rank 0."""
@@ -104,7 +110,7 @@ class _Several(Ranks):
                 "--ranks 1 runs alone"
             ) from error
         distributed.distributed_c10d._set_pg_timeout(FOREVER)
-        self._torch, self._group = torch, distributed
+        self._torch, self._group, self._calls = torch, distributed, 0
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.size)))
 
@@ -135,6 +141,18 @@ class _Several(Ranks):
         found = [torch.empty_like(sent) for _ in range(self.size)]
         self._group.all_gather(found, sent)
         return [one.view(rows.dtype).view(rows.shape).to(device) for one in found]
+
+    def all_come(self) -> bool:
+        store = self._group.distributed_c10d._get_default_store()
+        self._calls += 1
+        key, end = f"come {self._calls}", time.monotonic() + SOON
+        count = store.add(key, 1)
+        while count < self.size and time.monotonic() < end:
+            time.sleep(0.05)
+            count = store.add(key, 0)
+        if count < self.size:
+            store.add(key, -self.size)  # whoever comes later does not wait
+        return bool(count >= self.size)
 
     def send(self, array: Array) -> None:
         self._group.send(self._torch.from_numpy(_bytes(array)), 0)
