@@ -359,6 +359,26 @@ def test_under_torchrun_it_is_the_same(sewa: Sewa) -> None:
     assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
 
 
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_ranks_on_a_device_that_is_not_the_cpu_choose_what_one_does_on_it(sewa: Sewa) -> None:
+    """By gloo. The model is built there: torch moves no CPU parameter to a device in Python."""
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    with Path("task.py").open("a") as task:
+        task.write(
+            "\nfrom helpers import standin\non_cpu = build_model\n"
+            "def build_model(**args):\n    return on_cpu(**args).to(standin.NAME)\n"
+        )
+    path = os.pathsep.join([str(Path(__file__).parents[1]), environment().get("PYTHONPATH", "")])
+    arguments = ["--solver", "gumbel", "--device", "standin", "-o", "two.safetensors"]
+    ended = sewa_on(2, "select", *arguments, PYTHONPATH=path)
+    assert ended.code == 0, ended.err
+    two = report_of("two.report.json")
+    alike(two, report_of("one.report.json"))
+    assert two["device"].startswith("standin")
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
 SLOW = (
     UNEVEN
     + """
