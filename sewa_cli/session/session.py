@@ -27,6 +27,7 @@ from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scored, Scorer
+from sewa_cli.objective.shares import whole_batches
 from sewa_cli.objective.split import keep_aside
 from sewa_cli.objective.tree import rows
 from sewa_cli.output.average import Average, taking_part
@@ -164,7 +165,7 @@ def open_session(
 
     `is_too_large`: to be built without weights, for a forecast.
     """
-    guard, clock = None, Clock()
+    guard, clock, task = None, Clock(), with_whole_batches(task)
     if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
@@ -200,6 +201,16 @@ def check_objective(config: Config, task: Task) -> None:
         raise TaskError(
             f"--metric {metric}: {task.source} has no score(model, part), nor metrics(model)"
         )
+
+
+def with_whole_batches(task: Task) -> Task:
+    """Of several ranks, what the task shares out itself is put together: all see the same."""
+    here, wholes = ranks.here(), {}
+    for name in ("selection_data", "heldout_data", "training_data"):
+        data = getattr(task, name)
+        if here.several and data is not None and data.shared_out:
+            wholes[name] = Batches(partial(whole_batches, data, here), name)
+    return replace(task, **wholes)
 
 
 def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
