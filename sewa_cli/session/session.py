@@ -179,7 +179,8 @@ def open_session(
 
 def with_whole_batches(task: Task) -> Task:
     """Of several ranks, what the task shares out itself is put together: all see the same."""
-    here, wholes = ranks.here(), {}
+    here = ranks.here()
+    wholes: dict[str, Any] = {}
     for name in ("selection_data", "heldout_data", "training_data"):
         data = getattr(task, name)
         if here.several and data is not None and data.shared_out:
