@@ -148,6 +148,13 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:
         request.write_paths(selection.paths)
+    if request.config.strict and report.contest is not None:
+        from sewa_cli.present.contest import better_one
+
+        if (found := better_one(report.contest)) is not None:
+            raise BaselineWins(
+                f"--strict: `{found}` has the better held-out {report.contest.metric}"
+            )
     # a fallback has already taken the better one
     if request.config.strict and report.beaten_by and report.learned is None:
         best = report.beaten_by[0]

@@ -81,6 +81,13 @@ def _range(interval: Interval | None) -> str:
 def verdict(found: Contest) -> str:
     """Who was taken, and why."""
     written = next(iter(found.scores))
+    if all(entry.ahead is None for entry in found.entries):
+        return (
+            "nothing could be told: the budget was too small for two averages to meet; "
+            f"`{written}` was taken"
+        )
+    if found.crowned is None and found.leader == found.incumbent:
+        return f"`{written}` was taken: nobody has a better {found.metric} on the same parts"
     if found.crowned is None:
         return (
             f"`{written}` has the best {found.metric} and was taken at its word: {found.parts} "
@@ -122,6 +129,16 @@ def _against(gained: MetricGain) -> str:
         more = f"; about {gained.more:,} more held-out parts would tell" if gained.more else ""
         return f"; against `{gained.over}` undecided: {sure}{more}"
     return f", {way} than `{gained.over}` by {sure}"
+
+
+def better_one(found: Contest) -> str | None:
+    """Of those that it had to beat, the one that did best held out, if better than it."""
+    sign = -1 if found.goal == "max" else 1
+    known = {n: sign * s.heldout for n, s in found.scores.items() if s.heldout is not None}
+    if not known:
+        return None
+    best = min(known, key=lambda name: known[name])
+    return None if known[best] == known.get(next(iter(found.scores))) else best
 
 
 def effort(found: Contest) -> str:

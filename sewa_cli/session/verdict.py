@@ -44,7 +44,7 @@ def judge(metric: Metric, choice: Choice) -> Contest:
     losses = {name: metric.heldout_losses(found) for name, found in heldout.items() if found}
     kept = _finite_everywhere(losses)
     scores = _scores(metric, shown, heldout, losses, kept)
-    over = outcome.incumbent if taken is outcome.leader else simple
+    over = simple if taken.average == outcome.incumbent.average else outcome.incumbent
     gained = None
     if over is not None and over.average != taken.average and losses and bool(kept.any()):
         gained = _gain(losses[over.label][kept], losses[taken.label][kept], over.label, config.seed)
@@ -112,7 +112,10 @@ def _scores(
             selection=_score(metric, metric.board.mean(average)),
             heldout=_score(metric, float(losses[name][kept].mean())) if kept.any() else None,
             interval=intervals.get(name),
-            others=_others(heldout[name], metric.name),
+            others=_others(
+                [s for s, is_kept in zip(heldout[name] or (), kept, strict=False) if is_kept],
+                metric.name,
+            ),
         )
         for name, average in shown.items()
     }
@@ -123,13 +126,13 @@ def _score(metric: Metric, loss: float) -> float | None:
     return None if known is None else metric.score(known)
 
 
-def _others(scores: Sequence[Score] | None, metric: str) -> dict[str, float | None] | None:
+def _others(scores: Sequence[Score], metric: str) -> dict[str, float | None] | None:
     """Means of what else score() gives."""
-    names = {name for score in scores or () for name in score if name not in ("", metric)}
+    names = {name for score in scores for name in score if name not in ("", metric)}
     found = {
-        name: finite(sum(score.get(name, 0.0) for score in scores or ()) / len(scores or ()))
+        name: finite(sum(score[name] for score in scores) / len(scores))
         for name in sorted(names)
-        if all(name in score for score in scores or ())
+        if all(name in score for score in scores)
     }
     return found or None
 
