@@ -1,7 +1,8 @@
 """How large pages are and what they take: the table of docs/page.md. `python benchmarks/pages.py`.
 
-The largest that are still drawn, made of reports of a tiny real run that are blown up; size, seconds
-to make it, and seconds that Chromium takes to show it, where one is found. `--into DIR` keeps them.
+The largest that are still drawn, made of reports of a tiny real run that are blown up: their size,
+seconds of one processor to make them, and seconds until Chromium shows them, where one is found.
+`--into DIR` keeps them.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def shown(file: Path, browser: Any) -> float | None:
         return None
     tab = browser.new_page(viewport={"width": 1400, "height": 900})
     began = time.perf_counter()
-    tab.goto(file.resolve().as_uri())
+    tab.goto(file.resolve().as_uri(), timeout=300_000)
     tab.evaluate("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
     took = time.perf_counter() - began
     tab.close()
@@ -106,9 +107,9 @@ def main(into: Path) -> None:
         contents = make()
         reports = [report(content) for content in contents]
         names = [f"run-{i}.report.json" for i in range(len(reports))]
-        began = time.perf_counter()
+        began = time.process_time()
         text = page(*reports, names=names)
-        made = time.perf_counter() - began
+        made = time.process_time() - began
         file = into / f"{n}.html"
         file.write_text(text)
         took = shown(file, browser)

@@ -23,8 +23,8 @@ def select(
     checkpoints: PathLike | Sequence[PathLike],
     *,
     model: nn.Module,
-    loss: Callable[[Any, Any], Tensor],
-    selection_data: Data,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    selection_data: Data | None = None,
     predict: Callable[[nn.Module, Any], Any] | None = None,
     heldout_data: Data | None = None,
     training_data: Data | None = None,
@@ -32,19 +32,26 @@ def select(
     targets: Callable[[Any], Tensor | tuple[Tensor, Tensor]] | None = None,
     features: Callable[[nn.Module, Any], Tensor] | None = None,
     head: Callable[[nn.Module, Tensor], Tensor] | None = None,
+    metric: str | None = None,
+    budget: int | str | None = None,
+    score: Callable[[nn.Module, Any], float | Mapping[str, float]] | None = None,
+    score_parts: Iterable[Any] | None = None,
+    heldout_parts: Iterable[Any] | None = None,
     K: int | Literal["auto"] = "auto",
     output: PathLike | None = None,
     force: bool = False,
     events: Events | None = None,
     **settings: Any,
 ) -> Selection:
-    """Choose K of the checkpoints whose average has the lowest loss on `selection_data`.
+    """Choose K of the checkpoints whose average has the lowest loss, or the best metric.
 
     checkpoints  a run's folder (docs/layouts.md), or a list of checkpoints
     model        an nn.Module the checkpoints fit; it is copied, yours stays as it is
     loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
     *_data       re-iterable batches, or a function that returns them
     targets      targets(batch): the classes, if the loss is a cross-entropy (docs/tasks.md)
+    metric       choose by this and not by the loss: what score(model, part) gives for each of
+                 `score_parts`, within a `budget` of evaluations (docs/metrics.md)
     output       where to write the averaged file (and its report); None: nothing is written
     settings     any other key of sewa.yaml: last=100, device="cpu", guard=0.2
 
@@ -62,6 +69,9 @@ def select(
         "targets": targets,
         "features": features,
         "head": head,
+        "score": score,
+        "score_parts": _as_function(score_parts),
+        "heldout_parts": _as_function(heldout_parts),
     }
     functions = {name: value for name, value in given.items() if value is not None}
     task = make_task(functions, source="sewa_cli.select", args={})
@@ -70,6 +80,8 @@ def select(
         **settings,
         "checkpoints": tuple(Path(path) for path in named),
         "K": K,
+        "objective.metric": metric,
+        "objective.budget": budget,
         "output": None if output is None else os.fspath(output),
     }
     return run_select(

@@ -117,3 +117,23 @@ def metrics(model):
     pairs = heldout_data(*model.heldout)
     right = [model(images.to(device)).argmax(1).cpu() == labels for images, labels in pairs]
     return {"accuracy": torch.cat(right).double().mean().item()}
+
+
+# to choose by accuracy: a part is a few rows
+
+
+def score_parts(data=CIFAR, selection=1000, selection_from="fresh"):
+    return pieces(selection_data(data, selection, selection_from))
+
+
+def heldout_parts(data=CIFAR, heldout=5000):
+    return pieces(heldout_data(data, heldout))
+
+
+def pieces(batches, size=25):
+    return [part for batch in batches for part in zip(*(x.split(size) for x in batch), strict=True)]
+
+
+def score(model, part):
+    inputs, labels = part
+    return {"accuracy": (model(inputs).argmax(1) == labels).double().mean().item()}

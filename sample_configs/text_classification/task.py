@@ -103,3 +103,25 @@ def metrics(model):
     device = next(model.parameters()).device
     right = [model(ids.to(device)).argmax(1).cpu() == y for ids, y in model.heldout_data()]
     return {"accuracy": torch.cat(right).double().mean().item()}
+
+
+# to choose by accuracy: a part is a few rows
+
+
+def score_parts(
+    data="imdb_csv", vocabulary=10_000, length=64, selection=1000, selection_from="fresh"
+):
+    return pieces(selection_data(data, vocabulary, length, selection, selection_from))
+
+
+def heldout_parts(data="imdb_csv", vocabulary=10_000, length=64, heldout=2000):
+    return pieces(heldout_data(data, vocabulary, length, heldout))
+
+
+def pieces(batches, size=25):
+    return [part for batch in batches for part in zip(*(x.split(size) for x in batch), strict=True)]
+
+
+def score(model, part):
+    inputs, labels = part
+    return {"accuracy": (model(inputs).argmax(1) == labels).double().mean().item()}

@@ -163,7 +163,8 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
 
 @command(
-    f"ckpts {SPAN} nonfinite state_key task methods budgets fast solver solver_from "
+    f"ckpts {SPAN} nonfinite state_key task metric methods budgets effort workers part_timeout "
+    "fast solver solver_from "
     "windows stride methods_from bn output_best best_report output_dtype force plot "
     f"html log {DATA} config sets memory cache ranks device seed {TALK}"
 )
@@ -177,6 +178,9 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     in_windows = config.compare.windows is not None
     if "compare.stride" in request.flags and not in_windows:
         raise ConfigError("--stride needs windows: say how large they are, --windows 100")
+    if config.objective.metric and (in_windows or config.compare.fast):
+        flag = "--windows" if in_windows else "--fast"
+        raise ConfigError(f"{flag}: works by the loss; leave out --metric, or {flag}")
     if in_windows and are_several():
         raise ConfigError("--windows: is worked out by one rank; leave out --ranks")
     if output_best is not None and in_windows:
@@ -206,7 +210,8 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts state_key task plot html log force {DATA} config sets cache ranks device seed {TALK}"
+    f"ckpts state_key task metric plot html log force {DATA} config sets cache ranks device seed "
+    f"{TALK}"
 )
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
@@ -233,7 +238,7 @@ def inspect(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key task K {DATA} config sets device {TALK}")
+@command(f"ckpts {SPAN} state_key task metric K {DATA} config sets device {TALK}")
 def validate(request: Request) -> None:
     """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
     from sewa_cli.commands.validate import run_validate

@@ -42,6 +42,7 @@ class LivePage:
     ) -> str | None:
         """What a stage has just reported. Returns why the page could not be written, if so."""
         now = time.monotonic()
+        self._began = min(self._began, here.began)  # the task is loaded before there is a page
         ends = here.has_ended and here.depth == 0
         if ends:
             _, before = self._ended.pop(here.name, ("", 0.0))

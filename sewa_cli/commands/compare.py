@@ -14,10 +14,10 @@ from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, outputs_at, write_results
-from sewa_cli.report.compare import Comparison, Row
+from sewa_cli.report.compare import Comparison, Judged, Row
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import make_solver, solver_for
-from sewa_cli.session.session import Run, Session, check_budget, open_session
+from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.session import Run, Session, check_budget, check_objective, open_session
 from sewa_cli.settings import USUAL
 from sewa_cli.solvers import WEIGHING, default_for
 from sewa_cli.task import Task
@@ -36,8 +36,10 @@ def run_compare(
     """Evaluate every method at every K, and say which differences are real."""
     events = events or Events()
     with seeded(config.seed):
+        check_objective(config, task)
         asked = Asked.by(config, events)
-        if output_best is not None and task.heldout_data is None:
+        by_metric = config.objective.metric is not None
+        if output_best is not None and task.heldout_data is None and not by_metric:
             raise ConfigError(
                 "--output-best needs held-out data to tell which is best: define heldout_data in "
                 f"{task.source}"
@@ -54,13 +56,16 @@ def run_compare(
         run = comparing(session)
         evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
         every = [one for draft in drafts for one in draft.evaluated]
-        if all(one.scores.selection_loss is None for one in every):
+        judged = _judged(evaluator)
+        if judged is None and all(one.scores.selection_loss is None for one in every):
             raise TaskError("loss() is NaN or Inf on the selection data for every average")
-        table = compare_drafts(drafts, config.seed, config.compare.bootstrap, events)
+        samples = config.compare.bootstrap
+        table = compare_drafts(drafts, config.seed, samples, events, judged)
         for text in far_off(evaluator, asked, drafts) if evaluator.fast else ():
             events.warn(text)
-        session.warn_of_overlap(training=session.objective.batch_statistics)
-        if task.heldout_data is None:
+        if judged is None:
+            session.warn_of_overlap(training=session.objective.batch_statistics)
+        if judged is None and task.heldout_data is None:
             events.warn(
                 "no held-out data: no held-out loss, interval, tie or winner can be reported, and "
                 "selection losses flatter the methods that minimise them"
@@ -77,6 +82,7 @@ def run_compare(
                 heldout_rows=every[0].heldout_rows,
                 unit=table.unit,
                 rows=table.rows,
+                judged=judged,
                 best=table.best,
                 winner=table.winner,
                 batchnorm=run.scorer.recomputed_on,
@@ -88,11 +94,18 @@ def run_compare(
         return write_results(average, outputs, make_report, session.events)[0]
 
 
+def _judged(evaluator: Evaluator) -> Judged | None:
+    metric = evaluator.metric
+    if metric is None:
+        return None
+    return Judged(metric=metric.name, goal=metric.goal, parts=metric.heldout_parts or 0)
+
+
 def comparing(session: Session) -> Run:
     """W is held for all methods; where outputs are kept too, both share the memory there is."""
     config = session.config
-    solver = make_solver(config, solver_for(config, USUAL))
-    if not solver.takes_k:  # it has a row of its own; masks are made by the usual one
+    solver = make_solver(config, config.solver or default_for(USUAL, sparse=False))
+    if not solver.takes_k or "parts" in solver.needs:  # it has a row of its own; masks are usual
         solver = make_solver(config, default_for(USUAL, sparse=False))
     caches = config.compare.fast or "outputs" in solver.needs or WEIGHING in config.compare.methods
     return Run(session, solver, share=0.5 if caches else 1.0, stream=False)

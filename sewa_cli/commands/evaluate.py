@@ -10,6 +10,7 @@ from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session import heading, open_named
 from sewa_cli.session.code import code_hash
+from sewa_cli.session.jobs import scores_by_parts
 from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
 
@@ -22,7 +23,10 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         objective = build_objective(config, task, checkpoints[-1], events)
         code = code_hash(config, task)
         model = objective.model
-        scorer = Scorer(objective, task.heldout_data, metrics=task.metrics, seed=config.seed)
+        metrics = task.metrics
+        if task.scoring and (config.objective.metric or not (metrics or task.has_loss)):
+            metrics = scores_by_parts(task, model, config.seed)
+        scorer = Scorer(objective, task.heldout_data, metrics=metrics, seed=config.seed)
         fits = []
         for checkpoint in checkpoints:  # all of them, before the first is evaluated
             names = match_names(checkpoint, model.aliases, model.shapes, model.layout.slices)

@@ -28,7 +28,14 @@ from sewa_cli.report.select import Better, Gained, Report, Simple
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import solver_for
-from sewa_cli.session.session import Run, Session, check_budget, chosen_solver, open_session
+from sewa_cli.session.session import (
+    Run,
+    Session,
+    check_budget,
+    check_objective,
+    chosen_solver,
+    open_session,
+)
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
@@ -259,6 +266,7 @@ def open_run(
                 f"--{name} needs held-out data: define heldout_data in {task.source}, or keep "
                 "some of the selection data aside with --guard 0.2"
             )
+    check_objective(config, task)
     solver = chosen_solver(config)
     config = config.model_copy(update={"solver": solver_for(config, config.K)})
     session = open_session(config, task, events, is_too_large)

@@ -12,8 +12,10 @@ from sewa_cli.events import Events
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.validate import Validation
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import check_budget, chosen_solver, open_session
+from sewa_cli.session.jobs import scores_by_parts
+from sewa_cli.session.session import check_budget, check_objective, chosen_solver, open_session
 from sewa_cli.task import Task
+from sewa_cli.text import finite
 from sewa_cli.trajectory import fill_row
 
 
@@ -21,7 +23,9 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
     """Do config, task and checkpoints fit together? One batch, forward and back, newest weights."""
     events = events or Events()
     with seeded(config.seed):
-        chosen_solver(config)
+        if task.has_loss or config.objective.metric is not None:
+            chosen_solver(config)
+            check_objective(config, task)
         session = open_session(config, task, events)
         check_budget(config.K, session.checkpoints)
         newest, layout = session.newest, session.model.layout
@@ -32,11 +36,16 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
                 f"{newest.path}: {broken} holds NaN or Inf; `select` leaves it out"
             )
         session.load_integers(newest)
-        batch = next(session.objective.batches())
-        loss, _ = session.objective.gradient(row, [batch])
+        loss, batch, score = None, (), None
+        if task.has_loss:
+            batch = next(session.objective.batches())
+            loss = float(session.objective.gradient(row, [batch])[0])
+        if config.objective.metric is not None or not task.has_loss:
+            session.model.set(row)
+            score = scores_by_parts(task, session.model, config.seed, most=1)(None)
     session.warn_of_overlap(training=True)
-    if not isfinite(float(loss)):
-        raise TaskError(f"loss() is {float(loss)} on the first batch at {newest.path}")
+    if loss is not None and not isfinite(loss):
+        raise TaskError(f"loss() is {loss} on the first batch at {newest.path}")
     summed = task.summarize is not None and task.heldout_data is not None
     return Validation(
         **session.head(),
@@ -47,7 +56,8 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         dtypes=sorted({info.dtype for info in newest.tensors.values()}),
         batchnorm_layers=session.objective.batchnorm_layers,
         batch_rows=rows(batch),
-        loss=float(loss),
+        loss=loss,
+        score=score and {name: finite(value) for name, value in score.items()},
         heldout_data=task.heldout_data is not None,
         training_data=task.training_data is not None,
         metrics=task.metrics is not None or summed,

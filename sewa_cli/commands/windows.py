@@ -26,7 +26,7 @@ from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.report.windows import Window, Windows
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Run, Session, check_budget, open_session
+from sewa_cli.session.session import Run, Session, check_budget, check_objective, open_session
 from sewa_cli.task import Task
 
 
@@ -61,6 +61,7 @@ def run_windows(
         size = config.compare.windows
         if size is None:
             raise ConfigError("windows: say how many checkpoints a window has: --windows 100")
+        check_objective(config, task)
         session = open_session(config, task, events)
         check_budget(0, session.checkpoints)
         asked = asked.of(size, "checkpoints in a window")

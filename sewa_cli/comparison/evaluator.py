@@ -13,14 +13,17 @@ from typing import Any, TypeVar
 import torch
 
 from sewa_cli import solvers
+from sewa_cli.errors import ConfigError
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors, have
+from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.report.compare import RowCost
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
+from sewa_cli.session.metric import Metric
 from sewa_cli.session.session import Run
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import SURVEYING, Predicting, Problem, Surveyor
@@ -85,6 +88,19 @@ def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
     return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
 
 
+def _by_metric(metric: Metric, coefficients: Sequence[float]) -> Scored:
+    scores = metric.score_heldout(tuple(coefficients))
+    if scores is None:
+        raise ConfigError(
+            f"--metric {metric.name}: compare needs held-out parts: define heldout_parts(**args), "
+            "or list four parts or more to choose by"
+        )
+    losses = metric.heldout_losses(scores)
+    units = UnitLosses(losses, torch.ones_like(losses), losses)
+    others = metric.means_of_others(scores)
+    return Scored(Scores(selection_loss=None, metrics=others), 0, units)
+
+
 class Evaluator:
     """The run as methods see it, and the evaluator of what they propose.
 
@@ -103,17 +119,19 @@ class Evaluator:
         room = run.placed.room if self.fast else run.placed.room // 2
         self._problem: Problem = run.problem(room, one_of_many=True)
         self._batches = session.objective.batches()
-        self.proposing = Proposing.at(
-            [c.step for c in run.used],
-            session.config.seed,
-            loss=self.predicted_loss if self.fast else self.selection_loss,
-            gradient=self.gradient,
-            learn=self.learn,
-        )
+        self.metric = None if session.config.objective.metric is None else Metric(run)
+        by_loss: dict[str, Any] = {}
+        if session.task.has_loss:
+            by_loss = {"loss": self.predicted_loss if self.fast else self.selection_loss}
+            by_loss |= {"gradient": self.gradient, "learn": self.learn}
+        steps, seed = [c.step for c in run.used], session.config.seed
+        self.proposing = Proposing.at(steps, seed, contest=self.contest, **by_loss)
 
     def close(self) -> None:
         """Let go of the checkpoints now: this and its run hold each other, and with them W."""
         self._problem.kept.clear()
+        if self.metric is not None:
+            self.metric.close()
         del self.proposing, self._problem, self.solver
 
     def begin_row(self) -> None:
@@ -135,6 +153,19 @@ class Evaluator:
                 return solver.choose(self._problem, K).coefficients
 
         return self.ledger.once("learn", [K], work)
+
+    def contest(self, name: str, K: int) -> Coefficients:
+        """What a solver by the metric chooses, within the budget."""
+        metric = self.metric
+        if metric is None:
+            raise ConfigError(f"methods: {name} chooses by a metric; name one: --metric NAME")
+
+        def work() -> Coefficients:
+            with seeded(self.proposing.seed):
+                solver = make_solver(self.run.session.config, name)
+                return solver.choose(metric.problem(), K).coefficients
+
+        return self.ledger.once(f"contest {name}", [K], work)
 
     def _prepare(self) -> None:
         self.ledger.once("prepare", [], lambda: self.solver.prepare(self._problem))
@@ -202,7 +233,14 @@ class Evaluator:
         return self.ledger.once("loss", c, work)
 
     def evaluate(self, coefficients: Sequence[float]) -> Scored:
-        """Selection loss, held-out losses by row and metrics; BatchNorm alike for all."""
+        """Selection loss, held-out losses by row and metrics; BatchNorm alike for all.
+
+        By a metric: the losses are those of parts, and no other is looked at.
+        """
+        if (metric := self.metric) is not None:
+            return self.ledger.once(
+                "evaluate", coefficients, lambda: _by_metric(metric, coefficients)
+            )
         scorer, objective, seed = self.run.scorer, self.run.session.objective, self.proposing.seed
         # without BatchNorm the loss that methods see is the loss that is reported
         known = None if scorer.recomputes else self._selection(coefficients)

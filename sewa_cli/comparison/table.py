@@ -16,7 +16,7 @@ from sewa_cli.methods import Call, mean_of, parse
 from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
 from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.scorer import Scored
-from sewa_cli.report.compare import Row
+from sewa_cli.report.compare import Judged, Row, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
@@ -162,7 +162,7 @@ class Table:
 
     rows: list[Row]
     best: int | None
-    unit: Literal["rows", "batches"] | None  # what was resampled
+    unit: Literal["rows", "batches", "parts"] | None  # what was resampled
 
     @property
     def winner(self) -> str | None:
@@ -175,13 +175,16 @@ class Table:
         return with_K(best.method, best.K) if sole else None
 
 
-def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Events) -> Table:
-    """Marks and intervals, by resampling the held-out rows."""
+def compare_drafts(
+    drafts: Sequence[Draft], seed: int, samples: int, events: Events, judged: Judged | None = None
+) -> Table:
+    """Marks and intervals, by resampling held-out rows; `judged`: their losses are a metric's."""
     units = {i: found for i, draft in enumerate(drafts) if (found := draft.heldout) is not None}
     spread: Spread | None = None
-    unit: Literal["rows", "batches"] | None = None
+    unit: Literal["rows", "batches", "parts"] | None = None
     if units:
         losses, weights, unit = paired(list(units.values()))
+        unit = unit if judged is None else "parts"
         if unit == "batches":
             events.warn("the loss does not split into rows, so whole batches are resampled")
         if len(weights) >= FEWEST:
@@ -195,7 +198,28 @@ def compare_drafts(drafts: Sequence[Draft], seed: int, samples: int, events: Eve
     rows = [_row(draft, at.get(i), spread, i == best) for i, draft in enumerate(drafts)]
     if best is None and units:  # no intervals: the lowest is known, but nothing about its lead
         best = min(units, key=lambda i: rows[i].heldout_loss or 0.0)
+    if judged is not None:
+        rows = [_in_its_own_unit(row, judged) for row in rows]
     return Table(rows, best, unit)
+
+
+def _in_its_own_unit(row: Row, judged: Judged) -> Row:
+    """The metric itself where it was a loss until here."""
+
+    def turned(interval: Interval | None) -> Interval | None:
+        if interval is None or judged.goal == "min":
+            return interval
+        return Interval(low=-interval.high, high=-interval.low)
+
+    known = row.heldout_loss
+    score = RowScore(
+        heldout=known if known is None or judged.goal == "min" else -known,
+        interval=turned(row.interval),
+        behind=row.difference,
+        behind_interval=row.difference_interval,
+    )
+    gone = ("heldout_loss", "interval", "difference", "difference_interval")
+    return row.model_copy(update={**dict.fromkeys(gone), "score": score})
 
 
 def _row(draft: Draft, position: int | None, spread: Spread | None, is_best: bool) -> Row:

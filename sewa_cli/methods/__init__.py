@@ -36,7 +36,8 @@ class Run:
     """What a method may know of a run: its length, its steps, and, where there is a task, a loss.
 
     `loss(c)` is the selection loss of the average with coefficients c. `gradient(c)` is a loss on
-    the next selection batch and its gradient in c. `learn(K)` asks the configured solver.
+    the next selection batch and its gradient in c. `learn(K)` asks the configured solver,
+    `contest(name, K)` one that chooses by a metric.
     """
 
     k: int
@@ -45,6 +46,7 @@ class Run:
     loss: Callable[[Sequence[float]], float] = _no_loss
     gradient: Callable[[Sequence[float]], tuple[float, list[float]]] = _no_loss
     learn: Callable[[int], Coefficients] = _no_loss
+    contest: Callable[[str, int], Coefficients] = _no_loss
 
     @classmethod
     def at(cls, steps: Sequence[int | None], seed: int, **loss: Any) -> Run:

@@ -26,6 +26,33 @@ def aggregate(run: Run) -> Coefficients:
 
 
 @method(needs_loss=True)
+def race(run: Run) -> Coefficients:
+    """By --metric: many averages start, the budget goes to those that lead.
+
+    What `sewa select --metric` does by default (docs/metrics.md).
+    """
+    return run.contest("race", AUTO)
+
+
+@method(needs_loss=True)
+def reinforce(run: Run, K: int) -> Coefficients:
+    """By --metric: K checkpoints by the paper's policy gradient over masks.
+
+    1/K on the K largest s, s by ∇ E[f(w(m))] = E[(f − b) ∇ log p(m; s)].
+    """
+    return run.contest("reinforce", K)
+
+
+@method(needs_loss=True)
+def cross_entropy(run: Run, K: int) -> Coefficients:
+    """By --metric: K checkpoints by the cross-entropy method over masks.
+
+    1/K on the K largest s, s moved towards how often each is in the best masks.
+    """
+    return run.contest("cross-entropy", K)
+
+
+@method(needs_loss=True)
 def best(run: Run) -> Coefficients:
     """The single checkpoint with the lowest selection loss.
 

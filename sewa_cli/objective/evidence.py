@@ -15,19 +15,20 @@ so far, which makes E independent of the metric's unit.
 
 from __future__ import annotations
 
-from math import log
+from math import exp, log
 
 import torch
 from torch import Tensor
 
 SURE = 100.0  # E from which we speak of a winner: at most one in a hundred is none
-LARGEST = 1e308  # two finite scores may be further apart than a number can be
+LARGEST = 700.0  # log E; a float holds no more
+FURTHEST = 1e308  # two finite scores may be further apart than a number can be
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # λ: large for clear differences, small for many parts
 
 
 def evidence(differences: Tensor) -> float:
     """E that differences [n], in the order in which they came, are above 0 for a reason."""
-    d = differences.double().clamp(-LARGEST, LARGEST)
+    d = differences.double().clamp(-FURTHEST, FURTHEST)
     if not (size := float(d.abs().max()) if len(d) else 0.0):
         return 1.0
     d = d / size  # no square of what is left is too large or too small
@@ -37,7 +38,7 @@ def evidence(differences: Tensor) -> float:
     x = rates * u
     log_cosh = x.abs() + torch.nn.functional.softplus(-2 * x.abs()) - log(2)
     logs = (x - log_cosh).sum(dim=1)
-    return float(torch.exp((torch.logsumexp(logs, 0) - log(len(RATES))).clamp_max(700.0)))
+    return exp(min(float(torch.logsumexp(logs, 0)) - log(len(RATES)), LARGEST))
 
 
 def parts_needed(differences: Tensor) -> int | None:

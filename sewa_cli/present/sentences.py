@@ -242,20 +242,29 @@ def compare(report: Comparison) -> list[str]:
     return [_winner(report), *found, *wrote(report.output)]
 
 
+def measured(report: Comparison) -> str:
+    """What the best row has: the lowest held-out loss, the highest held-out return."""
+    if report.judged is None:
+        return "lowest held-out loss"
+    return f"{'high' if report.judged.goal == 'max' else 'low'}est held-out {report.judged.metric}"
+
+
 def _winner(report: Comparison) -> str:
+    has, unit = f"has the {measured(report)}", report.unit or "rows"
     if report.best is None:
-        return "no winner: there is no finite held-out loss to compare by"
+        what = "loss" if report.judged is None else report.judged.metric
+        return f"no winner: there is no finite held-out {what} to compare by"
     best = report.rows[report.best]
     name = with_K(best.method, best.K)
     if len({str(row.coefficients) for row in report.rows}) == 1:
         return f"{name} has nothing to be compared with"
     if report.winner is not None:
-        return f"{name} has the lowest held-out loss, and nothing ties with it"
+        return f"{name} {has}, and nothing ties with it"
     if best.mark is None:
-        return f"{name} has the lowest held-out loss; too few rows to rule out luck"
+        return f"{name} {has}; too few {unit} to rule out luck"
     ties = sum(row.mark == "tie" for row in report.rows)
     return (
-        f"no winner: {name} has the lowest held-out loss, but {ties} of the other "
+        f"no winner: {name} {has}, but {ties} of the other "
         f"{len(report.rows) - 1} cannot be told apart from it"
     )
 

@@ -21,6 +21,17 @@ class RowCost(Part):
     seconds: float
 
 
+class RowScore(Part):
+    """A row by a metric, on held-out parts: scores are the task's own, whichever way is good."""
+
+    heldout: float | None = Field(description="null: a part has failed")
+    interval: Interval | None = Field(description="95 %, by resampling the parts")
+    behind: float | None = Field(description="how much worse than the best row")
+    behind_interval: Interval | None = Field(
+        description="95 %, paired by part, holding for all pairs of rows at once"
+    )
+
+
 class Row(Part):
     """One method at one K. A method that draws several masks has the mean of their losses."""
 
@@ -43,8 +54,24 @@ class Row(Part):
         description="95 %, paired, holding for all pairs of rows at once"
     )
     mark: Literal["best", "tie", "worse"] | None
+    score: RowScore | None = Field(None, description="--metric: by that, in place of the loss")
     metrics: dict[str, float | None] | None
     cost: RowCost
+
+    @property
+    def held(self) -> tuple[float | None, Interval | None]:
+        """What the row is judged by, held out: the metric, or the loss; and its interval."""
+        if self.score is not None:
+            return self.score.heldout, self.score.interval
+        return self.heldout_loss, self.interval
+
+
+class Judged(Part):
+    """The metric that rows were compared by."""
+
+    metric: str
+    goal: Literal["max", "min"]
+    parts: int = Field(description="held out, that every row was scored on")
 
 
 class Comparison(TaskHead):
@@ -57,8 +84,11 @@ class Comparison(TaskHead):
     left_out: list[LeftOut]
     selection_rows: int
     heldout_rows: int | None
-    unit: Literal["rows", "batches"] | None = Field(description="what the bootstrap resamples")
+    unit: Literal["rows", "batches", "parts"] | None = Field(
+        description="what the bootstrap resamples"
+    )
     rows: list[Row]
+    judged: Judged | None = Field(None, description="--metric; null: by the loss")
     best: int | None = Field(description="index of the row with the lowest held-out loss")
     winner: str | None = Field(description="the best row, if no other ties with it")
     batchnorm: str | None = Field(description="what statistics of every row were recomputed on")

@@ -21,7 +21,12 @@ class Validation(TaskHead):
     dtypes: list[str]
     batchnorm_layers: int
     batch_rows: int
-    loss: float = Field(description="of the newest checkpoint on the first batch")
+    loss: float | None = Field(
+        description="of the newest checkpoint on the first batch; null: the task has none"
+    )
+    score: dict[str, float | None] | None = Field(
+        None, description="--metric: what score() gives for the first part"
+    )
     heldout_data: bool
     training_data: bool
     metrics: bool

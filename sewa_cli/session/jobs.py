@@ -98,6 +98,30 @@ class Examiner:
         return scores
 
 
+def scores_by_parts(
+    task: Task, model: FlatModel, seed: int, most: int | None = None
+) -> Callable[[Any], dict[str, float]]:
+    """What is in the model by the task's parts, held-out ones where there are: means by name.
+
+    `most`: only so many parts.
+    """
+    lists: dict[Kind, list[Any]] = {of: parts_of(task, of, seed) for of in get_args(Kind)}
+    kind: Kind = "heldout" if lists["heldout"] else "selection"
+    count = len(lists[kind]) if most is None else min(most, len(lists[kind]))
+    examiner = Examiner(task, model, seed, {kind: Places(kind, range(count))}, lists)
+
+    def means(_: Any) -> dict[str, float]:
+        found = examiner.evaluate(Job(model.flat.cpu(), kind, tuple(range(count))))
+        names = dict.fromkeys(name for score in found for name in score)
+        return {
+            name or "score": sum(score[name] for score in found) / len(found)
+            for name in names
+            if all(name in score for score in found)
+        }
+
+    return means
+
+
 def open_examiner(recipe: Recipe) -> Examiner:
     """As this process has it from the recipe alone."""
     config, seed = recipe.config, recipe.config.seed

@@ -27,6 +27,7 @@ from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.task.scoring import Score
+from sewa_cli.text import finite
 
 KINDS: tuple[Kind, ...] = ("selection", "heldout")
 AT_ONCE = 8  # parts in a call of scores()
@@ -56,17 +57,8 @@ class Metric:
             float(max(1, rows(lists[counted.of][at]))) if scoring.parts is None else 1.0
             for at in counted.at
         ]
-        budget = config.objective.budget
-        self.board = Board(
-            len(counted.at),
-            self._evaluate,
-            session.events,
-            torch.tensor(weights, dtype=torch.float64),
-            evaluations=budget if isinstance(budget, int) else None,
-            seconds=seconds_of(budget) if isinstance(budget, str) else None,
-            at_once=self._at_once,
-            numbers=counted.at,
-        )
+        self._part_weights = torch.tensor(weights, dtype=torch.float64)
+        self.board = self._open_board()
 
     def _open_pool(self, lists: Mapping[Kind, Sequence[Any]]) -> InProcess | Workers:
         session, objective = self.run.session, self.run.session.config.objective
@@ -87,6 +79,20 @@ class Metric:
         recipe = Recipe(session.config, newest.path, integers, str(session.device), self.places)
         return Workers(recipe, objective.workers, objective.part_timeout)
 
+    def _open_board(self) -> Board:
+        """With nothing on it and the whole budget."""
+        session, budget = self.run.session, self.run.session.config.objective.budget
+        return Board(
+            len(self._part_weights),
+            self._evaluate,
+            session.events,
+            self._part_weights,
+            evaluations=budget if isinstance(budget, int) else None,
+            seconds=seconds_of(budget) if isinstance(budget, str) else None,
+            at_once=self._at_once,
+            numbers=self.places["selection"].at,
+        )
+
     def close(self) -> None:
         self._pool.close()
 
@@ -100,8 +106,8 @@ class Metric:
         return None if found is None else len(found.at)
 
     def problem(self) -> Problem:
-        """With the board, and what the loss would choose, where there is a loss."""
-        problem = self.run.problem()
+        """With a new board, and what the loss would choose, where there is a loss."""
+        problem, self.board = self.run.problem(), self._open_board()
         by_loss = partial(self._by_loss, problem) if self.run.session.task.has_loss else None
         return replace(problem, board=self.board, by_loss=by_loss)
 
@@ -227,6 +233,13 @@ class Metric:
     def heldout_losses(self, scores: Sequence[Score]) -> Tensor:
         """NaN: that part has failed."""
         return torch.tensor(self._losses(scores), dtype=torch.float64)
+
+    def means_of_others(self, scores: Sequence[Score]) -> dict[str, float | None] | None:
+        """Of what else score() gives."""
+        names = {name for score in scores for name in score} - {"", self.name}
+        known = sorted(name for name in names if all(name in score for score in scores))
+        means = {name: finite(sum(score[name] for score in scores) / len(scores)) for name in known}
+        return means or None
 
     def score(self, loss: float) -> float:
         """The metric itself."""

@@ -165,7 +165,6 @@ def open_session(
     `is_too_large`: to be built without weights, for a forecast.
     """
     guard, clock = None, Clock()
-    check_objective(config, task)
     if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")

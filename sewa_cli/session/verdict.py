@@ -109,32 +109,27 @@ def _scores(
             intervals[name] = Interval(low=low, high=high)
     return {
         name: MetricScores(
-            selection=_score(metric, metric.board.mean(average)),
+            selection=_selection(metric, average),
             heldout=_score(metric, float(losses[name][kept].mean())) if kept.any() else None,
             interval=intervals.get(name),
-            others=_others(
-                [s for s, is_kept in zip(heldout[name] or (), kept, strict=False) if is_kept],
-                metric.name,
+            others=metric.means_of_others(
+                [one for one, is_kept in zip(heldout[name] or (), kept, strict=False) if is_kept]
             ),
         )
         for name, average in shown.items()
     }
 
 
+def _selection(metric: Metric, average: Average) -> float | None:
+    """On the parts to choose by; None: it was asked on none, or has failed on one."""
+    board = metric.board
+    is_known = average in board.found and not board.has_failed(average)
+    return _score(metric, board.mean(average)) if is_known else None
+
+
 def _score(metric: Metric, loss: float) -> float | None:
     known = finite(loss)
     return None if known is None else metric.score(known)
-
-
-def _others(scores: Sequence[Score], metric: str) -> dict[str, float | None] | None:
-    """Means of what else score() gives."""
-    names = {name for score in scores for name in score if name not in ("", metric)}
-    found = {
-        name: finite(sum(score[name] for score in scores) / len(scores))
-        for name in sorted(names)
-        if all(name in score for score in scores)
-    }
-    return found or None
 
 
 def _gain(other: Tensor, own: Tensor, over: str, seed: int) -> MetricGain:

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from sewa_cli import solvers
-from sewa_cli.config import AUTO, CompareConfig, Config, find_config
+from sewa_cli.config import AUTO, CompareConfig, Config, ObjectiveConfig, find_config
 from sewa_cli.errors import ConfigError
 from sewa_cli.output.destination import DEFAULT_OUTPUT
 from sewa_cli.session.extensions import load_settings as load_config
@@ -242,7 +242,7 @@ TEMPLATE = (files("sewa_cli") / "templates" / "init" / "sewa.yaml").read_text(en
 
 def commented_out() -> dict[str, Any]:
     """The template's commented keys, read as YAML."""
-    is_key = re.compile(r"# ( *\w+:(?: .*)?)$")
+    is_key = re.compile(r"# ( *[\w-]+:(?: .*)?)$")
     lines = [found[1] for line in TEMPLATE.splitlines() if (found := is_key.match(line))]
     settings = yaml.safe_load("\n".join(lines))
     assert isinstance(settings, dict)
@@ -251,7 +251,7 @@ def commented_out() -> dict[str, Any]:
 
 def sections() -> dict[str, type[BaseModel]]:
     own = {name: solvers.find(name).Settings for name in solvers.BUILTIN}
-    return {**own, "compare": CompareConfig}
+    return {**own, "compare": CompareConfig, "objective": ObjectiveConfig}
 
 
 def test_the_template_is_a_valid_config_and_so_is_all_it_comments_out() -> None:

@@ -249,6 +249,58 @@ def means(*contents: dict[str, Any], names: Sequence[str | None]) -> list[dict[s
     return [*table.rows]
 
 
+def test_groups_are_named_by_what_differs_leaf_by_leaf() -> None:
+    one, other = raw("mask"), raw("mask")
+    other["config"]["solvers"]["gumbel"]["lr"] = 0.7
+    found = side_by_side_words(one, raw("seed1"), other, {**other, "seed": 9})
+    assert "Mean over 2 runs of sewa select, solvers.gumbel.lr 0.7" in found
+    other["config"]["solver"] = "mine"  # whose settings are others anyway
+    found = side_by_side_words(one, raw("seed1"), other, {**other, "seed": 9})
+    assert "Mean over 2 runs of sewa select, solver mine;" in f"{found};"
+
+
+def test_means_over_the_same_checkpoints_are_told_for_what_they_are() -> None:
+    def said(*contents: dict[str, Any]) -> str:
+        found = several.side_by_side([report(one) for one in contents], [None] * len(contents))
+        words = [part for one in found.sections for part in one.parts if part.kind == "words"]
+        return " ".join(line for part in words for line in part.lines)
+
+    other = raw("seed1")
+    assert "average the same checkpoints" in said(raw("mask"), other)
+    for candidate in other["candidates"]:
+        candidate["path"] = candidate["path"].replace("ckpts", "other")
+    assert "average the same checkpoints" not in said(raw("mask"), other)
+
+
+@pytest.mark.parametrize(
+    ("by", "low", "high", "headline"),
+    [
+        (0.1, 0.05, 0.15, "A lower loss than the best simple average"),
+        (-0.1, -0.15, -0.05, "A higher loss than the best simple average"),
+        (0.1, -0.1, 0.3, "No certain gain over the best simple average"),
+    ],
+)
+def test_the_headline_says_what_was_gained_over_what(
+    by: float, low: float, high: float, headline: str
+) -> None:
+    content = raw("select")
+    over = next(iter(content["references"]))
+    content["gained"] = {"over": over, "by": by, "interval": {"low": low, "high": high}}
+    found = chapter(report(content))
+    assert found.headline == headline
+    loss = number(content["average"]["heldout_loss"])
+    assert f"checkpoints; its held-out loss, {loss}, is 0.1 (95 %: " in found.answer
+    assert f"`{over}`" in found.answer
+
+
+def test_without_held_out_rows_the_headline_is_cross_validations() -> None:
+    content = {**raw("select"), "heldout_rows": None, "gained": None}
+    content["expected"] |= {"by": 0.1, "interval": {"low": 0.05, "high": 0.2}}
+    found = chapter(report(content))
+    assert found.headline == "By cross-validation a lower loss than the best simple average"
+    assert found.answer.index("expected loss on new rows") < found.answer.index("--guard 0.2")
+
+
 def test_a_seed_among_a_tasks_arguments_is_no_setting() -> None:
     one, other = raw("mask"), raw("seed1")
     one["config"]["args"], other["config"]["args"] = {"data_seed": 1}, {"data_seed": 2}

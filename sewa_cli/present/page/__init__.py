@@ -138,8 +138,10 @@ def _render(template: str, **known: Any) -> str:
 
 
 def _prose(sentence: str) -> Markup:
-    """With names that stand between back-ticks as code."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(shown(sentence)))))
+    """With names that stand between back-ticks as code, and an end."""
+    text = str(escape(shown(sentence)))
+    end = "" if text.endswith((".", "?", "!", ":")) or not text else "."
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", text) + end)
 
 
 def _plain(value: object, digits: int = 5) -> str:

@@ -1,23 +1,30 @@
-"""A chapter for each kind of report, by the function that is named like it."""
+"""A chapter for each kind of report; that of `select` is in `selection`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from sewa_cli.present import contest as by_metric
 from sewa_cli.present import kind_of, say, sentences, tables
+from sewa_cli.present.page.contest import contest
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
+from sewa_cli.present.page.selection import select
 from sewa_cli.present.page.shared import (
     MOST_DRAWN,
+    WAYS,
+    about,
     again,
+    before_colon,
     checkpoints,
     cost,
     drawings,
+    file_of,
+    interval_of,
     section,
     sheets,
-    when,
+    standing_of,
+    upper,
 )
 from sewa_cli.present.sheet import Cell, Rows
 from sewa_cli.present.tables import percent
@@ -28,181 +35,13 @@ if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.inspect import Inspection
-    from sewa_cli.report.select import Report
-    from sewa_cli.report.shared import Head, Interval
-    from sewa_cli.report.standing import Standing
+    from sewa_cli.report.shared import Head
     from sewa_cli.report.windows import Windows
-
-WAYS: Final = "Beside three simple ways of moving"
 
 
 def chapter(report: Head, name: str | None = None) -> Chapter:
     """`name`: of the report's file, where it has one."""
-    make = globals().get(kind_of(report), other)
-    found: Chapter = make(report, name)
-    return found
-
-
-def select(report: Report, name: str | None) -> Chapter:
-    verdict = sentences.verdict(report)
-    written = _file(report.output) or "the average"
-    made = "weighs" if report.blend and not report.instead_of else "is the mean of"
-    what = f"{written} {made} {report.K} of {report.k} checkpoints"
-    best, scores = next(iter(report.references.items()))
-    tiles = []
-    if report.heldout_rows is not None:
-        tiles += [
-            Tile("held-out loss", report.average.heldout_loss, f"{report.heldout_rows:,} rows"),
-            Tile("best simple average", scores.heldout_loss, best),
-        ]
-    if report.gained:
-        tiles.append(Tile("gained", report.gained.by, _interval(report.gained.interval)))
-    else:
-        tiles.append(Tile("selection loss", report.average.selection_loss, "of what was written"))
-    if report.expected:
-        error = f"± {1.96 * report.expected.error:.2g} on new rows"
-        tiles.append(Tile("expected loss", report.expected.loss, error))
-    tiles.append(Tile("checkpoints", report.K, f"of {report.k:,}{_worth(report)}"))
-    tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
-
-    overfit = [_upper(sentences.expected(report))] if report.expected else []
-    for better in report.beaten_by:
-        said = f"{better.name} has a lower held-out loss, {number(better.heldout_loss)}"
-        if better.by is not None:
-            sure = f" ({_interval(better.interval)})" if better.interval else ""
-            said += f": {number(better.by)}{sure} below what was chosen"
-        overfit.append(said)
-    if report.labels == "noise":
-        overfit.append("Mixed-up rows fit as well: the labels say nothing")
-    budget = [Words([_upper(sentences.budget(report.budget))])] if report.budget else []
-    sheet = tables.select(report)
-    seen = sheet.parts[0][1]
-    assert isinstance(seen, list)
-    table = Table("Losses and metrics", seen, marks=_lowest(sheet.rows, report.written))
-    sections = [
-        *section(
-            "Against simple averages",
-            *drawings(report, "scores"),
-            table,
-        ),
-        *section(
-            "Which checkpoints, and how much of each",
-            Words([_upper(sentences.taken(report))]),
-            *drawings(report, "weights"),
-            *checkpoints(report.candidates, report.left_out),
-        ),
-        *section("How the loss changes", *drawings(report, "loss"), *budget, _simple(report)),
-        *section("Does it over-fit?", Words(overfit) if overfit else None),
-        *section(
-            "Would other rows choose alike?",
-            Words([_upper(sentences.stability(report))]) if report.stability else None,
-            *drawings(report, "stability"),
-        ),
-        *_standing(report.standing),
-        cost(report.cost, report.placement),
-        again(report, name),
-    ]
-    return Chapter(
-        headline=_first(verdict),
-        answer=f"{what}; {verdict}",
-        sections=sections,
-        tiles=tiles,
-        warnings=report.warnings,
-        about=_about(report),
-        command=report.command,
-    )
-
-
-def _standing(found: Standing | None) -> list[Section]:
-    if found is None:
-        return []
-    said = [_upper(sentence) for sentence in sentences.standing(found)]
-    rows = tables.ways(found.motion)
-    title = f"{WAYS}, by {found.weights:,} weights of each checkpoint"
-    return section("Where the run stands", Words(said), Table(title, rows))
-
-
-def contest(report: Report, name: str | None) -> Chapter:
-    """Of a choice by a metric."""
-    found = report.contest
-    assert found is not None
-    written, scores = next(iter(found.scores.items()))
-    verdict, best = by_metric.verdict(found), f"{found.goal}imise"
-    tiles = [Tile(f"{found.metric} to choose by", scores.selection, f"to {best}")]
-    if scores.heldout is not None:
-        tiles.insert(
-            0, Tile(f"held-out {found.metric}", scores.heldout, _interval(scores.interval))
-        )
-    if found.gained:
-        note = f"over {found.gained.over}; {_interval(found.gained.interval)}"
-        tiles.append(Tile("gained", found.gained.by, note))
-    tiles += [
-        Tile("evaluations", found.evaluations, f"budget {found.budget}"),
-        Tile("checkpoints", report.K, f"of {report.k:,}"),
-        Tile("took", duration(report.cost.seconds.total), report.device),
-    ]
-    seen = by_metric.sheet(report).parts[0][1]
-    assert isinstance(seen, list)
-    marks = ["chosen" if place == 0 else None for place in range(len(seen))]
-    sections = [
-        *section(
-            f"By {found.metric}, on parts that nothing was chosen by",
-            Words([_upper(by_metric.heldout(found))]),
-            *drawings(report, "scores"),
-            Table(f"{found.metric}, held out and to choose by", seen, marks=marks),
-        ),
-        *section(
-            "Was the best one lucky?",
-            Words([_upper(verdict), _upper(by_metric.effort(found))]),
-            *drawings(report, "entries"),
-            Table("All that competed", by_metric.entries(found), folded=True),
-        ),
-        *section(
-            "Which checkpoints, and how much of each",
-            Words([_upper(sentences.taken(report))]),
-            *drawings(report, "weights"),
-            *checkpoints(report.candidates, report.left_out),
-        ),
-        cost(report.cost, report.placement),
-        again(report, name),
-    ]
-    return Chapter(
-        headline=_first(verdict),
-        answer=f"{_file(report.output) or 'the average'} is `{written}`; {verdict}",
-        sections=sections,
-        tiles=tiles,
-        warnings=report.warnings,
-        about=_about(report),
-        command=report.command,
-    )
-
-
-def _lowest(rows: Rows, written: str) -> list[str | None]:
-    """The best row, and the one that was written, whether it is the best or not."""
-    losses = [row["heldout_loss"] for row in rows]
-    known = [loss for loss in losses if isinstance(loss, float)]
-    lowest = min(known, default=None)
-    return [
-        "best"
-        if lowest is not None and loss == lowest
-        else "chosen"
-        if row["average"] == written
-        else None
-        for row, loss in zip(rows, losses, strict=True)
-    ]
-
-
-def _simple(report: Report) -> Table | None:
-    rows: Rows = [
-        {"average": with_K(one.name, one.K), "selection loss": one.selection_loss}
-        for one in report.simple
-    ]
-    title = f"The {len(rows)} simple averages that it was held against"
-    return Table(title, rows, folded=True) if rows else None
-
-
-def _worth(report: Report) -> str:
-    return f", worth {report.blend.effective:.3g} equal ones" if report.blend else ""
+    return CHAPTERS.get(kind_of(report), other)(report, name)
 
 
 def compare(report: Comparison, name: str | None) -> Chapter:
@@ -211,7 +50,8 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     tiles = []
     if best is not None:
         named = with_K(best.method, best.K)
-        tiles.append(Tile("lowest held-out loss", best.heldout_loss, _interval(best.interval)))
+        value, interval = best.held
+        tiles.append(Tile(sentences.measured(report), value, interval_of(interval)))
         tiles.append(Tile("by", named, f"{best.size} of {report.k} checkpoints"))
         ties = sum(row.mark == "tie" for row in report.rows)
         tiles.append(Tile("cannot be told apart", f"{ties} of {len(report.rows) - 1}", "others"))
@@ -220,11 +60,13 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     headline = "No winner"
     if best is not None and not said.startswith("no winner"):
         name_of_best = with_K(best.method, best.K)
-        headline = f"{name_of_best} {'wins' if report.winner else 'has the lowest held-out loss'}"
+        has = f"has the {sentences.measured(report)}"
+        headline = f"{name_of_best} {'wins' if report.winner else has}"
     found = tables.compare(report).parts[0][1]
     assert isinstance(found, list)
     marks = [row.mark for row in report.rows]
-    held = [] if report.heldout_rows is None else [_only_marks(report)]
+    is_held = report.heldout_rows is not None or report.judged is not None
+    held = [_only_marks(report)] if is_held else []
     drawn, fewer = _lowest_rows(report)
     sections = [
         *section(
@@ -240,7 +82,7 @@ def compare(report: Comparison, name: str | None) -> Chapter:
             *checkpoints(report.candidates, report.left_out),
         ),
         *section("Does choosing over-fit?", *drawings(drawn, "overfit")),
-        *_standing(report.standing),
+        *standing_of(report.standing),
         cost(report.cost, report.placement),
         again(report, name),
     ]
@@ -250,7 +92,7 @@ def compare(report: Comparison, name: str | None) -> Chapter:
         sections=sections,
         tiles=tiles,
         warnings=report.warnings,
-        about=_about(report),
+        about=about(report),
         command=report.command,
     )
 
@@ -265,6 +107,8 @@ def _lowest_rows(report: Comparison) -> tuple[Comparison, list[Words]]:
     def loss(place: int) -> float:
         row = report.rows[place]
         found = row.heldout_loss if heldout else row.selection_loss
+        if report.judged and row.held[0] is not None:
+            found = row.held[0] if report.judged.goal == "min" else -row.held[0]
         return inf if found is None or place == report.best else found
 
     by_loss = sorted(range(count), key=loss)[: most - 1]
@@ -279,8 +123,9 @@ def _only_marks(report: Comparison) -> Words:
     unit = report.unit or "rows"
     return Words(
         [
-            "★ has the lowest held-out loss; a tie (=) cannot be told apart from it by a paired "
-            f"bootstrap over {unit} that holds for all pairs at once."
+            f"★ has the {sentences.measured(report)}; a tie (=) cannot be told apart from it by a "
+            f"paired bootstrap over {unit} that holds for all pairs at once. Bars are each row's "
+            "own interval: they overlap even where the difference is certain."
         ]
     )
 
@@ -312,7 +157,7 @@ def windows(report: Windows, name: str | None) -> Chapter:
         ],
         tiles=tiles,
         warnings=report.warnings,
-        about=_about(report),
+        about=about(report),
         command=report.command,
     )
 
@@ -328,8 +173,8 @@ def inspect(report: Inspection, name: str | None) -> Chapter:
     titles = ("Each checkpoint", WAYS)
     facts, each, *ways = sheets(tables.inspect(report), titles)
     return Chapter(
-        headline=_first(report.explanation),
-        answer=_upper(report.explanation.partition(": ")[2] or report.explanation),
+        headline=before_colon(report.explanation),
+        answer=upper(report.explanation.partition(": ")[2] or report.explanation),
         sections=[
             *section("Where the run stands", *drawings(report, "run"), *ways),
             *section("What is there", facts, each),
@@ -337,7 +182,7 @@ def inspect(report: Inspection, name: str | None) -> Chapter:
         ],
         tiles=tiles,
         warnings=report.warnings,
-        about=_about(report),
+        about=about(report),
         command=report.command,
     )
 
@@ -345,18 +190,28 @@ def inspect(report: Inspection, name: str | None) -> Chapter:
 def evaluate(report: Evaluation, name: str | None) -> Chapter:
     measure = "selection_loss" if report.heldout_rows is None else "heldout_loss"
     word = tables.LOSS[measure]
-    known = [one for one in report.files if getattr(one, measure) is not None]
+    losses = [getattr(one, measure) for one in report.files]
+    known = sorted((i for i, loss in enumerate(losses) if loss is not None), key=losses.__getitem__)
     headline, answer = f"No finite {word}", f"none of {len(report.files)} files has a finite {word}"
+    rows_used = report.heldout_rows or report.selection_rows
     tiles = [Tile("files", len(report.files))]
     if known:
-        best = min(known, key=lambda one: float(getattr(one, measure)))
-        loss = getattr(best, measure)
-        headline = f"{_file(best.path)} has the lowest {word}"
-        answer = f"{best.path} has the lowest {word} of {len(report.files)}: {number(loss)}"
-        tiles += [Tile(f"lowest {word}", loss, _file(best.path) or "")]
+        best = report.files[known[0]]
+        headline = f"{file_of(best.path)} has the lowest {word}"
+        answer = f"{number(losses[known[0]])} on {rows_used:,} rows"
+        if len(known) > 1:
+            after = report.files[known[1]].path
+            answer += f"; next comes {after} with {number(losses[known[1]])}"
+            answer += "; whether a difference is more than luck, sewa compare says"
+        tiles += [Tile(f"lowest {word}", losses[known[0]], file_of(best.path) or "")]
         tiles += [Tile(key, value, "of that file") for key, value in (best.metrics or {}).items()]
-    tiles.append(Tile("rows", report.heldout_rows or report.selection_rows))
-    table = Table("Losses and metrics", tables.evaluate(report).rows, folded=len(report.files) > 60)
+    tiles.append(Tile("rows", rows_used))
+    rows: Rows = [
+        {tables.LOSS.get(key, key): value for key, value in row.items()}
+        for row in tables.evaluate(report).rows
+    ]
+    marks = ["best" if place in known[:1] else None for place in range(len(rows))]
+    table = Table("Losses and metrics", rows, folded=len(rows) > 60, marks=marks)
     return Chapter(
         headline=headline,
         answer=answer,
@@ -366,21 +221,21 @@ def evaluate(report: Evaluation, name: str | None) -> Chapter:
         ],
         tiles=tiles[:6],
         warnings=report.warnings,
-        about=_about(report),
+        about=about(report),
         command=report.command,
     )
 
 
 def average(report: AverageReport, name: str | None) -> Chapter:
     count = len(report.recipe.sources)
-    written = _file(report.output) or "an average"
+    written = file_of(report.output) or "an average"
     return Chapter(
         headline=f"An average of {count} checkpoints",
         answer=f"{written} averages {count} checkpoints; neither model nor data were asked",
         sections=[again(report, name)],
         tiles=[Tile("checkpoints", count), Tile("tensors", len(report.recipe.tensors))],
         warnings=report.warnings,
-        about=_about(report),
+        about=about(report),
         command=report.command,
     )
 
@@ -390,36 +245,26 @@ def other(report: Head, name: str | None) -> Chapter:
     said = say(report) or [f"the report of sewa {report.kind}"]
     parts: list[Part] = sheets(getattr(tables, report.kind)(report))
     return Chapter(
-        headline=_first(said[0]),
+        headline=before_colon(said[0]),
         answer="; ".join(said),
         sections=[Section("In numbers", parts), again(report, name)],
         warnings=report.warnings,
-        about=_about(report),
+        about=about(report),
         command=report.command,
     )
-
-
-def _about(report: Head) -> str:
-    return f"sewa {report.kind}, {when(report)}"
-
-
-def _first(sentence: str) -> str:
-    """What stands before the colon, as a heading."""
-    return _upper(sentence.partition(": ")[0])  # a method's options have one without a space
-
-
-def _upper(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]
-
-
-def _file(path: str | None) -> str | None:
-    return None if path in (None, "-") else PurePath(path or "").name
-
-
-def _interval(found: Interval | None) -> str:
-    return "" if found is None else f"95 %: {number(found.low)} .. {number(found.high)}"
 
 
 def _rows_of(report: Comparison) -> str:
     heldout: Cell = "" if report.heldout_rows is None else f", {report.heldout_rows:,} held out"
     return f"{report.selection_rows:,} selection rows{heldout}"
+
+
+CHAPTERS: Final[dict[str, Callable[..., Chapter]]] = {
+    "select": select,
+    "contest": contest,
+    "compare": compare,
+    "windows": windows,
+    "inspect": inspect,
+    "evaluate": evaluate,
+    "average": average,
+}

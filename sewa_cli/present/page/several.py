@@ -71,8 +71,13 @@ def side_by_side(reports: Sequence[Head], names: Sequence[str | None]) -> Chapte
         answer = f"{what}, in {len(groups)} groups of runs that are of one kind"
     else:
         answer = f"{what}, each of its own kind: no means are taken over different settings"
+    headline = f"{len(reports)} runs side by side"
+    gains = _gains(reports)
+    if len(groups) == 1 and gains:
+        better = f"{sum(gain > 0 for gain in gains)} of {len(gains)} runs"
+        headline = f"A lower held-out loss than the best simple average in {better}"
     return Chapter(
-        headline=f"{len(reports)} runs side by side",
+        headline=headline,
         answer=answer,
         sections=sections,
         tiles=_tiles(reports) if len(groups) == 1 else [],
@@ -166,6 +171,9 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
         f"mean {what} and its 95 % interval over the runs, by Student's t: it says how much "
         f"runs differ, not how sure one of them is{fewer if len(drawn) < len(names) else ''}"
     )
+    sources = {tuple(one.path for one in getattr(report, "candidates", ())) for report in reports}
+    if len(sources) == 1 and sources != {()}:
+        said += "; all of them average the same checkpoints, so of other trainings it says nothing"
     marks = ["best" if name == best else None for name in names]
     return [Words([said]), Drawing(picture), Table("Means", rows, marks=marks)]
 
@@ -185,10 +193,15 @@ def _series(
     return [*runs, Series("mean, 95 %", means, "D", errors=errors)]
 
 
+def _gains(reports: Sequence[Any]) -> list[float]:
+    """Over the best simple average; none unless every run has one."""
+    gains = [report.gained.by for report in reports if getattr(report, "gained", None)]
+    return gains if len(gains) == len(reports) else []
+
+
 def _tiles(reports: Sequence[Any]) -> list[Tile]:
     found = []
-    gains = [report.gained.by for report in reports if getattr(report, "gained", None)]
-    if len(gains) == len(reports):
+    if gains := _gains(reports):
         middle, half = mean_interval(gains)
         low, high = middle - (half or 0.0), middle + (half or 0.0)
         found.append(Tile("mean gain", middle, f"95 %: {number(low)} .. {number(high)}"))
@@ -229,6 +242,8 @@ def _runs(reports: Sequence[Any], titles: Sequence[str]) -> Rows:
             row |= {"best": with_K(best.method, best.K), "held-out": best.heldout_loss}
         elif report.kind == "inspect":
             row |= {"verdict": report.verdict, "checkpoints": len(report.checkpoints)}
+        if standing := getattr(report, "standing", None):
+            row["the run is"] = standing.verdict
         if spent := getattr(report, "cost", None):
             row["seconds"] = spent.seconds.total
         rows.append(row)
@@ -268,15 +283,18 @@ def _settings(report: Any) -> dict[str, Any]:
 
 def _apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """In what a group's settings differ from another's."""
-    keys = {key for found in settings for key in found} - {"kind"}
-    differ = sorted(
-        key
-        for key in keys
-        if len({json.dumps(one.get(key), sort_keys=True) for one in settings}) > 1
-    )
-    said = []
-    for one in settings:
-        short = {**one, "code": str(one.get("code"))[:12]}  # a hash is long
-        known = [f"{key} {json.dumps(short.get(key), ensure_ascii=False)}" for key in differ[:4]]
-        said.append(", ".join(known))
-    return said
+    every = [_flat({**one, "code": str(one.get("code"))[:12]}) for one in settings]
+    keys = {key for found in every for key in found} - {"kind"}
+    differ = sorted(key for key in keys if len({str(one.get(key)) for one in every}) > 1)
+    if "solver" in differ:  # each has its own settings, of course
+        differ = [key for key in differ if not key.startswith("solvers.")]
+    return [", ".join(f"{key} {one.get(key, '–')}" for key in differ[:4]) for one in every]
+
+
+def _flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Settings within settings as a.b."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        inside = isinstance(value, Mapping)
+        found |= _flat(value, f"{before}{key}.") if inside else {f"{before}{key}": value}
+    return found

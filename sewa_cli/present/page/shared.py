@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Final
 
-from sewa_cli.present import pictures
+from sewa_cli.present import pictures, sentences, tables
 from sewa_cli.present.page.parts import Code, Drawing, Facts, Part, Section, Table, Words
 from sewa_cli.present.sheet import Cell, Rows, Sheet
-from sewa_cli.text import shown, size
+from sewa_cli.text import number, shown, size
 
 if TYPE_CHECKING:
     from sewa_cli.report.recipe import OutputFile, Recipe
-    from sewa_cli.report.shared import Candidate, Cost, Head, LeftOut, Placement
+    from sewa_cli.report.shared import Candidate, Cost, Head, Interval, LeftOut, Placement
+    from sewa_cli.report.standing import Standing
 
-
+WAYS: Final = "Beside three simple ways of moving"
 # what a picture can show, and is drawn within seconds
 MOST_DRAWN: Final = {
     "references": 60,
@@ -150,3 +152,33 @@ def _word(text: str) -> str:
     """For a shell, whatever it is; and never a flag."""
     word = shown(text)
     return shlex.quote(f"./{word}" if word.startswith("-") else word)
+
+
+def standing_of(found: Standing | None) -> list[Section]:
+    if found is None:
+        return []
+    said = [upper(sentence) for sentence in sentences.standing(found)]
+    rows = tables.ways(found.motion)
+    title = f"{WAYS}, by {found.weights:,} weights of each checkpoint"
+    return section("Where the run stands", Words(said), Table(title, rows))
+
+
+def about(report: Head) -> str:
+    return f"sewa {report.kind}, {when(report)}"
+
+
+def before_colon(sentence: str) -> str:
+    """What stands before the colon, as a heading."""
+    return upper(sentence.partition(": ")[0])  # a method's options have one without a space
+
+
+def upper(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def file_of(path: str | None) -> str | None:
+    return None if path in (None, "-") else PurePath(path or "").name
+
+
+def interval_of(found: Interval | None) -> str:
+    return "" if found is None else f"95 %: {number(found.low, 3)} .. {number(found.high, 3)}"

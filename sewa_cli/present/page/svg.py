@@ -51,8 +51,8 @@ def inline(figure: Figure, name: str, alt: str) -> Markup:
     overlay = ET.SubElement(root, "g", {"class": "hints"})
     for axes in figure.axes:
         overlay.extend(_hints(axes, height))
-    # 4 px for 3 pt: its letters are as large as the page's small ones; it may shrink a little
-    size = f"width:{width * 4 / 3:.0f}px;min-width:{min(32.0, width / 12):.1f}rem"
+    # 4 px for 3 pt: its letters are as large as the page's small ones; it may shrink by a third
+    size = f"width:{width * 4 / 3:.0f}px;min-width:{width / 18:.1f}rem"
     root.attrib = {"viewBox": f"0 0 {width:g} {height:g}", "style": size}
     root.attrib |= {"role": "img", "aria-label": shown(alt)}
     return Markup(ET.tostring(root, encoding="unicode"))

@@ -184,7 +184,9 @@ def name_level(axes: Axes, text: str, level: float) -> Annotation:
 
 
 def legend_above(axes: Axes) -> None:
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
+    """On the left, where a narrow screen begins; on the right of a title."""
+    at = 1 if axes.get_title("left") else 0
+    axes.legend(loc="lower right" if at else "lower left", bbox_to_anchor=(at, 1), ncols=3)
 
 
 def legend_beside(axes: Axes) -> None:

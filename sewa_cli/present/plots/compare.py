@@ -56,7 +56,7 @@ class _Point:
 
     @property
     def interval(self) -> tuple[float, ...]:
-        found = self.row.interval
+        found = self.row.held[1]
         return () if found is None else (found.low, found.high)
 
     @property
@@ -69,7 +69,8 @@ def plot(comparison: Comparison) -> Figure:
     """Held-out loss by K and method; selection loss, and it says so, where nothing was held out."""
     from matplotlib.figure import Figure
 
-    heldout = comparison.heldout_rows is not None
+    judged = comparison.judged
+    heldout = comparison.heldout_rows is not None or judged is not None
     points, notes = _points(comparison.rows, heldout)
     taking = [point for point in points if point.row.K is not None]
     taking_none = [point for point in points if point.row.K is None]
@@ -97,7 +98,8 @@ def plot(comparison: Comparison) -> Figure:
         panels = figure.subplots(
             1, len(parts) or 1, sharey=True, squeeze=False, width_ratios=widths or None
         )[0]
-        panels[0].set_ylabel("held-out loss" if heldout else "selection loss (nothing held out)")
+        what = "loss" if judged is None else judged.metric
+        panels[0].set_ylabel(f"held-out {what}" if heldout else "selection loss (nothing held out)")
         if not parts:
             panels[0].set(xticks=[], yticks=[], xlabel="no finite loss to draw")
         for axes, part in zip(panels, parts, strict=False):
@@ -123,12 +125,12 @@ def plot(comparison: Comparison) -> Figure:
 def pictures(comparison: Comparison) -> Iterator[tuple[str, Picture]]:
     """For each part of a page, by its name."""
     rows, best = comparison.rows, comparison.best
-    lowest = "" if best is None else f"; {with_K(rows[best].method, rows[best].K)} has the lowest"
+    lowest = "" if best is None else f"; {with_K(rows[best].method, rows[best].K)} is best"
     ties = sum(row.mark == "tie" for row in rows)
     yield (
         "scores",
         Picture(
-            "Loss by method and K",
+            f"{comparison.judged.metric if comparison.judged else 'Loss'} by method and K",
             f"{len(rows)} rows, each with its 95 % interval{lowest}, and {ties} tie with it.",
             lambda: plot(comparison),
         ),
@@ -184,9 +186,10 @@ def K_scale(Ks: Sequence[int], methods: int) -> Literal["even", "log", "ordinal"
 
 def _points(rows: Sequence[Row], heldout: bool) -> tuple[list[_Point], list[str]]:
     """What can be drawn, and a note on what cannot."""
-    losses = [row.heldout_loss if heldout else row.selection_loss for row in rows]
+    losses = [row.held[0] if heldout else row.selection_loss for row in rows]
     finite = [loss for loss in losses if loss is not None and isfinite(loss)]
-    ceiling = _OFF_SCALE * median(finite) if finite and min(finite) > 0 else inf
+    by_loss = all(row.score is None for row in rows)
+    ceiling = _OFF_SCALE * median(finite) if finite and min(finite) > 0 and by_loss else inf
     points, missing, above = [], [], []
     for row, loss in zip(rows, losses, strict=True):
         name = row.method if row.K is None else f"{row.method} at K={row.K}"
@@ -287,7 +290,8 @@ def _draw_point(axes: Axes, at: float, point: _Point, look: _Style) -> None:
     _draw_mark(axes, at, point.loss, point.row.mark, look)
     ends = "" if not point.interval else f"95 %: {' .. '.join(map(number, point.interval))}"
     name = with_K(point.row.method, point.row.K)
-    hint(axes, at, point.loss, name, f"loss {number(point.loss)}", ends, point.row.mark)
+    word = "loss" if point.row.score is None else "score"
+    hint(axes, at, point.loss, name, f"{word} {number(point.loss)}", ends, point.row.mark)
 
 
 def _draw_mark(axes: Axes, x: float, y: float, mark: str | None, look: _Style) -> None:
@@ -311,7 +315,9 @@ def _explain(points: Sequence[_Point]) -> list[Line2D]:
     marks = {point.row.mark for point in points}
     keys = []
     if "best" in marks:
-        keys.append(_key("lowest held-out loss", color="black", marker="*", ms=11))
+        by_loss = all(point.row.score is None for point in points)
+        best = "lowest held-out loss" if by_loss else "best held out"
+        keys.append(_key(best, color="black", marker="*", ms=11))
     if "tie" in marks:
         keys.append(_key("hollow: a tie with it", **_PLAIN, mfc="white"))
     if "worse" in marks:

@@ -70,6 +70,8 @@ def draw_scores(axes: Axes, found: Contest) -> None:
 
 def draw_entries(axes: Axes, found: Contest) -> None:
     """By parts, on a log scale: how sure each mean is grows to the right."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     for n, entry in enumerate(found.entries):
         if entry.score is None:
             continue
@@ -93,5 +95,8 @@ def draw_entries(axes: Axes, found: Contest) -> None:
                 va="center",
             )
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("parts that it was asked on")
     axes.set_ylabel(found.metric)

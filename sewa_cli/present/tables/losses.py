@@ -9,7 +9,7 @@ from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside, plain
 from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.compare import Comparison, Row
+    from sewa_cli.report.compare import Comparison, Row, RowScore
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Interval
@@ -57,7 +57,8 @@ def evaluate(report: Evaluation) -> Sheet:
     rows: Rows = []
     for file in report.files:
         row: dict[str, Cell] = {"path": file.path, "step": file.step}
-        row["selection_loss"] = file.selection_loss
+        if report.selection_rows:  # a task that is scored by a metric may have no loss
+            row["selection_loss"] = file.selection_loss
         if report.heldout_rows is not None:
             row["heldout_loss"] = file.heldout_loss
         rows.append({**row, **beside(file.metrics, row)})
@@ -66,16 +67,22 @@ def evaluate(report: Evaluation) -> Sheet:
 
 def compare(report: Comparison) -> Sheet:
     """A row for each method at each K."""
-    rows = [_compared(row) for row in report.rows]
+    metric = report.judged.metric if report.judged else ""
+    rows = [_compared(row, metric) for row in report.rows]
     # for people: an interval is one column, names are short, and no column says nothing
     said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
     seen: Rows = []
     for row in rows:
         cells = {name: cell for name, cell in row.items() if name in said}
-        for low, high in (("low", "high"), ("minus_best_low", "minus_best_high")):
+        for low, high in (
+            ("low", "high"),
+            ("minus_best_low", "minus_best_high"),
+            ("behind_best_low", "behind_best_high"),
+        ):
             if cells.pop(high, None) is not None and isinstance(lowest := row[low], float):
                 cells[low] = Ordered(f"{plain(lowest)} .. {plain(row[high])}", lowest)
-        seen.append({_SHORT.get(name, name): cell for name, cell in cells.items()})
+        short = _SHORT | {f"heldout_{metric}": f"held-out {metric}"}
+        seen.append({short.get(name, name): cell for name, cell in cells.items()})
     return Sheet(rows, [("", seen)])
 
 
@@ -87,11 +94,13 @@ _SHORT = {
     "low": "95 %",
     "minus_best": "minus best",
     "minus_best_low": "95 % of that",
+    "behind_best": "behind best",
+    "behind_best_low": "95 % of that ",
     "MB_read": "MB read",
 }
 
 
-def _compared(row: Row) -> dict[str, Cell]:
+def _compared(row: Row, metric: str) -> dict[str, Cell]:
     found: dict[str, Cell] = {
         "method": row.method,
         "K": row.K,
@@ -100,10 +109,12 @@ def _compared(row: Row) -> dict[str, Cell]:
         "predicted_loss": row.predicted_loss,
         "surrogate_error": row.surrogate_error,
         "heldout_loss": row.heldout_loss,
-        **_ends("", row.interval),
+        **({f"heldout_{metric}": row.score.heldout} if row.score else {}),
+        **_ends("", row.held[1]),
         "spread": row.spread,
         "minus_best": row.difference,
         **_ends("minus_best_", row.difference_interval),
+        **(_behind(row.score) if row.score else {}),
         "mark": row.mark,
     }
     cost: dict[str, Cell] = {
@@ -113,6 +124,10 @@ def _compared(row: Row) -> dict[str, Cell]:
         "seconds": round(row.cost.seconds, 3),
     }
     return {**found, **beside(row.metrics, {*found, *cost, *_SHORT.values()}), **cost}
+
+
+def _behind(score: RowScore) -> dict[str, Cell]:
+    return {"behind_best": score.behind, **_ends("behind_best_", score.behind_interval)}
 
 
 def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:

@@ -1,14 +1,15 @@
-"""Does it pay to choose by the return itself? Policies cloned from Hopper and LunarLander.
+"""Does it pay to choose by the metric itself? Returns of cloned policies; accuracies.
 
-`python benchmarks/quality/returns.py` trains sample_configs/behavior_cloning five ways with three
+`python benchmarks/quality/by_metric.py` trains sample_configs/behavior_cloning five ways with three
 seeds each, 1,000 checkpoints a run, lets every solver that chooses by a metric choose by episodes,
-and plays what they chose for 100 episodes that nothing was chosen by. Hours on one core; it may be
-stopped and started again at any time. It needs `make data`.
+and plays what they chose for 100 episodes that nothing was chosen by; the same by accuracy for the
+text and image samples. Hours on one core; it may be stopped and started again at any time. It needs
+`make data`.
 
-    python benchmarks/quality/returns.py --settings lunarlander-medium --seeds 3
-    python benchmarks/quality/returns.py --budgets 500
-    python benchmarks/quality/returns.py --tables              only what there is, nothing new
-    python benchmarks/quality/returns.py --tables --plot docs/returns.png
+    python benchmarks/quality/by_metric.py --settings lunarlander-medium --seeds 3
+    python benchmarks/quality/by_metric.py --budgets 500
+    python benchmarks/quality/by_metric.py --tables              only what there is, nothing new
+    python benchmarks/quality/by_metric.py --tables --plot docs/by_metric.png
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -27,30 +29,55 @@ from typing import Any
 from plan import REPORTED, SAMPLES
 from running import keep
 
-HOME = SAMPLES / "behavior_cloning"
-RESULTS = Path(__file__).with_name("returns.json")
+RESULTS = Path(__file__).with_name("by_metric.json")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A sample, how it is trained, and what its parts are."""
+
+    folder: str
+    metric: str
+    train: tuple[str, ...]
+    args: Mapping[str, Any]
+    digits: int = 0  # of what is printed
+
+    @property
+    def home(self) -> Path:
+        return SAMPLES / self.folder
+
+
+def cloning(data: str, rate: str = "0.0003") -> Setting:
+    args = {"data": data, "score_episodes": 4000}  # more than any average will be asked for
+    return Setting("behavior_cloning", "return", ("--data", data, "--rate", rate), args)
+
+
 SETTINGS = {
-    "hopper-medium": ("hopper-medium", "0.0003"),
-    "hopper-medium at rate 0.003": ("hopper-medium", "0.003"),
-    "hopper-medium-expert": ("hopper-medium-expert", "0.0003"),
-    "hopper-medium-expert at rate 0.003": ("hopper-medium-expert", "0.003"),
-    "lunarlander-medium": ("lunarlander-medium", "0.0003"),
+    "hopper-medium": cloning("hopper-medium"),
+    "hopper-medium at rate 0.003": cloning("hopper-medium", "0.003"),
+    "hopper-medium-expert": cloning("hopper-medium-expert"),
+    "hopper-medium-expert at rate 0.003": cloning("hopper-medium-expert", "0.003"),
+    "lunarlander-medium": cloning("lunarlander-medium"),
+    "text": Setting(
+        "text_classification", "accuracy", (), {"selection": 4900, "heldout": 5000}, digits=4
+    ),
+    "images": Setting(
+        "image_classification", "accuracy", (), {"selection": 5000, "heldout": 5000}, digits=4
+    ),
 }
 SOLVERS = {"race": 0, "reinforce": 10, "cross-entropy": 10}  # and K; 0: auto
 SIMPLE = (("last", None), ("uniform", None), ("ema", None), ("latest", 10), ("lawa", 10))
 BY_LOSS = "default by loss"
 COLUMNS = ("last", "uniform", "ema", "latest K=10", "lawa K=10", "greedy by loss", BY_LOSS)
-PARTS = 4000  # episodes to choose by; a search sees a part at most once for each average
 
 
 def train(setting: str, seed: int, folder: Path) -> Path:
-    data, rate = SETTINGS[setting]
-    where = folder / setting / f"seed-{seed}"
+    about, where = SETTINGS[setting], folder / setting / f"seed-{seed}"
     if not (where / "done").exists():
         where.mkdir(parents=True, exist_ok=True)
         for file in (where / "ckpts").glob("*"):
             file.unlink()
-        command = [sys.executable, str(HOME / "train.py"), "--data", data, "--rate", rate]
+        command = [sys.executable, str(about.home / "train.py"), *about.train]
         subprocess.run([*command, "--seed", str(seed), "--out", str(where / "ckpts")], check=True)
         (where / "done").touch()
     return where / "ckpts"
@@ -66,16 +93,11 @@ class Study:
         from sewa_cli.session.metric import Metric
         from sewa_cli.task import load_task
 
-        os.chdir(HOME)
-        data, _ = SETTINGS[setting]
-        flags = {
-            "checkpoints": (checkpoints,),
-            "K": "auto",
-            "seed": seed,
-            "objective.metric": "return",
-            "args.score_episodes": PARTS,
-            "args.data": data,
-        }
+        about = SETTINGS[setting]
+        os.chdir(about.home)
+        flags: dict[str, Any] = {f"args.{name}": value for name, value in about.args.items()}
+        flags |= {"checkpoints": (checkpoints,), "K": "auto", "seed": seed}
+        flags["objective.metric"] = about.metric
         config = load_settings(Path("sewa.yaml"), flags)
         task = load_task(str(config.task), config.args)
         self.run = open_run(config, task, Events())
@@ -95,8 +117,6 @@ class Study:
 
     def choose(self, solver: str, K: int, budget: int) -> Any:
         """As `sewa select --metric return --solver … --budget …` does it, with what is known."""
-        from dataclasses import replace
-
         from sewa_cli.objective.board import Board
         from sewa_cli.session.extensions import make_solver
 
@@ -129,7 +149,7 @@ class Study:
         if average not in self._played:
             scores = self.metric.score_heldout(average)
             assert scores is not None
-            self._played[average] = [score["return"] for score in scores]
+            self._played[average] = [score[self.metric.name] for score in scores]
         return self._played[average]
 
     def greedy(self) -> list[float]:
@@ -140,14 +160,21 @@ class Study:
         return parse_one("greedy")(evaluator.proposing, None)[0]
 
 
-def study(setting: str, seed: int, folder: Path, budgets: Sequence[int], file: Path) -> None:
+def study(
+    setting: str,
+    seed: int,
+    folder: Path,
+    budgets: Sequence[int],
+    solvers: Sequence[str],
+    file: Path,
+) -> None:
     from sewa_cli.methods import Run, parse_one
     from sewa_cli.text import with_K
 
     results = json.loads(file.read_text()) if file.exists() else []
     done = {(r["setting"], r["seed"], r["column"], r["budget"]) for r in results}
-    wanted = [(name, None) for name in COLUMNS]
-    wanted += [(solver, budget) for budget in budgets for solver in SOLVERS]
+    wanted: list[tuple[str, int | None]] = [(name, None) for name in COLUMNS]
+    wanted += [(solver, budget) for budget in budgets for solver in solvers]
     wanted = [one for one in wanted if (setting, seed, *one) not in done]
     if not wanted:
         return
@@ -159,7 +186,7 @@ def study(setting: str, seed: int, folder: Path, budgets: Sequence[int], file: P
         results.append({**row, **_summed("", returns), **more})
         keep(file, results)
         at = time.strftime("%H:%M:%S")
-        sys.stderr.write(f"{at} {setting} {seed} {column} {budget}: {mean(returns):.0f}\n")
+        sys.stderr.write(f"{at} {setting} {seed} {column} {budget}: {mean(returns):.5g}\n")
 
     for column, budget in wanted:
         if column in simple:
@@ -187,7 +214,7 @@ def study(setting: str, seed: int, folder: Path, budgets: Sequence[int], file: P
 
 def _summed(prefix: str, returns: Sequence[float]) -> dict[str, float]:
     error = stdev(returns) / len(returns) ** 0.5
-    return {f"{prefix}return": round(mean(returns), 2), f"{prefix}error": round(error, 2)}
+    return {f"{prefix}return": round(mean(returns), 5), f"{prefix}error": round(error, 5)}
 
 
 def rows_of(file: Path) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
@@ -208,14 +235,15 @@ def tables(file: Path) -> str:
         here = {column: found[setting, column] for column in columns if (setting, column) in found}
         if not here:
             continue
-        base = here.get(BY_LOSS, {})
+        base, digits = here.get(BY_LOSS, {}), SETTINGS[setting].digits
         lines += [f"**{setting}**", ""]
-        lines += ["| | return | against the default by loss | seeds | crowned | its leader |"]
+        head = (SETTINGS[setting].metric, "against the default by loss", "seeds", "crowned")
+        lines += [f"| | {' | '.join(head)} | its leader |"]
         lines += ["|---|---:|---:|---:|---:|---:|"]
         for column, runs in here.items():
             returns = {seed: run["return"] for seed, run in runs.items()}
             gains = [returns[s] - base[s]["return"] for s in returns if s in base]
-            gain = "" if column == BY_LOSS or not gains else f"{mean(gains):+.0f}{_error(gains)}"
+            gain = "" if column == BY_LOSS or not gains else _with_error(gains, digits, "+")
             known = [run["crowned"] for run in runs.values() if "crowned" in run]
             crowned = f"{sum(map(bool, known))} of {len(known)}" if known else ""
             leads = [
@@ -223,15 +251,16 @@ def tables(file: Path) -> str:
                 for s, run in runs.items()
                 if "leader_return" in run and s in base
             ]
-            lead = f"{mean(leads):+.0f}{_error(leads)}" if leads else ""
-            value = f"{mean(returns.values()):.0f}{_error(list(returns.values()))}"
+            lead = _with_error(leads, digits, "+") if leads else ""
+            value = _with_error(list(returns.values()), digits)
             lines.append(f"| {column} | {value} | {gain} | {len(runs)} | {crowned} | {lead} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _error(values: Sequence[float]) -> str:
-    return f" ± {stdev(values) / len(values) ** 0.5:.0f}" if len(values) > 1 else ""
+def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
+    error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):{sign}.{digits}f}{error}"
 
 
 def plot(file: Path, picture: Path) -> None:
@@ -250,19 +279,20 @@ def plot(file: Path, picture: Path) -> None:
             axes.plot([mean(returns)], [n], "D", color="black", ms=6)
         axes.set_yticks(range(len(columns)), columns, fontsize=8)
         axes.invert_yaxis()
-        axes.set_title(setting, loc="left", fontsize=10)
+        axes.set_title(f"{setting}: held-out {SETTINGS[setting].metric}", loc="left", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("held-out return: each seed, and their mean")
+    axes.set_xlabel("each seed, and their mean")
     figure.savefig(picture, dpi=110)
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    asked.add_argument("--folder", type=Path, default=Path("returns-dir"))
+    asked.add_argument("--folder", type=Path, default=Path("by-metric-dir"))
     asked.add_argument("--results", type=Path, default=RESULTS)
     asked.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     asked.add_argument("--seeds", nargs="+", type=int, default=list(REPORTED))
     asked.add_argument("--budgets", nargs="+", type=int, default=[500, 2000, 5000])
+    asked.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=list(SOLVERS))
     asked.add_argument("--tables", action="store_true", help="only what there is")
     asked.add_argument("--plot", type=Path)
     args = asked.parse_args()
@@ -271,7 +301,7 @@ def main() -> None:
     if not args.tables:
         for seed in args.seeds:
             for setting in args.settings:
-                study(setting, seed, folder, args.budgets, results)
+                study(setting, seed, folder, args.budgets, args.solvers, results)
     sys.stdout.write(tables(results))
     if picture is not None:
         plot(results, picture)
