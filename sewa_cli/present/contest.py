@@ -102,6 +102,11 @@ def verdict(found: Contest) -> str:
         return (
             f"`{written}` was taken: nobody did better than what was there without {found.metric}"
         )
+    if found.evidence < 1:
+        return (
+            f"nobody is crowned: `{found.leader}` led the search, and did no better than "
+            f"`{written}` on parts that had no say in it; `{written}` was taken"
+        )
     return (
         f"nobody is crowned: `{found.leader}` leads, but that may be luck (e-value "
         f"{found.evidence:.3g}, {ASKED} is asked for); `{written}` was taken"
@@ -111,6 +116,8 @@ def verdict(found: Contest) -> str:
 def heldout(found: Contest) -> str:
     """What it is worth on parts that nothing was chosen by."""
     written, scores = next(iter(found.scores.items()))
+    if scores.heldout is None and found.heldout_parts is not None:
+        return f"no held-out {found.metric}: there is no held-out part that all have a score for"
     if scores.heldout is None:
         return f"no held-out {found.metric}: the task lists no parts to report by"
     said = f"held-out {found.metric} of `{written}` {number(scores.heldout)}"
@@ -125,6 +132,8 @@ def _against(gained: MetricGain) -> str:
     if low is None or high is None:
         return f", {number(by)} {way} than `{gained.over}`; too few parts to rule out luck"
     sure = f"{number(gained.by)} (95 %: {number(low, 4)} .. {number(high, 4)})"
+    if high < 0:
+        sure = f"{number(by)} (95 %: {number(-high, 4)} .. {number(-low, 4)})"
     if low <= 0 <= high:
         more = f"; about {gained.more:,} more held-out parts would tell" if gained.more else ""
         return f"; against `{gained.over}` undecided: {sure}{more}"
@@ -143,9 +152,9 @@ def better_one(found: Contest) -> str | None:
 
 def effort(found: Contest) -> str:
     """What was asked."""
-    spent = f"{found.evaluations:,} evaluations"
+    spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
     of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
-    said = f"{spent}{of} to choose by, over {found.parts:,} parts"
+    said = f"{spent}{of} to choose by, over {found.parts:,} part{'' if found.parts == 1 else 's'}"
     if found.heldout_evaluations:
         said += f"; {found.heldout_evaluations:,} held out"
     if found.failures:

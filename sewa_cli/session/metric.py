@@ -17,7 +17,7 @@ from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.board import Answer, Asked, Average, Board, Failed, losses_of
+from sewa_cli.objective.board import TOLD, Answer, Asked, Average, Board, Failed, losses_of
 from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.tree import rows
 from sewa_cli.session.extensions import make_solver
@@ -215,18 +215,22 @@ class Metric:
         ]
         found: list[Score] = [{} for _ in range(count)]
         events = self.run.session.events
-        done = 0
+        done = failed = 0
         for start, answer in self._run(pieces, "heldout", None):
             size = min(self._at_once, count - start)
             if isinstance(answer, Failed):
                 if answer.is_task:
                     raise TaskError(answer.line)
-                first = self.places["heldout"].at[start]
-                events.warn(f"held-out part {first} has failed: {answer.line}")
+                failed += 1
+                if failed <= TOLD:
+                    first = self.places["heldout"].at[start]
+                    events.warn(f"held-out part {first} has failed: {answer.line}")
                 answer = [{"": nan}] * size
             found[start : start + size] = answer
             done += size
             events.progress("held-out parts", done, count)
+        if failed > TOLD:
+            events.warn(f"{failed - TOLD} more held-out parts have failed")
         self.heldout_evaluations += count
         return found
 
