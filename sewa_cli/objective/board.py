@@ -197,7 +197,8 @@ class Board:
 
     def parts_of(self, average: Average) -> list[int]:
         bad = self.bad
-        return [part for part in self.found.get(average, {}) if part not in bad]
+        row = self.found.get(average, {})  # in the order in which they came: not for sums
+        return sorted(part for part in row if part not in bad)
 
     @property
     def has_scores(self) -> bool:
