@@ -1,11 +1,16 @@
 """What several ranks hold, read and take, beside one: the tables of docs/scale.md.
 
-    python benchmarks/ranks.py [--ranks 1 2 4] [--rounds 2] [--plan]
+    python benchmarks/ranks.py [--ranks 1 2] [--rounds 3] [--cases passes W bf16] [--plan]
 
-Two selections, one in which passes through the model take the time, and one in which W does. One
-thread a rank; ranks take turns, and the best of each counts. Memory is what a rank holds at most
-above the same command with next to no weights: W, the model, and the vectors of both. `--plan`:
-what each rank would hold and read of two large Llamas, by the forecast, from headers alone.
+Selections in which passes through the model take the time (many rows, few checkpoints of a small
+model), and in which W does (a few rows, hundreds of checkpoints), in float32 and as bf16
+differences; *share* is what one rank spends on just that. One thread a rank; ranks take turns, and
+the best of each counts. *Side by side* is what the host allows: the command on one rank, run twice
+at once, half of its time by the time alone; ranks that share the work out and wait for nobody would
+take that. Memory is what a rank holds at most above the same command with next to no weights: W,
+the model, and the vectors of both; of `bf16` it is not asked, where most is the page cache's, of
+mapped files. `--plan`: what each rank would hold and read of two large Llamas, by the forecast,
+from headers alone.
 """
 
 from __future__ import annotations
@@ -14,14 +19,16 @@ import argparse
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from common import processor
+from common import processor, timed
 from safetensors.torch import save_file
 from torch import nn
 
@@ -45,22 +52,34 @@ def selection_data(rows, width, batches):
 def loss(outputs, batch):
     return F.cross_entropy(outputs, batch[1])
 """
-# width, layers, rows of a batch, batches, checkpoints, iterations
+
+
+class Case(NamedTuple):
+    width: int
+    layers: int
+    rows: int  # of a batch
+    batches: int
+    k: int
+    iterations: int
+    tier: str = "memory"
+
+
 CASES = {
-    "passes": (256, 6, 20_000, 2, 4, 40),
-    "W": (512, 2, 8, 1, 600, 100),
-    "nothing": (16, 2, 8, 1, 4, 2),
+    "passes": Case(256, 6, 20_000, 2, 4, 6),
+    "W": Case(512, 2, 8, 1, 600, 30),
+    "bf16": Case(512, 2, 8, 1, 1200, 20, "bf16"),
 }
+NOTHING = Case(16, 2, 8, 1, 4, 2)
 
 
-def prepare(folder: Path, name: str) -> None:
-    width, layers, rows, batches, k, iterations = CASES[name]
+def prepare(folder: Path, case: Case) -> None:
+    width, layers, rows, batches, k, iterations, tier = case
     (folder / "ckpts").mkdir(parents=True)
     (folder / "task.py").write_text(TASK)
     (folder / "sewa.yaml").write_text(
         f"task: ./task.py\nargs: {{width: {width}, layers: {layers}, rows: {rows}, batches: "
         f"{batches}}}\ncheckpoints: ckpts\nK: 2\nsolver: gumbel\ndevice: cpu\nmemory: 4GiB\n"
-        f"gumbel: {{iterations: {iterations}, samples: 1}}\n"
+        f"tier: {tier}\ngumbel: {{iterations: {iterations}}}\n"
     )
     torch.manual_seed(0)
     blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
@@ -72,31 +91,69 @@ def prepare(folder: Path, name: str) -> None:
 
 class Found(NamedTuple):
     seconds: float  # of the selection by the clock, imports apart
-    processor: float  # seconds of all processes together, with imports
     read: int  # bytes, by the rank with the most
     held: int
 
 
-def run(folder: Path, ranks: int) -> Found:
-    before = os.times()
-    command = [sys.executable, "-m", "sewa_cli", "select", "-v", "--force", "-o", "out.safetensors"]
-    ended = subprocess.run(
-        [*command, "--ranks", str(ranks)],
+def start(folder: Path, ranks: int, output: str = "out") -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "sewa_cli", "select", "-v", "--force"]
+    return subprocess.Popen(
+        [*command, "-o", f"{output}.safetensors", "--ranks", str(ranks)],
         cwd=folder,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
     )
-    cost = json.loads((folder / "out.report.json").read_text())["cost"]
-    found = re.findall(r"^rank \d+: (\d+) bytes read, (\d+) held at most$", ended.stderr, re.M)
+
+
+def end(running: subprocess.Popen[str], folder: Path, output: str = "out") -> Found:
+    _, told = running.communicate()
+    if running.returncode:
+        raise SystemExit(told)
+    cost = json.loads((folder / f"{output}.report.json").read_text())["cost"]
+    found = re.findall(r"^rank \d+: (\d+) bytes read, (\d+) held at most$", told, re.M)
     pairs = [(int(read), int(held)) for read, held in found]
     pairs = pairs or [(cost["bytes_read"], cost["peak_memory_bytes"])]
     read, held = (max(each) for each in zip(*pairs, strict=True))
-    after = os.times()
-    used = after.children_user + after.children_system
-    used -= before.children_user + before.children_system
-    return Found(cost["seconds"]["total"], used, read, held)
+    return Found(cost["seconds"]["total"], read, held)
+
+
+def run(folder: Path, ranks: int) -> Found:
+    return end(start(folder, ranks), folder)
+
+
+def side_by_side(folder: Path) -> float:
+    """Seconds of the command on one rank, of two at once the slower."""
+    both = {output: start(folder, 1, output) for output in ("left", "right")}
+    return max(end(running, folder, output).seconds for output, running in both.items())
+
+
+def shares(folder: Path) -> dict[str, float]:
+    """What one rank spends on passes and on W, of the whole: measured apart, in this process."""
+    from sewa_cli.commands.select import run_select
+    from sewa_cli.objective.objective import Objective
+    from sewa_cli.session.extensions import load_settings
+    from sewa_cli.session.session import Run
+    from sewa_cli.task import load_task
+    from sewa_cli.trajectory import Trajectory
+
+    torch.set_num_threads(1)
+    config = load_settings(folder / "sewa.yaml")
+    task = load_task(str(folder / "task.py"), config.args)
+    spent = {"passes": 0.0, "W": 0.0}
+    with ExitStack() as stack:
+        running: list[str] = []
+        for owner, name, part in (
+            (Objective, "gradient", "passes"),
+            (Objective, "mean_loss", "passes"),
+            (Trajectory, "mix", "W"),
+            (Trajectory, "pull_back", "W"),
+            (Run, "read", "W"),
+        ):
+            stack.enter_context(timed(owner, name, spent, part, running))
+        total = run_select(config, task, write=False).report.cost.seconds.total
+    return {part: seconds / total for part, seconds in spent.items()}
 
 
 def plan() -> None:
@@ -127,40 +184,51 @@ def plan() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--plan", action="store_true")
     options = parser.parse_args()
     if options.plan:
         plan()
         return
     print(f"{processor()}, {os.cpu_count()} cores, one thread a rank\n")
-    head = "the time is in | ranks | seconds | of one | processor seconds of a rank | of one"
+    head = "the time is in | share | ranks | seconds | of one | side by side"
     print(f"| {head} | bytes read | of one | held | of one |")
     print("|---" * 10 + "|")
     with tempfile.TemporaryDirectory() as place:
-        folders = {name: Path(place) / name for name in CASES}
-        for name, folder in folders.items():
-            prepare(folder, name)
-        floor = {ranks: run(folders["nothing"], ranks) for ranks in options.ranks}
-        for name in ("passes", "W"):
-            turns = [ranks for _ in range(options.rounds) for ranks in options.ranks]
-            runs = [(ranks, run(folders[name], ranks)) for ranks in turns]
+        prepare(Path(place, "nothing"), NOTHING)
+        floor = {ranks: run(Path(place, "nothing"), ranks).held for ranks in options.ranks}
+        for name in options.cases:
+            folder = Path(place, name)
+            prepare(folder, CASES[name])
+            share = shares(folder)["passes" if name == "passes" else "W"]
+            runs: dict[int, list[Found]] = {ranks: [] for ranks in options.ranks}
+            both: list[float] = []
+            for _ in range(options.rounds):
+                for ranks, own in runs.items():
+                    own.append(run(folder, ranks))
+                both.append(side_by_side(folder))
+            alone = min(found.seconds for found in runs[options.ranks[0]])
             first: list[float] = []
-            for ranks in options.ranks:
-                own, least = [found for n, found in runs if n == ranks], floor[ranks]
+            for ranks, own in runs.items():
                 numbers = [
                     min(found.seconds for found in own),
-                    (min(found.processor for found in own) - least.processor) / ranks,
                     own[0].read / 2**20,
-                    (min(found.held for found in own) - least.held) / 2**20,
+                    (min(found.held for found in own) - floor[ranks]) / 2**20,
                 ]
                 first = first or numbers
-                cells = [
+                seconds, read, held = (
                     f"{x:.1f}{unit} | {x / one:.2f}"
-                    for x, one, unit in zip(numbers, first, ("", "", " MiB", " MiB"), strict=True)
-                ]
-                print(f"| {name} | {ranks} | {' | '.join(cells)} |", flush=True)
+                    for x, one, unit in zip(numbers, first, ("", " MiB", " MiB"), strict=True)
+                )
+                least = f"{min(both) / 2 / alone:.2f}" if ranks == 2 else ""
+                held = held if CASES[name].tier == "memory" else " | "
+                print(
+                    f"| {name} | {share:.0%} | {ranks} | {seconds} | {least} | {read} | {held} |",
+                    flush=True,
+                )
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

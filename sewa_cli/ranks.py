@@ -8,6 +8,7 @@ gives back what it was given, and torch is not imported.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from sewa_cli.dtypes import Array
 
 T = TypeVar("T")
-M_MMAP_THRESHOLD = -3  # of malloc.h
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MEETING = timedelta(minutes=2)  # for all ranks to be there
+SOON = 5.0  # seconds by which ranks that fail alike may be apart
 FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
 
 
@@ -56,6 +58,10 @@ class Ranks:
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
         """The same for tensors of one shape."""
         return [rows]
+
+    def all_come(self) -> bool:
+        """Whether every rank gets here soon, though some may wait for each other elsewhere."""
+        return True
 
     def send(self, array: Array) -> None:
         """To rank 0."""
@@ -95,7 +101,7 @@ class _Several(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        _give_back()
+        _keep_memory()
         try:
             distributed.init_process_group(backend, timeout=MEETING)
         except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
@@ -104,7 +110,7 @@ class _Several(Ranks):
                 "--ranks 1 runs alone"
             ) from error
         distributed.distributed_c10d._set_pg_timeout(FOREVER)
-        self._torch, self._group = torch, distributed
+        self._torch, self._group, self._calls = torch, distributed, 0
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.size)))
 
@@ -136,6 +142,18 @@ class _Several(Ranks):
         self._group.all_gather(found, sent)
         return [one.view(rows.dtype).view(rows.shape).to(device) for one in found]
 
+    def all_come(self) -> bool:
+        store = self._group.distributed_c10d._get_default_store()
+        self._calls += 1
+        key, end = f"come {self._calls}", time.monotonic() + SOON
+        count = store.add(key, 1)
+        while count < self.size and time.monotonic() < end:
+            time.sleep(0.05)
+            count = store.add(key, 0)
+        if count < self.size:
+            store.add(key, -self.size)  # whoever comes later does not wait
+        return bool(count >= self.size)
+
     def send(self, array: Array) -> None:
         self._group.send(self._torch.from_numpy(_bytes(array)), 0)
 
@@ -155,15 +173,17 @@ class _Several(Ranks):
         self._group.destroy_process_group()
 
 
-def _give_back() -> None:
-    """Let memory that FSDP lets go of, again and again, go back to the system each time.
+def _keep_memory() -> None:
+    """Let memory that a pass, or FSDP, lets go of again and again be there for the next one.
 
-    glibc would keep what is below a limit that grows as it is used: a third of W, measured.
+    glibc would give it back to the system, and fresh pages cost more than a ReLU on them does: of
+    two ranks' passes a third of the time, measured. What is larger still goes back.
     """
     from ctypes import CDLL
 
     with suppress(OSError, AttributeError):  # no glibc
-        CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)
+        CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
+        CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def _bytes(array: Array) -> Any:

@@ -9,7 +9,7 @@ text and image samples. Hours on one core; it may be stopped and started again a
     python benchmarks/quality/by_metric.py --settings lunarlander-medium --seeds 3
     python benchmarks/quality/by_metric.py --budgets 500
     python benchmarks/quality/by_metric.py --tables              only what there is, nothing new
-    python benchmarks/quality/by_metric.py --tables --plot docs/by_metric.png
+    python benchmarks/quality/by_metric.py --tables --plot docs/by_metric.png --into docs/results.md
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import Any
 
 from plan import REPORTED, SAMPLES
 from running import keep
+from tables import filled, markdown
 
 RESULTS = Path(__file__).with_name("by_metric.json")
 
@@ -226,36 +227,37 @@ def rows_of(file: Path) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
     return found
 
 
-def tables(file: Path) -> str:
-    """Mean return over seeds, its standard error, and against the default by loss, paired."""
-    found, lines = rows_of(file), []
+def tables_of(file: Path) -> dict[str, list[dict[str, str]]]:
+    """By setting: means over seeds with standard errors, also against the default by loss."""
+    found, tables = rows_of(file), {}
     columns = list(dict.fromkeys(column for _, column in found))
     columns.sort(key=lambda c: (c not in COLUMNS, COLUMNS.index(c) if c in COLUMNS else 0))
-    for setting in SETTINGS:
+    for setting, about in SETTINGS.items():
         here = {column: found[setting, column] for column in columns if (setting, column) in found}
-        if not here:
-            continue
-        base, digits = here.get(BY_LOSS, {}), SETTINGS[setting].digits
-        lines += [f"**{setting}**", ""]
-        head = (SETTINGS[setting].metric, "against the default by loss", "seeds", "crowned")
-        lines += [f"| | {' | '.join(head)} | its leader |"]
-        lines += ["|---|---:|---:|---:|---:|---:|"]
-        for column, runs in here.items():
-            returns = {seed: run["return"] for seed, run in runs.items()}
-            gains = [returns[s] - base[s]["return"] for s in returns if s in base]
-            gain = "" if column == BY_LOSS or not gains else _with_error(gains, digits, "+")
-            known = [run["crowned"] for run in runs.values() if "crowned" in run]
-            crowned = f"{sum(map(bool, known))} of {len(known)}" if known else ""
-            leads = [
-                run["leader_return"] - base[s]["return"]
-                for s, run in runs.items()
-                if "leader_return" in run and s in base
-            ]
-            lead = _with_error(leads, digits, "+") if leads else ""
-            value = _with_error(list(returns.values()), digits)
-            lines.append(f"| {column} | {value} | {gain} | {len(runs)} | {crowned} | {lead} |")
-        lines.append("")
-    return "\n".join(lines)
+        base = here.get(BY_LOSS, {})
+        if base:
+            tables[setting] = [_row(c, runs, base, about) for c, runs in here.items()]
+    return tables
+
+
+def _row(
+    column: str, runs: Mapping[int, Any], base: Mapping[int, Any], about: Setting
+) -> dict[str, str]:
+    def against(key: str) -> str:
+        gains = [
+            run[key] - base[s]["return"] for s, run in runs.items() if key in run and s in base
+        ]
+        return _with_error(gains, about.digits, "+") if gains and column != BY_LOSS else ""
+
+    known = [run["crowned"] for run in runs.values() if "crowned" in run]
+    return {
+        "": column,
+        about.metric: _with_error([run["return"] for run in runs.values()], about.digits),
+        "against the default by loss": against("return"),
+        "seeds": str(len(runs)),
+        "crowned": f"{sum(map(bool, known))} of {len(known)}" if known else "",
+        "the leader, crowned or not": against("leader_return"),
+    }
 
 
 def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
@@ -295,14 +297,20 @@ def main() -> None:
     asked.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=list(SOLVERS))
     asked.add_argument("--tables", action="store_true", help="only what there is")
     asked.add_argument("--plot", type=Path)
+    asked.add_argument("--into", type=Path, help="put the tables into this page, at its marks")
     args = asked.parse_args()
     folder, results = args.folder.resolve(), args.results.resolve()
     picture = args.plot.resolve() if args.plot else None
+    page = args.into.resolve() if args.into else None
     if not args.tables:
         for seed in args.seeds:
             for setting in args.settings:
                 study(setting, seed, folder, args.budgets, args.solvers, results)
-    sys.stdout.write(tables(results))
+    tables = tables_of(results)
+    for setting, rows in tables.items():
+        sys.stdout.write(f"**{setting}**\n\n{markdown(rows)}\n\n")
+    if page is not None:
+        page.write_text(filled(page.read_text(), tables, "metric"))
     if picture is not None:
         plot(results, picture)
 

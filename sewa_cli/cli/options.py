@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from sewa_cli import ranks
-from sewa_cli.cli import together
+from sewa_cli.cli import launching, together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
@@ -357,7 +357,7 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
             check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
-            if "ranks" in given and not together.begin(given):
+            if "ranks" in given and not launching.begin(given):
                 return
             with says_what_was_cut(), stdout_for_data() as stdout:
                 request = Request(given, stdout)

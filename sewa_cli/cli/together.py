@@ -1,14 +1,14 @@
-"""Several ranks as one command: started, with one voice, and ended together.
+"""Several ranks as one command: with one voice, and ended together.
 
 A rank that fails posts its fault on the board that torchrun's own store is, and the others end with
 the same exit code. One that was killed can post nothing: its process is gone, or its beat missed.
-Whoever is first on the board says the one line.
+Whoever is first on the board is the cause, and says the one line; for a rank that cannot, the
+launcher does.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -19,108 +19,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from sewa_cli import interrupts, ranks
-from sewa_cli.cli.main import typed
-from sewa_cli.errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-STDIN = "-"
-SPOKEN = 5  # exit codes up to this are ours, and said with a line
+FAULT = "fault"  # on the board, and for our launcher the name of a file
 KILLED = 128 + signal.SIGKILL  # as a shell says it
 TICK = 0.5  # seconds
 GRACE = 4  # ticks for a rank to end by itself, when another has failed
 MISSED = 30  # ticks without a beat, of a rank on another host
 _CUT_OFF = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|store", re.I)
-
-
-# ---- started -----------------------------------------------------------------------------------
-
-
-def begin(given: dict[str, Any]) -> bool:
-    """Be one of several ranks, or start them and wait: then all is done."""
-    wanted = given["ranks"] if given.get("dry_run") else given.pop("ranks")
-    if wanted is not None and not (wanted.isascii() and wanted.isdecimal() and int(wanted) > 0):
-        raise ConfigError(f"--ranks: must be a number of processes, found {wanted!r}")
-    if wanted is not None and int(wanted) == 1:
-        ranks.be_alone()
-    if given.get("dry_run"):
-        if ranks.are_several():
-            given["ranks"] = wanted or os.environ["WORLD_SIZE"]
-        return not ranks.are_several() or os.environ["RANK"] == "0"
-    if not ranks.are_several() and (wanted is None or int(wanted) == 1):
-        return True
-    if STDIN in (given["ckpts"] or []):
-        raise ConfigError("-: paths on standard input reach one rank only; name them")
-    if not ranks.are_several():
-        if int(wanted) > (most := most_here()):
-            raise ConfigError(f"--ranks: {wanted} on this host, whose cores carry {most} at most")
-        if code := launch(int(wanted), typed):
-            from typer import Exit
-
-            raise Exit(code)
-        return False
-    if wanted is not None and int(wanted) != int(os.environ["WORLD_SIZE"]):
-        raise ConfigError(f"--ranks {wanted}, but torchrun has started {os.environ['WORLD_SIZE']}")
-    join(given["verbose"])
-    return True
-
-
-def launch(count: int, arguments: Sequence[str]) -> int:
-    """The command on so many ranks of this host, by torch's own launcher. Returns the exit code."""
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    os.environ[interrupts.LAUNCHED] = "1"
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    logging.disable(logging.CRITICAL)  # what it says of a rank that fails, we say in one line
-    with TemporaryDirectory() as logs:  # which torch would leave behind
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=0,
-            monitor_interval=0.1,
-            shutdown_timeout=10,
-            logs_specs=DefaultLogsSpecs(log_dir=logs),
-        )
-        try:
-            elastic_launch(config, sys.executable)("-m", "sewa_cli", *arguments)
-        except SignalException:
-            raise KeyboardInterrupt from None
-        except ChildFailedError as error:
-            return _explain(error.failures)
-    return 0
-
-
-def most_here() -> int:
-    """Processes that this host can well be asked to run at once."""
-    return max(16, 4 * (os.cpu_count() or 1))
-
-
-def _explain(failures: dict[int, ProcessFailure]) -> int:
-    """Which rank was the first to fail, of its own; the others were told to end."""
-    told_to_end = (-signal.SIGTERM, -signal.SIGINT, interrupts.CODE, KILLED)
-    found = sorted(
-        (failure.exitcode in told_to_end, failure.timestamp, rank, failure.exitcode)
-        for rank, failure in failures.items()
-    )
-    ended, _, rank, code = found[0]
-    if code < 0 and not ended:
-        why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
-        name = signal.Signals(-code).name
-        _write(f"error: rank {rank} was killed ({name}{why}); nothing was written\n")
-    elif code > SPOKEN and not ended:
-        _write(f"error: rank {rank} has ended with exit code {code}; nothing was written\n")
-    return 128 - code if code < 0 else code
 
 
 # ---- one voice ---------------------------------------------------------------------------------
@@ -162,8 +71,12 @@ def _end_when_told() -> None:
     def wait() -> None:
         while os.read(reading, 1)[0] not in interrupts.NUMBERS:
             pass
+        code = interrupts.CODE
+        with suppress(Exception):  # the board is gone
+            if _Watch.now is not None:
+                code = _ended_by_others(_Watch.now, code, ())
         time.sleep(GRACE * TICK)
-        os._exit(interrupts.CODE)
+        os._exit(code)
 
     threading.Thread(target=wait, daemon=True, name="told").start()
 
@@ -192,6 +105,10 @@ def _let_all_be_heard() -> None:
             os.dup2(void, 1)
             os.dup2(void, 2)
             thread.join(2.0)
+
+
+def say(line: str) -> None:
+    _write(f"{line}\n")
 
 
 def _write(text: str) -> None:
@@ -229,6 +146,15 @@ class _Board:
         with self._lock:
             return bool(self._store.compare_set(key, "", text) == text.encode())
 
+    def claim(self, rank: int, code: int, said: bool = False) -> bool:
+        """Whether this rank is the cause: nobody has named one before."""
+        fault = {"rank": rank, "code": code, "said": said}
+        if not self.first(FAULT, fault):
+            return False
+        if interrupts.LAUNCHED in os.environ:
+            Path(os.environ[interrupts.LAUNCHED], FAULT).write_text(json.dumps(fault))
+        return True
+
 
 class _Watch(threading.Thread):
     """Looks whether the other ranks are there, and ends this one when they are not."""
@@ -250,7 +176,7 @@ class _Watch(threading.Thread):
             beat += 1
             try:
                 self.board.post(f"beat {self.here.rank}", beat)
-                found = self.board.read("fault") or self._lost()
+                found = self.board.read(FAULT) or self.lost()
             except Exception:  # the store has gone, and with it whoever held it
                 found = found_gone()
             if os.getppid() != self._parent:
@@ -261,19 +187,18 @@ class _Watch(threading.Thread):
             if seen > GRACE:
                 os._exit(found["code"])
 
-    def _lost(self) -> Any:
+    def lost(self) -> Any:
         """A rank that is there no more; told by whoever finds it first."""
         for rank in range(self.here.size):
             if rank == self.here.rank or self.board.read(f"done {rank}"):
                 continue
             if self._is_gone(rank):
-                fault = {"rank": rank, "code": KILLED}
-                if self.board.first("fault", fault) and interrupts.LAUNCHED not in os.environ:
+                if self.board.claim(rank, KILLED) and interrupts.LAUNCHED not in os.environ:
                     _write(
-                        f"error: rank {rank} was killed or has lost its connection; nothing was "
-                        "written\n"
+                        f"error: rank {rank} was killed, has ended by itself or has lost its "
+                        "connection; nothing was written\n"
                     )
-                return self.board.read("fault")
+                return self.board.read(FAULT)
         return None
 
     def _is_gone(self, rank: int) -> bool:
@@ -329,8 +254,8 @@ def fail(error: BaseException, code: int, lines: Sequence[str]) -> int:
         if is_cut_off(error) or code == interrupts.CODE:
             return _ended_by_others(watch, code, lines)
         board.post(f"fault {rank}", lines)
-        if not board.first("fault", {"rank": rank, "code": code}):
-            return int(board.read("fault")["code"])
+        if not board.claim(rank, code, said=True):
+            return int(board.read(FAULT)["code"])
         _tell_once(watch, code, lines)
     except Exception:  # the board is gone: say it anyway
         for line in lines:
@@ -358,18 +283,23 @@ def _tell_once(watch: _Watch, code: int, lines: Sequence[str]) -> None:
 
 def _ended_by_others(watch: _Watch, code: int, lines: Sequence[str]) -> int:
     """Cut off, or told to end: whoever was the cause says so, or is found missing."""
-    for _ in range(4 * GRACE):
-        found = watch.board.read("fault") or watch._lost()
+    board, here, told = watch.board, watch.here, code == interrupts.CODE
+    if told:
+        board.post(f"told {here.rank}", True)
+    for _ in range(2 if told else 4 * GRACE):
+        time.sleep(TICK / 2)
+        found = board.read(FAULT) or watch.lost()
         if found is not None:
             return int(found["code"])
-        time.sleep(TICK / 2)
-    if code == interrupts.CODE:
-        if watch.here.rank == 0 and interrupts.LAUNCHED not in os.environ:
-            _write(f"{interrupts.LINE}\n")
-        return code
-    if watch.board.first("fault", {"rank": watch.here.rank, "code": code}):
-        for line in lines:
-            _write(line)
+    if not board.claim(here.rank, code):
+        return int(board.read(FAULT)["code"])
+    if told:
+        all_of_us = all(board.read(f"told {rank}") for rank in range(here.size))
+        line = f"error: rank {here.rank} was told to end; nothing was written"
+        lines = [f"{interrupts.LINE if all_of_us else line}\n"]
+        lines = [] if interrupts.LAUNCHED in os.environ else lines
+    for line in lines:
+        _write(line)
     return code
 
 

@@ -9,15 +9,15 @@ from sewa_cli.objective.scorer import Scorer
 from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session import heading, open_named
+from sewa_cli.session.building import build_objective, with_whole_batches
 from sewa_cli.session.code import code_hash
 from sewa_cli.session.jobs import scores_by_parts
-from sewa_cli.session.session import build_objective
 from sewa_cli.task import Task
 
 
 def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
-    events = events or Events()
+    events, task = events or Events(), with_whole_batches(task)
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
         objective = build_objective(config, task, checkpoints[-1], events)

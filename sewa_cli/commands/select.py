@@ -27,12 +27,12 @@ from sewa_cli.present import draw, html, show, summary
 from sewa_cli.report.select import Better, Gained, Report, Simple
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
+from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import solver_for
 from sewa_cli.session.session import (
     Run,
     Session,
     check_budget,
-    check_objective,
     chosen_solver,
     open_session,
 )

@@ -26,7 +26,8 @@ from sewa_cli.report.compare import Row
 from sewa_cli.report.shared import LeftOut, Placement
 from sewa_cli.report.windows import Window, Windows
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Run, Session, check_budget, check_objective, open_session
+from sewa_cli.session.building import check_objective
+from sewa_cli.session.session import Run, Session, check_budget, open_session
 from sewa_cli.task import Task
 
 

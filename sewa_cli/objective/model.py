@@ -35,7 +35,7 @@ class _Shard:
     """A stretch of the flat vector: the rows of a parameter that this rank holds."""
 
     where: slice
-    name: str
+    parameter: Tensor  # the model's own, which FSDP gives its gradient
     values: Tensor
 
 
@@ -127,9 +127,8 @@ class FlatModel:
         shelves = _shelves(self.module)
         for group in groups:
             if group[0][0] in self._parts:
-                self._shards += [
-                    _Shard(slices[names[0]], names[0], _own(state[names[0]])) for names in group
-                ]
+                own = [(slices[names[0]], state[names[0]]) for names in group]
+                self._shards += [_Shard(where, tensor, _own(tensor)) for where, tensor in own]
             else:
                 self._bind(group, state, shelves)
         for shard in self._shards:
@@ -230,10 +229,8 @@ class FlatModel:
         for cast in self._casts:
             if cast.gradients is not None:
                 cast.gradients.zero_()
-        if self._shards:  # FSDP's own, which it makes anew
-            state = _state(self.module)
-            for shard in self._shards:
-                state[shard.name].grad = None
+        for shard in self._shards:  # FSDP's own, which it makes anew
+            shard.parameter.grad = None
         for bound in self._bound:  # again each time: a zero_grad() in the user's code drops them
             if bound.gradients is not None:
                 bound.shelf[bound.key].grad = bound.gradients
@@ -249,11 +246,10 @@ class FlatModel:
 
     def _collect_shards(self) -> None:
         """FSDP has taken the mean over the ranks; what each has whole, it has of its own rows."""
-        state = _state(self.module)
         end = self._shards[-1].where.stop if self._shards else 0
         self.grad[end:].div_(self._ranks.size)  # each rank's are added up with W's columns
         for shard in self._shards:
-            found = state[shard.name].grad
+            found = shard.parameter.grad
             if found is not None:
                 own = sharding.local(found)
                 assert own is not None

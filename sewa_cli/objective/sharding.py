@@ -20,6 +20,7 @@ from sewa_cli.ranks import Ranks
 
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 Parallelize = Callable[[nn.Module, Any], Any]
+LARGE = 64 * 2**20  # bytes of a model whose blocks are gathered one by one
 
 
 def shard(
@@ -45,8 +46,11 @@ def shard(
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
     """Those that are repeated, as a transformer's layers are: alike, one after the other.
 
-    One that shares a parameter with the rest of the model is left in the rest.
+    One that shares a parameter with the rest of the model is left in the rest. A small model has
+    none: gathered whole it is sent once a pass, not block by block there and back.
     """
+    if sum(p.nbytes for p in model.parameters()) < LARGE:
+        return
     uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     taken: set[int] = set()
     for module in model.modules():

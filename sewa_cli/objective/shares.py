@@ -16,7 +16,16 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.classes import Targets
-from sewa_cli.objective.tree import WALK, Nest, change, has_rows, rows, take_rows, tensors
+from sewa_cli.objective.tree import (
+    WALK,
+    Nest,
+    change,
+    has_rows,
+    join_rows,
+    rows,
+    take_rows,
+    tensors,
+)
 from sewa_cli.ranks import Ranks
 
 Run = Callable[[Nest], Any]  # a batch ↦ what the model predicts for it
@@ -60,10 +69,11 @@ class Shares:
         """Whether shares of a batch come to what the whole does."""
         whole = run(change(batch, lambda _: WALK))
         try:
-            alike = _alike(self._gathered(run, batch), whole)
-        except Exception:  # whatever the user's code makes of some rows; of all alike
-            alike = False
-        self._apart = all(self.ranks.gather(alike))
+            self._apart = all(self.ranks.gather(_alike(self._gathered(run, batch), whole)))
+        except Exception:  # whatever the user's code makes of some rows
+            if not self.ranks.all_come():
+                raise  # of one rank's alone: it is the cause
+            self._apart = False
         if not self._apart:
             self.warn(
                 "predict() gives other outputs for some rows of a batch than for all of it, so "
@@ -171,6 +181,21 @@ class Shares:
         return torch.cat(
             [part[: last - first] for part, (first, last) in zip(found, spans, strict=True)]
         )
+
+
+def whole_batches(data: Iterable[Nest], ranks: Ranks) -> Iterator[Nest]:
+    """Batches of which each rank has some rows → all rows, in the ranks' order, on every rank.
+
+    One may have none left when others still have some.
+    """
+    own = iter(data)
+    while found := [part for part in ranks.gather(next(own, None)) if part is not None]:
+        batch = join_rows(found, [rows(part) for part in found])
+        if batch is None:
+            raise TaskError(
+                "the ranks' parts of a batch differ in more than their rows, so they make no whole"
+            )
+        yield batch
 
 
 def _told(batch: Nest) -> str:

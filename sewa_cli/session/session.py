@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +16,15 @@ from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.config import AUTO, Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
-from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.memo import Key, Memo
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scored, Scorer
-from sewa_cli.objective.split import keep_aside
 from sewa_cli.objective.tree import rows
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import paths_of
@@ -35,6 +32,7 @@ from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
+from sewa_cli.session.building import build_objective, guarded, with_whole_batches
 from sewa_cli.session.code import code_hash
 from sewa_cli.session.cost import Clock, peak_memory
 from sewa_cli.session.extensions import (
@@ -43,14 +41,12 @@ from sewa_cli.session.extensions import (
     solvers_by_metric,
     solvers_that_find_k,
 )
-from sewa_cli.session.memo import Kept, hash_files, open_memo
+from sewa_cli.session.memo import Kept, hash_files
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
-from sewa_cli.task import Batches, Task
+from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
 from sewa_cli.trajectory.placement import Cap, Placed, Placer, cap_on
-
-OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
 
 
 @dataclass(frozen=True)
@@ -164,11 +160,11 @@ def open_session(
 
     `is_too_large`: to be built without weights, for a forecast.
     """
-    guard, clock = None, Clock()
+    guard, clock, task = None, Clock(), with_whole_batches(task)
     if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
-        task, guard = _guarded(task, config.guard, config.seed)
+        task, guard = guarded(task, config.guard, config.seed)
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
@@ -186,78 +182,6 @@ def open_session(
     return Session(
         *(config, task, events, candidates, names, objective, reads, inputs, guard, code, clock)
     )
-
-
-def check_objective(config: Config, task: Task) -> None:
-    """Whether the task has what is to be chosen by."""
-    metric = config.objective.metric
-    if metric is None and not task.has_loss:
-        raise TaskError(
-            f"{task.source} has no loss(outputs, batch), and this needs one; choose by its metric: "
-            "--metric NAME"
-        )
-    if metric is not None and task.scoring is None:
-        raise TaskError(
-            f"--metric {metric}: {task.source} has no score(model, part), nor metrics(model)"
-        )
-
-
-def _guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
-    """The task with a share of its selection rows as held-out data, never to choose by."""
-    selection, heldout = keep_aside(task.selection_data, share, seed)
-    guarded = replace(
-        task,
-        selection_data=Batches(lambda: selection, "selection_data"),
-        heldout_data=Batches(lambda: heldout, "selection_data kept aside"),
-    )
-    return guarded, Guard(share=share, rows=sum(map(rows, heldout)))
-
-
-def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:
-    """The user's, on its device; of adapters, only they can change."""
-    with device if device.type == "meta" else nullcontext():
-        built = task.build_model()
-    is_adapter = newest.kind == "adapter"
-    only = library.check_fits(newest, built.state_dict()) if is_adapter else None
-    return FlatModel(built, device, only, task.parallelize)
-
-
-def build_objective(
-    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
-) -> Objective:
-    """The user's loss as a function of weights. What it works out is kept under `--cache`."""
-    device = torch.device("meta") if shapes_only else find_device(config.device)
-    with events.stage("building the model"):
-        model = build_model(task, newest, device)
-    objective = Objective(
-        model,
-        task.predict,
-        task.loss,
-        task.backward,
-        task.selection_data,
-        classes=_classes(config, task, events),
-        observe=task.observe,
-        summarize=task.summarize,
-        has_loss=task.has_loss,
-    )
-    anew = config.bn != "off" and objective.batchnorm_layers > 0
-    objective = replace(objective, batch_statistics=anew, events=events)
-    if shapes_only:
-        return objective
-    if ranks.here().several and config.cache is not None:
-        raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
-    return replace(objective, memo=open_memo(config, task, objective, events))
-
-
-def _classes(config: Config, task: Task, events: Events) -> Classes | None:
-    """What the task says about its cross-entropies, if it says it."""
-    if task.targets is None:
-        return None
-    room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
-    functions = task.predict, task.loss, task.targets, task.features, task.head
-    if ranks.here().several:  # a head outside of the model's forward pass has no weights there
-        functions = *functions[:3], None, None
-    return Classes(*functions, room, task.proven, events.warn)
 
 
 def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:

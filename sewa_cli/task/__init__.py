@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sewa_cli import ranks
 from sewa_cli.config import READY_MADE
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task.fence import forget_folder, import_user_module, user_code
@@ -65,10 +67,11 @@ class Batches:
     make: Callable[[], Iterable[Any]]
     name: str
     anew: Callable[[], Iterable[Any]] | None = None  # the function itself, where `make` remembers
+    shared_out: bool = False  # the function takes its rank: of each batch it gives this one's rows
 
     def apart(self) -> Batches:
         """The same made anew: to go over it leaves no trace in this one."""
-        return self if self.anew is None else Batches(_remember(self.anew), self.name)
+        return self if self.anew is None else replace(self, make=_remember(self.anew), anew=None)
 
     def __iter__(self) -> Iterator[Any]:
         with user_code(self.name):
@@ -173,13 +176,16 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
     def with_args(name: str) -> Callable[[], Any]:
         function = functions[name]
         taken = {key: value for key, value in args.items() if _takes(function, key)}
-        return lambda: function(**taken)
+        here = ranks.here()
+        own = {"rank": here.rank, "ranks": here.size} if _shares_out(function) else {}
+        return lambda: function(**{**taken, **own})
 
     def batches(name: str) -> Batches | None:
         # made once, as a DataLoader is costly, unless it can be iterated over only once
         if name not in functions:
             return None
-        return Batches(_remember(with_args(name)), name, with_args(name))
+        shared_out = _shares_out(functions[name])
+        return Batches(_remember(with_args(name)), name, with_args(name), shared_out)
 
     def optional(name: str, checked: Callable[[Any], Any] = _as_is) -> Callable[..., Any] | None:
         return _guarded(name, functions[name], checked) if name in functions else None
@@ -235,6 +241,13 @@ def _takes(function: Callable[..., Any], key: str) -> bool:
         or (p.name == key and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
         for p in parameters
     )
+
+
+def _shares_out(function: Callable[..., Any]) -> bool:
+    """Whether it names both of them: `rank` alone may well be something else, as an adapter's."""
+    with suppress(TypeError, ValueError):  # a builtin without a signature
+        return {"rank", "ranks"} <= inspect.signature(function).parameters.keys()
+    return False
 
 
 def _check_args(functions: Mapping[str, Any], args: Mapping[str, Any], short: str) -> None:

@@ -333,7 +333,7 @@ def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
 
 def test_a_solver_that_is_not_there_is_named_with_those_that_are() -> None:
     assert faults(None, {"solver": "newton"}) == (
-        "--solver: unknown solver 'newton'; there are aggregate, gumbel, linear",
+        f"--solver: unknown solver 'newton'; there are {', '.join(solvers.BUILTIN)}",
     )
 
 

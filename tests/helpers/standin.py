@@ -78,6 +78,9 @@ class OnDevice(Tensor):
     def data_ptr(self) -> int:
         return self.raw.data_ptr()
 
+    def untyped_storage(self) -> Any:  # FSDP frees what it has gathered through it
+        return self.raw.untyped_storage()
+
     def __deepcopy__(self, memo: Any) -> OnDevice:
         return OnDevice(self.raw.clone())
 
@@ -142,6 +145,22 @@ def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> Te
     return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
 
 
+class _AtOnce:
+    """A stream, or an event in one: all is done when it is asked for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def _nothing(self, *_: Any) -> None: ...
+
+    wait_stream = wait_event = wait = record = synchronize = __exit__ = _nothing
+
+    def record_event(self, *_: Any) -> _AtOnce:
+        return self
+
+    def __enter__(self) -> _AtOnce:
+        return self
+
+
 def _register() -> Any:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
@@ -150,6 +169,8 @@ def _register() -> Any:
     module = getattr(torch, NAME)  # torch asks every device for its random numbers
     module.get_rng_state = lambda *_: torch.empty(0, dtype=torch.uint8)
     module.set_rng_state = module.manual_seed_all = lambda *_: None
+    module.Stream = module.Event = module.current_stream = _AtOnce  # for FSDP
+    module.stream = lambda stream: stream
     make: Any = torch.library.Library
     library = make("aten", "IMPL")
     with warnings.catch_warnings():

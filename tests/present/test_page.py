@@ -262,7 +262,9 @@ def test_groups_are_named_by_what_differs_leaf_by_leaf() -> None:
 def test_means_over_the_same_checkpoints_are_told_for_what_they_are() -> None:
     def said(*contents: dict[str, Any]) -> str:
         found = several.side_by_side([report(one) for one in contents], [None] * len(contents))
-        words = [part for one in found.sections for part in one.parts if part.kind == "words"]
+        words = [
+            part for one in found.sections for part in one.parts if isinstance(part, parts.Words)
+        ]
         return " ".join(line for part in words for line in part.lines)
 
     other = raw("seed1")

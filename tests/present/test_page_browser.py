@@ -84,7 +84,7 @@ class Tab:
         return self.page.evaluate(script)
 
 
-LATER = [pytest.param("several", marks=pytest.mark.long)]
+LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("several", "inspect", "evaluate")]
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "evil", "long", *LATER])

@@ -59,6 +59,9 @@ def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
     one, two = report_of("one.report.json"), report_of("two.report.json")
     alike(two, one)
     assert two["parameters"] == one["parameters"]
+    assert two["standing"]["weights"] == one["standing"]["weights"] == one["parameters"]
+    assert two["standing"]["explanation"] == one["standing"]["explanation"]
+    assert two["standing"]["motion"]["run"] == pytest.approx(one["standing"]["motion"]["run"])
     assert two["cost"]["bytes_read"] <= 1.1 * one["cost"]["bytes_read"] / 2
     assert two["placement"]["planned_bytes"] <= 1.15 * one["placement"]["planned_bytes"] / 2
     # the recipe is the same, too
@@ -85,6 +88,32 @@ def test_more_ranks_than_a_host_carries_are_refused(sewa: Sewa) -> None:
         ended = sewa("evaluate", "ckpts", "--ranks", wanted)
         assert ended.code == 2
         assert ended.error.startswith("--ranks: ")
+
+
+OWN_ROWS = """
+whole = selection_data, heldout_data
+def own(batches, rank, ranks):
+    cut = [0, 50, 10_000] if ranks == 2 else [0, 10_000]  # of 125, 125 and 51 rows, or none at all
+    for batch in batches:
+        if len(batch[0][cut[rank] :]):
+            yield [x[cut[rank] : cut[rank + 1]] for x in batch]
+def selection_data(rank, ranks):
+    return own(whole[0](), rank, ranks)
+def heldout_data(*, rank, ranks):
+    return own(whole[1](), rank, ranks)
+"""
+
+
+@pytest.mark.usefixtures("uneven")
+def test_a_task_that_shares_its_data_out_itself_gives_the_same_answer(sewa: Sewa) -> None:
+    with Path("task.py").open("a") as task:
+        task.write(OWN_ROWS)
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
+    assert ended.code == 0, ended.err
+    one, two = report_of("one.report.json"), report_of("two.report.json")
+    alike(two, one)
+    assert (two["selection_rows"], two["heldout_rows"]) == (301, one["heldout_rows"])
 
 
 @pytest.mark.usefixtures("uneven")
@@ -217,6 +246,62 @@ def test_a_rank_that_raises_is_named_and_ends_all() -> None:
     assert not list(Path().glob("averaged*"))
 
 
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("raise ValueError('boom')", 4, "predict() raised ValueError: boom"),
+        pytest.param(
+            "os.kill(os.getpid(), 15); time.sleep(60)", 130, "told to end", marks=pytest.mark.long
+        ),
+        pytest.param("os._exit(3)", 4, "by itself, with exit code 3", marks=pytest.mark.long),
+        pytest.param("os._exit(0)", 4, "by itself, with exit code 0", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize(
+    "when", ["len(batch[0]) < 4", pytest.param("calls > 30", marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+def test_the_first_cause_is_named(
+    uneven: Path, how: str, code: int, line: str, when: str, rank: int
+) -> None:
+    """Of the first batch, a few rows are run apart; there, ranks wait for each other."""
+    Path("task.py").write_text(
+        UNEVEN + "\nimport os, time\ncalls = 0\ndef predict(model, batch):\n"
+        "    global calls\n    calls += 1\n"
+        f"    if {when} and os.environ.get('RANK') == '{rank}':\n"
+        f"        open('begun', 'w').close()\n        {how}\n    return model(batch[0])\n"
+    )
+    ended = sewa_on(2, "select", "--solver", "gumbel")
+    assert time.time() - Path("begun").stat().st_mtime < 30
+    assert ended.code == code, ended.err
+    assert ended.error.startswith(f"rank {rank}"), ended.err
+    assert line in ended.error
+    assert ended.err.count("error: ") == 1
+    assert not list(uneven.glob("averaged*"))
+    assert [p.pid for p in processes_of(uneven) if p.pid != os.getpid()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fault"),
+    [
+        (["-o", "taken.safetensors"], 3, "taken.safetensors: exists"),
+        (["--K", "x"], 2, "--K: "),
+        (["nowhere"], 3, "nowhere: "),
+    ],
+)
+@pytest.mark.usefixtures("uneven")
+def test_what_is_wrong_with_flags_and_outputs_is_told_before_ranks_are_started(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, fault: str
+) -> None:
+    from sewa_cli.cli import launching
+
+    Path("taken.safetensors").touch()
+    monkeypatch.setattr(launching, "launch", lambda *_: pytest.fail("they were started"))
+    ended = sewa("select", *arguments, "--ranks", "2")
+    assert ended.code == code
+    assert ended.error.startswith(fault)
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("uneven")
 def test_a_rank_that_runs_out_of_memory_is_named_and_ends_all() -> None:
@@ -274,6 +359,26 @@ def test_under_torchrun_it_is_the_same(sewa: Sewa) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("\n") == 4
+    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("uneven")
+def test_ranks_on_a_device_that_is_not_the_cpu_choose_what_one_does_on_it(sewa: Sewa) -> None:
+    """By gloo. The model is built there: torch moves no CPU parameter to a device in Python."""
+    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
+    with Path("task.py").open("a") as task:
+        task.write(
+            "\nfrom helpers import standin\non_cpu = build_model\n"
+            "def build_model(**args):\n    return on_cpu(**args).to(standin.NAME)\n"
+        )
+    path = os.pathsep.join([str(Path(__file__).parents[1]), environment().get("PYTHONPATH", "")])
+    arguments = ["--solver", "gumbel", "--device", "standin", "-o", "two.safetensors"]
+    ended = sewa_on(2, "select", *arguments, PYTHONPATH=path)
+    assert ended.code == 0, ended.err
+    two = report_of("two.report.json")
+    alike(two, report_of("one.report.json"))
+    assert two["device"].startswith("standin")
     assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
 
 

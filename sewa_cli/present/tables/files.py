@@ -79,9 +79,12 @@ def ways(motion: Motion) -> Rows:
     every = {"this run": motion.run}
     every |= {titles[name]: signs for name, signs in (motion.expected or {}).items()}
     return [
-        {"": "net displacement / path", **{way: signs.net_to_path for way, signs in every.items()}},
-        {"": "mean cosine of steps", **{way: signs.cosine for way, signs in every.items()}},
-        {"": "explained by a line", **{way: signs.trend for way, signs in every.items()}},
+        {
+            "motion": "net displacement / path",
+            **{way: signs.net_to_path for way, signs in every.items()},
+        },
+        {"motion": "mean cosine of steps", **{way: signs.cosine for way, signs in every.items()}},
+        {"motion": "explained by a line", **{way: signs.trend for way, signs in every.items()}},
     ]
 
 

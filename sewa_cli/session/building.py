@@ -1,0 +1,111 @@
+"""What the user's module gives, made ready: the model on its device, its loss, its data."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from sewa_cli import checkpoints as library
+from sewa_cli import ranks
+from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.config import Config
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.events import Events
+from sewa_cli.objective.classes import PIECE, Classes
+from sewa_cli.objective.model import FlatModel, find_device
+from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.shares import whole_batches
+from sewa_cli.objective.split import keep_aside
+from sewa_cli.objective.tree import rows
+from sewa_cli.report.select import Guard
+from sewa_cli.session.memo import open_memo
+from sewa_cli.task import Batches, Task
+
+OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
+
+
+def check_objective(config: Config, task: Task) -> None:
+    """Whether the task has what is to be chosen by."""
+    metric = config.objective.metric
+    if metric is None and not task.has_loss:
+        raise TaskError(
+            f"{task.source} has no loss(outputs, batch), and this needs one; choose by its metric: "
+            "--metric NAME"
+        )
+    if metric is not None and task.scoring is None:
+        raise TaskError(
+            f"--metric {metric}: {task.source} has no score(model, part), nor metrics(model)"
+        )
+
+
+def with_whole_batches(task: Task) -> Task:
+    """Of several ranks, what the task shares out itself is put together: all see the same."""
+    here = ranks.here()
+    wholes: dict[str, Any] = {}
+    for name in ("selection_data", "heldout_data", "training_data"):
+        data = getattr(task, name)
+        if here.several and data is not None and data.shared_out:
+            wholes[name] = Batches(partial(whole_batches, data, here), name)
+    return replace(task, **wholes)
+
+
+def guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
+    """The task with a share of its selection rows as held-out data, never to choose by."""
+    selection, heldout = keep_aside(task.selection_data, share, seed)
+    with_guard = replace(
+        task,
+        selection_data=Batches(lambda: selection, "selection_data"),
+        heldout_data=Batches(lambda: heldout, "selection_data kept aside"),
+    )
+    return with_guard, Guard(share=share, rows=sum(map(rows, heldout)))
+
+
+def build_objective(
+    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
+) -> Objective:
+    """The user's loss as a function of weights. What it works out is kept under `--cache`."""
+    device = torch.device("meta") if shapes_only else find_device(config.device)
+    with events.stage("building the model"):
+        model = build_model(task, newest, device)
+    objective = Objective(
+        model,
+        task.predict,
+        task.loss,
+        task.backward,
+        task.selection_data,
+        classes=_classes(config, task, events),
+        observe=task.observe,
+        summarize=task.summarize,
+        has_loss=task.has_loss,
+    )
+    anew = config.bn != "off" and objective.batchnorm_layers > 0
+    objective = replace(objective, batch_statistics=anew, events=events)
+    if shapes_only:
+        return objective
+    if ranks.here().several and config.cache is not None:
+        raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
+    return replace(objective, memo=open_memo(config, task, objective, events))
+
+
+def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:
+    """The user's, on its device; of adapters, only they can change."""
+    with device if device.type == "meta" else nullcontext():
+        built = task.build_model()
+    is_adapter = newest.kind == "adapter"
+    only = library.check_fits(newest, built.state_dict()) if is_adapter else None
+    return FlatModel(built, device, only, task.parallelize)
+
+
+def _classes(config: Config, task: Task, events: Events) -> Classes | None:
+    """What the task says about its cross-entropies, if it says it."""
+    if task.targets is None:
+        return None
+    room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
+    functions = task.predict, task.loss, task.targets, task.features, task.head
+    if ranks.here().several:  # a head outside of the model's forward pass has no weights there
+        functions = *functions[:3], None, None
+    return Classes(*functions, room, task.proven, events.warn)
