@@ -116,9 +116,8 @@ def scores(report: Any) -> dict[str, float]:
 def _by_metric(found: Contest) -> dict[str, float]:
     """Scores of what was written and of those that it had to beat."""
     measure = "selection" if found.heldout_parts is None else "heldout"
-    by_name: dict[str, float | None]
     by_name = {name: getattr(one, measure) for name, one in found.scores.items()}
-    rows = {
+    rows: dict[str, float | None] = {
         "what was written": next(iter(by_name.values())),
         "incumbent": by_name.get(found.incumbent),
         "leader": by_name.get(found.leader),
