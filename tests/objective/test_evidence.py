@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sewa_cli.objective.evidence import RATES, evidence, parts_needed
 
-SEQUENCES, PARTS = 4000, 200
+SEQUENCES, PARTS = 3000, 150
 
 
 def running(differences: Tensor) -> Tensor:

@@ -43,7 +43,7 @@ def test_pure_noise_crowns_nobody(solver: str, kind: str) -> None:
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_the_best_subset_is_found(solver: str) -> None:
-    for seed in range(5):
+    for seed in range(3):
         choice = Played(known_best, parts=200, budget=NEEDED[solver]).choose(solver, k, K, seed)
         assert {*choice.selected} == BEST, (seed, outcome_of(choice))
         assert outcome_of(choice).crowned
@@ -52,7 +52,7 @@ def test_the_best_subset_is_found(solver: str) -> None:
 
 def test_a_race_for_any_average_finds_one_as_good() -> None:
     """`first half` and single checkpoints of the best are among those that start."""
-    for seed in range(5):
+    for seed in range(3):
         choice = Played(known_best, parts=200, budget=1000).choose("race", k, AUTO, seed)
         assert outcome_of(choice).crowned
         assert level(tuple(choice.coefficients)) == -1
