@@ -113,7 +113,14 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
     scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
     """
+    if request.config.objective.metric is not None and are_several():
+        raise ConfigError("--metric: parts are evaluated by --workers, not by ranks; drop --ranks")
     if dry_run:
+        if request.config.objective.metric is not None:
+            raise ConfigError(
+                "--dry-run: only score() knows what a metric takes; --budget says how much, "
+                "as --budget 10m"
+            )
         if request.plot is not None:
             raise ConfigError("--plot: a forecast has no picture; leave out --dry-run")
         from sewa_cli.commands.forecast import run_forecast
@@ -148,6 +155,13 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:
         request.write_paths(selection.paths)
+    if request.config.strict and report.contest is not None:
+        from sewa_cli.present.contest import better_one
+
+        if (found := better_one(report.contest)) is not None:
+            raise BaselineWins(
+                f"--strict: `{found}` has the better held-out {report.contest.metric}"
+            )
     # a fallback has already taken the better one
     if request.config.strict and report.beaten_by and report.learned is None:
         best = report.beaten_by[0]

@@ -254,7 +254,13 @@ def open_run(
     is_too_large: Callable[[Checkpoint], bool] = lambda _: False,
 ) -> Run:
     """Everything opened, and refused now what could not be kept in the end."""
-    for name in ("strict", "fallback"):
+    by_metric = config.objective.metric is not None
+    if by_metric and config.fallback:
+        raise ConfigError(
+            "--fallback: a choice by a metric needs none: what is not shown to be better is not "
+            "taken; leave it out"
+        )
+    for name in () if by_metric else ("strict", "fallback"):
         if getattr(config, name) and task.heldout_data is None and config.guard is None:
             raise ConfigError(
                 f"--{name} needs held-out data: define heldout_data in {task.source}, or keep "
@@ -266,7 +272,7 @@ def open_run(
     session = open_session(config, task, events, is_too_large)
     check_budget(config.K, session.checkpoints)
     check_lora(config, session.newest)
-    by_metric = config.objective.metric is not None  # then W is held, and the loss chooses too
+    # by a metric W is held, and the loss chooses too
     return Run(session, solver, share=0.5 if by_metric else 1.0, stream=not by_metric)
 
 

@@ -24,7 +24,7 @@ from sewa_cli.text import few
 
 Average = tuple[float, ...]  # coefficients; the key of everything here
 TOLD = 3  # failures that are told one by one
-HOPELESS = 3  # evaluations that fail before the first that does not: nothing will work
+HOPELESS = 4  # calls that fail before the first that does not, not all for the same parts
 
 
 class Spent(Exception):
@@ -64,8 +64,11 @@ class Board:
     seconds: float | None = None
     at_once: int = 1
     found: dict[Average, dict[int, float]] = field(default_factory=dict)
+    numbers: Sequence[int] = ()  # what the task calls the parts: places in its own list
     _scored: set[int] = field(default_factory=set)  # parts that somebody has a score for
     _failed: dict[int, set[Average]] = field(default_factory=dict)
+    _in_vain: list[tuple[int, ...]] = field(default_factory=list)  # parts of calls that failed
+    _range: tuple[float, float] = (inf, -inf)  # of all losses
     spent: int = 0
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -102,13 +105,14 @@ class Board:
         pieces = list(self._pieces(wanted))
         if not pieces:
             return
+        if self.interrupted:
+            raise Spent
         self.began = time.monotonic() if self.began is None else self.began
         affordable = self._affordable(pieces)
-        answered, began = 0, time.monotonic()
+        before, began = self.spent, time.monotonic()
         try:
             for place, answer in self.evaluate(affordable, self.until):
                 self._write(affordable[place], answer)
-                answered += 1
         except KeyboardInterrupt:
             if not interrupts.forgive():
                 raise
@@ -118,7 +122,7 @@ class Board:
                 "(Ctrl-C again ends it all)"
             )
         self.took += time.monotonic() - began
-        if answered < len(pieces):
+        if self.spent - before < sum(len(piece.parts) for piece in pieces):
             raise Spent
 
     def _pieces(self, wanted: Iterable[tuple[Average, Iterable[int]]]) -> Iterator[Asked]:
@@ -154,9 +158,12 @@ class Board:
             self._fail(asked, answer)
         else:
             row |= dict(zip(asked.parts, answer, strict=True))
-            self._scored |= {p for p in asked.parts if isfinite(row[p])}
-            if broken := [p for p, loss in row.items() if not isfinite(loss) and p in asked.parts]:
-                self._fail(Asked(asked.average, tuple(broken)), Failed("its score is NaN or Inf"))
+            known = {p: row[p] for p in asked.parts if isfinite(row[p])}
+            self._scored |= known.keys()
+            low, high = self._range
+            self._range = min([low, *known.values()]), max([high, *known.values()])
+            if broken := tuple(p for p in asked.parts if p not in known):
+                self._fail(Asked(asked.average, broken), Failed("its score is NaN or Inf"))
         self.events.progress("evaluating parts", self.spent, self.evaluations or 0)
 
     def _fail(self, asked: Asked, why: Failed) -> None:
@@ -166,14 +173,18 @@ class Board:
         for part in asked.parts:
             self.found[asked.average][part] = inf
             self._failed.setdefault(part, set()).add(asked.average)
-            self.failures.append(f"part {part}: {why.line}")
+            name = self.numbers[part] if self.numbers else part
+            self.failures.append(f"part {name}: {why.line}")
             if len(self.failures) <= TOLD:
-                self.events.warn(f"part {part} has failed: {why.line}")
-        if not self._scored and len(self.failures) >= HOPELESS:
-            raise self.hopeless()
+                self.events.warn(f"part {name} has failed: {why.line}")
+        self._in_vain.append(asked.parts)
+        if len(self._in_vain) >= HOPELESS and len({*self._in_vain}) >= min(2, self.parts):
+            self.check()
 
-    def hopeless(self) -> TaskError:
-        return TaskError(f"no part could be scored; {few(self.failures, 1) or 'none was tried'}")
+    def check(self) -> None:
+        """Whether there is any score at all, of all that was tried."""
+        if self.failures and not self.has_scores:
+            raise TaskError(f"no part could be scored; {self.failures[0]}")
 
     @property
     def bad(self) -> set[int]:
@@ -186,30 +197,36 @@ class Board:
 
     def parts_of(self, average: Average) -> list[int]:
         bad = self.bad
-        return [part for part in self.found.get(average, {}) if part not in bad]
+        row = self.found.get(average, {})  # in the order in which they came: not for sums
+        return sorted(part for part in row if part not in bad)
+
+    @property
+    def has_scores(self) -> bool:
+        return bool(self._scored)
+
+    def has_failed(self, average: Average) -> bool:
+        """On a part that others have a score for."""
+        return any(self.found[average][part] == inf for part in self.parts_of(average))
 
     def losses(self, average: Average, parts: Sequence[int]) -> Tensor:
-        row = self.found[average]
-        return torch.tensor([row[part] for part in parts], dtype=torch.float64)
+        """On parts that it was asked on. A failure is worse than all that did not fail."""
+        row, (low, high) = self.found[average], self._range
+        worst = high + (high - low or abs(high) or 1.0)
+        found = [worst if row[part] == inf else row[part] for part in parts]
+        return torch.tensor(found, dtype=torch.float64)
 
     def mean(self, average: Average, parts: Sequence[int] | None = None) -> float:
-        """Over these parts, or all that it was asked on; inf: none, or one has failed."""
+        """Over these parts, or all that it was asked on; inf: there are none."""
         some = self.parts_of(average) if parts is None else parts
         if not some:
             return inf
         weights = self.weights[list(some)]
-        return float(self.losses(average, some) @ weights / weights.sum())
+        return float(self.losses(average, some) @ (weights / weights.sum()))
 
     def differences(self, one: Average, two: Average, parts: Sequence[int]) -> Tensor:
-        """one − two on parts that both have. A failure is worse than all that did not fail."""
-        a, b = self.losses(one, parts), self.losses(two, parts)
-        known = torch.cat([a, b])
-        known = known[known.isfinite()]
-        if not len(known):
-            return torch.zeros(0, dtype=torch.float64)
-        worst = float(known.max() + (known.max() - known.min()).clamp_min(1e-12))
-        difference = a.nan_to_num(posinf=worst) - b.nan_to_num(posinf=worst)
-        return difference * self.weights[list(parts)] / self.weights.mean()
+        """one − two on parts that both have."""
+        difference = self.losses(one, parts) - self.losses(two, parts)
+        return difference * (self.weights[list(parts)] / self.weights.mean())
 
 
 def losses_of(scores: Sequence[Mapping[str, float]], metric: str, goal: str) -> list[float]:

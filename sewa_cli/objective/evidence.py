@@ -22,14 +22,16 @@ from torch import Tensor
 
 SURE = 100.0  # E from which we speak of a winner: at most one in a hundred is none
 LARGEST = 700.0  # log E; a float holds no more
+FURTHEST = 1e308  # two finite scores may be further apart than a number can be
 RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # λ: large for clear differences, small for many parts
 
 
 def evidence(differences: Tensor) -> float:
     """E that differences [n], in the order in which they came, are above 0 for a reason."""
-    d = differences.double()
-    if d.numel() == 0:
+    d = differences.double().clamp(-FURTHEST, FURTHEST)
+    if not (size := float(d.abs().max()) if len(d) else 0.0):
         return 1.0
+    d = d / size  # no square of what is left is too large or too small
     squares = torch.cumsum(d * d, 0) / torch.arange(1, len(d) + 1, dtype=torch.float64)
     u = d / squares.sqrt().clamp_min(1e-300)
     rates = torch.tensor(RATES, dtype=torch.float64)[:, None]

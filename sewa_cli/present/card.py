@@ -82,6 +82,15 @@ def scores_of(report: object) -> dict[str, Scores]:
 
     By what it has, not by its class: `average` need not import the reports of other commands.
     """
+    if (contest := getattr(report, "contest", None)) is not None:
+        names = f"{contest.metric} to choose by", f"held-out {contest.metric}"
+        return {
+            name: Scores(
+                selection_loss=None,
+                metrics=dict(zip(names, (found.selection, found.heldout), strict=True)),
+            )
+            for name, found in contest.scores.items()
+        }
     if hasattr(report, "references") and hasattr(report, "average"):
         return {"this average": report.average, **report.references}
     return {
@@ -101,11 +110,15 @@ def describe_lora(lora: Lora) -> str:
 
 def _losses(averages: Mapping[str, Scores]) -> Iterator[str]:
     metrics = list(dict.fromkeys(m for scores in averages.values() for m in scores.metrics or {}))
-    yield _row("average", "selection loss", "held-out loss", *map(markdown, metrics))
-    yield "|---|---|---|" + "---|" * len(metrics)
+    losses = ["selection_loss", "heldout_loss"]
+    if all(getattr(scores, loss) is None for scores in averages.values() for loss in losses):
+        losses = []  # a choice by a metric
+    titles = [loss.replace("_", " ").replace("heldout", "held-out") for loss in losses]
+    yield _row("average", *titles, *map(markdown, metrics))
+    yield "|---|" + "---|" * (len(losses) + len(metrics))
     for name, scores in averages.items():
         found = [(scores.metrics or {}).get(metric) for metric in metrics]
-        values = [scores.selection_loss, scores.heldout_loss, *found]
+        values = [*(getattr(scores, loss) for loss in losses), *found]
         yield _row(markdown(name), *(number(value, 6) for value in values))
 
 

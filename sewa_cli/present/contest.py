@@ -81,6 +81,13 @@ def _range(interval: Interval | None) -> str:
 def verdict(found: Contest) -> str:
     """Who was taken, and why."""
     written = next(iter(found.scores))
+    if all(entry.ahead is None for entry in found.entries):
+        return (
+            "nothing could be told: the budget was too small for two averages to meet; "
+            f"`{written}` was taken"
+        )
+    if found.crowned is None and found.leader == found.incumbent:
+        return f"`{written}` was taken: nobody has a better {found.metric} on the same parts"
     if found.crowned is None:
         return (
             f"`{written}` has the best {found.metric} and was taken at its word: {found.parts} "
@@ -95,6 +102,11 @@ def verdict(found: Contest) -> str:
         return (
             f"`{written}` was taken: nobody did better than what was there without {found.metric}"
         )
+    if found.evidence < 1:
+        return (
+            f"nobody is crowned: `{found.leader}` led the search, and did no better than "
+            f"`{written}` on parts that had no say in it; `{written}` was taken"
+        )
     return (
         f"nobody is crowned: `{found.leader}` leads, but that may be luck (e-value "
         f"{found.evidence:.3g}, {ASKED} is asked for); `{written}` was taken"
@@ -104,6 +116,8 @@ def verdict(found: Contest) -> str:
 def heldout(found: Contest) -> str:
     """What it is worth on parts that nothing was chosen by."""
     written, scores = next(iter(found.scores.items()))
+    if scores.heldout is None and found.heldout_parts is not None:
+        return f"no held-out {found.metric}: there is no held-out part that all have a score for"
     if scores.heldout is None:
         return f"no held-out {found.metric}: the task lists no parts to report by"
     said = f"held-out {found.metric} of `{written}` {number(scores.heldout)}"
@@ -118,17 +132,29 @@ def _against(gained: MetricGain) -> str:
     if low is None or high is None:
         return f", {number(by)} {way} than `{gained.over}`; too few parts to rule out luck"
     sure = f"{number(gained.by)} (95 %: {number(low, 4)} .. {number(high, 4)})"
+    if high < 0:
+        sure = f"{number(by)} (95 %: {number(-high, 4)} .. {number(-low, 4)})"
     if low <= 0 <= high:
         more = f"; about {gained.more:,} more held-out parts would tell" if gained.more else ""
         return f"; against `{gained.over}` undecided: {sure}{more}"
     return f", {way} than `{gained.over}` by {sure}"
 
 
+def better_one(found: Contest) -> str | None:
+    """Of those that it had to beat, the one that did best held out, if better than it."""
+    sign = -1 if found.goal == "max" else 1
+    known = {n: sign * s.heldout for n, s in found.scores.items() if s.heldout is not None}
+    if not known:
+        return None
+    best = min(known, key=lambda name: known[name])
+    return None if known[best] == known.get(next(iter(found.scores))) else best
+
+
 def effort(found: Contest) -> str:
     """What was asked."""
-    spent = f"{found.evaluations:,} evaluations"
+    spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
     of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
-    said = f"{spent}{of} to choose by, over {found.parts:,} parts"
+    said = f"{spent}{of} to choose by, over {found.parts:,} part{'' if found.parts == 1 else 's'}"
     if found.heldout_evaluations:
         said += f"; {found.heldout_evaluations:,} held out"
     if found.failures:

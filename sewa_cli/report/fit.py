@@ -28,8 +28,10 @@ def select(report: Report) -> Iterator[str]:
         yield f"K is {report.K}, and others are selected"
     if len({*report.selected} & {*range(report.k)}) < report.K:
         yield "selected: not so many different candidates"
-    if not report.references:
+    if report.contest is None and not report.references:
         yield "references: there are none"
+    if report.contest is not None and not report.contest.scores:
+        yield "contest: nobody has scores"
     if report.blend and (len(report.blend.weights) != report.k or not report.blend.path):
         yield "blend: not for these candidates"
     if report.blend and not report.blend.prior:

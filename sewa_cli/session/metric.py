@@ -17,7 +17,8 @@ from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.board import Answer, Asked, Average, Board, Failed, losses_of
+from sewa_cli.objective.board import TOLD, Answer, Asked, Average, Board, Failed, losses_of
+from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.tree import rows
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.jobs import Examiner, Failure, Job, Kind, Places, Recipe, parts_of
@@ -89,6 +90,7 @@ class Metric:
             evaluations=budget if isinstance(budget, int) else None,
             seconds=seconds_of(budget) if isinstance(budget, str) else None,
             at_once=self._at_once,
+            numbers=self.places["selection"].at,
         )
 
     def close(self) -> None:
@@ -110,8 +112,15 @@ class Metric:
         return replace(problem, board=self.board, by_loss=by_loss)
 
     def _by_loss(self, problem: Problem, K: int) -> Choice:
-        solver = make_solver(self.run.session.config, default_for(K, sparse=False))
-        return solver.choose(problem, K)
+        """By batches that are not kept aside as held-out parts."""
+        session, kept = self.run.session, self.places.get("heldout")
+        scoring = session.task.scoring
+        are_batches = scoring is not None and scoring.parts is None
+        if are_batches and kept is not None and kept.of == "selection":
+            some = [self._lists["selection"][at] for at in self.places["selection"].at]
+            objective = replace(problem.objective, selection=some)
+            problem = replace(problem, objective=objective, memo=Memo())  # of other data
+        return make_solver(session.config, default_for(K, sparse=False)).choose(problem, K)
 
     # ---- to choose by -----------------------------------------------------------------------
 
@@ -206,17 +215,22 @@ class Metric:
         ]
         found: list[Score] = [{} for _ in range(count)]
         events = self.run.session.events
-        done = 0
+        done = failed = 0
         for start, answer in self._run(pieces, "heldout", None):
             size = min(self._at_once, count - start)
             if isinstance(answer, Failed):
                 if answer.is_task:
                     raise TaskError(answer.line)
-                events.warn(f"held-out part {start} has failed: {answer.line}")
+                failed += 1
+                if failed <= TOLD:
+                    first = self.places["heldout"].at[start]
+                    events.warn(f"held-out part {first} has failed: {answer.line}")
                 answer = [{"": nan}] * size
             found[start : start + size] = answer
             done += size
             events.progress("held-out parts", done, count)
+        if failed > TOLD:
+            events.warn(f"{failed - TOLD} more held-out parts have failed")
         self.heldout_evaluations += count
         return found
 
@@ -246,6 +260,12 @@ def _places(lists: Mapping[Kind, Sequence[Any]], config: Config) -> dict[Kind, P
             raise ConfigError("--guard: the task has held-out parts already; drop one of them")
         return {of: Places(of, tuple(range(len(found)))) for of, found in lists.items()}
     if count < FEWEST:
+        for name in ("strict", "guard"):
+            if getattr(config, name):
+                raise ConfigError(
+                    f"--{name} needs held-out parts: list them in heldout_parts(), or {FEWEST} or "
+                    f"more to choose by; there are {count}"
+                )
         return {"selection": Places("selection", tuple(range(count)))}
     share = ASIDE if config.guard is None else config.guard
     kept = min(max(1, round(share * count)), count - 1)

@@ -394,6 +394,8 @@ def chosen_solver(config: Config) -> Solver:
         raise ConfigError(f"K: auto needs a solver that finds K: {named}; or name a K")
     if config.K != AUTO and not solver.takes_k:
         raise ConfigError(f"K: {config.K}, but {name} weighs all checkpoints; leave out --K")
+    if config.sparse and metric is not None:
+        raise ConfigError("sparse: is for a choice by the loss; by a metric, name a K: --K 10")
     if config.sparse and config.K != AUTO:
         raise ConfigError(f"sparse: finds K itself, and K is {config.K}; leave out one of them")
     if config.sparse and not solver.takes_k:

@@ -44,7 +44,7 @@ def judge(metric: Metric, choice: Choice) -> Contest:
     losses = {name: metric.heldout_losses(found) for name, found in heldout.items() if found}
     kept = _finite_everywhere(losses)
     scores = _scores(metric, shown, heldout, losses, kept)
-    over = outcome.incumbent if taken is outcome.leader else simple
+    over = simple if taken.average == outcome.incumbent.average else outcome.incumbent
     gained = None
     if over is not None and over.average != taken.average and losses and bool(kept.any()):
         gained = _gain(losses[over.label][kept], losses[taken.label][kept], over.label, config.seed)
@@ -109,13 +109,22 @@ def _scores(
             intervals[name] = Interval(low=low, high=high)
     return {
         name: MetricScores(
-            selection=_score(metric, metric.board.mean(average)),
+            selection=_selection(metric, average),
             heldout=_score(metric, float(losses[name][kept].mean())) if kept.any() else None,
             interval=intervals.get(name),
-            others=metric.means_of_others(heldout[name] or ()),
+            others=metric.means_of_others(
+                [one for one, is_kept in zip(heldout[name] or (), kept, strict=False) if is_kept]
+            ),
         )
         for name, average in shown.items()
     }
+
+
+def _selection(metric: Metric, average: Average) -> float | None:
+    """On the parts to choose by; None: it was asked on none, or has failed on one."""
+    board = metric.board
+    is_known = average in board.found and not board.has_failed(average)
+    return _score(metric, board.mean(average)) if is_known else None
 
 
 def _score(metric: Metric, loss: float) -> float | None:

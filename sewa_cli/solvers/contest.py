@@ -7,10 +7,10 @@ which is what would be written without any metric, and is taken if they say so.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import isfinite
 
 import torch
 from torch import Tensor
@@ -26,8 +26,9 @@ from sewa_cli.text import finite, with_K
 FEWEST = 25  # parts; with fewer no lead could be shown to be more than luck
 SEARCHED = 0.6  # of the parts; the others are for the duel
 SHOWN = 100  # entries in the report
-IDLE = 20  # rounds in which nothing was asked that was not known: there is nothing more to learn
+IDLE = 20  # rounds that ask for less than one thing each that is not known: it has settled
 STRIDE = 5  # parts between two looks at a duel
+LEAST = 2  # parts on which averages meet at all
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,13 @@ class Contest:
         cut = len(order) if self.few else int(SEARCHED * len(order))
         self.searched, self.fresh = order[:cut], order[cut:]
         self._turn = 0
+        self._spent: deque[int] = deque(maxlen=IDLE)
         self.by_loss: Choice | None = None
         self.incumbent = self._incumbent(K)
         self.entrants: dict[Average, Entrant] = {self.incumbent.average: self.incumbent}
+        if self.board.seconds is not None:  # how many evaluations is that?
+            with suppress(Spent):
+                self.board.ask([(self.incumbent.average, self.searched[:LEAST])])
 
     def _incumbent(self, K: int) -> Entrant:
         if self.problem.by_loss is not None:
@@ -104,6 +109,11 @@ class Contest:
         self._turn = (self._turn + count) % len(self.searched)
         return list(dict.fromkeys(some))
 
+    def goes_on(self) -> bool:
+        """Whether rounds of a search still ask for what is not known; to be asked before each."""
+        self._spent.append(self.board.spent)
+        return len(self._spent) < IDLE or self.board.spent - self._spent[0] >= IDLE
+
     def best(self, some: Sequence[Entrant]) -> Entrant:
         """By the mean over the parts that all of them have; the incumbent where it is level."""
         rows = [{*self.board.parts_of(entrant.average)} for entrant in some]
@@ -113,32 +123,40 @@ class Contest:
 
     def crown(self, leader: Entrant) -> Choice:
         """The duel, with what is left of the budget; then what is taken."""
-        if not any(map(isfinite, self._means())):
-            raise self.board.hopeless()
-        is_other = leader.average != self.incumbent.average
-        found = self._duel(leader) if is_other and not self.few else 1.0
-        crowned = None if self.few else found >= SURE
-        taken = leader if self.few or crowned else self.incumbent
+        found, is_ahead = 1.0, False
+        if leader.average != self.incumbent.average:
+            found, is_ahead = self._duel(leader)
+        self.board.check()
+        crowned = None if self.few else is_ahead and found >= SURE
+        taken = leader if is_ahead and (self.few or crowned) else self.incumbent
         outcome = Outcome(self.incumbent, leader, crowned, found, self._entries(leader, taken))
         return self._choice(taken, outcome)
 
-    def _duel(self, leader: Entrant) -> float:
-        """E that the leader is the better one, by parts that no search has seen."""
-        board = self.board
-        with suppress(Spent):
-            for start in range(0, len(self.fresh), STRIDE):
-                some = self.fresh[start : start + STRIDE][: max(1, board.left // 2)]
-                board.ask([(self.incumbent.average, some), (leader.average, some)])
-                if evidence(self.ahead(leader, self.fresh)) >= SURE:
-                    break
-        return evidence(self.ahead(leader, self.fresh))
+    def _duel(self, leader: Entrant) -> tuple[float, bool]:
+        """E that the leader is the better one, by parts that no search has seen; is it, so far?
 
-    def _means(self) -> list[float]:
-        return [self.board.mean(average) for average in self.board.found]
+        One that wins often by little and loses rarely by much may have a large E, and a lower mean:
+        what is symmetric is not the whole of what is no better. So its mean has to be ahead too.
+        Where parts are few all of them were searched: the mean is all that there is.
+        """
+        board, parts = self.board, self.searched if self.few else self.fresh
+        with suppress(Spent):
+            for start in range(0, len(parts), STRIDE):
+                some = parts[start : start + STRIDE][: max(1, board.left // 2)]
+                board.ask([(self.incumbent.average, some), (leader.average, some)])
+                ahead = self.ahead(leader, parts)
+                if not self.few and evidence(ahead) >= SURE and float(ahead.mean()) > 0:
+                    break
+        ahead = self.ahead(leader, parts)
+        is_ahead = len(ahead) > 0 and float(ahead.mean()) > 0
+        return 1.0 if self.few else evidence(ahead), is_ahead
 
     def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
+        """Those that were asked on many parts first: a mean over few is no rival to theirs."""
         listed = [e for e in self.entrants.values() if self.board.parts_of(e.average)]
-        listed.sort(key=lambda entrant: self.board.mean(entrant.average))
+        listed.sort(
+            key=lambda e: (-len(self.board.parts_of(e.average)), self.board.mean(e.average))
+        )
         always = {leader.average, taken.average, self.incumbent.average}
         kept = [e for i, e in enumerate(listed) if i < SHOWN or e.average in always]
         return [self._entry(entrant, leader, taken) for entrant in kept]
@@ -146,11 +164,11 @@ class Contest:
     def _entry(self, entrant: Entrant, leader: Entrant, taken: Entrant) -> Entry:
         parts = self.board.parts_of(entrant.average)
         losses, mean = self.board.losses(entrant.average, parts), self.board.mean(entrant.average)
-        ahead = self.ahead(entrant)
+        has_failed, ahead = self.board.has_failed(entrant.average), self.ahead(entrant)
         state = entrant.state
         if entrant.average in (taken.average, leader.average):
             state = "taken" if entrant.average == taken.average else "leading"
-        elif not isfinite(mean):
+        elif has_failed:
             state = "failed"
         is_other = entrant.average != self.incumbent.average and len(ahead) > 0
         spread = float(losses.std()) / len(losses) ** 0.5 if len(losses) > 1 else None
@@ -159,34 +177,41 @@ class Contest:
             K=entrant.K,
             size=sum(c != 0 for c in entrant.average),
             parts=len(parts),
-            score=finite(mean),
-            error=finite(spread),
+            score=None if has_failed else finite(mean),
+            error=None if has_failed else finite(spread),
             ahead=finite(float(ahead.mean())) if is_other else None,
             evidence=finite(evidence(ahead)) if is_other else None,
             state=state,
         )
 
     def _choice(self, taken: Entrant, outcome: Outcome) -> Choice:
-        if taken is self.incumbent and self.by_loss is not None:
+        if taken.average == self.incumbent.average and self.by_loss is not None:
             return self.by_loss.but(outcome=outcome, stability=None, expected=None)
         is_simple = taken.state is None and taken.name not in ("mask", "variant", "by loss")
         name = taken.label if is_simple else LEARNED
         return Choice(list(taken.average), name, outcome=outcome)
 
 
-def within(share: float, contest: Contest) -> Callable[[], int]:
-    """Evaluations that are left of a share of the budget."""
-    board, began = contest.board, contest.board.spent
-    return lambda: min(board.left, int(share * (board.total - began)) - (board.spent - began))
+def within(share: float, contest: Contest, of: float | None = None) -> Callable[[], int]:
+    """Evaluations that are left of a share of the budget.
+
+    `of`: what all searches have of it. Where parts are few they have more, as a duel asks for less.
+    """
+    board = contest.board
+
+    def left() -> int:
+        mine = share * board.total
+        if contest.few:
+            mine = max(mine, share / (of or share) * (board.total - 2 * board.parts))
+        return min(board.left, int(mine) - board.spent)
+
+    return left
 
 
 def scores_of(board: Board, averages: Sequence[Average], parts: Sequence[int]) -> Tensor | None:
-    """Mean losses [M] over these parts; a failure is worse than all. None: every part is bad."""
+    """Mean losses [M] over these parts. None: every part is bad."""
     bad = board.bad
     some = [part for part in parts if part not in bad]
-    losses = torch.stack([board.losses(average, some) for average in averages])
-    known = losses[losses.isfinite()]
-    if not len(known):
+    if not some or not board.has_scores:
         return None
-    worst = float(known.max() + (known.max() - known.min()))
-    return losses.nan_to_num(posinf=worst) @ board.weights[some] / board.weights[some].sum()
+    return torch.tensor([board.mean(average, some) for average in averages], dtype=torch.float64)

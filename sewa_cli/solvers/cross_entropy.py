@@ -18,7 +18,7 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
-from sewa_cli.solvers.contest import IDLE, Contest, scores_of, within
+from sewa_cli.solvers.contest import Contest, scores_of, within
 
 FLOOR = 0.05  # of K/k: what s never falls below
 
@@ -43,13 +43,12 @@ class CrossEntropy(Solver):
         s = torch.full((k,), K / k, dtype=torch.float64)
         elite = max(1, round(settings.elite * settings.samples))
         history: list[float] = []
-        idle = 0
-        left = within(1.0 if contest.few else settings.search, contest)
+        left = within(settings.search, contest)
         with suppress(Spent):
-            while left() >= settings.samples and idle < IDLE:
+            while left() >= settings.samples and contest.goes_on():
                 masks = _draw(s, K, settings.samples, generator)
                 averages = [tuple(mean_of(m.nonzero().flatten().tolist(), k)) for m in masks]
-                parts, before = contest.next_parts(settings.parts), board.spent
+                parts = contest.next_parts(settings.parts)
                 board.ask([(average, parts) for average in averages])
                 losses = scores_of(board, averages, parts)
                 if losses is None:
@@ -57,8 +56,9 @@ class CrossEntropy(Solver):
                 history.append(float(losses.mean()))
                 best = torch.argsort(losses, stable=True)[:elite]
                 s = _bounded(torch.lerp(s, masks[best].double().mean(dim=0), settings.step), K)
-                idle = idle + 1 if board.spent == before else 0
-        found = contest.enter("mask", K, mean_of(mask.largest(s, K), k))
+        found = contest.incumbent
+        if history:
+            found = contest.enter("mask", K, mean_of(mask.largest(s, K), k))
         return contest.crown(found).but(
             probabilities=s.tolist(), history=history, details={"rounds": len(history)}
         )

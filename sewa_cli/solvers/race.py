@@ -22,12 +22,11 @@ from sewa_cli.objective.board import Spent
 from sewa_cli.objective.evidence import SURE, evidence
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
-from sewa_cli.solvers.contest import Contest, Entrant, within
+from sewa_cli.solvers.contest import LEAST, Contest, Entrant, within
 
 STRETCHES = (2, 4)  # the run in so many pieces
 SINGLES = 8  # checkpoints that start alone
 MASKS = 16  # drawn at random
-LEAST = 2  # parts of the first heat
 TILT = 1.0  # e^±1 from one end of the run to the other
 CLEAR = 1.0  # standard errors by which a change must be better to be kept
 
@@ -46,28 +45,23 @@ class Race(Solver):
     def choose(self, problem: Problem, K: int) -> Choice:
         """The rest of the budget is for the duel."""
         contest = Contest(problem, K)
-        settings, alive = self.settings, _start(contest, K)
-        leader = contest.incumbent
+        settings, leader = self.settings, None
         with suppress(Spent):
-            heats = within(settings.heats if not contest.few else 1 - settings.changes, contest)
-            alive, parts = _run_heats(contest, alive, heats)
-            leader = contest.best(alive)
-            share = settings.heats + settings.changes if not contest.few else 1.0
-            leader = _change(contest, alive, leader, parts, within(share, contest), K)
-        if leader is contest.incumbent:
-            leader = _leading(contest)
-        return contest.crown(leader)
+            search = settings.heats + settings.changes
+            heats, changes = (within(share, contest, search) for share in (settings.heats, search))
+            alive, parts = _run_heats(contest, _start(contest, K), heats)
+            leader = _change(contest, alive, parts, changes, K)
+        return contest.crown(leader or _leading(contest))
 
 
 def _start(contest: Contest, K: int) -> list[Entrant]:
     """The incumbent first; as many as the budget can tell apart, the likeliest first."""
-    k = contest.k
     started = [contest.incumbent]
     for name, size, average in _candidates(contest, K):
         started.append(contest.enter(name, size, average))
     started = list({entrant.average: entrant for entrant in started}.values())
-    most = max(2, contest.board.left // (2 * LEAST) if contest.board.parts > 1 else k)
-    return started[:most]
+    most = contest.board.left // (2 * min(LEAST, len(contest.searched)))
+    return started[: max(2, most)]
 
 
 def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, list[float]]]:
@@ -88,7 +82,8 @@ def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, lis
         for i in {round(n * (k - 1) / (SINGLES - 1)) for n in range(SINGLES)} if k > 1 else ():
             yield f"checkpoint {i}", None, mean_of([i], k)
     else:
-        names: list[Name] = [name for name in every if name[1] == K]
+        # a window of K weighs more than K, or not equally
+        names = [name for name, weights in every.items() if sum(w != 0 for w in weights) == K]
         names += [(name, K) for name in ("latest", "lawa") if (name, K) not in every]
         for name in names:
             yield *name, _named(name, k)
@@ -123,12 +118,13 @@ def _run_heats(
         if more < 1 and n > 0:
             break
         n = min(n + max(more, LEAST if n == 0 else 1), len(contest.searched))
-        parts = contest.searched[:n]
-        board.ask([(entrant.average, parts) for entrant in alive])
+        board.ask([(entrant.average, contest.searched[:n]) for entrant in alive])
+        if not (parts := _good(contest, contest.searched[:n])):
+            continue  # none of them has a score, whoever is asked
         leader = contest.best(alive)
         alive.sort(key=lambda entrant: board.mean(entrant.average, parts))
         for entrant in list(alive):
-            behind = board.differences(entrant.average, leader.average, _both(contest, parts))
+            behind = board.differences(entrant.average, leader.average, parts)
             if entrant is not leader and evidence(behind) >= SURE * started:
                 contest.mark(entrant, "dropped")
                 alive.remove(entrant)
@@ -140,40 +136,46 @@ def _run_heats(
         if len(kept) == len(alive):
             break
         alive = kept
-    return alive, contest.searched[:n]
+    return alive, _good(contest, contest.searched[:n])
 
 
-def _both(contest: Contest, parts: list[int]) -> list[int]:
+def _good(contest: Contest, parts: list[int]) -> list[int]:
     bad = contest.board.bad
     return [part for part in parts if part not in bad]
 
 
 def _change(
-    contest: Contest,
-    alive: list[Entrant],
-    leader: Entrant,
-    parts: list[int],
-    left: Callable[[], int],
-    K: int,
+    contest: Contest, alive: list[Entrant], parts: list[int], left: Callable[[], int], K: int
 ) -> Entrant:
-    """Changes of the winner, each given up as soon as it is behind; one that is better is kept."""
-    board = contest.board
+    """Changes of the winner, one after the other; one that is better is the next to be changed."""
+    leader = contest.best(alive)
     random = torch.Generator().manual_seed(contest.problem.seed + 1)
-    for name, average in _variants(contest, alive, leader, K, random):
-        if left() < len(parts):
-            break
-        entrant = contest.enter(name, K or None, average)
-        for share in (4, 2, 1):
-            some = _both(contest, parts[: max(1, len(parts) // share)])
-            board.ask([(entrant.average, some)])
-            better = board.differences(leader.average, entrant.average, some)
-            if not len(better) or float(better.mean()) <= 0:
-                break
-        else:
-            error = float(better.std()) / len(better) ** 0.5 if len(better) > 1 else 0.0
-            if float(better.mean()) > CLEAR * error:
+    tried = {entrant.average for entrant in alive}
+    variants = _variants(contest, alive, leader, K, random)
+    with suppress(Spent):
+        while left() >= len(parts) > 0 and (found := next(variants, None)) is not None:
+            name, average = found
+            if tuple(average) in tried:
+                continue
+            tried.add(tuple(average))
+            entrant = contest.enter(name, K or None, average)
+            if _is_better(contest, entrant, leader, parts):
                 leader = entrant
+                variants = _variants(contest, alive, leader, K, random)
     return leader
+
+
+def _is_better(contest: Contest, entrant: Entrant, leader: Entrant, parts: list[int]) -> bool:
+    """By these parts; it is given up as soon as it is behind."""
+    board = contest.board
+    for share in (8, 4, 2, 1):
+        some = parts[: max(1, len(parts) // share)]
+        board.ask([(entrant.average, some)])
+        better = board.differences(leader.average, entrant.average, some)
+        if float(better.mean()) <= 0:
+            return False
+    error = float(better.std()) / len(better) ** 0.5 if len(better) > 1 else 0.0
+    return float(better.mean()) > CLEAR * error
 
 
 def _variants(

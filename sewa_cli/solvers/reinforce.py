@@ -22,7 +22,7 @@ from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.solvers.contest import IDLE, Contest, scores_of, within
+from sewa_cli.solvers.contest import Contest, scores_of, within
 
 DECAY = 0.9  # of the running size of the advantages
 
@@ -46,16 +46,15 @@ class Reinforce(Solver):
         k, board = contest.k, contest.board
         generator = torch.Generator().manual_seed(problem.seed)
         theta = torch.zeros(k, dtype=torch.float64)  # s = K/k: none is preferred at first
-        adam, size, idle = Adam(theta, settings.lr), 0.0, 0
+        adam, size = Adam(theta, settings.lr), 0.0
         history: list[float] = []
-        left = within(1.0 if contest.few else settings.search, contest)
+        left = within(settings.search, contest)
         with suppress(Spent):
-            while left() >= settings.samples and idle < IDLE:
+            while left() >= settings.samples and contest.goes_on():
                 s = torch.sigmoid(mask.shifted_logits(theta, K))
                 masks = _draw(s, settings.samples, generator)
                 averages = [tuple(mean_of(m.nonzero().flatten().tolist(), k)) for m in masks]
                 parts = contest.next_parts(settings.parts)
-                before = board.spent
                 board.ask([(average, parts) for average in averages])
                 losses = scores_of(board, averages, parts)
                 if losses is None:
@@ -66,9 +65,10 @@ class Reinforce(Solver):
                 size = now if size == 0.0 else DECAY * size + (1 - DECAY) * now
                 if size > 0:
                     theta = adam.step(_gradient(theta, K, masks, advantage / size**0.5))
-                idle = idle + 1 if board.spent == before else 0
         logits = mask.shifted_logits(theta, K)
-        found = contest.enter("mask", K, mean_of(mask.largest(logits, K), k))
+        found = contest.incumbent
+        if history:
+            found = contest.enter("mask", K, mean_of(mask.largest(logits, K), k))
         return contest.crown(found).but(
             probabilities=torch.sigmoid(logits).tolist(),
             history=history,

@@ -17,6 +17,7 @@ from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.present.sheet import Cell, Rows
+    from sewa_cli.report.metric import Contest
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Head, Scores
 
@@ -89,6 +90,8 @@ def scores(report: Any) -> dict[str, float]:
     measure = (
         "heldout_loss" if getattr(report, "heldout_rows", None) is not None else "selection_loss"
     )
+    if found := getattr(report, "contest", None):
+        return _by_metric(found)
     if report.kind == "select":
         # the best simple average is another one in another run: its place is what they share
         best, *others = report.references.items()
@@ -108,6 +111,19 @@ def scores(report: Any) -> dict[str, float]:
         return {}
     found = {name: getattr(row, measure) for name, row in rows.items()}
     return {name: loss for name, loss in found.items() if loss is not None and isfinite(loss)}
+
+
+def _by_metric(found: Contest) -> dict[str, float]:
+    """Scores of what was written and of those that it had to beat."""
+    measure = "selection" if found.heldout_parts is None else "heldout"
+    by_name = {name: getattr(one, measure) for name, one in found.scores.items()}
+    rows: dict[str, float | None] = {
+        "what was written": next(iter(by_name.values())),
+        "incumbent": by_name.get(found.incumbent),
+        "leader": by_name.get(found.leader),
+        **{name: by_name[name] for name in ("last", "uniform") if name in by_name},
+    }
+    return {name: score for name, score in rows.items() if score is not None}
 
 
 def _chosen(report: Report) -> Scores:
@@ -130,22 +146,29 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
             "high": None if half is None else middle + half,
         }
         rows.append({**row, **{t: found[name] for t, found in zip(titles, by_run, strict=True)}})
-    best = min(names, key=lambda name: summary[name][0])
-    drawn = sorted(names, key=lambda name: summary[name][0])[:_MOST_DRAWN]
+    contest: Contest | None = getattr(reports[0], "contest", None)
+    sign = -1 if contest is not None and contest.goal == "max" else 1
+    order = sorted(names, key=lambda name: sign * summary[name][0])
+    best, drawn = order[0], order[:_MOST_DRAWN]
     drawn = [name for name in names if name in drawn]
-    fewer = f"; the {len(drawn)} lowest of {len(names)} are drawn"
+    fewer = f"; the {len(drawn)} best of {len(names)} are drawn"
     word = "held-out" if getattr(reports[0], "heldout_rows", None) is not None else "selection"
+    what = f"{word} loss"
+    if contest is not None:
+        what = (
+            f"{'held-out' if contest.heldout_parts is not None else 'selection'} {contest.metric}"
+        )
     picture = Picture(
-        f"Mean {word} loss over {len(reports)} runs",
+        f"Mean {what} over {len(reports)} runs",
         f"A row for each average: small dots are runs, large ones means with 95 % intervals. "
-        f"{best} has the lowest mean, {number(summary[best][0])}.",
+        f"{best} has the best mean, {number(summary[best][0])}.",
         lambda: panels(
             lambda axes: draw_dots(axes, drawn, _series(titles, drawn, by_run, summary)),
             height=1.0 + 0.36 * len(drawn),
         ),
     )
     said = (
-        f"mean {word} loss and its 95 % interval over the runs, by Student's t: it says how much "
+        f"mean {what} and its 95 % interval over the runs, by Student's t: it says how much "
         f"runs differ, not how sure one of them is{fewer if len(drawn) < len(names) else ''}"
     )
     sources = {tuple(one.path for one in getattr(report, "candidates", ())) for report in reports}
@@ -196,7 +219,16 @@ def _runs(reports: Sequence[Any], titles: Sequence[str]) -> Rows:
                 row[name] = getattr(report, name)
         if solver := report.config.get("solver"):
             row["solver"] = str(solver)
-        if report.kind == "select":
+        if found := getattr(report, "contest", None):
+            written, of_it = next(iter(found.scores.items()))
+            row |= {
+                "metric": found.metric,
+                "written": written,
+                "to choose by": of_it.selection,
+                "held-out": of_it.heldout,
+                "gained": found.gained.by if found.gained else None,
+            }
+        elif report.kind == "select":
             chosen = _chosen(report)
             row |= {
                 "selection": chosen.selection_loss,

@@ -1,0 +1,147 @@
+"""The board of a contest: each score once, a budget that holds, failures that are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf, isfinite, nan
+
+import pytest
+import torch
+from helpers.contests import Played
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sewa_cli import interrupts
+from sewa_cli.errors import TaskError
+from sewa_cli.objective.board import Average, Failed, losses_of
+
+A, B, C = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
+
+
+def by_part(average: Average, part: int) -> float:
+    return part - 2 * average[1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([A, B, C]), st.lists(st.integers(0, 19), max_size=20)), max_size=6
+    ),
+    st.integers(1, 60),
+    st.sampled_from([1, 3, 8]),
+)
+def test_each_score_is_asked_for_once_and_within_the_budget(
+    wanted: list[tuple[Average, list[int]]], budget: int, at_once: int
+) -> None:
+    played = Played(by_part, 20, budget, at_once=at_once)
+    needed = {(average, part) for average, parts in wanted for part in parts}
+    is_enough = played.ask(*wanted)
+    assert is_enough == (len(needed) <= budget)
+    assert played.board.spent == played.evaluations == min(budget, len(needed))
+    assert played.board.left == budget - played.board.spent
+    known = {(average, part) for average, row in played.board.found.items() for part in row}
+    assert known <= needed
+    assert is_enough == (known == needed)
+    assert played.ask(*wanted) == is_enough  # again: what is known costs nothing
+    assert played.evaluations <= budget
+
+
+def test_a_part_is_bad_when_it_fails_for_all() -> None:
+    def loss(average: Average, part: int) -> float | Failed:
+        return Failed("no such level") if part == 1 or (part, average) == (2, A) else part
+
+    played = Played(loss, 4, 100)
+    assert played.ask((A, range(4)))
+    assert played.board.bad == set()  # perhaps it is the average
+    assert played.board.has_failed(A)
+    assert played.ask((B, range(4)))
+    assert played.board.bad == {1}
+    assert played.board.parts_of(A) == played.board.parts_of(B) == [0, 2, 3]
+    assert played.board.has_failed(A)
+    assert not played.board.has_failed(B)
+    before = played.evaluations
+    assert played.ask((C, [1]))  # nobody is asked on it again
+    assert played.evaluations == before
+    # a failure is worse than all scores, 0 … 3; so much as the best is better than the worst
+    assert played.board.losses(A, [0, 2, 3]).tolist() == [0, 6, 3]
+    assert played.board.mean(A) == 3
+    assert played.board.mean(B, [0, 2, 3]) == pytest.approx(5 / 3)
+    assert played.board.differences(A, B, [0, 2, 3]).tolist() == [0, 4, 0]
+    assert played.board.failures == [
+        "part 1: no such level",
+        "part 2: no such level",
+        "part 1: no such level",
+    ]
+
+
+def test_means_and_differences_are_weighted() -> None:
+    played = Played(by_part, 3, 100)
+    played.board.weights = torch.tensor([1.0, 1.0, 4.0], dtype=torch.float64)
+    played.ask((A, [2, 0, 1]), (B, range(3)))
+    assert played.board.mean(A) == (0 + 1 + 4 * 2) / 6
+    differences = played.board.differences(A, B, range(3))
+    assert differences.tolist() == [1, 1, 4]  # of the mean weight, 2
+    assert float(differences.mean()) == played.board.mean(A) - played.board.mean(B)
+    assert played.board.mean(C) == inf
+
+
+@pytest.mark.parametrize("values", [(1e308, -1e308), (5.0, 5.0), (0.0, 0.0), (-1e308, nan)])
+def test_numbers_at_the_end_of_what_there_is(values: tuple[float, float]) -> None:
+    played = Played(lambda _, part: values[part % 2] if part < 4 else nan, 5, 100)
+    played.ask((A, range(5)), (B, range(4)))
+    assert played.board.losses(A, range(4))[0] == values[0]
+    assert not torch.isnan(played.board.differences(A, B, range(4))).any()
+    assert isfinite(played.board.mean(B)) or nan in values
+    assert float(played.board.losses(A, [4])) > values[0]
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_what_never_works_ends_soon(at_once: int) -> None:
+    played = Played(lambda *_: Failed("broken"), 40, 1000, at_once=at_once)
+    with pytest.raises(TaskError, match="no part could be scored; part 0: broken"):
+        played.ask((A, range(40)))
+    assert len(played.calls) == 4
+    word = Played(lambda *_: Failed("found str", is_task=True), 40, 1000)
+    with pytest.raises(TaskError, match="found str"):
+        word.ask((A, range(40)))
+    assert len(word.calls) == 1
+
+
+def test_one_bad_part_ends_nothing_wherever_it_is() -> None:
+    for at_once in (1, 2):
+        played = Played(
+            lambda _, part: Failed("broken") if part == 0 else 1.0, 40, 1000, at_once=at_once
+        )
+        for average in (A, B, C, (0.5, 0.5, 0.0), (0.0, 0.5, 0.5)):
+            played.ask((average, range(2)))
+        assert played.ask((A, range(2, 40)))
+
+
+def test_ctrl_c_ends_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(average: Average, part: int) -> float:
+        if part == 5:
+            raise KeyboardInterrupt
+        return by_part(average, part)
+
+    def answering(forgiven: bool) -> Callable[[], bool]:
+        return lambda: forgiven
+
+    monkeypatch.setattr(interrupts, "forgive", answering(True))
+    played = Played(stop, 20, 100)
+    assert not played.ask((A, range(20)))
+    assert played.board.interrupted
+    assert played.board.spent == 5
+    assert played.board.left == 0
+    assert not played.ask((B, [0]))  # nobody is asked any more
+    assert len(played.calls) == 6
+    monkeypatch.setattr(interrupts, "forgive", answering(False))
+    with pytest.raises(KeyboardInterrupt):
+        Played(stop, 20, 100).ask((A, range(20)))
+
+
+def test_scores_by_name() -> None:
+    scores = [{"return": 2.0, "length": 3.0}, {"return": -1.0}]
+    assert losses_of(scores, "return", "max") == [-2.0, 1.0]
+    assert losses_of(scores, "return", "min") == [2.0, -1.0]
+    assert losses_of([{"": 4.0}], "whatever", "min") == [4.0]
+    with pytest.raises(TaskError, match=r"score\(\) gives no 'length'; it gives return"):
+        losses_of(scores, "length", "max")

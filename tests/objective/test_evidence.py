@@ -1,0 +1,74 @@
+"""E-values: noise reaches 1/α in no more than a share α of all sequences, however one looks."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import pytest
+import torch
+from helpers.contests import noise
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sewa_cli.objective.evidence import RATES, evidence, parts_needed
+
+SEQUENCES, PARTS = 3000, 150
+
+
+def running(differences: Tensor) -> Tensor:
+    """E after each part, for many sequences [R, n] at once, by the formula."""
+    squares = (differences**2).cumsum(1) / torch.arange(1, differences.shape[1] + 1)
+    u = torch.where(differences == 0, 0.0, differences / squares.sqrt())
+    logs = [(torch.log1p(torch.tanh((rate * u).clamp(-18, 18)))).cumsum(1) for rate in RATES]
+    return torch.stack(logs).exp().mean(0)
+
+
+@pytest.mark.parametrize("kind", ["normal", "cauchy", "signs", "lognormal"])
+def test_noise_is_rarely_taken_for_more(kind: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shape = SEQUENCES, PARTS
+    one, two = (noise(SEQUENCES * PARTS, generator, kind).view(shape) for _ in range(2))
+    differences = one - two if kind == "lognormal" else one  # exchangeable pairs, or symmetric
+    found = running(differences)
+    for row in (0, 1, 2):
+        for n in (1, 7, PARTS):
+            assert evidence(differences[row, :n]) == pytest.approx(float(found[row, n - 1]))
+    highest = found.max(dim=1).values
+    for level in (5, 20, 100):
+        share = float((highest >= level).double().mean())
+        assert share <= 1 / level + 2 * (1 / level / SEQUENCES) ** 0.5, (level, share)
+
+
+def test_a_clear_difference_is_soon_shown() -> None:
+    generator = torch.Generator().manual_seed(0)
+    shifted = noise(200, generator) + 0.5
+    assert evidence(shifted) > 1000
+    assert evidence(-shifted) < 0.1
+    assert evidence(torch.ones(10)) > 100  # as many as 25 parts leave for a duel
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=50), st.floats(-12, 12))
+def test_no_unit_matters(differences: list[float], power: float) -> None:
+    found = torch.tensor(differences, dtype=torch.float64)
+    found[found.abs() < 1e-6] = 0
+    assert evidence(found * 10**power) == pytest.approx(evidence(found), rel=1e-6)
+
+
+def test_what_says_nothing_and_what_is_huge() -> None:
+    assert evidence(torch.zeros(0)) == 1.0
+    assert evidence(torch.zeros(100_000)) == 1.0
+    for size in (5e-324, 1e-300, 1.0, 1e300, 1.7e308):
+        every = torch.full((100_000,), size, dtype=torch.float64)
+        assert isfinite(evidence(every))
+        assert evidence(every) > 1e100
+        assert evidence(every[:20]) == pytest.approx(evidence(torch.ones(20)))
+        assert 0 <= evidence(-every) < 1e-6
+    mixed = torch.tensor([float("inf"), -1.0, 1e300, -1e-300], dtype=torch.float64)
+    assert isfinite(evidence(mixed))
+
+
+def test_parts_that_would_tell() -> None:
+    assert parts_needed(torch.tensor([1.1, -0.9]).double().repeat(5000)) == 784  # (2.8 / 0.1)²
+    for nothing in ([], [1.0], [0.0, 0.0], [1.0, 1.0], [1.0, -1.0]):
+        assert parts_needed(torch.tensor(nothing, dtype=torch.float64)) is None

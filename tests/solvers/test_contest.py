@@ -1,0 +1,191 @@
+"""Solvers by a metric: nobody is crowned for luck, what is best is found, and budgets hold."""
+
+from __future__ import annotations
+
+import time
+from random import Random
+
+import pytest
+from helpers.contests import SOLVERS, Played, drawn, outcome_of
+
+from sewa_cli.errors import TaskError
+from sewa_cli.methods import mean_of
+from sewa_cli.objective.board import Average, Failed
+from sewa_cli.settings import AUTO
+from sewa_cli.solvers.contest import SURE, Contest
+
+k, K = 12, 3
+LATEST = tuple(mean_of(range(k - K, k), k))
+BEST = frozenset({1, 4, 8})
+NEEDED = {"race": 4000, "reinforce": 1000, "cross-entropy": 1000}  # evaluations
+
+
+def level(average: Average) -> float:
+    """The weight on the best, in steps: there is no gradient."""
+    return -round(3 * sum(average[i] for i in BEST)) / 3
+
+
+def known_best(average: Average, part: int) -> float:
+    return level(average) + 0.2 * drawn(7)(average, part)
+
+
+@pytest.mark.parametrize("kind", ["normal", "cauchy"])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_pure_noise_crowns_nobody(solver: str, kind: str) -> None:
+    for seed in range(20):
+        played = Played(drawn(seed, kind), parts=100, budget=300)
+        choice = played.choose(solver, k, K, seed)
+        outcome = outcome_of(choice)
+        assert outcome.crowned is False, (seed, outcome.evidence)
+        assert tuple(choice.coefficients) == outcome.incumbent.average == LATEST
+        assert outcome.leader.average != LATEST or solver == "race"
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_the_best_subset_is_found(solver: str) -> None:
+    for seed in range(3):
+        choice = Played(known_best, parts=200, budget=NEEDED[solver]).choose(solver, k, K, seed)
+        assert {*choice.selected} == BEST, (seed, outcome_of(choice))
+        assert outcome_of(choice).crowned
+        assert outcome_of(choice).evidence >= SURE
+
+
+def test_a_race_for_any_average_finds_one_as_good() -> None:
+    """`first half` and single checkpoints of the best are among those that start."""
+    for seed in range(3):
+        choice = Played(known_best, parts=200, budget=1000).choose("race", k, AUTO, seed)
+        assert outcome_of(choice).crowned
+        assert level(tuple(choice.coefficients)) == -1
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+@pytest.mark.parametrize("parts", [1, 2, 24, 25, 60])
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_budgets_hold(solver: str, parts: int, at_once: int) -> None:
+    for budget in (1, 2, 7, 50, 333):
+        played = Played(known_best, parts, budget, at_once=at_once)
+        choice = played.choose(solver, k, K)
+        outcome = outcome_of(choice)
+        assert played.evaluations == played.board.spent <= budget
+        assert all(len(call.parts) <= at_once for call in played.calls)
+        asked = [(call.average, part) for call in played.calls for part in call.parts]
+        assert len({*asked}) == len(asked)  # nothing twice
+        assert sum(c != 0 for c in choice.coefficients) == K
+        assert (outcome.crowned is None) == (parts < 25)
+        if budget <= 2:  # for one average, or for two of them on one part
+            assert tuple(choice.coefficients) == LATEST or parts < 25
+
+
+def test_the_duel_is_on_parts_that_had_no_say() -> None:
+    for solver in SOLVERS:
+        for budget in (20, 100, 333):
+            played = Played(known_best, 60, budget)
+            contest = Contest(played.problem(k), K)
+            choice = played.choose(solver, k, K)
+            outcome = outcome_of(choice)
+            two = {outcome.incumbent.average, outcome.leader.average}
+            fresh = [c for c in played.calls if {*c.parts} & {*contest.fresh}]
+            assert {call.average for call in fresh} <= two
+            first = next((n for n, c in enumerate(played.calls) if c in fresh), len(played.calls))
+            assert played.calls[first:] == fresh  # once they are asked for, nothing else is
+            assert len(contest.fresh) == 24
+
+
+def test_a_budget_in_seconds_is_used_and_ends_in_time() -> None:
+    for solver in SOLVERS:
+        began = time.monotonic()
+
+        def slow(average: Average, part: int, began: float = began) -> float:
+            time.sleep(0.002)
+            assert time.monotonic() < began + 5
+            return known_best(average, part)
+
+        played = Played(slow, 100, None, seconds=0.5)
+        choice = played.choose(solver, k, K)
+        assert 20 < played.evaluations < 260
+        assert time.monotonic() < began + 5
+        assert len(outcome_of(choice).entries) >= 2
+
+
+def test_what_wins_often_and_loses_in_the_mean_is_not_crowned() -> None:
+    def rarely_falls(average: Average, part: int) -> float:
+        if average == LATEST:
+            return 0.0
+        return 12.0 if Random(hash((average, part))).random() < 0.1 else -1.0
+
+    for seed in range(6):
+        choice = Played(rarely_falls, 200, 600).choose("race", k, K, seed)
+        outcome = outcome_of(choice)
+        ahead = {e.name: e.ahead for e in outcome.entries}[outcome.leader.name]
+        assert not outcome.crowned or (ahead is not None and ahead > 0)
+
+
+def test_a_part_that_fails_for_all_is_left_out() -> None:
+    bad = {*range(0, 60, 7)}
+
+    def loss(average: Average, part: int) -> float | Failed:
+        return Failed("no such level") if part in bad else known_best(average, part)
+
+    for solver in SOLVERS:
+        played = Played(loss, 200, NEEDED[solver])
+        choice = played.choose(solver, k, K)
+        assert {*choice.selected} == BEST
+        assert {"failed"}.isdisjoint(entry.state for entry in outcome_of(choice).entries)
+        assert played.board.bad <= bad
+
+
+def test_a_part_that_fails_now_and_then_ends_nothing() -> None:
+    def flaky(average: Average, part: int) -> float | Failed:
+        if Random(hash((average, part))).random() < 0.03:
+            return Failed("took longer than 30 s")
+        return known_best(average, part)
+
+    for solver in SOLVERS:
+        choice = Played(flaky, 200, NEEDED[solver]).choose(solver, k, K)
+        assert {*choice.selected} == BEST
+        failed = [entry for entry in outcome_of(choice).entries if entry.score is None]
+        assert any(entry.error is None for entry in failed)
+
+
+def test_an_average_that_fails_pays_for_it() -> None:
+    """The best one, but on one part in four it has no score: worse than any that has."""
+
+    def loss(average: Average, part: int) -> float:
+        is_best = {i for i, c in enumerate(average) if c} == BEST
+        return float("nan") if is_best and part % 4 == 0 else level(average)
+
+    choice = Played(loss, 24, 1500).choose("race", k, K)
+    assert level(tuple(choice.coefficients)) == -2 / 3
+
+
+def test_where_nothing_works_it_ends_soon() -> None:
+    for solver in SOLVERS:
+        for parts, checkpoints in ((1, 12), (2, 2), (100, 12), (100, 2)):
+            played = Played(lambda *_: Failed("it is broken"), parts, 10_000)
+            with pytest.raises(TaskError, match=r"no part could be scored; part \d+: it is broken"):
+                played.choose(solver, checkpoints, 1)
+            assert played.evaluations <= 40
+    # what is written without a metric can be scored, and nothing else
+    played = Played(lambda a, _: 1.0 if a == LATEST else float("inf"), 100, 1000)
+    assert tuple(played.choose("race", k, K).coefficients) == LATEST
+
+
+def test_it_ends_where_there_is_nothing_more_to_ask() -> None:
+    for solver in SOLVERS:
+        for parts in (1, 30):
+            for checkpoints, chosen in ((2, 1), (3, 2)):
+                played = Played(known_small, parts, 10**6)
+                choice = played.choose(solver, checkpoints, chosen)
+                assert played.evaluations <= parts * 2**checkpoints
+                assert choice.coefficients[0] > 0
+
+
+def known_small(average: Average, part: int) -> float:
+    return -average[0] + 0.01 * drawn(0)(average, part)
+
+
+def test_the_same_seed_gives_the_same_choice() -> None:
+    for solver in SOLVERS:
+        one, two = (Played(known_best, 60, 200) for _ in range(2))
+        assert one.choose(solver, k, K, 3) == two.choose(solver, k, K, 3)
+        assert one.calls == two.calls
