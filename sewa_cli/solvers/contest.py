@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average, Board, Spent
-from sewa_cli.objective.evidence import SURE, evidence
+from sewa_cli.objective.evidence import evidence, is_shown
 from sewa_cli.report.metric import Entry, State
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem
@@ -122,34 +122,33 @@ class Contest:
         return min(first, key=lambda entrant: self.board.mean(entrant.average, common))
 
     def crown(self, leader: Entrant) -> Choice:
-        """The duel, with what is left of the budget; then what is taken."""
-        found, is_ahead = 1.0, False
+        """The duel, with what is left of the budget; then what is taken.
+
+        Where parts are few all of them were searched, and the mean is all that there is.
+        """
+        ahead = torch.zeros(0, dtype=torch.float64)
         if leader.average != self.incumbent.average:
-            found, is_ahead = self._duel(leader)
+            ahead = self._duel(leader)
         self.board.check()
-        crowned = None if self.few else is_ahead and found >= SURE
-        taken = leader if is_ahead and (self.few or crowned) else self.incumbent
+        crowned = None if self.few else is_shown(ahead)
+        is_better = len(ahead) > 0 and float(ahead.mean()) > 0
+        taken = leader if (is_better if self.few else crowned) else self.incumbent
+        found = 1.0 if self.few else evidence(ahead)
         outcome = Outcome(self.incumbent, leader, crowned, found, self._entries(leader, taken))
         return self._choice(taken, outcome)
 
-    def _duel(self, leader: Entrant) -> tuple[float, bool]:
-        """E that the leader is the better one, by parts that no search has seen; is it, so far?
+    def _duel(self, leader: Entrant) -> Tensor:
+        """How far the leader is ahead on parts that no search has seen, as many as can be asked.
 
-        One that wins often by little and loses rarely by much may have a large E, and a lower mean:
-        what is symmetric is not the whole of what is no better. So its mean has to be ahead too.
-        Where parts are few all of them were searched: the mean is all that there is.
+        It does not end when it looks won: then one that wins often and rarely loses, but by much,
+        would mostly be ahead at some moment.
         """
         board, parts = self.board, self.searched if self.few else self.fresh
         with suppress(Spent):
             for start in range(0, len(parts), STRIDE):
                 some = parts[start : start + STRIDE][: max(1, board.left // 2)]
                 board.ask([(self.incumbent.average, some), (leader.average, some)])
-                ahead = self.ahead(leader, parts)
-                if not self.few and evidence(ahead) >= SURE and float(ahead.mean()) > 0:
-                    break
-        ahead = self.ahead(leader, parts)
-        is_ahead = len(ahead) > 0 and float(ahead.mean()) > 0
-        return 1.0 if self.few else evidence(ahead), is_ahead
+        return self.ahead(leader, parts)
 
     def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
         """Those that were asked on many parts first: a mean over few is no rival to theirs."""

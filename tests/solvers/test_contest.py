@@ -11,8 +11,9 @@ from helpers.contests import SOLVERS, Played, drawn, outcome_of
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average, Failed
+from sewa_cli.objective.evidence import SURE
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers.contest import SURE, Contest
+from sewa_cli.solvers.contest import Contest
 
 k, K = 12, 3
 LATEST = tuple(mean_of(range(k - K, k), k))
