@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sewa_cli.objective.evidence import RATES, evidence, parts_needed
+from sewa_cli.objective.evidence import RATES, SURE, evidence, is_shown, parts_needed
 
 SEQUENCES, PARTS = 3000, 150
 
@@ -72,3 +72,22 @@ def test_parts_that_would_tell() -> None:
     assert parts_needed(torch.tensor([1.1, -0.9]).double().repeat(5000)) == 784  # (2.8 / 0.1)²
     for nothing in ([], [1.0], [0.0, 0.0], [1.0, 1.0], [1.0, -1.0]):
         assert parts_needed(torch.tensor(nothing, dtype=torch.float64)) is None
+
+
+def test_who_wins_often_and_rarely_loses_by_much_is_not_shown_to_be_better() -> None:
+    generator = torch.Generator().manual_seed(0)
+    wins = torch.rand(300, 75, generator=generator) < 0.9
+    level = torch.where(wins, 1.0, -9.0).double()  # of mean 0
+    fooled = sum(evidence(one) >= SURE for one in level)
+    assert sum(map(is_shown, level)) <= 0.02 * len(level) < fooled
+
+
+def test_a_clear_lead_is_shown_whatever_its_shape() -> None:
+    generator = torch.Generator().manual_seed(0)
+    assert is_shown(torch.full((12,), 4.5))
+    assert is_shown(0.5 + 0.01 * noise(12, generator))
+    assert is_shown(noise(150, generator) + 0.7)
+    assert is_shown(noise(150, generator, "lognormal") - 0.4)
+    assert not is_shown(-torch.full((50,), 4.5))
+    assert not is_shown(torch.zeros(50))
+    assert not is_shown(torch.ones(1))
