@@ -107,10 +107,10 @@ def verdict(found: Contest) -> str:
             f"nobody is crowned: `{found.leader}` led the search, and did no better than "
             f"`{written}` on parts that had no say in it; `{written}` was taken"
         )
-    return (
-        f"nobody is crowned: `{found.leader}` leads, but that may be luck (e-value "
-        f"{found.evidence:.3g}, {ASKED} is asked for); `{written}` was taken"
-    )
+    why = f"that may be luck (e-value {found.evidence:.3g}, {ASKED} is asked for)"
+    if found.evidence >= ASKED:
+        why = "it may only win often, and lose by more where it does"
+    return f"nobody is crowned: `{found.leader}` leads, but {why}; `{written}` was taken"
 
 
 def heldout(found: Contest) -> str:
