@@ -184,6 +184,8 @@ class _Planner:
             if name == chosen:
                 continue
             solver, K = make_solver(self.session.config, name), self.session.config.K
+            if "parts" in solver.needs:  # what a metric costs only its user knows
+                continue
             if K == AUTO and not solver.finds_k:
                 K = min(USUAL, k - 1)
             elif not solver.takes_k:

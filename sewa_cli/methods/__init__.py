@@ -66,6 +66,7 @@ class Method:
     needs_loss: bool
     has_budget: bool
     options: Mapping[str, Any]  # name → default
+    needs_metric: bool = False
 
     @property
     def line(self) -> str:
@@ -91,7 +92,9 @@ class Call:
         return [checked(coefficients, run.k, self.label) for coefficients in draws]
 
 
-def method(name: str | None = None, *, needs_loss: bool = False) -> Callable[[Any], Any]:
+def method(
+    name: str | None = None, *, needs_loss: bool = False, needs_metric: bool = False
+) -> Callable[[Any], Any]:
     """Register a function under its own name, or another."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +109,7 @@ def method(name: str | None = None, *, needs_loss: bool = False) -> Callable[[An
             if not isinstance(default, bool | int | float | str):
                 raise ValueError(f"{own}: the default of {key} must be text, a number or a bool")
         has_budget = any(p.name == "K" for p in parameters)
-        REGISTRY[own] = Method(own, function, needs_loss, has_budget, options)
+        REGISTRY[own] = Method(own, function, needs_loss, has_budget, options, needs_metric)
         return function
 
     return register

@@ -25,7 +25,7 @@ def aggregate(run: Run) -> Coefficients:
     return run.learn(AUTO)
 
 
-@method(needs_loss=True)
+@method(needs_loss=True, needs_metric=True)
 def race(run: Run) -> Coefficients:
     """By --metric: many averages start, the budget goes to those that lead.
 
@@ -34,7 +34,7 @@ def race(run: Run) -> Coefficients:
     return run.contest("race", AUTO)
 
 
-@method(needs_loss=True)
+@method(needs_loss=True, needs_metric=True)
 def reinforce(run: Run, K: int) -> Coefficients:
     """By --metric: K checkpoints by the paper's policy gradient over masks.
 
@@ -43,7 +43,7 @@ def reinforce(run: Run, K: int) -> Coefficients:
     return run.contest("reinforce", K)
 
 
-@method(needs_loss=True)
+@method(needs_loss=True, needs_metric=True)
 def cross_entropy(run: Run, K: int) -> Coefficients:
     """By --metric: K checkpoints by the cross-entropy method over masks.
 
