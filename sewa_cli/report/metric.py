@@ -26,8 +26,8 @@ class Entry(Part):
         "asked on; null: none, or the incumbent itself"
     )
     evidence: float | None = Field(
-        description="e-value of `ahead`: 20 or more turns up by luck in one of 20 cases at most; of "
-        "one that was not picked for its lead"
+        description="e-value of `ahead`: 20 or more turns up by luck in one of 20 cases at most, "
+        "for one that was not picked for its lead"
     )
     state: State | None = Field(
         None,
