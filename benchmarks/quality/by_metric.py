@@ -121,11 +121,11 @@ class Study:
         from sewa_cli.objective.board import Board
         from sewa_cli.session.extensions import make_solver
 
-        old = self.metric.board
-        self.metric.board = Board(
+        problem, old = self.metric.problem(), self.metric.board
+        self.board = Board(
             *(old.parts, self._recalling, old.events, old.weights, budget), at_once=old.at_once
         )
-        problem = replace(self.metric.problem(), by_loss=self.by_loss)
+        problem = replace(problem, by_loss=self.by_loss, board=self.board)
         return make_solver(self.run.session.config, solver).choose(problem, K)
 
     def _recalling(self, asked: Sequence[Any], until: float | None) -> Iterator[tuple[int, Any]]:
@@ -209,7 +209,7 @@ def study(
                 evidence=min(outcome.evidence, 1e9),
                 leader=outcome.leader.label,
                 **_summed("leader_", opened.play(outcome.leader.average)),
-                evaluations=opened.metric.board.spent,
+                evaluations=opened.board.spent,
             )
 
 

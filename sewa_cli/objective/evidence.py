@@ -60,7 +60,7 @@ def is_shown(differences: Tensor) -> bool:
     t, skew = mean / variance**0.5, float(((d - mean) ** 3).mean()) / variance**1.5
     corrected = t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / (6 * n)
     critical = ONE_SIDED + (ONE_SIDED**3 + ONE_SIDED) / (4 * (n - 1))  # of t, by the normal's
-    return corrected * n**0.5 >= critical
+    return bool(corrected * n**0.5 >= critical)
 
 
 def parts_needed(differences: Tensor) -> int | None:
