@@ -116,6 +116,7 @@ def test_a_task_that_shares_its_data_out_itself_gives_the_same_answer(sewa: Sewa
     assert (two["selection_rows"], two["heldout_rows"]) == (301, one["heldout_rows"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("uneven")
 def test_ranks_that_are_given_other_batches_are_told_of() -> None:
     with Path("task.py").open("a") as task:
@@ -129,6 +130,7 @@ def test_ranks_that_are_given_other_batches_are_told_of() -> None:
     assert "rank 1 is given other batches than rank 0" in ended.err
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("uneven")
 def test_a_predict_that_needs_the_whole_batch_is_found_out_at_targets_too(sewa: Sewa) -> None:
     with Path("task.py").open("a") as task:
