@@ -88,7 +88,7 @@ def outcome_of(choice: Choice) -> Outcome:
     return choice.outcome
 
 
-def drawn(seed: int, kind: str = "normal") -> Loss:
+def drawn(seed: int, kind: str = "normal") -> Callable[[Average, int], float]:
     """Noise and nothing else, another for each average and each part."""
 
     def loss(average: Average, part: int) -> float:
