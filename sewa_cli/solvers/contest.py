@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from sewa_cli.objective.board import Average, Board, Spent
 from sewa_cli.objective.evidence import evidence, is_shown
 from sewa_cli.report.metric import Entry, State
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import LEARNED, Choice, Problem
+from sewa_cli.solvers import LEARNED, Choice, Problem, mask
 from sewa_cli.text import finite, with_K
 
 FEWEST = 25  # parts; with fewer no lead could be shown to be more than luck
@@ -114,6 +115,24 @@ class Contest:
         self._spent.append(self.board.spent)
         return len(self._spent) < IDLE or self.board.spent - self._spent[0] >= IDLE
 
+    def score_masks(self, masks: Tensor, count: int) -> Tensor | None:
+        """Mean losses [M] of masks [M, k], all on the same parts. None: each of these is bad."""
+        averages = [tuple(mean_of(m.nonzero().flatten().tolist(), self.k)) for m in masks]
+        parts = self.next_parts(count)
+        self.board.ask([(average, parts) for average in averages])
+        bad = self.board.bad
+        some = [part for part in parts if part not in bad]
+        if not some or not self.board.has_scores:
+            return None
+        return torch.tensor([self.board.mean(a, some) for a in averages], dtype=torch.float64)
+
+    def crown_mask(self, order: Tensor, K: int, history: list[float], **found: Any) -> Choice:
+        """The K largest, if anything was learned; `found`: what else is worth reporting."""
+        leader = self.incumbent
+        if history:
+            leader = self.enter("mask", K, mean_of(mask.largest(order, K), self.k))
+        return self.crown(leader).but(history=history, **found)
+
     def best(self, some: Sequence[Entrant]) -> Entrant:
         """By the mean over the parts that all of them have; the incumbent where it is level."""
         rows = [{*self.board.parts_of(entrant.average)} for entrant in some]
@@ -205,12 +224,3 @@ def within(share: float, contest: Contest, of: float | None = None) -> Callable[
         return min(board.left, int(mine) - board.spent)
 
     return left
-
-
-def scores_of(board: Board, averages: Sequence[Average], parts: Sequence[int]) -> Tensor | None:
-    """Mean losses [M] over these parts. None: every part is bad."""
-    bad = board.bad
-    some = [part for part in parts if part not in bad]
-    if not some or not board.has_scores:
-        return None
-    return torch.tensor([board.mean(average, some) for average in averages], dtype=torch.float64)

@@ -14,11 +14,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
-from sewa_cli.solvers.contest import Contest, scores_of, within
+from sewa_cli.solvers.contest import Contest, within
 
 FLOOR = 0.05  # of K/k: what s never falls below
 
@@ -38,7 +37,7 @@ class CrossEntropy(Solver):
 
     def choose(self, problem: Problem, K: int) -> Choice:
         settings, contest = self.settings, Contest(problem, K)
-        k, board = contest.k, contest.board
+        k = contest.k
         generator = torch.Generator().manual_seed(problem.seed)
         s = torch.full((k,), K / k, dtype=torch.float64)
         elite = max(1, round(settings.elite * settings.samples))
@@ -47,21 +46,14 @@ class CrossEntropy(Solver):
         with suppress(Spent):
             while left() >= settings.samples and contest.goes_on():
                 masks = _draw(s, K, settings.samples, generator)
-                averages = [tuple(mean_of(m.nonzero().flatten().tolist(), k)) for m in masks]
-                parts = contest.next_parts(settings.parts)
-                board.ask([(average, parts) for average in averages])
-                losses = scores_of(board, averages, parts)
+                losses = contest.score_masks(masks, settings.parts)
                 if losses is None:
                     continue
                 history.append(float(losses.mean()))
                 best = torch.argsort(losses, stable=True)[:elite]
                 s = _bounded(torch.lerp(s, masks[best].double().mean(dim=0), settings.step), K)
-        found = contest.incumbent
-        if history:
-            found = contest.enter("mask", K, mean_of(mask.largest(s, K), k))
-        return contest.crown(found).but(
-            probabilities=s.tolist(), history=history, details={"rounds": len(history)}
-        )
+        details = {"rounds": len(history)}
+        return contest.crown_mask(s, K, history, probabilities=s.tolist(), details=details)
 
 
 def _draw(s: Tensor, K: int, count: int, generator: torch.Generator) -> Tensor:

@@ -17,12 +17,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.solvers.contest import Contest, scores_of, within
+from sewa_cli.solvers.contest import Contest, within
 
 DECAY = 0.9  # of the running size of the advantages
 
@@ -43,7 +42,7 @@ class Reinforce(Solver):
 
     def choose(self, problem: Problem, K: int) -> Choice:
         settings, contest = self.settings, Contest(problem, K)
-        k, board = contest.k, contest.board
+        k = contest.k
         generator = torch.Generator().manual_seed(problem.seed)
         theta = torch.zeros(k, dtype=torch.float64)  # s = K/k: none is preferred at first
         adam, size = Adam(theta, settings.lr), 0.0
@@ -53,10 +52,7 @@ class Reinforce(Solver):
             while left() >= settings.samples and contest.goes_on():
                 s = torch.sigmoid(mask.shifted_logits(theta, K))
                 masks = _draw(s, settings.samples, generator)
-                averages = [tuple(mean_of(m.nonzero().flatten().tolist(), k)) for m in masks]
-                parts = contest.next_parts(settings.parts)
-                board.ask([(average, parts) for average in averages])
-                losses = scores_of(board, averages, parts)
+                losses = contest.score_masks(masks, settings.parts)
                 if losses is None:
                     continue
                 history.append(float(losses.mean()))
@@ -66,14 +62,8 @@ class Reinforce(Solver):
                 if size > 0:
                     theta = adam.step(_gradient(theta, K, masks, advantage / size**0.5))
         logits = mask.shifted_logits(theta, K)
-        found = contest.incumbent
-        if history:
-            found = contest.enter("mask", K, mean_of(mask.largest(logits, K), k))
-        return contest.crown(found).but(
-            probabilities=torch.sigmoid(logits).tolist(),
-            history=history,
-            details={"iterations": len(history)},
-        )
+        final, details = torch.sigmoid(logits).tolist(), {"iterations": len(history)}
+        return contest.crown_mask(logits, K, history, probabilities=final, details=details)
 
 
 def _draw(s: Tensor, count: int, generator: torch.Generator) -> Tensor:
