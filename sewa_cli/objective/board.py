@@ -42,6 +42,9 @@ class Asked(NamedTuple):
     average: Average
     parts: tuple[int, ...]
 
+    def one_by_one(self) -> list[Asked]:
+        return [Asked(self.average, (part,)) for part in self.parts]
+
 
 Answer = list[float] | Failed  # a loss for each part
 Evaluate = Callable[[Sequence[Asked], float | None], Iterator[tuple[int, Answer]]]
@@ -67,7 +70,7 @@ class Board:
     numbers: Sequence[int] = ()  # what the task calls the parts: places in its own list
     _scored: set[int] = field(default_factory=set)  # parts that somebody has a score for
     _failed: dict[int, set[Average]] = field(default_factory=dict)
-    _in_vain: list[tuple[int, ...]] = field(default_factory=list)  # parts of calls that failed
+    _in_vain: list[tuple[tuple[int, ...], str]] = field(default_factory=list)  # calls, and why
     _range: tuple[float, float] = (inf, -inf)  # of all losses
     spent: int = 0
     failures: list[str] = field(default_factory=list)
@@ -111,8 +114,7 @@ class Board:
         affordable = self._affordable(pieces)
         before, began = self.spent, time.monotonic()
         try:
-            for place, answer in self.evaluate(affordable, self.until):
-                self._write(affordable[place], answer)
+            self._evaluate(self._evaluate(affordable))
         except KeyboardInterrupt:
             if not interrupts.forgive():
                 raise
@@ -124,6 +126,18 @@ class Board:
         self.took += time.monotonic() - began
         if self.spent - before < sum(len(piece.parts) for piece in pieces):
             raise Spent
+
+    def _evaluate(self, asked: Sequence[Asked]) -> list[Asked]:
+        """What is to be asked part by part: some of several that were asked at once has failed."""
+        singly = []
+        for place, answer in self.evaluate(asked, self.until):
+            piece = asked[place]
+            if isinstance(answer, Failed) and not answer.is_task and len(piece.parts) > 1:
+                singly += piece.one_by_one()
+                self._despair(piece, answer)
+            else:
+                self._write(piece, answer)
+        return singly
 
     def _pieces(self, wanted: Iterable[tuple[Average, Iterable[int]]]) -> Iterator[Asked]:
         """What is not known yet, each once."""
@@ -173,18 +187,27 @@ class Board:
         for part in asked.parts:
             self.found[asked.average][part] = inf
             self._failed.setdefault(part, set()).add(asked.average)
-            name = self.numbers[part] if self.numbers else part
-            self.failures.append(f"part {name}: {why.line}")
+            self.failures.append(f"part {self._name(part)}: {why.line}")
             if len(self.failures) <= TOLD:
-                self.events.warn(f"part {name} has failed: {why.line}")
-        self._in_vain.append(asked.parts)
-        if len(self._in_vain) >= HOPELESS and len({*self._in_vain}) >= min(2, self.parts):
+                self.events.warn(f"part {self._name(part)} has failed: {why.line}")
+        self._despair(asked, why)
+
+    def _name(self, part: int) -> int:
+        return self.numbers[part] if self.numbers else part
+
+    def _despair(self, asked: Asked, why: Failed) -> None:
+        """If nothing but failures has come so far, there is no use in going on."""
+        self._in_vain.append((asked.parts, why.line))
+        if len(self._in_vain) >= HOPELESS and len({p for p, _ in self._in_vain}) >= min(
+            2, self.parts
+        ):
             self.check()
 
     def check(self) -> None:
         """Whether there is any score at all, of all that was tried."""
-        if self.failures and not self.has_scores:
-            raise TaskError(f"no part could be scored; {self.failures[0]}")
+        if self._in_vain and not self.has_scores:
+            parts, line = self._in_vain[0]
+            raise TaskError(f"no part could be scored; part {self._name(parts[0])}: {line}")
 
     @property
     def bad(self) -> set[int]:

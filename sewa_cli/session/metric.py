@@ -209,26 +209,32 @@ class Metric:
         count = self.heldout_parts
         if count is None:
             return None
+        every = range(count)
         pieces = [
-            (start, Asked(average, tuple(range(start, min(start + self._at_once, count)))))
-            for start in range(0, count, self._at_once)
+            Asked(average, tuple(every[n : n + self._at_once])) for n in every[:: self._at_once]
         ]
-        found: list[Score] = [{} for _ in range(count)]
+        found: list[Score] = [{"": nan} for _ in every]
         events = self.run.session.events
         done = failed = 0
-        for start, answer in self._run(pieces, "heldout", None):
-            size = min(self._at_once, count - start)
-            if isinstance(answer, Failed):
-                if answer.is_task:
+        while pieces:
+            singly: list[Asked] = []  # of several that were asked at once some has failed
+            for place, answer in self._run(list(enumerate(pieces)), "heldout", None):
+                parts = pieces[place].parts
+                if not isinstance(answer, Failed):
+                    found[parts[0] : parts[-1] + 1] = answer
+                elif answer.is_task:
                     raise TaskError(answer.line)
-                failed += 1
-                if failed <= TOLD:
-                    first = self.places["heldout"].at[start]
-                    events.warn(f"held-out part {first} has failed: {answer.line}")
-                answer = [{"": nan}] * size
-            found[start : start + size] = answer
-            done += size
-            events.progress("held-out parts", done, count)
+                elif len(parts) > 1:
+                    singly += pieces[place].one_by_one()
+                    continue
+                else:
+                    failed += 1
+                    if failed <= TOLD:
+                        name = self.places["heldout"].at[parts[0]]
+                        events.warn(f"held-out part {name} has failed: {answer.line}")
+                done += len(parts)
+                events.progress("held-out parts", done, count)
+            pieces = singly
         if failed > TOLD:
             events.warn(f"{failed - TOLD} more held-out parts have failed")
         self.heldout_evaluations += count

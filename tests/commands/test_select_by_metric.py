@@ -178,11 +178,19 @@ def test_what_is_a_score(sewa: Sewa, task: Path) -> None:
     assert contest["crowned"] is False
 
 
-def test_some_parts_fail(sewa: Sewa, task: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("score", ""),
+        ("scores", "def scores(model, parts):\n    return [score(model, p) for p in parts]"),
+    ],
+)
+def test_some_parts_fail(sewa: Sewa, task: Path, name: str, more: str) -> None:
+    """And nothing else does, asked at once with them or not."""
     task.write_text(
         f"{HEAD}{SCORE}\nold = score\ndef score(model, part):\n"
         "    if part % 10 == 3:\n        raise ValueError('no such level')\n"
-        "    return old(model, part)\n"
+        f"    return old(model, part)\n{more}\n"
     )
     ended = sewa("select", "--budget", 200)
     report = report_of(ended)
@@ -190,7 +198,7 @@ def test_some_parts_fail(sewa: Sewa, task: Path) -> None:
     assert report["contest"]["scores"][report["written"]]["others"] == {
         "length": pytest.approx(sum(p for p in range(1000, 1030) if p % 10 != 3) / 27)
     }
-    assert "held-out part 3 has failed: score() raised ValueError: no such level" in ended.err
+    assert f"held-out part 3 has failed: {name}() raised ValueError: no such level" in ended.err
     parts = {line.partition(":")[0] for line in report["contest"]["failures"]}
     assert parts <= {"part 3", "part 13", "part 23"}
 

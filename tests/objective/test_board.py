@@ -45,11 +45,12 @@ def test_each_score_is_asked_for_once_and_within_the_budget(
     assert played.evaluations <= budget
 
 
-def test_a_part_is_bad_when_it_fails_for_all() -> None:
+@pytest.mark.parametrize("at_once", [1, 3, 8])  # asked beside others, they do not fail with it
+def test_a_part_is_bad_when_it_fails_for_all(at_once: int) -> None:
     def loss(average: Average, part: int) -> float | Failed:
         return Failed("no such level") if part == 1 or (part, average) == (2, A) else part
 
-    played = Played(loss, 4, 100)
+    played = Played(loss, 4, 100, at_once=at_once)
     assert played.ask((A, range(4)))
     assert played.board.bad == set()  # perhaps it is the average
     assert played.board.has_failed(A)
