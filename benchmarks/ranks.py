@@ -66,8 +66,8 @@ class Case(NamedTuple):
 
 CASES = {
     "passes": Case(256, 6, 20_000, 2, 4, 6),
-    "W": Case(512, 2, 8, 1, 600, 30),
-    "bf16": Case(512, 2, 8, 1, 1200, 20, "bf16"),
+    "W": Case(1024, 2, 8, 1, 600, 25),
+    "bf16": Case(1024, 2, 8, 1, 600, 25, "bf16"),
 }
 NOTHING = Case(16, 2, 8, 1, 4, 2)
 
@@ -78,7 +78,7 @@ def prepare(folder: Path, case: Case) -> None:
     (folder / "task.py").write_text(TASK)
     (folder / "sewa.yaml").write_text(
         f"task: ./task.py\nargs: {{width: {width}, layers: {layers}, rows: {rows}, batches: "
-        f"{batches}}}\ncheckpoints: ckpts\nK: 2\nsolver: gumbel\ndevice: cpu\nmemory: 4GiB\n"
+        f"{batches}}}\ncheckpoints: ckpts\nK: 2\nsolver: gumbel\ndevice: cpu\nmemory: 8GiB\n"
         f"tier: {tier}\ngumbel: {{iterations: {iterations}}}\n"
     )
     torch.manual_seed(0)
