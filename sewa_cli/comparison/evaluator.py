@@ -17,8 +17,8 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors, have
-from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.scorer import Scored
+from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.compare import RowCost
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded

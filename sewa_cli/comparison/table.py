@@ -14,8 +14,8 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, mean_of, parse
 from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
-from sewa_cli.objective.objective import UnitLosses
 from sewa_cli.objective.scorer import Scored
+from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.compare import Judged, Row, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sewa_cli.objective.objective import UnitLosses
+from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.shared import Interval
 
 LEVEL = 0.95

@@ -14,7 +14,8 @@ from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import ConfigError
 from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.memo import Tensors, are_numbers, have, number
-from sewa_cli.objective.objective import Data, Objective, UnitLosses
+from sewa_cli.objective.objective import Data, Objective
+from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.select import BatchNorm
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded

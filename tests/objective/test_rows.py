@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sewa_cli.objective.objective import row_losses
 from sewa_cli.objective.tree import rows
+from sewa_cli.objective.units import row_losses
 
 OUTPUTS, LABELS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.objective import Objective, row_losses
+from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import (
     WALK,
     Nest,
@@ -23,6 +23,7 @@ from sewa_cli.objective.tree import (
     tensors,
     to_device,
 )
+from sewa_cli.objective.units import row_losses
 from sewa_cli.rng import seed_torch
 from sewa_cli.solvers.linear.outputs import MIXINGS, Labels, Outputs
 
