@@ -17,7 +17,7 @@ from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
 from sewa_cli import files
-from sewa_cli.checkpoints import distributed, pytorch
+from sewa_cli.checkpoints import dcp_metadata, pytorch
 from sewa_cli.checkpoints.checkpoint import MOST_TENSORS
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -423,7 +423,7 @@ def test_an_archive_of_endless_members_is_refused(tmp_path: Path, sewa: Sewa) ->
 def test_metadata_of_endless_values_are_refused(
     tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "_MOST_OPCODES", 1000)
+    monkeypatch.setattr(dcp_metadata, "_MOST_OPCODES", 1000)
     (tmp_path / ".metadata").write_bytes(b"\x80\x04" + b"(]" * 1000 + b".")
     ended = sewa("inspect", tmp_path)
     assert ended.code == 3
