@@ -2,9 +2,10 @@
 
 Who starts: the choice by the loss where there is one, the simple averages, stretches of the run and
 single checkpoints; where there is no loss, random masks too. All meet the same parts in the same
-order. In each heat all that are left are asked on more parts; who is worse than the leader beyond
-doubt (an anytime-valid test, for all of them at once) is dropped, and of the rest the better half
-goes on. Then small changes of the winner are tried; then it meets the incumbent (`contest`).
+order. In each heat all that are left are asked on more parts, at least twice as many; who is worse
+than the leader beyond doubt (an anytime-valid test, for all of them at once) is dropped, and of the
+rest the better half goes on, or fewer where the budget carries no more. Then small changes of the
+winner are tried; then it meets the incumbent (`contest`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.contest import LEAST, Contest, Entrant, within
 
 STRETCHES = (2, 4)  # the run in so many pieces
+WINDOWS = 32  # stretches of K checkpoints, from one end of the run to the other
 SINGLES = 8  # checkpoints that start alone
 MASKS = 16  # drawn at random
 TILT = 1.0  # e^±1 from one end of the run to the other
@@ -49,19 +51,18 @@ class Race(Solver):
         with suppress(Spent):
             search = settings.heats + settings.changes
             heats, changes = (within(share, contest, search) for share in (settings.heats, search))
-            alive, parts = _run_heats(contest, _start(contest, K), heats)
+            alive, parts = _run_heats(contest, _start(contest, K, heats()), heats)
             leader = _change(contest, alive, parts, changes, K)
         return contest.crown(leader or _leading(contest))
 
 
-def _start(contest: Contest, K: int) -> list[Entrant]:
-    """The incumbent first; as many as the budget can tell apart, the likeliest first."""
+def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
+    """The incumbent first; the first heat leaves half of the heats' budget to the others."""
     started = [contest.incumbent]
     for name, size, average in _candidates(contest, K):
         started.append(contest.enter(name, size, average))
     started = list({entrant.average: entrant for entrant in started}.values())
-    most = contest.board.left // (2 * min(LEAST, len(contest.searched)))
-    return started[: max(2, most)]
+    return started[: max(2, budget // (2 * min(LEAST, len(contest.searched))))]
 
 
 def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, list[float]]]:
@@ -87,8 +88,10 @@ def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, lis
         names += [(name, K) for name in ("latest", "lawa") if (name, K) not in every]
         for name in names:
             yield *name, _named(name, k)
-        for n in range(k // K):
-            yield f"stretch {n + 1}", K, mean_of(range(k - (n + 1) * K, k - n * K), k)
+        windows = min(WINDOWS, k // K)
+        for n in range(windows):
+            end = k - round(n * (k - K) / max(1, windows - 1))
+            yield f"stretch to {end - 1}", K, mean_of(range(end - K, end), k)
     sizes = [K] if K != AUTO else [size for size in grid(k) if 1 < size <= 50] or [max(1, k // 2)]
     if K != AUTO or contest.by_loss is None:
         for n in range(MASKS):
@@ -114,10 +117,10 @@ def _run_heats(
     board, n, started = contest.board, 0, len(alive)
     while len(alive) > 1 and n < len(contest.searched):
         heats = max(1, math.ceil(math.log2(len(alive))))
-        more = left() // heats // len(alive)
-        if more < 1 and n > 0:
+        more = max(left() // heats // len(alive), n or LEAST)
+        if n > 0 and (more := min(more, left() // len(alive))) < 1:
             break
-        n = min(n + max(more, LEAST if n == 0 else 1), len(contest.searched))
+        n = min(n + more, len(contest.searched))
         board.ask([(entrant.average, contest.searched[:n]) for entrant in alive])
         if not (parts := _good(contest, contest.searched[:n])):
             continue  # none of them has a score, whoever is asked
@@ -128,15 +131,26 @@ def _run_heats(
             if entrant is not leader and evidence(behind) >= SURE * started:
                 contest.mark(entrant, "dropped")
                 alive.remove(entrant)
-        half = max(2, math.ceil(len(alive) / 2))
-        for entrant in alive[half:]:
+        front = _how_many(len(alive), n, left())
+        for entrant in alive[front:]:
             if entrant.average != contest.incumbent.average:
                 contest.mark(entrant, "set aside")
-        kept = [*alive[:half], *(e for e in alive[half:] if e.average == contest.incumbent.average)]
+        kept = [
+            *alive[:front],
+            *(e for e in alive[front:] if e.average == contest.incumbent.average),
+        ]
         if len(kept) == len(alive):
             break
         alive = kept
     return alive, _good(contest, contest.searched[:n])
+
+
+def _how_many(alive: int, parts: int, budget: int) -> int:
+    """Who go on: half of them, or as many as can be halved to the end and meet twice the parts."""
+    most = max(2, math.ceil(alive / 2))
+    while most > 2 and most * parts * math.ceil(math.log2(most)) > budget:
+        most -= 1
+    return most
 
 
 def _good(contest: Contest, parts: list[int]) -> list[int]:

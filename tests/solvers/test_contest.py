@@ -59,6 +59,19 @@ def test_a_race_for_any_average_finds_one_as_good() -> None:
         assert level(tuple(choice.coefficients)) == -1
 
 
+@pytest.mark.parametrize(("of", "size"), [(1000, AUTO), (1000, 10), (100, AUTO), (30, 5)])
+def test_the_budget_of_a_race_goes_to_those_that_lead(of: int, size: int) -> None:
+    """However many start: fewer and fewer meet more and more parts, until there are two."""
+    played = Played(lambda average, part: Random(f"{average} {part}").gauss(), 600, 500)
+    played.choose("race", of, size)
+    searched = {*Contest(played.problem(of), size).searched}
+    met = sorted(len(row.keys() & searched) for row in played.board.found.values())
+    assert len(met) > 20
+    assert met[len(met) // 2] <= 4
+    assert met[-2] >= 16
+    assert sum(met) <= 0.7 * 500
+
+
 @pytest.mark.parametrize("at_once", [1, 8])
 @pytest.mark.parametrize("parts", [1, 2, 24, 25, 60])
 @pytest.mark.parametrize("solver", SOLVERS)
