@@ -53,8 +53,9 @@ ruff: $(VENV)/.tests
 types: $(VENV)/.tests
 	$(BIN)/mypy
 
-# one thread each: two under contention are slower
+# one thread each: two under contention are slower. Compiled once, not by each command that tests start
 tests: $(VENV)/.tests
+	$(BIN)/python -m compileall -q sewa_cli
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: ruff types
