@@ -27,7 +27,7 @@ from sewa_cli.solvers.contest import LEAST, Contest, Entrant, within
 
 STRETCHES = (2, 4)  # the run in so many pieces
 WINDOWS = 32  # stretches of K checkpoints, from one end of the run to the other
-SINGLES = 8  # checkpoints that start alone
+SINGLES = 8  # checkpoints that start alone; more where the budget carries them
 MASKS = 16  # drawn at random
 TILT = 1.0  # e^±1 from one end of the run to the other
 CLEAR = 1.0  # standard errors by which a change must be better to be kept
@@ -58,11 +58,21 @@ class Race(Solver):
 
 def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
     """The incumbent first; the first heat leaves half of the heats' budget to the others."""
+    most = max(2, budget // (2 * min(LEAST, len(contest.searched))))
     started = [contest.incumbent]
     for name, size, average in _candidates(contest, K):
         started.append(contest.enter(name, size, average))
-    started = list({entrant.average: entrant for entrant in started}.values())
-    return started[: max(2, budget // (2 * min(LEAST, len(contest.searched))))]
+    if K == AUTO:  # of single ones at most as many as there are others
+        for name, size, average in _singles(contest.k, min(len(started), most - len(started))):
+            started.append(contest.enter(name, size, average))
+    return list({entrant.average: entrant for entrant in started}.values())[:most]
+
+
+def _singles(k: int, count: int) -> Iterator[tuple[str, int | None, list[float]]]:
+    """Checkpoints alone, from one end of the run to the other; the first half is spread too."""
+    order = (0, *range(count - 1, 0, -2), *range(count - 2, 0, -2)) if count > 1 else ()
+    for i in dict.fromkeys(round(n * (k - 1) / (count - 1)) for n in order):
+        yield f"checkpoint {i}", None, mean_of([i], k)
 
 
 def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, list[float]]]:
@@ -80,8 +90,7 @@ def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, lis
                 some = range(n * k // pieces, (n + 1) * k // pieces)
                 if len(some) > 1:
                     yield f"{_ORDINAL[n]} {_PIECE[pieces]}", None, mean_of(some, k)
-        for i in {round(n * (k - 1) / (SINGLES - 1)) for n in range(SINGLES)} if k > 1 else ():
-            yield f"checkpoint {i}", None, mean_of([i], k)
+        yield from _singles(k, SINGLES)
     else:
         # a window of K weighs more than K, or not equally
         names = [name for name, weights in every.items() if sum(w != 0 for w in weights) == K]
