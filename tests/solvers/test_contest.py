@@ -155,7 +155,7 @@ def test_a_part_that_fails_now_and_then_ends_nothing() -> None:
         return known_best(average, part)
 
     for solver in SOLVERS:
-        choice = Played(flaky, 200, 2 * NEEDED[solver]).choose(solver, k, K)
+        choice = Played(flaky, 200, 3 * NEEDED[solver]).choose(solver, k, K)
         assert {*choice.selected} == BEST
         failed = [entry for entry in outcome_of(choice).entries if entry.score is None]
         assert any(entry.error is None for entry in failed)
