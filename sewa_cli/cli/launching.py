@@ -111,13 +111,13 @@ def _explain(codes: dict[int, int], logs: Path) -> int:
     told_to_end = (-signal.SIGTERM, -signal.SIGINT, interrupts.CODE)
     try:
         found = json.loads((logs / together.FAULT).read_text())
-    except (OSError, ValueError):  # it was killed before they had met
+    except (OSError, ValueError):  # nobody was left who could post it
         found = None
     if found is not None and found["said"]:
         return int(found["code"])
     rank = min(codes, key=lambda r: codes[r] in told_to_end) if found is None else found["rank"]
     code = codes.get(rank, 0)
-    if found is None and 0 < code <= SPOKEN:
+    if found is None and 0 < code <= SPOKEN and not (logs / together.MET).exists():
         return code
     what, ends = f"has ended by itself, with exit code {code}", UserCodeError.exit_code
     if code in told_to_end:

@@ -25,6 +25,7 @@ from typing import Any
 from sewa_cli import interrupts, ranks
 
 FAULT = "fault"  # on the board, and for our launcher the name of a file
+MET = "met"  # for our launcher, a file: from here on whoever speaks of a fault posts it first
 KILLED = 128 + signal.SIGKILL  # as a shell says it
 TICK = 0.5  # seconds
 GRACE = 4  # ticks for a rank to end by itself, when another has failed
@@ -168,6 +169,8 @@ class _Watch(threading.Thread):
         self._beats: dict[int, tuple[Any, int]] = {}
         self._where: dict[int, Any] = {}
         self.board.post(f"at {here.rank}", [socket.gethostname(), os.getpid()])
+        if interrupts.LAUNCHED in os.environ:
+            Path(os.environ[interrupts.LAUNCHED], MET).touch()
         _Watch.now = self
 
     def run(self) -> None:
