@@ -66,7 +66,7 @@ class Case(NamedTuple):
 
 CASES = {
     "passes": Case(256, 6, 20_000, 2, 4, 6),
-    "W": Case(1024, 2, 8, 1, 600, 25),
+    "W": Case(1024, 2, 8, 1, 600, 100),
     "bf16": Case(1024, 2, 8, 1, 600, 25, "bf16"),
 }
 NOTHING = Case(16, 2, 8, 1, 4, 2)

@@ -26,6 +26,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from hopper import lean
 from plan import REPORTED, SAMPLES
 from running import keep
 from tables import filled, markdown
@@ -305,6 +306,7 @@ def main() -> None:
     picture = args.plot.resolve() if args.plot else None
     page = args.into.resolve() if args.into else None
     if not args.tables:
+        lean()
         for seed in args.seeds:
             for setting in args.settings:
                 study(setting, seed, folder, args.budgets, args.solvers, results)

@@ -21,7 +21,7 @@ ENVIRONMENTS = {  # what a data set's name has in it
     "halfcheetah": "HalfCheetah-v5",
     "lunarlander": "LunarLander-v3",
 }
-SIDE_BY_SIDE = 32  # episodes; more are hardly faster
+SIDE_BY_SIDE = 8  # episodes: as many as sewa asks for at once
 
 
 class Policy(nn.Module):
@@ -32,12 +32,18 @@ class Policy(nn.Module):
         layers = [nn.Linear(observations, width)]
         for outputs in (width, width, width, actions):
             layers += [nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, outputs)]
-        self.layers = nn.Sequential(*layers, nn.Tanh())
+        self.layers, self.dropout = nn.Sequential(*layers, nn.Tanh()), dropout
+        self.linear = tuple(layers[::3])
         self.register_buffer("mean", torch.zeros(observations))
         self.register_buffer("std", torch.ones(observations))
 
     def forward(self, observations):
-        return self.layers((observations - self.mean) / self.std)
+        """What `layers` give, without a call of each: for a few rows, most of the time is calls."""
+        values = (observations - self.mean) / self.std
+        for layer in self.linear[:-1]:
+            values = F.relu(F.linear(values, layer.weight, layer.bias))
+            values = F.dropout(values, self.dropout) if self.training else values
+        return torch.tanh(F.linear(values, self.linear[-1].weight, self.linear[-1].bias))
 
 
 def build_model(data="hopper-medium", width=128, dropout=0.1, env=None, episodes=20):

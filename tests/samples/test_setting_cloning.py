@@ -278,6 +278,17 @@ def test_the_network_has_the_papers_shape(task: ModuleType, hopper: str) -> None
     assert layers == ["Linear", *["ReLU", "Dropout", "Linear"] * 4, "Tanh"]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_a_pass_is_that_of_the_layers(task: ModuleType, hopper: str, training: bool) -> None:
+    model = task.build_model(hopper, dropout=0.5).train(training)
+    seen = torch.randn(5, 11)
+    found = []
+    for run in (model, lambda x: model.layers((x - model.mean) / model.std)):
+        torch.manual_seed(0)
+        found.append(run(seen))
+    assert torch.equal(*found)
+
+
 def test_observations_are_normalised_by_the_training_rows(task: ModuleType, hopper: str) -> None:
     model = task.build_model(hopper, width=8)
     seen = torch.cat([observations for observations, _ in task.training_data(hopper)])
@@ -313,11 +324,10 @@ def test_episodes_side_by_side_return_what_they_return_one_by_one(
 
 
 def test_an_episode_earns_the_same_whatever_is_played_beside_it(
-    task: ModuleType, hopper: str, monkeypatch: pytest.MonkeyPatch
+    task: ModuleType, hopper: str
 ) -> None:
     torch.manual_seed(0)
     model = task.build_model(hopper, width=128)
-    monkeypatch.setattr(task, "SIDE_BY_SIDE", 8)
     parts = list(task.score_parts(10))
     together = task.scores(model, parts)  # two of them wait until others have ended
     for some in (slice(None, None, -1), slice(9, None)):

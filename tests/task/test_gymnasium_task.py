@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from sewa_cli.errors import ConfigError, SewaError, TaskError, UserCodeError
+from sewa_cli.session.metric import AT_ONCE
 from sewa_cli.task import Task, load_task
 from sewa_cli.task.ready import episodes
 
@@ -318,10 +319,10 @@ def test_a_model_that_does_not_fit_the_environment_is_told(args: dict[str, Any])
     task = load_task("gymnasium", args)
     with pytest.raises(TaskError) as caught:
         scores(task, [0], nn.Linear(3, 2))
-    start = "CartPole-v1: the model does not take its observations, float32 [32, 4]: mat1"
+    start = "CartPole-v1: the model does not take its observations, float32 [8, 4]: mat1"
     assert str(caught.value).startswith(start)
     with pytest.raises(
-        TaskError, match=r"must give \[32, 2\], a number for each .*found \[32, 3\]"
+        TaskError, match=r"must give \[8, 2\], a number for each .*found \[8, 3\]"
     ):
         scores(task, [0], nn.Linear(4, 3))
     broken = nn.Linear(4, 2)
@@ -336,6 +337,11 @@ def test_an_environment_that_raises_is_the_users(args: dict[str, Any]) -> None:
     nn.init.constant_(wild.bias, 1e7)
     with pytest.raises(UserCodeError, match=r"scores\(\) raised OverflowError: too far"):
         scores(task, [1], wild)
+
+
+def test_as_many_are_played_at_once_as_are_asked_for() -> None:
+    """More would be rows of every pass that nobody plays."""
+    assert episodes.SIDE_BY_SIDE == AT_ONCE
 
 
 def test_environments_are_made_once(args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.text import one_line
 
-SIDE_BY_SIDE = 32  # more are hardly faster, and take memory
+SIDE_BY_SIDE = 8  # as many as are asked for at once: a pass has so many rows, played or not
 Kind = Literal["continuous", "argmax", "sample"]
 
 
