@@ -23,7 +23,15 @@ from pathlib import Path
 from claims import findings, summary, wobble
 from pictures import draw, draw_curves
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
-from regret import keep, left_to_do, load_units, regret_table, setting_table, simple_table
+from regret import (
+    fair_table,
+    keep,
+    left_to_do,
+    load_units,
+    regret_table,
+    setting_table,
+    simple_table,
+)
 from running import Failed, run_all
 from studies import Table, auto_table, load_curves, overfitting_table, tuning_table, windows_table
 from tables import Results, filled, full_table, learned_against, load, markdown, paper_table
@@ -92,6 +100,7 @@ def report(
         tables["Regret, % of the held-out loss"] = regret_table(units)
         tables["Regret by setting, % of the held-out loss"] = setting_table(units)
         tables["The default against the best simple average of each setting"] = simple_table(units)
+        tables["The default against the best simple average by the same rows"] = fair_table(units)
     curves = [c for s in settings if (c := load_curves(folder, s, reported)) is not None]
     for curve in curves:
         tables[f"{curve.setting.name}: windows, the metric"] = windows_table(curve)

@@ -22,6 +22,7 @@ Column = tuple[str, int | None]  # a method and its K
 SIZES = ("200 rows", "1,000 rows", "all rows")
 LEARNED = {"aggregate": "**the default**", "sewa": "SeWA, K=10", "greedy": "greedy"}
 SPARSE = "`--sparse`, K found"
+BY_ROWS = "best simple by the same rows"  # of the family that every choice is held against
 KEPT = Path(__file__).with_name("regret.json")
 SHOWN = ("ema-window", "latest", "wsm", "uniform", "last")  # of the fixed ones, by setting
 
@@ -67,6 +68,8 @@ def _measured(folder: Path, setting: Setting, seeds: Iterable[int]) -> Iterator[
                 continue
             losses = {LEARNED[r["method"]]: float(r["heldout_loss"]) for r in rows["rows"]}
             losses[SPARSE] = float(few["average"]["heldout_loss"])
+            best_simple = next(iter(few["references"].values()))  # they begin with it
+            losses[BY_ROWS] = float(best_simple["heldout_loss"])
             yield Unit(setting.name, seed, size, losses, fixed, _made())
 
 
@@ -132,7 +135,9 @@ def columns(units: Sequence[Unit]) -> dict[str, dict[int, float]]:
     Of all K that every unit has, by the mean of its loss over that of the mean of all.
     """
     found: dict[str, dict[int, float]] = {
-        name: {i: unit.learned[name] for i, unit in enumerate(units)} for name in units[0].learned
+        name: {i: unit.learned[name] for i, unit in enumerate(units)}
+        for name in units[0].learned
+        if all(name in unit.learned for unit in units)
     }
     common = set.intersection(*(set(unit.fixed) for unit in units))
     by_method: dict[str, list[Column]] = defaultdict(list)
@@ -173,7 +178,8 @@ def regret_table(units: Sequence[Unit]) -> Table:
 def setting_table(units: Sequence[Unit]) -> Table:
     """A row for each setting: mean regret over its seeds and sizes."""
     found = regrets(units)
-    shown = [n for n in found if n in {*LEARNED.values(), SPARSE} or n.split(",")[0] in SHOWN]
+    chosen = {*LEARNED.values(), SPARSE, BY_ROWS}
+    shown = [n for n in found if n in chosen or n.split(",")[0] in SHOWN]
     shown.sort(key=lambda name: fmean(found[name]))
     rows = []
     for setting in dict.fromkeys(unit.setting for unit in units):
@@ -181,6 +187,25 @@ def setting_table(units: Sequence[Unit]) -> Table:
         for name in shown:
             here = [r for r, u in zip(found[name], units, strict=True) if u.setting == setting]
             row[name] = f"{fmean(here):.2f}"
+        rows.append(row)
+    return rows
+
+
+def fair_table(units: Sequence[Unit]) -> Table:
+    """The default minus the simple average that is best by the rows that it has itself."""
+    name, rows = LEARNED["aggregate"], []
+    known = [unit for unit in units if BY_ROWS in unit.learned]
+    for setting in dict.fromkeys(unit.setting for unit in known):
+        of = [unit for unit in known if unit.setting == setting]
+        row, by_seed = {"setting": setting}, defaultdict[int, list[float]](list)
+        for size in SIZES:
+            by_run = []
+            for unit in of:
+                if unit.size == size:
+                    by_run.append(100 * (unit.learned[name] / unit.learned[BY_ROWS] - 1))
+                    by_seed[unit.seed].append(by_run[-1])
+            row[f"{size}, %"] = _judged(by_run)
+        row["all of them, %"] = _judged([*map(fmean, by_seed.values())])  # a run counts once
         rows.append(row)
     return rows
 
@@ -198,12 +223,18 @@ def simple_table(units: Sequence[Unit]) -> Table:
         }
         for size in SIZES:
             by_run = [100 * (u.learned[name] / u.fixed[best] - 1) for u in of if u.size == size]
-            found = estimate(by_run)
-            words = {"holds": "better", "ties": "tie", "fails": "worse"}
-            said = words.get(verdict(found, -1), "one run")
-            row[f"the default minus it, {size}, %"] = f"{_show(found)}: {said}" if by_run else ""
+            row[f"the default minus it, {size}, %"] = _judged(by_run)
         rows.append(row)
     return rows
+
+
+def _judged(by_run: Sequence[float]) -> str:
+    """A difference, and whether it is one."""
+    if not by_run:
+        return ""
+    words = {"holds": "better", "ties": "tie", "fails": "worse"}
+    found = estimate(by_run)
+    return f"{_show(found)}: {words.get(verdict(found, -1), 'one run')}"
 
 
 def _show(found: Estimate) -> str:

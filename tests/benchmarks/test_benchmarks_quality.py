@@ -279,3 +279,21 @@ def test_a_units_losses_are_kept_for_other_machines_and_its_jobs_not_done_again(
     assert found[0].learned["**the default**"] == pytest.approx(1 / 3, rel=1e-7)
     assert found[0].fixed == {("last", None): pytest.approx(2 / 3, rel=1e-7)}
     assert kept.read_text().count("\n") == 5  # a line each
+
+
+def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_average() -> None:
+    def unit(seed: int, size: str, default: float, by_rows: float | None) -> Any:
+        learned = {"**the default**": default}
+        learned |= {} if by_rows is None else {regret.BY_ROWS: by_rows}
+        return regret.Unit("tiny", seed, size, learned, {("uniform", None): 1.0})
+
+    few, some, every = regret.SIZES
+    units = [unit(seed, few, 0.98 + seed / 1000, 1.0) for seed in (3, 4, 5)]
+    units += [unit(3, some, 1.01, 1.0), unit(4, every, 0.5, None)]
+    (row,) = regret.fair_table(units)
+    assert row[f"{few}, %"] == "-1.60 ± 0.25: better"
+    assert row[f"{some}, %"] == "1.00: one run"
+    assert row[f"{every}, %"] == ""
+    assert row["all of them, %"] == "-1.15 ± 1.73: tie"  # seed 3 counts once: -0.35
+    assert regret.BY_ROWS not in regret.columns(units)  # some of them do not have it
+    assert regret.BY_ROWS in regret.columns(units[:-1])
