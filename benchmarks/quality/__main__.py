@@ -17,12 +17,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from claims import findings, summary, wobble
 from pictures import draw, draw_curves
-from plan import REPORTED, SETTINGS, STUDIES, TUNING, Setting
+from plan import REPORTED, SETTINGS, STUDIES, TUNING, Job, Setting, regret
 from regret import (
     fair_table,
     keep,
@@ -56,11 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for study in asked.studies
             for seed in asked.seeds or STUDIES[study][1]
             for setting in settings
-            for job in (
-                left_to_do(setting, seed)
-                if study == "regret" and not asked.again
-                else STUDIES[study][0](setting)
-            )
+            for job in planned(study, setting, seed, asked.again)
         ]
         try:
             run_all(asked.folder, work, asked.jobs)
@@ -71,6 +67,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = report(asked.folder, settings, asked.seeds or REPORTED, asked.seeds or TUNING)
     if asked.into is not None:
         asked.into.write_text(filled(asked.into.read_text(), tables))
+
+
+def planned(study: str, setting: Setting, seed: int, again: bool) -> Iterable[Job]:
+    if study != "regret":
+        return STUDIES[study][0](setting)
+    return regret(setting, seed) if again else left_to_do(setting, seed)
 
 
 def report(

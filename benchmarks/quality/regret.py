@@ -55,13 +55,13 @@ def load_units(
 
 
 def _measured(folder: Path, setting: Setting, seeds: Iterable[int]) -> Iterator[Unit]:
-    simple, *_ = regret(setting)
+    simple, *_ = regret(setting)  # looks at no rows to choose by
     for seed in seeds:
         table = finished(folder, setting, seed, simple)
         if table is None:
             continue
         fixed = {(r["method"], r["K"]): float(r["heldout_loss"]) for r in table["rows"]}
-        for size, (learned, sparse) in jobs_of(setting).items():
+        for size, (learned, sparse) in jobs_of(setting, seed).items():
             rows = finished(folder, setting, seed, learned)
             few = finished(folder, setting, seed, sparse)
             if rows is None or few is None:
@@ -73,9 +73,9 @@ def _measured(folder: Path, setting: Setting, seeds: Iterable[int]) -> Iterator[
             yield Unit(setting.name, seed, size, losses, fixed, _made())
 
 
-def jobs_of(setting: Setting) -> dict[str, tuple[Job, Job]]:
+def jobs_of(setting: Setting, seed: int) -> dict[str, tuple[Job, Job]]:
     """What learns, by the number of rows."""
-    _, *rest = regret(setting)
+    _, *rest = regret(setting, seed)
     return dict(zip(SIZES, zip(rest[::2], rest[1::2], strict=True), strict=True))
 
 
@@ -84,7 +84,7 @@ def left_to_do(setting: Setting, seed: int, kept: Path = KEPT) -> list[Job]:
     have = {unit.key for unit in load_kept(kept)}
     found = [
         job
-        for size, jobs in jobs_of(setting).items()
+        for size, jobs in jobs_of(setting, seed).items()
         if (setting.name, seed, size) not in have
         for job in jobs
     ]

@@ -64,9 +64,10 @@ def tables(data):
     return {name: tuple(map(torch.from_numpy, pair)) for name, pair in parts.items()}
 
 
-def rows(data, part, count=None, batch=1000):
-    """The first `count` rows of a table, which is in no order, as batches."""
-    pairs = (values[:count].split(batch) for values in tables(data)[part])
+def rows(data, part, count=None, skip=0, batch=1000):
+    """So many rows of a table, which is in no order, after the first few, as batches."""
+    last = None if count is None else skip + count
+    pairs = (values[skip:last].split(batch) for values in tables(data)[part])
     return list(zip(*pairs, strict=True))
 
 
@@ -74,15 +75,17 @@ def training_data(data="hopper-medium"):
     return rows(data, "training")
 
 
-def selection_data(data="hopper-medium", selection=1000, selection_from="fresh"):
+def selection_data(data="hopper-medium", selection=1000, selection_from="fresh", selection_skip=0):
     parts = {"fresh": "selection", "training": "training"}
     if selection_from not in parts:
         raise TaskError(f"args.selection_from: must be fresh or training, found {selection_from}")
     part = parts[selection_from]
-    if not 1 <= selection <= len(tables(data)[part][0]):
-        there = f"1 to {len(tables(data)[part][0])}"
-        raise TaskError(f"args.selection: must be {there} rows of {data}, found {selection}")
-    return rows(data, part, selection)
+    if selection_skip < 0:
+        raise TaskError(f"args.selection_skip: must be 0 or more rows, found {selection_skip}")
+    most = len(tables(data)[part][0]) - selection_skip
+    if not 1 <= selection <= most:
+        raise TaskError(f"args.selection: must be 1 to {most} rows of {data}, found {selection}")
+    return rows(data, part, selection, selection_skip)
 
 
 def heldout_data(data="hopper-medium", heldout=4000):

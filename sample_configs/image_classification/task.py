@@ -80,12 +80,14 @@ def training_data(data=CIFAR, statistics=2000):
     return batches("statistics", statistics, part, 0, edge)
 
 
-def selection_data(data=CIFAR, selection=1000, selection_from="fresh"):
+def selection_data(data=CIFAR, selection=1000, selection_from="fresh", selection_skip=0):
+    if selection_skip < 0:
+        raise TaskError(f"args.selection_skip: must be 0 or more images, found {selection_skip}")
     part, edge = training_part(data)
     if selection_from == "fresh":
-        return batches("selection", selection, part, edge, len(part))
+        return batches("selection", selection, part, edge + selection_skip, len(part))
     if selection_from == "training":
-        return batches("selection", selection, part, 0, edge)
+        return batches("selection", selection, part, selection_skip, edge)
     raise TaskError(f"args.selection_from: must be fresh or training, found {selection_from!r}")
 
 
@@ -122,8 +124,8 @@ def metrics(model):
 # to choose by accuracy: a part is a few rows
 
 
-def score_parts(data=CIFAR, selection=1000, selection_from="fresh"):
-    return pieces(selection_data(data, selection, selection_from))
+def score_parts(data=CIFAR, selection=1000, selection_from="fresh", selection_skip=0):
+    return pieces(selection_data(data, selection, selection_from, selection_skip))
 
 
 def heldout_parts(data=CIFAR, heldout=5000):

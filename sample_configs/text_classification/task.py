@@ -77,14 +77,22 @@ def training_data(data="imdb_csv", vocabulary=10_000, length=64):
 
 
 def selection_data(
-    data="imdb_csv", vocabulary=10_000, length=64, selection=1000, selection_from="fresh"
+    data="imdb_csv",
+    vocabulary=10_000,
+    length=64,
+    selection=1000,
+    selection_from="fresh",
+    selection_skip=0,
 ):
     """Rows of train.csv: the last, which no training sees, or some of those trained on."""
     if selection_from not in ("fresh", "training"):
         raise ValueError(f"selection_from: fresh or training, found {selection_from!r}")
+    if selection_skip < 0:
+        raise ValueError(f"selection_skip: 0 rows or more, found {selection_skip}")
     arrays = texts.load(data, vocabulary, length)
     rows, cut = len(arrays["train_classes"]), trained_on(arrays)
     first, last = (cut, rows) if selection_from == "fresh" else (0, cut)
+    last -= selection_skip
     check_rows("selection", selection, last - first)
     return batches(arrays, "train", slice(last - selection, last))
 
@@ -109,9 +117,16 @@ def metrics(model):
 
 
 def score_parts(
-    data="imdb_csv", vocabulary=10_000, length=64, selection=1000, selection_from="fresh"
+    data="imdb_csv",
+    vocabulary=10_000,
+    length=64,
+    selection=1000,
+    selection_from="fresh",
+    selection_skip=0,
 ):
-    return pieces(selection_data(data, vocabulary, length, selection, selection_from))
+    return pieces(
+        selection_data(data, vocabulary, length, selection, selection_from, selection_skip)
+    )
 
 
 def heldout_parts(data="imdb_csv", vocabulary=10_000, length=64, heldout=2000):

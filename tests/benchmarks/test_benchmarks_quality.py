@@ -271,7 +271,7 @@ def test_a_units_losses_are_kept_for_other_machines_and_its_jobs_not_done_again(
     regret.keep([all_rows], kept)
     simple, _, _, *rest = plan.regret(setting)
     assert regret.left_to_do(setting, 3, kept) == [simple, *rest[:2]]
-    assert regret.left_to_do(setting, 4, kept) == list(plan.regret(setting))
+    assert regret.left_to_do(setting, 4, kept) == list(plan.regret(setting, 4))
     regret.keep([middle], kept)
     assert regret.left_to_do(setting, 3, kept) == []
     found = regret.load_units(tmp_path, [setting], [3, 4], kept)
@@ -297,3 +297,13 @@ def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_a
     assert row["all of them, %"] == "-1.15 ± 1.73: tie"  # seed 3 counts once: -0.35
     assert regret.BY_ROWS not in regret.columns(units)  # some of them do not have it
     assert regret.BY_ROWS in regret.columns(units[:-1])
+
+
+def test_every_training_run_has_few_rows_of_its_own_and_all_of_them_in_common(setting: Any) -> None:
+    few, some, every = setting.sizes
+    for seed, turn in ((3, 0), (4, 1), (5, 2), (0, 0)):
+        for rows in (few, some, every):
+            skipped = () if rows == every or not turn else (f"args.selection_skip={turn * rows}",)
+            sets = [j.sets for j in plan.regret(setting, seed) if j.name.endswith(f" {rows}")]
+            assert len(sets) == 2
+            assert all(s[-1 - len(skipped) :] == (f"args.selection={rows}", *skipped) for s in sets)

@@ -255,6 +255,12 @@ def test_rows_to_select_with_are_fresh_unless_asked_for(task: ModuleType, tmp_pa
         assert len(fresh) == count
         assert fresh.isdisjoint(training | heldout)
         assert len(ids(task.selection_data(data, count, "training")) & training) == count
+    others = ids(task.selection_data(data, 200, selection_skip=200))
+    assert others | ids(task.selection_data(data, 200)) == ids(task.selection_data(data, 400))
+    with pytest.raises(TaskError, match=r"args\.selection: must be 1 to 6300 rows"):
+        task.selection_data(data, 6301, selection_skip=200)
+    with pytest.raises(TaskError, match=r"args\.selection_skip: must be 0 or more rows, found -1"):
+        task.selection_data(data, 200, selection_skip=-1)
     with pytest.raises(TaskError, match=r"args\.selection: must be 1 to 6500 rows"):
         task.selection_data(data, 6501)
     with pytest.raises(TaskError, match=r"args\.selection: must be 1 to"):

@@ -319,6 +319,13 @@ def test_the_parts_have_no_image_in_common_unless_asked_to(
     assert not training & fresh
     assert not (training | fresh) & heldout
     assert names(task.selection_data(data, selection=5, selection_from="training")) < training
+    halves = [names(task.selection_data(data, 2, selection_skip=skip)) for skip in (0, 2)]
+    assert not halves[0] & halves[1]
+    assert halves[0] | halves[1] == fresh
+    with pytest.raises(
+        TaskError, match=r"selection_skip: must be 0 or more images, found -1"
+    ):
+        task.selection_data(data, 2, selection_skip=-1)
 
 
 def test_inputs_are_the_bytes_around_zero(task: ModuleType, tmp_path: Path) -> None:

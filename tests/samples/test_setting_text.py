@@ -280,6 +280,8 @@ def test_training_selection_and_held_out_rows_are_apart(tmp_path: Path) -> None:
     assert training == set(range(2, 122))
     assert fresh == list(range(122, 152))
     assert set(rows_of(task.selection_data(**sizes, selection=7))[:, 0].tolist()) < set(fresh)
+    others = rows_of(task.selection_data(**sizes, selection=7, selection_skip=7))[:, 0].tolist()
+    assert others == fresh[-14:-7]
     again = task.selection_data(**sizes, selection=120, selection_from="training")
     assert set(rows_of(again)[:, 0].tolist()) == training
     assert rows_of(task.heldout_data(**sizes, heldout=2))[:, 0].tolist() == [9, texts.UNK]
@@ -291,6 +293,8 @@ def test_training_selection_and_held_out_rows_are_apart(tmp_path: Path) -> None:
         ({"selection": 41}, "selection: from 1 to 40 rows, found 41"),
         ({"selection": 0}, "selection: from 1 to 40 rows, found 0"),
         ({"selection": 161, "selection_from": "training"}, "from 1 to 160 rows, found 161"),
+        ({"selection": 35, "selection_skip": 6}, "selection: from 1 to 34 rows, found 35"),
+        ({"selection_skip": -1}, "selection_skip: 0 rows or more, found -1"),
         ({"selection_from": "test"}, "selection_from: fresh or training, found 'test'"),
     ],
 )

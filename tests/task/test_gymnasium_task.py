@@ -321,9 +321,7 @@ def test_a_model_that_does_not_fit_the_environment_is_told(args: dict[str, Any])
         scores(task, [0], nn.Linear(3, 2))
     start = "CartPole-v1: the model does not take its observations, float32 [8, 4]: mat1"
     assert str(caught.value).startswith(start)
-    with pytest.raises(
-        TaskError, match=r"must give \[8, 2\], a number for each .*found \[8, 3\]"
-    ):
+    with pytest.raises(TaskError, match=r"must give \[8, 2\], a number for each .*found \[8, 3\]"):
         scores(task, [0], nn.Linear(4, 3))
     broken = nn.Linear(4, 2)
     nn.init.constant_(broken.bias, torch.nan)
