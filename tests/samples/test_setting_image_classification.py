@@ -322,9 +322,7 @@ def test_the_parts_have_no_image_in_common_unless_asked_to(
     halves = [names(task.selection_data(data, 2, selection_skip=skip)) for skip in (0, 2)]
     assert not halves[0] & halves[1]
     assert halves[0] | halves[1] == fresh
-    with pytest.raises(
-        TaskError, match=r"selection_skip: must be 0 or more images, found -1"
-    ):
+    with pytest.raises(TaskError, match=r"selection_skip: must be 0 or more images, found -1"):
         task.selection_data(data, 2, selection_skip=-1)
 
 
