@@ -160,7 +160,8 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
         if (found := better_one(report.contest)) is not None:
             raise BaselineWins(
-                f"--strict: `{found}` has the better held-out {report.contest.metric}"
+                f"--strict: `{found}` has the better held-out {report.contest.metric}, by however "
+                "little"
             )
     # a fallback has already taken the better one
     if request.config.strict and report.beaten_by and report.learned is None:

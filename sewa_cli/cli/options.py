@@ -165,7 +165,7 @@ _RUN: Final = {
     "ranks": Flag("--ranks N", "On so many processes, as under torchrun; each has its part.", None),
     "device": Flag("--device DEVICE", "auto, cpu, cuda, cuda:1, mps ..."),
     "seed": Flag("--seed N", "Same seed, same bytes."),
-    "strict": Flag("--strict", "Exit 5 if a simple average does better held out."),
+    "strict": Flag("--strict", "Exit 5 if another average does better held out."),
     "dry_run": Flag("--dry-run", "Print what it will read, hold and compute; no more.", None),
     "quiet": Flag("--quiet -q", "Only errors on stderr.", None),
     "verbose": Flag("--verbose -v", "More on stderr, full tracebacks.", None),

@@ -83,7 +83,7 @@ def run_compare(
                 heldout_rows=every[0].heldout_rows,
                 unit=table.unit,
                 rows=table.rows,
-                judged=judged,
+                judged=table.judged,
                 best=table.best,
                 winner=table.winner,
                 batchnorm=run.scorer.recomputed_on,
@@ -113,16 +113,21 @@ def comparing(session: Session) -> Run:
 
 
 def _best(evaluator: Evaluator, row: Row) -> Average:
-    """The best row as a file; of several draws, the one with the lowest selection loss."""
+    """The best row as a file; of several draws, the one with the lowest selection loss.
+
+    By a metric none is known to choose them by: to take the best held out would make that flatter.
+    """
 
     def loss(draw: Coefficients) -> float:
         found = evaluator.evaluate(draw).scores.selection_loss
         return float("inf") if found is None else found
 
-    coefficients = min(row.coefficients, key=loss)
+    by_metric = evaluator.metric is not None
+    coefficients = row.coefficients[0] if by_metric else min(row.coefficients, key=loss)
     if len(row.coefficients) > 1:
+        which = "first draw" if by_metric else "draw with the lowest selection loss"
         evaluator.run.session.events.warn(
-            f"{row.method} is a mean over draws; the draw with the lowest selection loss is written"
+            f"{row.method} is a mean over draws; the {which} is written"
         )
     average = evaluator.run.average(coefficients, row.method, row.K)
-    return average.with_statistics(evaluator.evaluate(coefficients).statistics)
+    return average.with_statistics(evaluator.statistics(coefficients))

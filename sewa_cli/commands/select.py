@@ -201,7 +201,8 @@ def _by_metric(run: Run) -> _Found:
         with session.clock("learn"):
             choice = run.solver.choose(metric.problem(), session.config.K)
         with session.clock("evaluate"):
-            average, scored = _finish(run, choice.coefficients, choice.name)
+            with seeded(session.config.seed):
+                average, scored = _finish(run, choice.coefficients, choice.name)
             contest = judge(metric, choice)
     finally:
         metric.close()

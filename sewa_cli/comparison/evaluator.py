@@ -7,24 +7,26 @@ so that its cost is what the method would have cost alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
 
 from sewa_cli import solvers
+from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors, have
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
-from sewa_cli.report.compare import RowCost
+from sewa_cli.report.compare import RowContest, RowCost
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.metric import Metric
 from sewa_cli.session.session import Run
+from sewa_cli.session.verdict import means_of_others
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import SURVEYING, Predicting, Problem, Surveyor
 from sewa_cli.text import finite
@@ -41,6 +43,7 @@ class Ledger:
         self._done: dict[tuple[object, ...], tuple[Any, RowCost]] = {}
         self._charged: set[tuple[object, ...]] = set()
         self._row = NOTHING
+        self.evaluations = 0  # of parts, which only whoever asks for them counts
 
     def once(self, kind: str, key: Sequence[float], work: Callable[[], T]) -> T:
         # two averages that differ in the last bit of a coefficient only are one
@@ -80,6 +83,7 @@ class Ledger:
             backward_passes=passes.backward,
             bytes_read=self._run.trajectory.bytes_moved,
             seconds=time.perf_counter(),
+            evaluations=self.evaluations,
         )
 
 
@@ -88,17 +92,18 @@ def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
     return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
 
 
-def _by_metric(metric: Metric, coefficients: Sequence[float]) -> Scored:
-    scores = metric.score_heldout(tuple(coefficients))
-    if scores is None:
+def _open_metric(run: Run) -> Metric | None:
+    """Refused now where no row could be judged in the end."""
+    if run.session.config.objective.metric is None:
+        return None
+    metric = Metric(run)
+    if metric.heldout_parts is None:
+        metric.close()
         raise ConfigError(
             f"--metric {metric.name}: compare needs held-out parts: define heldout_parts(**args), "
             "or list four parts or more to choose by"
         )
-    losses = metric.heldout_losses(scores)
-    units = UnitLosses(losses, torch.ones_like(losses), losses)
-    others = metric.means_of_others(scores)
-    return Scored(Scores(selection_loss=None, metrics=others), 0, units)
+    return metric
 
 
 class Evaluator:
@@ -119,7 +124,8 @@ class Evaluator:
         room = run.placed.room if self.fast else run.placed.room // 2
         self._problem: Problem = run.problem(room, one_of_many=True)
         self._batches = session.objective.batches()
-        self.metric = None if session.config.objective.metric is None else Metric(run)
+        self.metric = _open_metric(run)
+        self.contested: RowContest | None = None  # of the row under way
         by_loss: dict[str, Any] = {}
         if session.task.has_loss:
             by_loss = {"loss": self.predicted_loss if self.fast else self.selection_loss}
@@ -137,6 +143,7 @@ class Evaluator:
     def begin_row(self) -> None:
         """Every method sees the selection batches from the start, whoever came before it."""
         self._batches = self.run.session.objective.batches()
+        self.contested = None
 
     def learn(self, K: int) -> Coefficients:
         """What the chosen solver chooses; where it prepares something, that is charged as well."""
@@ -160,12 +167,19 @@ class Evaluator:
         if metric is None:
             raise ConfigError(f"methods: {name} chooses by a metric; name one: --metric NAME")
 
-        def work() -> Coefficients:
+        def work() -> tuple[Coefficients, RowContest | None]:
             with seeded(self.proposing.seed):
                 solver = make_solver(self.run.session.config, name)
-                return solver.choose(metric.problem(), K).coefficients
+                choice = solver.choose(metric.problem(), K)
+            board, outcome = metric.board, choice.outcome
+            self.ledger.evaluations += board.spent
+            if outcome is None:
+                return choice.coefficients, None
+            found = RowContest(crowned=outcome.crowned, interrupted=board.interrupted)
+            return choice.coefficients, found
 
-        return self.ledger.once(f"contest {name}", [K], work)
+        coefficients, self.contested = self.ledger.once(f"contest {name}", [K], work)
+        return coefficients
 
     def _prepare(self) -> None:
         self.ledger.once("prepare", [], lambda: self.solver.prepare(self._problem))
@@ -239,7 +253,7 @@ class Evaluator:
         """
         if (metric := self.metric) is not None:
             return self.ledger.once(
-                "evaluate", coefficients, lambda: _by_metric(metric, coefficients)
+                "evaluate", coefficients, lambda: self._evaluate_parts(metric, coefficients)
             )
         scorer, objective, seed = self.run.scorer, self.run.session.objective, self.proposing.seed
         # without BatchNorm the loss that methods see is the loss that is reported
@@ -258,3 +272,25 @@ class Evaluator:
             return Scored(scores, rows, heldout, statistics=statistics)
 
         return self.ledger.once("evaluate", coefficients, work)
+
+    def _evaluate_parts(self, metric: Metric, coefficients: Sequence[float]) -> Scored:
+        """Held-out losses by part, NaN where one has failed: `compare_drafts` makes up for that."""
+        before = metric.heldout_evaluations
+        with seeded(self.proposing.seed):  # BatchNorm's data come as they will for `statistics`
+            found = metric.score_heldout(tuple(coefficients))
+        assert found is not None  # `_open_metric` asks for held-out parts
+        self.ledger.evaluations += metric.heldout_evaluations - before
+        units = UnitLosses(metric.heldout_losses(found), metric.heldout_weights, None)
+        scores = Scores(selection_loss=None, metrics=means_of_others(metric, found))
+        return Scored(scores, 0, units)
+
+    def statistics(self, coefficients: Sequence[float]) -> Mapping[str, Array]:
+        """Of BatchNorm, recomputed, as the average was evaluated with them."""
+        if self.metric is None:
+            return self.evaluate(coefficients).statistics
+        scorer = self.run.scorer
+        if not scorer.recomputes_for(sum(c != 0 for c in coefficients)):
+            return {}
+        with seeded(self.proposing.seed):
+            self.run.load(coefficients)
+            return scorer.recompute()[1]

@@ -21,6 +21,7 @@ from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
 from sewa_cli.session.session import Run, check_budget
+from sewa_cli.session.verdict import meet
 from sewa_cli.settings import USUAL
 from sewa_cli.text import finite, with_K
 
@@ -118,7 +119,6 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
         true = _mean([finite(evaluator.cached_loss(c)) for c in draws])
         error = None if predicted is None or true is None else predicted - true
         evaluator.ledger.next_row()  # our own curiosity is not the method's cost
-    losses = [one.heldout.mean for one in evaluated if one.heldout is not None]
     row = Row(
         method=call.label,
         K=K,
@@ -127,12 +127,12 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
         selection_loss=_mean([one.scores.selection_loss for one in evaluated]),
         predicted_loss=predicted,
         surrogate_error=error,
-        heldout_loss=_mean(losses),
+        **_heldout_of([one.heldout for one in evaluated]),
         interval=None,
-        spread=finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None,
         difference=None,
         difference_interval=None,
         mark=None,
+        contest=evaluator.contested,
         metrics=_mean_metrics([one.scores.metrics for one in evaluated]),
         cost=cost,
     )
@@ -163,6 +163,7 @@ class Table:
     rows: list[Row]
     best: int | None
     unit: Literal["rows", "batches", "parts"] | None  # what was resampled
+    judged: Judged | None = None  # by what, and on which parts
 
     @property
     def winner(self) -> str | None:
@@ -179,6 +180,9 @@ def compare_drafts(
     drafts: Sequence[Draft], seed: int, samples: int, events: Events, judged: Judged | None = None
 ) -> Table:
     """Marks and intervals, by resampling held-out rows; `judged`: their losses are a metric's."""
+    failed = [0] * len(drafts)
+    if judged is not None:
+        drafts, failed, judged = _on_common_parts(drafts, judged)
     units = {i: found for i, draft in enumerate(drafts) if (found := draft.heldout) is not None}
     spread: Spread | None = None
     unit: Literal["rows", "batches", "parts"] | None = None
@@ -199,21 +203,60 @@ def compare_drafts(
     if best is None and units:  # no intervals: the lowest is known, but nothing about its lead
         best = min(units, key=lambda i: rows[i].heldout_loss or 0.0)
     if judged is not None:
-        rows = [_in_its_own_unit(row, judged) for row in rows]
-    return Table(rows, best, unit)
+        rows = [_in_its_own_unit(*one, judged) for one in zip(rows, failed, strict=True)]
+    return Table(rows, best, unit, judged)
 
 
-def _in_its_own_unit(row: Row, judged: Judged) -> Row:
+def _on_common_parts(
+    drafts: Sequence[Draft], judged: Judged
+) -> tuple[list[Draft], list[int], Judged]:
+    """With the parts that any has a score for, and how many of them each has failed on."""
+    units = [one.heldout for draft in drafts for one in draft.evaluated if one.heldout is not None]
+    met = meet(torch.stack([one.batches for one in units]))
+    counts = units[0].counts[met.kept]
+    draws = iter(zip(met.losses, met.known, strict=True))
+    changed, failed = [], []
+    for draft in drafts:
+        mine = [next(draws) for _ in draft.evaluated]
+        known = torch.stack([known for _, known in mine])
+        failed.append(int((~known.all(dim=0)).sum()))
+        # of what fails on every part there is nothing to show but that
+        found = [UnitLosses(losses, counts, None) if known.any() else None for losses, _ in mine]
+        row = draft.row.model_copy(update=_heldout_of(found))
+        pairs = zip(draft.evaluated, found, strict=True)
+        changed.append(Draft(row, [replace(one, heldout=units) for one, units in pairs]))
+    told = {
+        "parts": len(counts),
+        "left_out": met.left_out,
+        "failure_counts_as": None if met.worst is None else finite(_score(met.worst, judged)),
+    }
+    return changed, failed, judged.model_copy(update=told)
+
+
+def _heldout_of(draws: Sequence[UnitLosses | None]) -> dict[str, float | None]:
+    losses = [units.mean for units in draws if units is not None]
+    spread = finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None
+    return {"heldout_loss": _mean(losses), "spread": spread}
+
+
+def _score(loss: float, judged: Judged) -> float:
+    """The metric itself; no -0."""
+    return 0.0 - loss if judged.goal == "max" else loss
+
+
+def _in_its_own_unit(row: Row, failed: int, judged: Judged) -> Row:
     """The metric itself where it was a loss until here."""
 
     def turned(interval: Interval | None) -> Interval | None:
-        if interval is None or judged.goal == "min":
-            return interval
-        return Interval(low=-interval.high, high=-interval.low)
+        if interval is None:
+            return None
+        low, high = sorted(_score(end, judged) for end in (interval.low, interval.high))
+        return Interval(low=low, high=high)
 
     known = row.heldout_loss
     score = RowScore(
-        heldout=known if known is None or judged.goal == "min" else -known,
+        heldout=None if known is None else _score(known, judged),
+        failed=failed,
         interval=turned(row.interval),
         behind=row.difference,
         behind_interval=row.difference_interval,

@@ -109,6 +109,8 @@ class ObjectiveConfig(Settings):
     @classmethod
     def _minus(cls, given: Any) -> Any:
         metric = given.get("metric") if isinstance(given, dict) else None
+        if isinstance(metric, str) and metric in ("", "-"):
+            raise ValueError("metric: must have a name, one of those that score() gives")
         if isinstance(metric, str) and metric.startswith("-"):
             if given.get("goal") == "max":
                 raise ValueError(f"metric: {metric} is to be low, and goal is max; drop one")
@@ -120,7 +122,7 @@ class Config(Settings):
     """Everything a run depends on, but for the files themselves."""
 
     task: str | None = Field(
-        None, description="a .py file, huggingface, classification, or a module"
+        None, description="a .py file, huggingface, classification, gymnasium, or a module"
     )
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
     checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = ()

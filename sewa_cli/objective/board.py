@@ -24,7 +24,7 @@ from sewa_cli.text import few
 
 Average = tuple[float, ...]  # coefficients; the key of everything here
 TOLD = 3  # failures that are told one by one
-HOPELESS = 4  # calls that fail before the first that does not, not all for the same parts
+HOPELESS = 4  # calls that fail before the first that does not, whatever part and checkpoint
 
 
 class Spent(Exception):
@@ -57,6 +57,7 @@ class Board:
     evaluate  the pieces, in the order in which they finish; a piece at a time may have several
               parts of one average. It ends when the clock shows the second argument
     at_once   parts in a piece
+    abreast   parts that are under way at the same time, by all workers together
     """
 
     parts: int
@@ -66,17 +67,19 @@ class Board:
     evaluations: int | None = None  # the budget; None: only time counts
     seconds: float | None = None
     at_once: int = 1
+    abreast: int = 1
     found: dict[Average, dict[int, float]] = field(default_factory=dict)
     numbers: Sequence[int] = ()  # what the task calls the parts: places in its own list
     _scored: set[int] = field(default_factory=set)  # parts that somebody has a score for
     _failed: dict[int, set[Average]] = field(default_factory=dict)
-    _in_vain: list[tuple[tuple[int, ...], str]] = field(default_factory=list)  # calls, and why
+    _in_vain: list[tuple[Asked, str]] = field(default_factory=list)  # calls, and why
     _range: tuple[float, float] = (inf, -inf)  # of all losses
     spent: int = 0
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
     began: float | None = None
     took: float = 0.0  # seconds in which something was evaluated
+    _timed_from: int = 0  # evaluations before those
 
     # ---- the budget -----------------------------------------------------------------------------
 
@@ -94,7 +97,8 @@ class Board:
         if self.evaluations is not None:
             return self.evaluations - self.spent
         assert self.until is not None
-        per_second = self.spent / self.took if self.took > 0 else 1.0
+        timed = self.spent - self._timed_from
+        per_second = timed / self.took if self.took > 0 and timed > 0 else 1.0
         return max(0, int((self.until - time.monotonic()) * per_second))
 
     @property
@@ -110,11 +114,11 @@ class Board:
             return
         if self.interrupted:
             raise Spent
-        self.began = time.monotonic() if self.began is None else self.began
-        affordable = self._affordable(pieces)
-        before, began = self.spent, time.monotonic()
+        began = time.monotonic()
+        self.began = began if self.began is None else self.began
         try:
-            self._evaluate(self._evaluate(affordable))
+            singly = self._evaluate(self._affordable(pieces))
+            self._evaluate(self._affordable(singly))
         except KeyboardInterrupt:
             if not interrupts.forgive():
                 raise
@@ -124,8 +128,16 @@ class Board:
                 "(Ctrl-C again ends it all)"
             )
         self.took += time.monotonic() - began
-        if self.spent - before < sum(len(piece.parts) for piece in pieces):
+        if any(
+            part not in self.found.get(piece.average, {})
+            for piece in pieces
+            for part in piece.parts
+        ):
             raise Spent
+
+    def forget_pace(self) -> None:
+        """What was asked so far says nothing of how long the next will take."""
+        self.took, self._timed_from = 0.0, self.spent
 
     def _evaluate(self, asked: Sequence[Asked]) -> list[Asked]:
         """What is to be asked part by part: some of several that were asked at once has failed."""
@@ -133,6 +145,7 @@ class Board:
         for place, answer in self.evaluate(asked, self.until):
             piece = asked[place]
             if isinstance(answer, Failed) and not answer.is_task and len(piece.parts) > 1:
+                self.spent += len(piece.parts)  # they were evaluated, if in vain
                 singly += piece.one_by_one()
                 self._despair(piece, answer)
             else:
@@ -196,18 +209,25 @@ class Board:
         return self.numbers[part] if self.numbers else part
 
     def _despair(self, asked: Asked, why: Failed) -> None:
-        """If nothing but failures has come so far, there is no use in going on."""
-        self._in_vain.append((asked.parts, why.line))
-        if len(self._in_vain) >= HOPELESS and len({p for p, _ in self._in_vain}) >= min(
-            2, self.parts
+        """If nothing but failures has come so far, there is no use in going on.
+
+        Unless one part is to blame, or one checkpoint that is in all that were asked.
+        """
+        self._in_vain.append((asked, why.line))
+        parts = {one.parts for one, _ in self._in_vain}
+        weights = zip(*(one.average for one, _ in self._in_vain), strict=True)
+        if (
+            len(self._in_vain) >= HOPELESS
+            and len(parts) >= min(2, self.parts)
+            and not any(all(column) for column in weights)
         ):
             self.check()
 
     def check(self) -> None:
         """Whether there is any score at all, of all that was tried."""
         if self._in_vain and not self.has_scores:
-            parts, line = self._in_vain[0]
-            raise TaskError(f"no part could be scored; part {self._name(parts[0])}: {line}")
+            asked, line = self._in_vain[0]
+            raise TaskError(f"no part could be scored; part {self._name(asked.parts[0])}: {line}")
 
     @property
     def bad(self) -> set[int]:
@@ -233,7 +253,7 @@ class Board:
 
     def losses(self, average: Average, parts: Sequence[int]) -> Tensor:
         """On parts that it was asked on. A failure is worse than all that did not fail."""
-        row, (low, high) = self.found[average], self._range
+        row, (low, high) = self.found.get(average, {}), self._range
         worst = high + (high - low or abs(high) or 1.0)
         found = [worst if row[part] == inf else row[part] for part in parts]
         return torch.tensor(found, dtype=torch.float64)

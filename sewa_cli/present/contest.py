@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet
-from sewa_cli.text import number, with_K
+from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside
+from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.metric import Contest, MetricGain
+    from sewa_cli.report.metric import Contest, Entry, MetricGain
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Interval
 
@@ -22,32 +23,36 @@ def sheet(report: Report) -> Sheet:
     assert found is not None
     rows: Rows = []
     seen: Rows = []
+    has_failed = any(scores.failed for scores in found.scores.values())
     for name, scores in found.scores.items():
-        others: dict[str, Cell] = dict(scores.others or {})
         ends = scores.interval
-        rows.append(
-            {
-                "average": name,
-                f"selection_{found.metric}": scores.selection,
-                f"heldout_{found.metric}": scores.heldout,
-                "low": ends.low if ends else None,
-                "high": ends.high if ends else None,
-                **others,
-            }
-        )
+        line: dict[str, Cell] = {
+            "average": name,
+            f"selection_{found.metric}": scores.selection,
+            "parts": scores.selection_parts,
+            f"heldout_{found.metric}": scores.heldout,
+            "low": ends.low if ends else None,
+            "high": ends.high if ends else None,
+            "failed": scores.failed,
+        }
+        rows.append({**line, **beside(scores.others, line)})
         row: dict[str, Cell] = {
             "average": f"{name}{_title(name, found)}",
             f"{found.metric} to choose by": scores.selection,
+            "of parts": scores.selection_parts,
         }
         if found.heldout_parts is not None:
-            row[f"held-out {found.metric} ({found.heldout_parts})"] = scores.heldout
+            row[f"held-out {found.metric} ({found.heldout_used})"] = scores.heldout
             row["95 %"] = _range(ends)
-        seen.append({**row, **others})
+        if has_failed:
+            row["failed"] = scores.failed
+        seen.append({**row, **beside(scores.others, row)})
     return Sheet(rows, [("", seen), ("", entries(found)[:OTHERS])])
 
 
 def entries(found: Contest) -> Rows:
     """How those that competed did on the parts to choose by, best first."""
+    has_dueled = any(entry.evidence is not None for entry in found.entries)
     return [
         {
             "competed": with_K(entry.name, entry.K),
@@ -55,7 +60,7 @@ def entries(found: Contest) -> Rows:
             found.metric: entry.score,
             "±": None if entry.error is None else 1.96 * entry.error,
             "ahead": entry.ahead,
-            "e-value": _evidence(entry.evidence),
+            **({"e-value of the duel": _evidence(entry.evidence)} if has_dueled else {}),
             "": entry.state or "",
         }
         for entry in found.entries
@@ -81,13 +86,10 @@ def _range(interval: Interval | None) -> str:
 def verdict(found: Contest) -> str:
     """Who was taken, and why."""
     written = next(iter(found.scores))
-    if all(entry.ahead is None for entry in found.entries):
-        return (
-            "nothing could be told: the budget was too small for two averages to meet; "
-            f"`{written}` was taken"
-        )
-    if found.crowned is None and found.leader == found.incumbent:
-        return f"`{written}` was taken: nobody has a better {found.metric} on the same parts"
+    if found.leader == found.incumbent:
+        return _no_leader(found, written)
+    if not any(entry.ahead is not None for entry in found.entries if _leads(entry, found)):
+        return _nothing_told(written)
     if found.crowned is None:
         return (
             f"`{written}` has the best {found.metric} and was taken at its word: {found.parts} "
@@ -98,9 +100,11 @@ def verdict(found: Contest) -> str:
             f"`{written}` was taken: shown to be better than `{found.incumbent}` by parts that had "
             f"no say in its lead (e-value {found.evidence:.3g}, {ASKED} is asked for)"
         )
-    if found.leader == found.incumbent:
+    if found.evidence == 1:  # it has met nobody there, or does the very same
         return (
-            f"`{written}` was taken: nobody did better than what was there without {found.metric}"
+            f"nobody is crowned: `{found.leader}` led when the search ended, of "
+            f"{_met(found) + 1:,} averages that had met, and no part that had no say in that tells "
+            f"it from `{found.incumbent}`; `{written}` was taken"
         )
     if found.evidence < 1:
         return (
@@ -113,13 +117,47 @@ def verdict(found: Contest) -> str:
     return f"nobody is crowned: `{found.leader}` leads, but {why}; `{written}` was taken"
 
 
+def _leads(entry: Entry, found: Contest) -> bool:
+    return entry.state in ("taken", "leading") and with_K(entry.name, entry.K) == found.leader
+
+
+def _nothing_told(written: str) -> str:
+    return (
+        "nothing could be told: the budget was too small for two averages to meet; "
+        f"`{written}` was taken"
+    )
+
+
+def _met(found: Contest) -> int:
+    """Others that the incumbent has met; an older report does not say."""
+    if found.met is not None:
+        return found.met
+    return sum(entry.ahead is not None for entry in found.entries)
+
+
+def _no_leader(found: Contest, written: str) -> str:
+    """What was there without the metric is in front: of how many?"""
+    met = _met(found)
+    if met == 0 and (found.asked or 0) <= 1:
+        return _nothing_told(written)
+    who = f"`{written}` was taken, which was there without {found.metric}"
+    if met == 0:
+        return f"{who}: a search among {found.asked:,} averages has led to no other"
+    if met == 1:
+        return f"{who}: one other met it on the same parts, and did not come to lead"
+    return f"{who}: {met:,} others met it on the same parts, and none came to lead"
+
+
 def heldout(found: Contest) -> str:
     """What it is worth on parts that nothing was chosen by."""
     written, scores = next(iter(found.scores.items()))
-    if scores.heldout is None and found.heldout_parts is not None:
-        return f"no held-out {found.metric}: there is no held-out part that all have a score for"
-    if scores.heldout is None:
+    if scores.heldout is None and found.heldout_parts is None:
         return f"no held-out {found.metric}: the task lists no parts to report by"
+    if scores.heldout is None:
+        return (
+            f"no held-out {found.metric} of `{written}`: it has failed on all "
+            f"{found.heldout_parts:,} held-out parts"
+        )
     said = f"held-out {found.metric} of `{written}` {number(scores.heldout)}"
     if scores.interval:
         said += f" (95 %: {_range(scores.interval)})"
@@ -133,15 +171,54 @@ def _against(gained: MetricGain) -> str:
         return f", {number(by)} {way} than `{gained.over}`; too few parts to rule out luck"
     sure = f"{number(gained.by)} (95 %: {number(low, 4)} .. {number(high, 4)})"
     if high < 0:
-        sure = f"{number(by)} (95 %: {number(-high, 4)} .. {number(-low, 4)})"
+        sure = f"{number(by)} (95 %: {number(0.0 - high, 4)} .. {number(0.0 - low, 4)})"
     if low <= 0 <= high:
         more = f"; about {gained.more:,} more held-out parts would tell" if gained.more else ""
         return f"; against `{gained.over}` undecided: {sure}{more}"
     return f", {way} than `{gained.over}` by {sure}"
 
 
+def failed(found: Contest) -> list[str]:
+    """Held-out parts that some, or all, have no score for; `heldout` says so of what is written."""
+    written = next(iter(found.scores))
+    counts = {
+        name: None if scores.failed and scores.heldout is None else scores.failed
+        for name, scores in found.scores.items()
+        if scores.heldout is not None or name != written
+    }
+    return failures(
+        counts, found.heldout_used, found.heldout_left_out, found.failure_counts_as, found.metric
+    )
+
+
+def failures(
+    counts: Mapping[str, int | None],
+    parts: int,
+    left_out: int,
+    counts_as: float | None,
+    metric: str,
+) -> list[str]:
+    """Of averages, by name, on so many held-out parts; None: it failed on all of them."""
+    said = []
+    if left_out:
+        are = "part has" if left_out == 1 else "parts have"
+        rest = f"the scores are of the other {parts:,}" if parts else "there is no other"
+        said.append(f"{left_out:,} held-out {are} failed for all: left out, {rest}")
+    if none := [f"`{name}`" for name, count in counts.items() if count is None]:
+        said.append(f"no held-out {metric} of {few(none, 6)}: all {parts:,} parts have failed")
+    if some := [f"`{name}` on {count:,}" for name, count in counts.items() if count]:
+        said.append(
+            f"of {parts:,} held-out parts, {few(some, 6)} failed where others did not; each counts "
+            f"as a {metric} of {number(counts_as)}, worse than any there is"
+        )
+    return said
+
+
 def better_one(found: Contest) -> str | None:
-    """Of those that it had to beat, the one that did best held out, if better than it."""
+    """Of those that it is shown beside, the one that did best held out, if better than it.
+
+    By however little, as by the loss: whether that is luck, the intervals say.
+    """
     sign = -1 if found.goal == "max" else 1
     known = {n: sign * s.heldout for n, s in found.scores.items() if s.heldout is not None}
     if not known:
@@ -175,5 +252,6 @@ def sentences(report: Report) -> list[str]:
         f"{took.learn:.1f}, scoring {took.evaluate:.1f}, writing {took.write:.1f})",
         verdict(found),
         heldout(found),
+        *failed(found),
         *wrote(report.output),
     ]

@@ -239,7 +239,7 @@ def _fall(found: Fall) -> str:
 def compare(report: Comparison) -> list[str]:
     """Never a winner inside the noise."""
     found = standing(report.standing) if report.standing else []
-    return [_winner(report), *found, *wrote(report.output)]
+    return [_winner(report), *_failed(report), *found, *wrote(report.output)]
 
 
 def measured(report: Comparison) -> str:
@@ -266,6 +266,21 @@ def _winner(report: Comparison) -> str:
     return (
         f"no winner: {name} {has}, but {ties} of the other "
         f"{len(report.rows) - 1} cannot be told apart from it"
+    )
+
+
+def _failed(report: Comparison) -> list[str]:
+    """Held-out parts that some, or all, have no score for."""
+    judged = report.judged
+    if judged is None:
+        return []
+    counts = {
+        with_K(row.method, row.K): None if score.failed and score.heldout is None else score.failed
+        for row in report.rows
+        if (score := row.score) is not None
+    }
+    return by_metric.failures(
+        counts, judged.parts, judged.left_out, judged.failure_counts_as, judged.metric
     )
 
 

@@ -19,12 +19,28 @@ class RowCost(Part):
     backward_passes: int
     bytes_read: int = Field(description="of checkpoints held in memory, by mixing and pulling back")
     seconds: float
+    evaluations: int = Field(0, description="--metric: scores of a part, to choose by and held out")
+
+
+class RowContest(Part):
+    """How a row that chooses by the metric came to its choice."""
+
+    crowned: bool | None = Field(
+        description="whether its leader was shown to be better than what is there without the "
+        "metric, and taken; null: parts are too few to show anything"
+    )
+    interrupted: bool
 
 
 class RowScore(Part):
     """A row by a metric, on held-out parts: scores are the task's own, whichever way is good."""
 
-    heldout: float | None = Field(description="null: a part has failed")
+    heldout: float | None = Field(
+        description="mean over the parts that any row has a score for; null: it has no score at all"
+    )
+    failed: int = Field(
+        0, description="parts that it failed on, in any draw, and not all other rows"
+    )
     interval: Interval | None = Field(description="95 %, by resampling the parts")
     behind: float | None = Field(description="how much worse than the best row")
     behind_interval: Interval | None = Field(
@@ -55,6 +71,7 @@ class Row(Part):
     )
     mark: Literal["best", "tie", "worse"] | None
     score: RowScore | None = Field(None, description="--metric: by that, in place of the loss")
+    contest: RowContest | None = Field(None, description="of a method that chooses by the metric")
     metrics: dict[str, float | None] | None
     cost: RowCost
 
@@ -71,7 +88,13 @@ class Judged(Part):
 
     metric: str
     goal: Literal["max", "min"]
-    parts: int = Field(description="held out, that every row was scored on")
+    parts: int = Field(description="held out, that any row has a score for")
+    left_out: int = Field(0, description="held-out parts that failed for every row")
+    failure_counts_as: float | None = Field(
+        None,
+        description="the score of a part where a row failed and another did not: worse than all "
+        "there are; null: there was none",
+    )
 
 
 class Comparison(TaskHead):

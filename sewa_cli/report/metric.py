@@ -23,11 +23,11 @@ class Entry(Part):
     error: float | None = Field(description="standard error of that mean; null: too few parts")
     ahead: float | None = Field(
         description="how much better than the incumbent, in the mean over the parts that both were "
-        "asked on; null: none, or the incumbent itself"
+        "asked on, those that it came to lead by too; null: none, or the incumbent itself"
     )
     evidence: float | None = Field(
-        description="e-value of `ahead`: 20 or more turns up by luck in one of 20 cases at most, "
-        "for one that was not picked for its lead"
+        description="e-value of the duel, by parts that no search has seen: of the leader; null: "
+        "there was none"
     )
     state: State | None = Field(
         None,
@@ -40,17 +40,27 @@ class MetricScores(Part):
     """One average's scores: where it was chosen by, and on held-out parts."""
 
     selection: float | None
-    heldout: float | None = None
+    selection_parts: int | None = Field(
+        None, description="that `selection` is a mean over; others were asked on others"
+    )
+    heldout: float | None = Field(
+        None,
+        description="mean over the held-out parts that any of these averages has a score for; a "
+        "failure is a `failure_counts_as`; null: it has no score at all",
+    )
+    failed: int = Field(0, description="held-out parts that it failed on, and not all others")
     interval: Interval | None = Field(None, description="95 % of `heldout`; null: too few parts")
     others: dict[str, float | None] | None = Field(
-        None, description="what else score() gives, held out"
+        None, description="what else score() gives, over the held-out parts that did not fail"
     )
 
 
 class MetricGain(Part):
-    """What choosing by the metric was worth on held-out parts."""
+    """What was written beside another average, on the same held-out parts."""
 
-    over: str
+    over: str = Field(
+        description="the incumbent; where that was written, who led, or the best simple average"
+    )
     by: float = Field(description="how much better than that average; negative: worse")
     interval: Interval | None = Field(description="95 %, paired by part; null: too few parts")
     more: int | None = Field(
@@ -66,15 +76,27 @@ class Contest(Part):
     budget: int | str
     evaluations: int = Field(description="scores of a part that the choice was made by")
     heldout_evaluations: int
-    failures: list[str] = Field(description="of parts; the first hundred")
+    failures: list[str] = Field(description="of parts to choose by; the first hundred")
     interrupted: bool
     parts: int = Field(description="there are to choose by")
-    heldout_parts: int | None
+    heldout_parts: int | None = Field(description="there are; null: none are held out")
+    heldout_left_out: int = Field(
+        0, description="held-out parts that failed for all of `scores`: they count for none"
+    )
+    failure_counts_as: float | None = Field(
+        None,
+        description="the score of a held-out part where an average failed and another did not: "
+        "worse than all there are; null: there was none",
+    )
     incumbent: str = Field(
         description="what is taken unless another is shown to be better: the choice by the loss, "
         "or a simple average where there is no loss"
     )
     leader: str = Field(description="the best on the parts to choose by")
+    asked: int | None = Field(None, description="averages that were asked on any part")
+    met: int | None = Field(
+        None, description="averages that were asked on a part that the incumbent was asked on"
+    )
     crowned: bool | None = Field(
         description="whether the leader was shown to be better than the incumbent, by parts that "
         "had no say in its lead too; null: parts are too few to show anything"
@@ -83,3 +105,8 @@ class Contest(Part):
     entries: list[Entry] = Field(description="best first; of many masks, the best")
     scores: dict[str, MetricScores] = Field(description="the one that was written is the first")
     gained: MetricGain | None = None
+
+    @property
+    def heldout_used(self) -> int:
+        """Held-out parts that the scores are means over."""
+        return (self.heldout_parts or 0) - self.heldout_left_out

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.tree import to_device, unchanged
 from sewa_cli.rng import seed_of, seeded
 from sewa_cli.session.building import build_model
+from sewa_cli.session.fingerprint import digest
 from sewa_cli.task import Task, load_task
 from sewa_cli.task.scoring import Score
 
@@ -59,6 +61,24 @@ class Recipe:
     integers: Mapping[str, Tensor]  # of the model's state, which the weights of a job lack
     device: str
     places: Mapping[Kind, Places]
+    lists: Mapping[Kind, str | None]  # what `told` says of the task's
+
+
+def told(parts: Sequence[Any]) -> str | None:
+    """A name for just these parts in this order; None: some are of a kind that has no such name."""
+    return digest(*parts) if all(map(_is_plain, parts)) else None
+
+
+def _is_plain(part: Any) -> bool:
+    """Made of what reads the same in every process; a pickle of a set, say, does not."""
+    if isinstance(part, Mapping):
+        return all(map(_is_plain, (*part.keys(), *part.values())))
+    if isinstance(part, list | tuple):
+        return all(map(_is_plain, part))
+    if isinstance(part, np.ndarray):
+        return not part.dtype.hasobject
+    plain = Tensor | bool | int | float | str | bytes | None
+    return isinstance(part, plain)
 
 
 def parts_of(task: Task, of: Kind, seed: int) -> list[Any]:
@@ -139,6 +159,13 @@ def open_examiner(recipe: Recipe) -> Examiner:
             raise TaskError(
                 f"{Path(task.source).name}: lists {len(lists[of])} parts in a worker, and more "
                 "before: what it lists must not change from one process to the next"
+            )
+    for of, parts in lists.items():
+        if None not in (before := recipe.lists[of], now := told(parts)) and before != now:
+            raise TaskError(
+                f"{Path(task.source).name}: lists other parts in a worker, or the same in another "
+                "order: what it lists must not change from one process to the next (the order of a "
+                "set does)"
             )
     return Examiner(task, model, seed, recipe.places, lists)
 

@@ -15,19 +15,20 @@ from torch import Tensor
 
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.board import TOLD, Answer, Asked, Average, Board, Failed, losses_of
 from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.tree import rows
+from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.jobs import Examiner, Failure, Job, Kind, Places, Recipe, parts_of
+from sewa_cli.session.jobs import Examiner, Failure, Job, Kind, Places, Recipe, parts_of, told
 from sewa_cli.session.session import Run
 from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.task.scoring import Score
-from sewa_cli.text import finite
 
 KINDS: tuple[Kind, ...] = ("selection", "heldout")
 AT_ONCE = 8  # parts in a call of scores()
@@ -52,12 +53,20 @@ class Metric:
         self.heldout_evaluations = 0
         self._flats: OrderedDict[Average, Tensor] = OrderedDict()
         self._pool = self._open_pool(lists)
-        counted = self.places["selection"]
-        weights = [
-            float(max(1, rows(lists[counted.of][at]))) if scoring.parts is None else 1.0
-            for at in counted.at
-        ]
-        self._part_weights = torch.tensor(weights, dtype=torch.float64)
+        weights = {
+            kind: torch.tensor(
+                [
+                    float(max(1, rows(lists[of][part]))) if scoring.parts is None else 1.0
+                    for part in at
+                ],
+                dtype=torch.float64,
+            )
+            for kind, (of, at) in self.places.items()
+        }
+        self._part_weights = weights["selection"]
+        self.heldout_weights = weights.get("heldout", torch.zeros(0, dtype=torch.float64))
+        if scoring.parts is not None:
+            _warn_of_copies(self.places, lists, session.events)
         self.board = self._open_board()
 
     def _open_pool(self, lists: Mapping[Kind, Sequence[Any]]) -> InProcess | Workers:
@@ -76,7 +85,10 @@ class Metric:
             for name, source in names.items()
             if not newest.tensors[source].is_float
         }
-        recipe = Recipe(session.config, newest.path, integers, str(session.device), self.places)
+        recipe = Recipe(
+            *(session.config, newest.path, integers, str(session.device), self.places),
+            {of: told(found) for of, found in lists.items()},
+        )
         return Workers(recipe, objective.workers, objective.part_timeout)
 
     def _open_board(self) -> Board:
@@ -90,6 +102,7 @@ class Metric:
             evaluations=budget if isinstance(budget, int) else None,
             seconds=seconds_of(budget) if isinstance(budget, str) else None,
             at_once=self._at_once,
+            abreast=session.config.objective.workers * self._at_once,
             numbers=self.places["selection"].at,
         )
 
@@ -108,6 +121,8 @@ class Metric:
     def problem(self) -> Problem:
         """With a new board, and what the loss would choose, where there is a loss."""
         problem, self.board = self.run.problem(), self._open_board()
+        if self.board.seconds is not None:
+            self._pool.warm()
         by_loss = partial(self._by_loss, problem) if self.run.session.task.has_loss else None
         return replace(problem, board=self.board, by_loss=by_loss)
 
@@ -195,7 +210,8 @@ class Metric:
         run = self.run
         run.load(average)
         if run.scorer.recomputes_for(sum(c != 0 for c in average)):
-            run.scorer.recompute()
+            with seeded(run.session.config.seed):  # a loader may shuffle: as it will for the file
+                run.scorer.recompute()
         flat = run.session.model.flat.detach().to("cpu", copy=True)
         self._flats[average] = flat
         while len(self._flats) > self._most:
@@ -244,16 +260,29 @@ class Metric:
         """NaN: that part has failed."""
         return torch.tensor(self._losses(scores), dtype=torch.float64)
 
-    def means_of_others(self, scores: Sequence[Score]) -> dict[str, float | None] | None:
-        """Of what else score() gives."""
-        names = {name for score in scores for name in score} - {"", self.name}
-        known = sorted(name for name in names if all(name in score for score in scores))
-        means = {name: finite(sum(score[name] for score in scores) / len(scores)) for name in known}
-        return means or None
-
     def score(self, loss: float) -> float:
         """The metric itself."""
-        return -loss if self.goal == "max" else loss
+        return 0.0 - loss if self.goal == "max" else loss  # no -0
+
+
+def _warn_of_copies(
+    places: Mapping[Kind, Places], lists: Mapping[Kind, Sequence[Any]], events: Events
+) -> None:
+    """Of parts that can be told to be the same: seeds, names, rows of numbers."""
+    found = {kind: [lists[of][part] for part in at] for kind, (of, at) in places.items()}
+    try:
+        apart = {kind: {*parts} for kind, parts in found.items()}
+    except TypeError:  # tensors, dicts
+        return
+    if (more := len(found["selection"]) - len(apart["selection"])) > 0:
+        events.warn(
+            f"{more} of the {len(found['selection'])} parts to choose by are listed before: the "
+            "same part once more is no further evidence"
+        )
+    if both := len(apart["selection"] & apart.get("heldout", set())):
+        events.warn(
+            f"{both} held-out parts are among those to choose by: the held-out score is too good"
+        )
 
 
 def _places(lists: Mapping[Kind, Sequence[Any]], config: Config) -> dict[Kind, Places]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -11,16 +13,58 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average
 from sewa_cli.objective.evidence import parts_needed
 from sewa_cli.objective.intervals import FEWEST, compare_rows, difference
-from sewa_cli.report.metric import Contest, MetricGain, MetricScores
+from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores
 from sewa_cli.report.shared import Interval
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice
-from sewa_cli.solvers.contest import Entrant
+from sewa_cli.solvers.contest import Entrant, Outcome
 from sewa_cli.task.scoring import Score
 from sewa_cli.text import finite
 
 MOST = 100  # failures that are listed
 NEVER = 1_000_000  # parts that nobody will evaluate
+
+
+@dataclass(frozen=True)
+class Met:
+    """Losses [R, n] of R averages on the held-out parts that any of them has a score for.
+
+    known  [R, n]: where not, the part has failed, and `worst` stands for its loss
+    kept   [parts]: which of all parts these are
+    worst  above every loss there is; None: nothing has failed but what fails for all
+    """
+
+    losses: Tensor
+    known: Tensor
+    kept: Tensor
+    worst: float | None
+
+    @property
+    def has_scores(self) -> list[bool]:
+        """Row by row: one that fails on every part has no mean to speak of."""
+        found: list[bool] = self.known.any(dim=1).tolist()
+        return found
+
+    @property
+    def left_out(self) -> int:
+        return int((~self.kept).sum())
+
+
+def meet(losses: Tensor) -> Met:
+    """Losses [R, parts], not finite where a part has failed, with no such gaps.
+
+    A part that fails for all says nothing about any. One that fails for some counts for them as
+    worse than all that did not fail, by the rule of the contest (`Board.losses`): the mean over
+    what an average survives would flatter one that fails where it is hard.
+    """
+    known = losses.isfinite()
+    kept = known.any(dim=0)
+    some, known = losses[:, kept], known[:, kept]
+    if bool(known.all()):
+        return Met(some, known, kept, None)
+    low, high = float(some[known].min()), float(some[known].max())
+    worst = high + (high - low or abs(high) or 1.0)
+    return Met(some.where(known, worst), known, kept, worst)
 
 
 def judge(metric: Metric, choice: Choice) -> Contest:
@@ -34,20 +78,20 @@ def judge(metric: Metric, choice: Choice) -> Contest:
     shown = {
         entrant.label: entrant.average for entrant in (taken, outcome.incumbent, outcome.leader)
     }
-    simple = _best_simple(metric, choice)
+    simple = _best_simple(metric, outcome)
     if simple is not None:
         shown.setdefault(simple.label, simple.average)
     for name, some in (("last", [k - 1]), ("uniform", range(k))):
         if (average := tuple(mean_of(some, k))) not in shown.values():
             shown[name] = average
-    heldout = {name: metric.score_heldout(average) for name, average in shown.items()}
-    losses = {name: metric.heldout_losses(found) for name, found in heldout.items() if found}
-    kept = _finite_everywhere(losses)
-    scores = _scores(metric, shown, heldout, losses, kept)
-    over = simple if taken.average == outcome.incumbent.average else outcome.incumbent
-    gained = None
-    if over is not None and over.average != taken.average and losses and bool(kept.any()):
-        gained = _gain(losses[over.label][kept], losses[taken.label][kept], over.label, config.seed)
+    heldout = [metric.score_heldout(average) for average in shown.values()]
+    scored = [found for found in heldout if found is not None]
+    met = meet(torch.stack([metric.heldout_losses(found) for found in scored])) if scored else None
+    scores = dict(zip(shown, _scores(metric, [*shown.values()], scored, met), strict=True))
+    gained, over = None, _rival(outcome, taken, simple)
+    if met is not None and over is not None:
+        names = [*shown]
+        gained = _gain(metric, met, over.label, names.index(over.label), names.index(taken.label))
     return Contest(
         metric=metric.name,
         goal=metric.goal,
@@ -58,84 +102,152 @@ def judge(metric: Metric, choice: Choice) -> Contest:
         interrupted=board.interrupted,
         parts=board.parts,
         heldout_parts=metric.heldout_parts,
+        heldout_left_out=met.left_out if met else 0,
+        failure_counts_as=_score(metric, met.worst) if met else None,
         incumbent=outcome.incumbent.label,
         leader=outcome.leader.label,
+        asked=sum(bool(board.parts_of(average)) for average in board.found),
+        met=_met(metric, outcome),
         crowned=outcome.crowned,
         evidence=outcome.evidence,
-        entries=[
-            entry.model_copy(
-                update={"score": None if entry.score is None else metric.score(entry.score)}
-            )
-            for entry in outcome.entries
-        ],
+        entries=[_entry(metric, outcome, entry) for entry in outcome.entries],
         scores=scores,
         gained=gained,
     )
 
 
-def _best_simple(metric: Metric, choice: Choice) -> Entrant | None:
-    """Of the simple averages that were in the contest, the best by the parts to choose by."""
-    outcome, simple = choice.outcome, metric.simple
-    assert outcome is not None
-    found = [entry for entry in outcome.entries if (entry.name, entry.K) in simple]
-    if not found:
+def _best_simple(metric: Metric, outcome: Outcome) -> Entrant | None:
+    """Of the simple averages in the contest, the best by the parts to choose by.
+
+    Of those that were asked on many: at least half as many as any of them, and by parts that all of
+    these have, as a mean over others is no rival to theirs.
+    """
+    board = metric.board
+    parts = {
+        Entrant(*name, tuple(weights)): {*board.parts_of(tuple(weights))}
+        for name, weights in metric.simple.items()
+        if tuple(weights) != outcome.incumbent.average
+    }
+    most = max(map(len, parts.values()), default=0)
+    front = [entrant for entrant, own in parts.items() if most and len(own) >= most / 2]
+    if not front:
         return None
-    most = max(entry.parts for entry in found)
-    best = next(entry for entry in found if entry.parts >= most / 2)
-    return Entrant(best.name, best.K, tuple(simple[best.name, best.K]))
+    common = sorted(set.intersection(*(parts[entrant] for entrant in front)))
+    return min(front, key=lambda entrant: board.mean(entrant.average, common))
 
 
-def _finite_everywhere(losses: Mapping[str, Tensor]) -> Tensor:
-    if not losses:
-        return torch.zeros(0, dtype=torch.bool)
-    return torch.stack(list(losses.values())).isfinite().all(dim=0)
+def _rival(outcome: Outcome, taken: Entrant, simple: Entrant | None) -> Entrant | None:
+    """The one to be paired with what is written."""
+    if taken.average != outcome.incumbent.average:
+        return outcome.incumbent
+    return simple if outcome.leader.average == taken.average else outcome.leader
+
+
+def _met(metric: Metric, outcome: Outcome) -> int:
+    """How many others were asked on a part that the incumbent was asked on."""
+    board, own = metric.board, outcome.incumbent.average
+    parts = {*board.parts_of(own)}
+    return sum(
+        not parts.isdisjoint(board.parts_of(average)) for average in board.found if average != own
+    )
+
+
+def _entry(metric: Metric, outcome: Outcome, entry: Entry) -> Entry:
+    """The leader has the duel's e-value, others none: they were picked by the parts they met."""
+    is_other = outcome.leader.average != outcome.incumbent.average
+    state = "taken" if outcome.crowned else "leading"
+    has_dueled = is_other and outcome.crowned is not None and entry.state == state
+    return entry.model_copy(
+        update={
+            "score": None if entry.score is None else metric.score(entry.score),
+            "evidence": outcome.evidence if has_dueled else None,
+        }
+    )
 
 
 def _scores(
-    metric: Metric,
-    shown: Mapping[str, Average],
-    heldout: Mapping[str, Sequence[Score] | None],
-    losses: Mapping[str, Tensor],
-    kept: Tensor,
-) -> dict[str, MetricScores]:
-    intervals: dict[str, Interval] = {}
-    if int(kept.sum()) >= FEWEST:
-        rows = torch.stack([found[kept] for found in losses.values()])
-        spread = compare_rows(
-            rows, torch.ones(rows.shape[1]).double(), metric.run.session.config.seed
+    metric: Metric, averages: Sequence[Average], heldout: Sequence[Sequence[Score]], met: Met | None
+) -> list[MetricScores]:
+    """One for each average; `heldout`: for each as well, or there are no such parts."""
+    chosen = [_selection(metric, average) for average in averages]
+    if met is None:
+        return chosen
+    weights = metric.heldout_weights[met.kept]
+    rows = [row for row, has_scores in enumerate(met.has_scores) if has_scores]
+    intervals: dict[int, Interval | None] = {}
+    if rows and len(weights) >= FEWEST:
+        spread = compare_rows(met.losses[rows], weights, metric.run.session.config.seed)
+        intervals = {
+            row: _interval(metric, ends) for row, ends in zip(rows, spread.intervals, strict=True)
+        }
+    return [
+        scores.model_copy(
+            update={
+                "heldout": _score(metric, float(met.losses[row] @ weights / weights.sum()))
+                if row in rows
+                else None,
+                "failed": int((~met.known[row]).sum()),
+                "interval": intervals.get(row),
+                "others": means_of_others(metric, heldout[row]),
+            }
         )
-        for name, ends in zip(losses, spread.intervals, strict=True):
-            low, high = sorted(metric.score(end) for end in ends)
-            intervals[name] = Interval(low=low, high=high)
-    return {
-        name: MetricScores(
-            selection=_selection(metric, average),
-            heldout=_score(metric, float(losses[name][kept].mean())) if kept.any() else None,
-            interval=intervals.get(name),
-            others=metric.means_of_others(
-                [one for one, is_kept in zip(heldout[name] or (), kept, strict=False) if is_kept]
-            ),
-        )
-        for name, average in shown.items()
-    }
+        for row, scores in enumerate(chosen)
+    ]
 
 
-def _selection(metric: Metric, average: Average) -> float | None:
-    """On the parts to choose by; None: it was asked on none, or has failed on one."""
+def _interval(metric: Metric, ends: tuple[float, float]) -> Interval | None:
+    low, high = sorted(metric.score(end) for end in ends)
+    return Interval(low=low, high=high) if isfinite(low) and isfinite(high) else None
+
+
+def _selection(metric: Metric, average: Average) -> MetricScores:
+    """On the parts to choose by; no score: it was asked on none, or has failed on one."""
     board = metric.board
     is_known = average in board.found and not board.has_failed(average)
-    return _score(metric, board.mean(average)) if is_known else None
+    return MetricScores(
+        selection=_score(metric, board.mean(average)) if is_known else None,
+        selection_parts=len(board.parts_of(average)),
+    )
 
 
-def _score(metric: Metric, loss: float) -> float | None:
+def _score(metric: Metric, loss: float | None) -> float | None:
     known = finite(loss)
     return None if known is None else metric.score(known)
 
 
-def _gain(other: Tensor, own: Tensor, over: str, seed: int) -> MetricGain:
-    by, interval = difference(other, own, torch.ones(len(own), dtype=torch.float64), seed)
+def means_of_others(metric: Metric, scores: Sequence[Score]) -> dict[str, float | None] | None:
+    """Of what else score() gives, over the held-out parts that did not fail."""
+    losses, weights = metric.heldout_losses(scores).tolist(), metric.heldout_weights.tolist()
+    there = [
+        (score, weight)
+        for score, loss, weight in zip(scores, losses, weights, strict=True)
+        if isfinite(loss)
+    ]
+    names = sorted({name for score, _ in there for name in score} - {"", metric.name})
+    total = sum(weight for _, weight in there)
+    means = {
+        name: finite(sum(weight * score[name] for score, weight in there) / total)
+        for name in names
+        if all(name in score for score, _ in there)
+    }
+    return means or None
+
+
+def _gain(metric: Metric, met: Met, over: str, other: int, own: int) -> MetricGain | None:
+    """By the parts that either of the two has a score for, whatever others make of them."""
+    if not (met.has_scores[other] and met.has_scores[own]):
+        return None
+    either = met.known[other] | met.known[own]
+    theirs, mine = met.losses[other][either], met.losses[own][either]
+    weights = metric.heldout_weights[met.kept][either]
+    by, interval = difference(theirs, mine, weights, metric.run.session.config.seed)
+    if not isfinite(by):
+        return None
+    if interval is not None:
+        low, high = 0.0 + interval.low, 0.0 + interval.high  # no -0
+        interval = Interval(low=low, high=high) if isfinite(low) and isfinite(high) else None
     more = None
     if interval is not None and interval.low <= 0 <= interval.high:
-        needed = parts_needed(other - own)
-        more = needed - len(own) if needed is not None and len(own) < needed < NEVER else None
-    return MetricGain(over=over, by=by, interval=interval, more=more)
+        needed = parts_needed((theirs - mine) * (weights / weights.mean()))
+        more = needed - len(mine) if needed is not None and len(mine) < needed < NEVER else None
+    return MetricGain(over=over, by=0.0 + by, interval=interval, more=more)

@@ -53,6 +53,8 @@ class InProcess:
             interrupts.stop_if_interrupted()  # the user's code may have swallowed it
             yield index, outcome(self._evaluate, job)
 
+    def warm(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -93,6 +95,13 @@ class Workers:
         finally:
             for worker in under_way:
                 self._kill(worker)
+
+    def warm(self) -> None:
+        """Have them ready: what it takes to start them is no measure of what a part takes."""
+        self._start(self._count)
+        while any(worker.state == "starting" for worker in self._workers):
+            for _ in self._hear(None):
+                pass
 
     def close(self) -> None:
         idle = [worker for worker in self._workers if worker.state == "idle"]

@@ -28,8 +28,9 @@ FEWEST = 25  # parts; with fewer no lead could be shown to be more than luck
 SEARCHED = 0.6  # of the parts; the others are for the duel
 SHOWN = 100  # entries in the report
 IDLE = 20  # rounds that ask for less than one thing each that is not known: it has settled
-STRIDE = 5  # parts between two looks at a duel
+STRIDE = 8  # parts of a duel that one meets before the other does: it may end at any moment
 LEAST = 2  # parts on which averages meet at all
+NOT_SIMPLE = ("by loss", "mask", "blend", "tilt", "swap")  # as names of what was searched for begin
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,18 @@ class Contest:
         self.by_loss: Choice | None = None
         self.incumbent = self._incumbent(K)
         self.entrants: dict[Average, Entrant] = {self.incumbent.average: self.incumbent}
-        if self.board.seconds is not None:  # how many evaluations is that?
-            with suppress(Spent):
-                self.board.ask([(self.incumbent.average, self.searched[:LEAST])])
+        if self.board.seconds is not None:
+            self._find_pace()
+
+    def _find_pace(self) -> None:
+        """How many evaluations there is time for. The first ones make what is made only once."""
+        board, average = self.board, self.incumbent.average
+        more = self.searched[LEAST : LEAST + board.abreast]
+        with suppress(Spent):
+            board.ask([(average, self.searched[:LEAST])])
+            if len(more) == board.abreast < board.left:
+                board.forget_pace()
+                board.ask([(average, more)])
 
     def _incumbent(self, K: int) -> Entrant:
         if self.problem.by_loss is not None:
@@ -112,8 +122,15 @@ class Contest:
 
     def goes_on(self) -> bool:
         """Whether rounds of a search still ask for what is not known; to be asked before each."""
-        self._spent.append(self.board.spent)
-        return len(self._spent) < IDLE or self.board.spent - self._spent[0] >= IDLE
+        spent = self.board.spent
+        self._spent.append(spent)
+        if len(self._spent) < IDLE or spent - self._spent[0] >= IDLE:
+            return True
+        self.problem.events.note(
+            f"the search has settled after {spent} evaluations; what is left of the budget is for "
+            "the duel"
+        )
+        return False
 
     def score_masks(self, masks: Tensor, count: int) -> Tensor | None:
         """Mean losses [M] of masks [M, k], all on the same parts. None: each of these is bad."""
@@ -163,10 +180,21 @@ class Contest:
         would mostly be ahead at some moment.
         """
         board, parts = self.board, self.searched if self.few else self.fresh
+        both = self.incumbent.average, leader.average
+        known = [{*board.parts_of(average)} for average in both]
+        left, some = board.left, list[int]()
+        for part in parts:
+            left -= sum(part not in row for row in known)
+            if board.seconds is None and left < 0:
+                break
+            some.append(part)
+        turns = [some[start : start + STRIDE] for start in range(0, len(some), STRIDE)]
         with suppress(Spent):
-            for start in range(0, len(parts), STRIDE):
-                some = parts[start : start + STRIDE][: max(1, board.left // 2)]
-                board.ask([(self.incumbent.average, some), (leader.average, some)])
+            # at once, so that all workers have something to do; by the clock, as long as there is
+            # time: what is cut off at its end has then been met by both
+            at_once = len(turns) if board.seconds is None else -(-board.abreast // STRIDE)
+            for n in range(0, len(turns), max(1, at_once)):
+                board.ask([(a, turn) for turn in turns[n : n + max(1, at_once)] for a in both])
         return self.ahead(leader, parts)
 
     def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
@@ -205,7 +233,7 @@ class Contest:
     def _choice(self, taken: Entrant, outcome: Outcome) -> Choice:
         if taken.average == self.incumbent.average and self.by_loss is not None:
             return self.by_loss.but(outcome=outcome, stability=None, expected=None)
-        is_simple = taken.state is None and taken.name not in ("mask", "variant", "by loss")
+        is_simple = taken.state is None and not taken.name.startswith(NOT_SIMPLE)
         name = taken.label if is_simple else LEARNED
         return Choice(list(taken.average), name, outcome=outcome)
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import torch
 from pydantic import Field
 
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import Name, family, grid, ladder
-from sewa_cli.objective.board import Spent
+from sewa_cli.objective.board import Average, Spent
 from sewa_cli.objective.evidence import SURE, evidence
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
@@ -130,7 +131,10 @@ def _run_heats(
         if n > 0 and (more := min(more, left() // len(alive))) < 1:
             break
         n = min(n + more, len(contest.searched))
-        board.ask([(entrant.average, contest.searched[:n]) for entrant in alive])
+        # all on a few parts first, and after the incumbent single checkpoints: if one has exploded,
+        # what it is not in shows that the rest have not; if nothing works, that is soon known
+        asked = sorted(alive, key=partial(_turn, contest.incumbent.average))
+        board.ask([(e.average, contest.searched[:m]) for m in (LEAST, n) for e in asked])
         if not (parts := _good(contest, contest.searched[:n])):
             continue  # none of them has a score, whoever is asked
         leader = contest.best(alive)
@@ -154,6 +158,10 @@ def _run_heats(
     return alive, _good(contest, contest.searched[:n])
 
 
+def _turn(incumbent: Average, entrant: Entrant) -> tuple[bool, int]:
+    return entrant.average != incumbent, sum(c != 0 for c in entrant.average)
+
+
 def _how_many(alive: int, parts: int, budget: int) -> int:
     """Who go on: half of them, or as many as can be halved to the end and meet twice the parts."""
     most = max(2, math.ceil(alive / 2))
@@ -173,7 +181,7 @@ def _change(
     """Changes of the winner, one after the other; one that is better is the next to be changed."""
     leader = contest.best(alive)
     random = torch.Generator().manual_seed(contest.problem.seed + 1)
-    tried = {entrant.average for entrant in alive}
+    tried, changes = {entrant.average for entrant in alive}, 0
     variants = _variants(contest, alive, leader, K, random)
     with suppress(Spent):
         while left() >= len(parts) > 0 and (found := next(variants, None)) is not None:
@@ -181,7 +189,8 @@ def _change(
             if tuple(average) in tried:
                 continue
             tried.add(tuple(average))
-            entrant = contest.enter(name, K or None, average)
+            changes += 1
+            entrant = contest.enter(f"{name} {changes}", K or None, average)
             if _is_better(contest, entrant, leader, parts):
                 leader = entrant
                 variants = _variants(contest, alive, leader, K, random)

@@ -151,8 +151,10 @@ def load_task(
 def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]) -> Task:
     """Check and guard plain functions; each gets those of `args` that it takes."""
     short = Path(source).name
-    scores = bool({"score", "scores"} & functions.keys())
-    required = {"build_model"} if scores else {*REQUIRED}
+    by_metric = {"score", "scores"} & functions.keys() or (
+        "metrics" in functions and not {"loss", "selection_data"} & functions.keys()
+    )
+    required = {"build_model"} if by_metric else {*REQUIRED}
     required |= {"selection_data"} if "loss" in functions else set()
     faults = [
         f"{short} lacks {signature}: {gives}"

@@ -87,7 +87,8 @@ def recipe(tmp_path: Path) -> Recipe:
     *_, newest = train_tiny(tmp_path / "ckpts", k=2)
     config = Config(task=str(tmp_path / "task.py"), checkpoints=(newest,), device="cpu", seed=5)
     places = {"selection": Places("selection", range(17)), "heldout": Places("heldout", (2, 0))}
-    return Recipe(config, newest, {}, "cpu", places)  # type: ignore[arg-type]
+    lists = {"selection": None, "heldout": None}
+    return Recipe(config, newest, {}, "cpu", places, lists)  # type: ignore[arg-type]
 
 
 def weights(count: int) -> list[Tensor]:

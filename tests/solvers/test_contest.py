@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
+import torch
 from helpers.contests import SOLVERS, Played, drawn, outcome_of
 
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import mean_of
-from sewa_cli.objective.board import Average, Failed
+from sewa_cli.methods.family import family
+from sewa_cli.objective.board import Answer, Asked, Average, Failed
 from sewa_cli.objective.evidence import SURE
 from sewa_cli.settings import AUTO
+from sewa_cli.solvers import LEARNED
 from sewa_cli.solvers.contest import Contest
 
 k, K = 12, 3
@@ -203,3 +207,81 @@ def test_the_same_seed_gives_the_same_choice() -> None:
         one, two = (Played(known_best, 60, 200) for _ in range(2))
         assert one.choose(solver, k, K, 3) == two.choose(solver, k, K, 3)
         assert one.calls == two.calls
+
+
+def test_what_is_made_only_once_does_not_slow_a_time_budget_down() -> None:
+    """The first parts take a second: an environment is made, or a file is read."""
+    asked: list[int] = []
+
+    def slow_at_first(average: Average, part: int) -> float:
+        asked.append(part)
+        time.sleep(0.5 if len(asked) <= 2 else 0.0)
+        return level(average)
+
+    played = Played(slow_at_first, parts=60, budget=None, seconds=3.0)
+    played.choose("race", k, AUTO)
+    assert len({call.average for call in played.calls}) > 10
+
+
+@pytest.mark.parametrize("K", [AUTO, 3])
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_one_checkpoint_that_has_exploded_is_no_reason_to_give_up(K: int, at_once: int) -> None:
+    """It is in every moving average, and the last of the run."""
+
+    def loss(average: Average, part: int) -> float | Failed:
+        return Failed("inf") if average[-1] != 0 else known_best(average, part)
+
+    choice = Played(loss, parts=100, budget=2000, at_once=at_once).choose("race", k, K)
+    assert choice.coefficients[-1] == 0
+    assert level(tuple(choice.coefficients)) < level(tuple(mean_of(range(k), k)))
+
+
+def test_a_budget_counts_what_was_asked_in_vain() -> None:
+    """Of eight parts at once one is bad, and each is asked again alone."""
+
+    def loss(average: Average, part: int) -> float | Failed:
+        return Failed("no") if part % 8 == 3 else known_best(average, part)
+
+    for budget in (1, 7, 40, 111):
+        played = Played(loss, parts=100, budget=budget, at_once=8)
+        played.choose("race", k, AUTO)
+        assert played.evaluations <= budget
+        assert played.board.spent == played.evaluations
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_duel_is_asked_for_at_once_and_turn_by_turn(solver: str) -> None:
+    """So that all workers have something to do, and what is cut off has been met by both."""
+    played, asks = Played(known_best, parts=400, budget=1200), []
+    evaluate = played.board.evaluate
+
+    def counted(asked: Sequence[Asked], until: float | None) -> Iterator[tuple[int, Answer]]:
+        asks.append([one.average for one in asked])
+        return evaluate(asked, until)
+
+    played.board.evaluate = counted
+    outcome = outcome_of(played.choose(solver, k, K))
+    *_, duel = (some for some in asks if some)
+    assert {*duel} == {outcome.incumbent.average, outcome.leader.average}
+    assert len(duel) >= 200
+    assert len({*duel[:16]}) == 2
+    assert duel.count(outcome.leader.average) == duel.count(outcome.incumbent.average)
+
+
+def test_changes_of_the_winner_are_not_called_simple_averages() -> None:
+    """The best is between two that start: their blend."""
+    front = [torch.tensor(average) for average in list(family(k).values())[3:5]]
+    between = (front[0] + front[1]) / 2
+
+    def loss(average: Average, part: int) -> float:
+        return float((torch.tensor(average) - between).abs().sum()) + 0.001 * drawn(3)(
+            average, part
+        )
+
+    choice = Played(loss, parts=200, budget=4000).choose("race", k, AUTO)
+    outcome = outcome_of(choice)
+    assert outcome.leader.name.split()[0] in ("blend", "tilt")
+    assert outcome.crowned
+    assert choice.name == LEARNED
+    names = [entry.name for entry in outcome.entries if entry.name.startswith(("blend", "tilt"))]
+    assert len(names) == len({*names}) > 1

@@ -30,13 +30,15 @@ def contest(report: Report, name: str | None) -> Chapter:
     assert found is not None
     written, scores = next(iter(found.scores.items()))
     verdict, goal = by_metric.verdict(found), f"to {found.goal}imise"
-    tiles = [Tile(f"{found.metric} to choose by", scores.selection, goal)]
+    asked = "" if scores.selection_parts is None else f"; mean over {scores.selection_parts} parts"
+    tiles = [Tile(f"{found.metric} to choose by", scores.selection, f"{goal}{asked}")]
     if scores.heldout is not None:
         held = Tile(f"held-out {found.metric}", scores.heldout, interval_of(scores.interval))
         tiles.insert(0, held)
     if found.gained:
-        note = f"over {found.gained.over}; {interval_of(found.gained.interval)}"
-        tiles.append(Tile("gained", found.gained.by, note))
+        note = f"{found.gained.over}; {interval_of(found.gained.interval)}"
+        has_gained = written != found.incumbent  # else nothing was chosen by the metric
+        tiles.append(Tile("gained over" if has_gained else "ahead of", found.gained.by, note))
     tiles += [
         Tile("evaluations", found.evaluations, f"budget {found.budget}"),
         Tile("checkpoints", report.K, f"of {report.k:,}"),
@@ -48,7 +50,7 @@ def contest(report: Report, name: str | None) -> Chapter:
     sections = [
         *section(
             f"By {found.metric}, on parts that nothing was chosen by",
-            Words([upper(by_metric.heldout(found))]),
+            Words([upper(said) for said in (by_metric.heldout(found), *by_metric.failed(found))]),
             *drawings(report, "scores"),
             Table(f"{found.metric}, held out and to choose by", seen, marks=marks),
         ),

@@ -9,7 +9,7 @@ from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside, plain
 from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.compare import Comparison, Row, RowScore
+    from sewa_cli.report.compare import Comparison, Row, RowContest, RowScore
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Interval
@@ -71,6 +71,8 @@ def compare(report: Comparison) -> Sheet:
     rows = [_compared(row, metric) for row in report.rows]
     # for people: an interval is one column, names are short, and no column says nothing
     said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
+    if report.judged:  # what there was none of: a metric may do without passes of ours
+        said -= {name for name in _COUNTS if not any(row.get(name) for row in rows)}
     seen: Rows = []
     for row in rows:
         cells = {name: cell for name, cell in row.items() if name in said}
@@ -86,6 +88,7 @@ def compare(report: Comparison) -> Sheet:
     return Sheet(rows, [("", seen)])
 
 
+_COUNTS = ("failed", "forward", "backward")
 _SHORT = {
     "selection_loss": "selection",
     "predicted_loss": "predicted",
@@ -110,20 +113,33 @@ def _compared(row: Row, metric: str) -> dict[str, Cell]:
         "surrogate_error": row.surrogate_error,
         "heldout_loss": row.heldout_loss,
         **({f"heldout_{metric}": row.score.heldout} if row.score else {}),
+        **({"failed": row.score.failed} if row.score else {}),
         **_ends("", row.held[1]),
         "spread": row.spread,
         "minus_best": row.difference,
         **_ends("minus_best_", row.difference_interval),
         **(_behind(row.score) if row.score else {}),
         "mark": row.mark,
+        **({"contest": _contest(row.contest)} if row.score else {}),
     }
     cost: dict[str, Cell] = {
+        **({"evaluations": row.cost.evaluations} if row.score else {}),
         "forward": row.cost.forward_passes,
         "backward": row.cost.backward_passes,
         "MB_read": round(row.cost.bytes_read / 1e6, 3),
         "seconds": round(row.cost.seconds, 3),
     }
     return {**found, **beside(row.metrics, {*found, *cost, *_SHORT.values()}), **cost}
+
+
+def _contest(found: RowContest | None) -> str | None:
+    """How a method that chooses by the metric came to its choice."""
+    if found is None:
+        return None
+    said = "crowned" if found.crowned else "nobody crowned"
+    if found.crowned is None:
+        said = "too few parts to crown"
+    return f"{said}, interrupted" if found.interrupted else said
 
 
 def _behind(score: RowScore) -> dict[str, Cell]:

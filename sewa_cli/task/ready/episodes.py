@@ -165,7 +165,8 @@ class Player:
         finite = told.amax(1).isfinite().tolist()
         for number, episode in running.items():
             if not finite[number]:
-                raise TaskError(
+                # of this average alone: others may well play
+                raise FloatingPointError(
                     f"{self.policy.name}: seed {episode.seed}, step {episode.length + 1}: the "
                     "model's output is NaN or infinite: no action"
                 )
