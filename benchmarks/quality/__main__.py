@@ -33,7 +33,15 @@ from regret import (
     simple_table,
 )
 from running import Failed, run_all
-from studies import Table, auto_table, load_curves, overfitting_table, tuning_table, windows_table
+from studies import (
+    Table,
+    auto_table,
+    draws_table,
+    load_curves,
+    overfitting_table,
+    tuning_table,
+    windows_table,
+)
 from tables import Results, filled, full_table, learned_against, load, markdown, paper_table
 
 
@@ -103,6 +111,7 @@ def report(
         tables["Regret by setting, % of the held-out loss"] = setting_table(units)
         tables["The default against the best simple average of each setting"] = simple_table(units)
         tables["The default against the best simple average by the same rows"] = fair_table(units)
+    tables["One run, other rows each time"] = draws_table(folder, settings, tuned[:1])
     curves = [c for s in settings if (c := load_curves(folder, s, reported)) is not None]
     for curve in curves:
         tables[f"{curve.setting.name}: windows, the metric"] = windows_table(curve)

@@ -101,7 +101,7 @@ SETTINGS = {
 class Job:
     """One `sewa compare` over one training run. Its name is that of the file it leaves.
 
-    Without budgets it is `sewa select --sparse`, which compares nothing but chooses K itself.
+    Without budgets it is `sewa select`, which compares nothing but finds K itself.
     """
 
     study: str
@@ -211,6 +211,19 @@ def regret(setting: Setting, seed: int = REPORTED[0]) -> Iterator[Job]:
         yield Job("regret", f"sparse {rows}", ("sewa",), (), SPARSE, by)
 
 
+DRAWN = ("hopper-medium at rate 0.003", "images", "text")
+DRAWS = 8
+
+
+def draws(setting: Setting) -> Iterator[Job]:
+    """The default on one training run by few rows, others each time: how much do they decide?"""
+    rows = setting.sizes[0]
+    for draw in range(DRAWS if setting.name in DRAWN else 0):
+        sets = ("args.episodes=1",) if setting.metric == "return" else ()
+        sets += (f"args.selection={rows}", f"args.selection_skip={draw * rows}")
+        yield Job("draws", f"draw {draw}", (), (), sets=sets)
+
+
 def windows(setting: Setting) -> Iterator[Job]:
     """The paper's curves: a point for each hundred checkpoints, where there are more."""
     if setting.studied and setting.k < setting.whole_run:
@@ -224,4 +237,5 @@ STUDIES: dict[str, tuple[Callable[[Setting], Iterator[Job]], tuple[int, ...]]] =
     "overfitting": (overfitting, REPORTED),
     "windows": (windows, REPORTED),
     "regret": (regret, REPORTED),
+    "draws": (draws, TUNING[:1]),
 }

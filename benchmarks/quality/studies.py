@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
-from plan import Setting, methods, windows
+from plan import Setting, draws, methods, windows
 from running import finished
 from tables import Found, Runs, estimate
 
@@ -41,6 +41,31 @@ def tuning_table(found: Sequence[Found], settings: Sequence[Setting]) -> Table:
             line["all runs"] = estimate(shares).show(2, signed=True) + " %" if shares else ""
             table.append(line)
     return table
+
+
+def draws_table(folder: Path, settings: Iterable[Setting], seeds: Sequence[int]) -> Table:
+    """Held-out losses by as many draws of the rows to choose by, above the mean of all's, in %."""
+    rows = []
+    for setting in settings:
+        for seed in seeds:
+            reports = [finished(folder, setting, seed, job) for job in draws(setting)]
+            found = [report for report in reports if report is not None]
+            if len(found) < 2:
+                continue
+            row = {"setting": setting.name, "draws": str(len(found))}
+            for name, losses in (
+                ("the default", [r["average"]["heldout_loss"] for r in found]),
+                (
+                    "best simple by the same rows",  # which the references begin with
+                    [next(iter(r["references"].values()))["heldout_loss"] for r in found],
+                ),
+            ):
+                uniform = [r["references"]["uniform"]["heldout_loss"] for r in found]
+                above = [100 * (a / b - 1) for a, b in zip(losses, uniform, strict=True)]
+                spread = f"{fmean(above):+.2f} (deviation {stdev(above):.2f})"
+                row[name] = f"{spread}, {min(above):+.2f} to {max(above):+.2f}"
+            rows.append(row)
+    return rows
 
 
 def overfitting_table(found: Sequence[Found], setting: Setting) -> Table:
