@@ -219,9 +219,9 @@ def draws(setting: Setting) -> Iterator[Job]:
     """The default on one training run by few rows, others each time: how much do they decide?"""
     rows = setting.sizes[0]
     for draw in range(DRAWS if setting.name in DRAWN else 0):
-        sets = ("args.episodes=1",) if setting.metric == "return" else ()
-        sets += (f"args.selection={rows}", f"args.selection_skip={draw * rows}")
-        yield Job("draws", f"draw {draw}", (), (), sets=sets)
+        sets = [f"args.selection={rows}", f"args.selection_skip={draw * rows}"]
+        sets += ["args.episodes=1"] if setting.metric == "return" else []
+        yield Job("draws", f"draw {draw}", (), (), sets=tuple(sets))
 
 
 def windows(setting: Setting) -> Iterator[Job]:
