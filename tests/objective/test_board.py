@@ -99,12 +99,22 @@ def test_numbers_at_the_end_of_what_there_is(values: tuple[float, float]) -> Non
 def test_what_never_works_ends_soon(at_once: int) -> None:
     played = Played(lambda *_: Failed("broken"), 40, 1000, at_once=at_once)
     with pytest.raises(TaskError, match="no part could be scored; part 0: broken"):
-        played.ask((A, range(40)))
-    assert len(played.calls) == 4
+        played.ask(*((one, range(n, n + 8)) for n in range(0, 40, 8) for one in (A, B)))
+    assert len(played.calls) in (4, 9)  # at the latest with the first of another checkpoint
+    assert {call.average for call in played.calls} == {A, B}
     word = Played(lambda *_: Failed("found str", is_task=True), 40, 1000)
     with pytest.raises(TaskError, match="found str"):
         word.ask((A, range(40)))
     assert len(word.calls) == 1
+
+
+def test_one_bad_checkpoint_ends_nothing() -> None:
+    played = Played(lambda average, _: Failed("exploded") if average[0] else 1.0, 40, 1000)
+    half = (0.5, 0.5, 0.0)
+    assert played.ask((A, range(20)), (half, range(20)), (B, range(20)))
+    assert played.board.mean(B) == 1.0
+    assert played.board.has_failed(A)
+    assert played.board.has_failed(half)
 
 
 def test_one_bad_part_ends_nothing_wherever_it_is() -> None:
