@@ -13,6 +13,7 @@ from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, mean_of, parse
+from sewa_cli.objective.board import score_of
 from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
@@ -228,7 +229,9 @@ def _on_common_parts(
     told = {
         "parts": len(counts),
         "left_out": met.left_out,
-        "failure_counts_as": None if met.worst is None else finite(_score(met.worst, judged)),
+        "failure_counts_as": None
+        if met.worst is None
+        else finite(score_of(met.worst, judged.goal)),
     }
     return changed, failed, judged.model_copy(update=told)
 
@@ -239,23 +242,18 @@ def _heldout_of(draws: Sequence[UnitLosses | None]) -> dict[str, float | None]:
     return {"heldout_loss": _mean(losses), "spread": spread}
 
 
-def _score(loss: float, judged: Judged) -> float:
-    """The metric itself; no -0."""
-    return 0.0 - loss if judged.goal == "max" else loss
-
-
 def _in_its_own_unit(row: Row, failed: int, judged: Judged) -> Row:
     """The metric itself where it was a loss until here."""
 
     def turned(interval: Interval | None) -> Interval | None:
         if interval is None:
             return None
-        low, high = sorted(_score(end, judged) for end in (interval.low, interval.high))
+        low, high = sorted(score_of(end, judged.goal) for end in (interval.low, interval.high))
         return Interval(low=low, high=high)
 
     known = row.heldout_loss
     score = RowScore(
-        heldout=None if known is None else _score(known, judged),
+        heldout=None if known is None else score_of(known, judged.goal),
         failed=failed,
         interval=turned(row.interval),
         behind=row.difference,

@@ -272,6 +272,11 @@ class Board:
         return difference * (self.weights[list(parts)] / self.weights.mean())
 
 
+def score_of(loss: float, goal: str) -> float:
+    """The metric itself; no -0."""
+    return 0.0 - loss if goal == "max" else loss
+
+
 def losses_of(scores: Sequence[Mapping[str, float]], metric: str, goal: str) -> list[float]:
     """Of a score by name; a number without a name is the metric, whatever that is called."""
     sign = -1.0 if goal == "max" else 1.0

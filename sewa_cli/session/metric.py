@@ -18,7 +18,16 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.board import TOLD, Answer, Asked, Average, Board, Failed, losses_of
+from sewa_cli.objective.board import (
+    TOLD,
+    Answer,
+    Asked,
+    Average,
+    Board,
+    Failed,
+    losses_of,
+    score_of,
+)
 from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
@@ -262,7 +271,7 @@ class Metric:
 
     def score(self, loss: float) -> float:
         """The metric itself."""
-        return 0.0 - loss if self.goal == "max" else loss  # no -0
+        return score_of(loss, self.goal)
 
 
 def _warn_of_copies(

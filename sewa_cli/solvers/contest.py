@@ -181,21 +181,24 @@ class Contest:
         """
         board, parts = self.board, self.searched if self.few else self.fresh
         both = self.incumbent.average, leader.average
-        known = [{*board.parts_of(average)} for average in both]
-        left, some = board.left, list[int]()
-        for part in parts:
-            left -= sum(part not in row for row in known)
-            if board.seconds is None and left < 0:
-                break
-            some.append(part)
+        some = parts if board.evaluations is None else self._affordable(both, parts)
         turns = [some[start : start + STRIDE] for start in range(0, len(some), STRIDE)]
+        # all at once, so that every worker has something to do; by the clock a few turns at a time,
+        # as long as there is time: nearly all that is cut off at its end has been met by both
+        step = len(turns) if board.seconds is None else -(-board.abreast // STRIDE)
         with suppress(Spent):
-            # at once, so that all workers have something to do; by the clock, as long as there is
-            # time: what is cut off at its end has then been met by both
-            at_once = len(turns) if board.seconds is None else -(-board.abreast // STRIDE)
-            for n in range(0, len(turns), max(1, at_once)):
-                board.ask([(a, turn) for turn in turns[n : n + max(1, at_once)] for a in both])
+            for n in range(0, len(turns), max(1, step)):
+                board.ask([(a, turn) for turn in turns[n : n + step] for a in both])
         return self.ahead(leader, parts)
+
+    def _affordable(self, both: tuple[Average, Average], parts: list[int]) -> list[int]:
+        """The first so many that the rest of the budget carries for both."""
+        known, left = [{*self.board.parts_of(a)} for a in both], self.board.left
+        for n, part in enumerate(parts):
+            left -= sum(part not in row for row in known)
+            if left < 0:
+                return parts[:n]
+        return parts
 
     def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
         """Those that were asked on many parts first: a mean over few is no rival to theirs."""
