@@ -144,13 +144,19 @@ class Board:
         singly = []
         for place, answer in self.evaluate(asked, self.until):
             piece = asked[place]
-            if isinstance(answer, Failed) and not answer.is_task and len(piece.parts) > 1:
+            is_to_blame = self._always_fails(piece.average) or len(piece.parts) == 1
+            if isinstance(answer, Failed) and not answer.is_task and not is_to_blame:
                 self.spent += len(piece.parts)  # they were evaluated, if in vain
                 singly += piece.one_by_one()
                 self._despair(piece, answer)
             else:
                 self._write(piece, answer)
         return singly
+
+    def _always_fails(self, average: Average) -> bool:
+        """Then which of the parts it was that failed need not be found out."""
+        row = self.found.get(average, {})
+        return len(row) >= HOPELESS and all(loss == inf for loss in row.values())
 
     def _pieces(self, wanted: Iterable[tuple[Average, Iterable[int]]]) -> Iterator[Asked]:
         """What is not known yet, each once."""

@@ -239,7 +239,7 @@ def _fall(found: Fall) -> str:
 def compare(report: Comparison) -> list[str]:
     """Never a winner inside the noise."""
     found = standing(report.standing) if report.standing else []
-    return [_winner(report), *_failed(report), *found, *wrote(report.output)]
+    return [_winner(report), *failed(report), *found, *wrote(report.output)]
 
 
 def measured(report: Comparison) -> str:
@@ -269,7 +269,7 @@ def _winner(report: Comparison) -> str:
     )
 
 
-def _failed(report: Comparison) -> list[str]:
+def failed(report: Comparison) -> list[str]:
     """Held-out parts that some, or all, have no score for."""
     judged = report.judged
     if judged is None:

@@ -33,6 +33,8 @@ MASKS = 16  # drawn at random
 TILT = 1.0  # e^±1 from one end of the run to the other
 CLEAR = 1.0  # standard errors by which a change must be better to be kept
 
+Named = tuple[str, int | None, list[float]]  # an average, what it is called, and its K
+
 
 class Race(Solver):
     """By a metric, the default: many averages start, the budget goes to those that lead."""
@@ -58,25 +60,35 @@ class Race(Solver):
 
 
 def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
-    """The incumbent first; the first heat leaves half of the heats' budget to the others."""
+    """The incumbent first; the first heat leaves half of the heats' budget to the others.
+
+    Of single checkpoints at most as many as there are others, and if not all can start, a third of
+    those that do: what is good may be without the end of the run, and no average may be.
+    """
     most = max(2, budget // (2 * min(LEAST, len(contest.searched))))
-    started = [contest.incumbent]
-    for name, size, average in _candidates(contest, K):
-        started.append(contest.enter(name, size, average))
-    if K == AUTO:  # of single ones at most as many as there are others
-        for name, size, average in _singles(contest.k, min(len(started), most - len(started))):
-            started.append(contest.enter(name, size, average))
+    listed, alone = list(_candidates(contest, K)), list[Named]()
+    if K == AUTO:
+        others = 1 + len(listed)
+        alone = list(_singles(contest.k, min(others, max(most - others, most // 3))))
+    listed = _thinned(listed, most - 1 - len(alone))
+    started = [contest.incumbent, *(contest.enter(*one) for one in (*listed, *alone))]
     return list({entrant.average: entrant for entrant in started}.values())[:most]
 
 
-def _singles(k: int, count: int) -> Iterator[tuple[str, int | None, list[float]]]:
+def _thinned(some: list[Named], most: int) -> list[Named]:
+    """As many as may be, from all over the list, the first of them first."""
+    count = min(len(some), max(most, 0))
+    return [some[n * len(some) // count] for n in range(count)]
+
+
+def _singles(k: int, count: int) -> Iterator[Named]:
     """Checkpoints alone, from one end of the run to the other; the first half is spread too."""
     order = (0, *range(count - 1, 0, -2), *range(count - 2, 0, -2)) if count > 1 else ()
     for i in dict.fromkeys(round(n * (k - 1) / (count - 1)) for n in order):
         yield f"checkpoint {i}", None, mean_of([i], k)
 
 
-def _candidates(contest: Contest, K: int) -> Iterator[tuple[str, int | None, list[float]]]:
+def _candidates(contest: Contest, K: int) -> Iterator[Named]:
     k = contest.k
     random = torch.Generator().manual_seed(contest.problem.seed)
     every = family(k)

@@ -67,6 +67,8 @@ def compare(report: Comparison, name: str | None) -> Chapter:
     marks = [row.mark for row in report.rows]
     is_held = report.heldout_rows is not None or report.judged is not None
     held = [_only_marks(report)] if is_held else []
+    if failed := sentences.failed(report):
+        held.append(Words([upper(said) for said in failed]))
     drawn, fewer = _lowest_rows(report)
     sections = [
         *section(

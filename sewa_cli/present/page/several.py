@@ -100,6 +100,9 @@ def scores(report: Any) -> dict[str, float]:
             rows[best[0]] = best[1]
     elif report.kind == "compare":
         rows = {with_K(row.method, row.K): row for row in report.rows}
+        if report.judged is not None:
+            by_metric = {name: row.held[0] for name, row in rows.items()}
+            return {name: score for name, score in by_metric.items() if score is not None}
     elif report.kind == "evaluate":
         short = [PurePath(file.path).name for file in report.files]
         times = Counter(short)
@@ -135,7 +138,7 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
     by_run = [scores(report) for report in reports]
     names = [name for name in by_run[0] if all(name in found for found in by_run)]
     if not names:
-        return [Words(["there is no loss that all of them have"])]
+        return [Words([f"there is no {_measured(reports[0])[0]} that all of them have"])]
     rows: Rows = []
     summary: dict[str, tuple[float, float | None]] = {}
     for name in names:
@@ -146,18 +149,11 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
             "high": None if half is None else middle + half,
         }
         rows.append({**row, **{t: found[name] for t, found in zip(titles, by_run, strict=True)}})
-    contest: Contest | None = getattr(reports[0], "contest", None)
-    sign = -1 if contest is not None and contest.goal == "max" else 1
+    what, sign = _measured(reports[0])
     order = sorted(names, key=lambda name: sign * summary[name][0])
     best, drawn = order[0], order[:_MOST_DRAWN]
     drawn = [name for name in names if name in drawn]
     fewer = f"; the {len(drawn)} best of {len(names)} are drawn"
-    word = "held-out" if getattr(reports[0], "heldout_rows", None) is not None else "selection"
-    what = f"{word} loss"
-    if contest is not None:
-        what = (
-            f"{'held-out' if contest.heldout_parts is not None else 'selection'} {contest.metric}"
-        )
     picture = Picture(
         f"Mean {what} over {len(reports)} runs",
         f"A row for each average: small dots are runs, large ones means with 95 % intervals. "
@@ -176,6 +172,18 @@ def _means(reports: Sequence[Head], titles: Sequence[str]) -> list[Part]:
         said += "; all of them average the same checkpoints, so of other trainings it says nothing"
     marks = ["best" if name == best else None for name in names]
     return [Words([said]), Drawing(picture), Table("Means", rows, marks=marks)]
+
+
+def _measured(report: Any) -> tuple[str, int]:
+    """What is compared, and -1 where more of it is better."""
+    contest, judged = getattr(report, "contest", None), getattr(report, "judged", None)
+    by = contest or judged
+    if contest is not None:
+        held = contest.heldout_parts is not None
+    else:  # `compare` has scores of held-out parts only
+        held = judged is not None or getattr(report, "heldout_rows", None) is not None
+    word = f"{'held-out' if held else 'selection'} {by.metric if by else 'loss'}"
+    return word, -1 if by and by.goal == "max" else 1
 
 
 def _series(
@@ -239,7 +247,7 @@ def _runs(reports: Sequence[Any], titles: Sequence[str]) -> Rows:
             }
         elif report.kind == "compare" and report.best is not None:
             best = report.rows[report.best]
-            row |= {"best": with_K(best.method, best.K), "held-out": best.heldout_loss}
+            row |= {"best": with_K(best.method, best.K), "held-out": best.held[0]}
         elif report.kind == "inspect":
             row |= {"verdict": report.verdict, "checkpoints": len(report.checkpoints)}
         if standing := getattr(report, "standing", None):
