@@ -15,6 +15,7 @@ text and image samples. Hours on one core; it may be stopped and started again a
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -24,8 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, cast
 
+from arena import arena_of
 from hopper import lean
 from plan import REPORTED, SAMPLES
 from running import keep
@@ -107,10 +109,17 @@ class Study:
         self.run = open_run(config, task, Events())
         self.run.read()
         self.metric = Metric(self.run)
+        if about.metric == "return":
+            self.metric._pool = cast(Any, arena_of(self.run.session, self.metric))
         self._evaluate = self.metric.board.evaluate
-        self._known: dict[Any, Any] = {}
-        self._played: dict[Any, list[float]] = {}
+        self._file = checkpoints.parent / "episodes.json"  # goes on where a stop has cut it off
+        found = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._known: dict[str, float] = found.get("losses", {})
+        self._played: dict[str, list[float]] = found.get("heldout", {})
         self._chosen: dict[int, Any] = {}
+
+    def keep_episodes(self) -> None:
+        keep(self._file, {"losses": self._known, "heldout": self._played})
 
     def by_loss(self, K: int) -> Any:
         if K not in self._chosen:
@@ -135,7 +144,7 @@ class Study:
         """An episode of an average is the same each time, and need not be played again."""
         left = []
         for place, one in enumerate(asked):
-            known = [self._known.get((one.average, part)) for part in one.parts]
+            known = [self._known.get(_named(one.average, part)) for part in one.parts]
             if None in known:
                 left.append(place)
             else:
@@ -144,17 +153,18 @@ class Study:
             one = asked[left[at]]
             if isinstance(answer, list):
                 for part, loss in zip(one.parts, answer, strict=True):
-                    self._known[one.average, part] = loss
+                    self._known[_named(one.average, part)] = loss
             yield left[at], answer
 
     def play(self, coefficients: Sequence[float]) -> list[float]:
         """Returns of the held-out episodes."""
         average = tuple(coefficients)
-        if average not in self._played:
+        name = _named(average)
+        if name not in self._played:
             scores = self.metric.score_heldout(average)
             assert scores is not None
-            self._played[average] = [score[self.metric.name] for score in scores]
-        return self._played[average]
+            self._played[name] = [score[self.metric.name] for score in scores]
+        return self._played[name]
 
     def greedy(self) -> list[float]:
         from sewa_cli.comparison.evaluator import Evaluator
@@ -162,6 +172,12 @@ class Study:
 
         evaluator = Evaluator(self.run)
         return parse_one("greedy")(evaluator.proposing, None)[0]
+
+
+def _named(average: Sequence[float], part: int | None = None) -> str:
+    """Short; a run's seed and setting are its folder's."""
+    digest = hashlib.sha256(repr(tuple(average)).encode()).hexdigest()[:24]
+    return digest if part is None else f"{digest} {part}"
 
 
 def study(
@@ -189,6 +205,7 @@ def study(
         row = {"setting": setting, "seed": seed, "column": column, "budget": budget}
         results.append({**row, **_summed("", returns), **more})
         keep(file, results)
+        opened.keep_episodes()
         at = time.strftime("%H:%M:%S")
         sys.stderr.write(f"{at} {setting} {seed} {column} {budget}: {mean(returns):.5g}\n")
 
@@ -222,9 +239,11 @@ def _summed(prefix: str, returns: Sequence[float]) -> dict[str, float]:
 
 
 def rows_of(file: Path) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
-    """(setting, column) → seed → the result."""
+    """(setting, column) → seed → the result; columns by their budget, and in the order above."""
     found: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
-    for row in json.loads(file.read_text()):
+    order = (*COLUMNS, *SOLVERS)
+    rows = json.loads(file.read_text())
+    for row in sorted(rows, key=lambda r: (r["budget"] or 0, order.index(r["column"]), r["seed"])):
         column = row["column"] if row["budget"] is None else f"{row['column']} {row['budget']:,}"
         found.setdefault((row["setting"], column), {})[row["seed"]] = row
     return found
@@ -234,7 +253,6 @@ def tables_of(file: Path) -> dict[str, list[dict[str, str]]]:
     """By setting: means over seeds with standard errors, also against the default by loss."""
     found, tables = rows_of(file), {}
     columns = list(dict.fromkeys(column for _, column in found))
-    columns.sort(key=lambda c: (c not in COLUMNS, COLUMNS.index(c) if c in COLUMNS else 0))
     for setting, about in SETTINGS.items():
         here = {column: found[setting, column] for column in columns if (setting, column) in found}
         base = here.get(BY_LOSS, {})
