@@ -119,8 +119,8 @@ def judge(metric: Metric, choice: Choice) -> Contest:
 def _best_simple(metric: Metric, outcome: Outcome) -> Entrant | None:
     """Of the simple averages in the contest, the best by the parts to choose by.
 
-    Of those that were asked on many: at least half as many as any of them, and by parts that all of
-    these have, as a mean over others is no rival to theirs.
+    Of those that were asked on the most: a race asks who leads on more, and by the few parts that
+    those have too who were set aside early, luck would decide.
     """
     board = metric.board
     parts = {
@@ -129,7 +129,7 @@ def _best_simple(metric: Metric, outcome: Outcome) -> Entrant | None:
         if tuple(weights) != outcome.incumbent.average
     }
     most = max(map(len, parts.values()), default=0)
-    front = [entrant for entrant, own in parts.items() if most and len(own) >= most / 2]
+    front = [entrant for entrant, own in parts.items() if most and len(own) == most]
     if not front:
         return None
     common = sorted(set.intersection(*(parts[entrant] for entrant in front)))

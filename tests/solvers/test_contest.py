@@ -225,7 +225,7 @@ def test_what_is_made_only_once_does_not_slow_a_time_budget_down(
     """The first parts take a second: an environment is made, or a file is read."""
     clock = Clock(monkeypatch)
 
-    def slow_at_first(average: Average, part: int) -> float:
+    def slow_at_first(average: Average, _: int) -> float:
         clock.now += 0.5 if clock.now < 1 else 0.01
         return level(average)
 
