@@ -72,6 +72,8 @@ SETTINGS = {
     "images": classification("image_classification", 5000),
 }
 SOLVERS = {"race": 0, "reinforce": 10, "cross-entropy": 10}  # and K; 0: auto
+BUDGETS = (500, 2000, 5000)
+TOGETHER = "all cloning runs together"
 SIMPLE = (("last", None), ("uniform", None), ("ema", None), ("latest", 10), ("lawa", 10))
 BY_LOSS = "default by loss"
 COLUMNS = ("last", "uniform", "ema", "latest K=10", "lawa K=10", "greedy by loss", BY_LOSS)
@@ -258,7 +260,32 @@ def tables_of(file: Path) -> dict[str, list[dict[str, str]]]:
         base = here.get(BY_LOSS, {})
         if base:
             tables[setting] = [_row(c, runs, base, about) for c, runs in here.items()]
+    if tables:
+        tables[TOGETHER] = _together(found)
     return tables
+
+
+def _together(found: Mapping[tuple[str, str], Mapping[int, Any]]) -> list[dict[str, str]]:
+    """Solvers by budget, over all runs whose metric is a return: crowned, and the mean gain."""
+    played = [s for s, about in SETTINGS.items() if about.metric == "return"]
+    rows = []
+    for solver in SOLVERS:
+        row = {"": f"`{solver}`"}
+        for budget in BUDGETS:
+            runs = {
+                (setting, seed): run
+                for setting in played
+                for seed, run in found.get((setting, f"{solver} {budget:,}"), {}).items()
+            }
+            crowned = sum(bool(run["crowned"]) for run in runs.values())
+            gains = [
+                run["return"] - found[setting, BY_LOSS][seed]["return"]
+                for (setting, seed), run in runs.items()
+            ]
+            told = f"{crowned} of {len(runs)} ({round(mean(gains)):+d} in the mean)" if runs else ""
+            row[f"{budget:,} episodes"] = told
+        rows.append(row)
+    return rows
 
 
 def _row(
@@ -283,7 +310,7 @@ def _row(
 
 def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
     error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):{sign}.{digits}f}{error}"
+    return f"{round(mean(values), digits) + 0.0:{sign}.{digits}f}{error}"  # no -0
 
 
 def plot(file: Path, picture: Path) -> None:
@@ -314,7 +341,7 @@ def main() -> None:
     asked.add_argument("--results", type=Path, default=RESULTS)
     asked.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     asked.add_argument("--seeds", nargs="+", type=int, default=list(REPORTED))
-    asked.add_argument("--budgets", nargs="+", type=int, default=[500, 2000, 5000])
+    asked.add_argument("--budgets", nargs="+", type=int, default=BUDGETS)
     asked.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=list(SOLVERS))
     asked.add_argument("--tables", action="store_true", help="only what there is")
     asked.add_argument("--plot", type=Path)
