@@ -15,7 +15,7 @@ from torch import Tensor
 from sewa_cli.objective.evidence import is_shown
 
 RUNS = 2000
-DUELS = (20, 40, 75, 150, 300, 600)  # parts
+DUELS = (10, 20, 40, 75, 150, 300, 600)  # parts
 
 
 def noises(generator: torch.Generator) -> dict[str, Callable[[int], Tensor]]:

@@ -25,6 +25,7 @@ def lean() -> None:
         return
     before = _played()
     HopperEnv.step = _step
+    mujoco.set_mjcb_time(None)  # it times each stage of each step: a tenth of all
     if _played() != before:
         HopperEnv.step = theirs
         raise SystemExit("Hopper-v5 of this gymnasium is another; benchmarks/quality/hopper.py")

@@ -38,7 +38,7 @@ def run_compare(
     events = events or Events()
     with seeded(config.seed):
         check_objective(config, task)
-        asked = Asked.by(config, events)
+        asked = Asked.by(config, events, has_loss=task.has_loss)
         by_metric = config.objective.metric is not None
         if output_best is not None and task.heldout_data is None and not by_metric:
             raise ConfigError(

@@ -10,6 +10,7 @@ import torch
 
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.config import AUTO, Config
+from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, mean_of, parse
@@ -41,13 +42,16 @@ class Asked:
     budgets: list[int]
 
     @classmethod
-    def by(cls, config: Config, events: Events) -> Asked:
+    def by(cls, config: Config, events: Events, *, has_loss: bool = True) -> Asked:
         register_methods(config, events)
         if config.lora == "merged":
             raise ConfigError(
                 "lora: compare averages A and B apart; `select` and `average` can merge"
             )
-        calls = parse(config.compare.methods)
+        methods = config.compare.methods
+        if methods == DEFAULT_METHODS and not has_loss:
+            methods = WITHOUT_A_LOSS
+        calls = parse(methods)
         budgets = sorted(set(config.compare.K)) or [config.K]
         return cls(calls, budgets)
 

@@ -32,6 +32,7 @@ STDOUT = "-"
 DEFAULT_METHODS = (
     *("aggregate", "sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy"),
 )
+WITHOUT_A_LOSS = ("race", "last", "uniform", "lawa", "latest", "swa", "ema", "random")
 # tasks of our own by their short names, and those of their `args` that are paths
 READY_MADE = {
     "huggingface": ("model", "tokenizer", "data", "selection", "heldout", "training"),

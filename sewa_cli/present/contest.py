@@ -96,9 +96,10 @@ def verdict(found: Contest) -> str:
             f"part{'s' if found.parts > 1 else ''} cannot tell a lead from luck"
         )
     if found.crowned:
+        parts = "parts" if found.dueled is None else f"{found.dueled:,} parts"
         return (
-            f"`{written}` was taken: shown to be better than `{found.incumbent}` by parts that had "
-            f"no say in its lead (e-value {found.evidence:.3g}, {ASKED} is asked for)"
+            f"`{written}` was taken: shown to be better than `{found.incumbent}` by {parts} that "
+            f"had no say in its lead (e-value {found.evidence:.3g}, {ASKED} is asked for)"
         )
     if found.evidence == 1:  # it has met nobody there, or does the very same
         return (
@@ -106,7 +107,7 @@ def verdict(found: Contest) -> str:
             f"{_met(found) + 1:,} averages that had met, and no part that had no say in that tells "
             f"it from `{found.incumbent}`; `{written}` was taken"
         )
-    if found.evidence < 1:
+    if found.ahead is not None and found.ahead <= 0:
         return (
             f"nobody is crowned: `{found.leader}` led the search, and did no better than "
             f"`{written}` on parts that had no say in it; `{written}` was taken"
@@ -153,6 +154,8 @@ def heldout(found: Contest) -> str:
     written, scores = next(iter(found.scores.items()))
     if scores.heldout is None and found.heldout_parts is None:
         return f"no held-out {found.metric}: the task lists no parts to report by"
+    if scores.heldout is None and found.interrupted and not found.heldout_evaluations:
+        return f"no held-out {found.metric}: interrupted"
     if scores.heldout is None:
         return (
             f"no held-out {found.metric} of `{written}`: it has failed on all "

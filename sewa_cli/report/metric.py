@@ -102,6 +102,12 @@ class Contest(Part):
         "had no say in its lead too; null: parts are too few to show anything"
     )
     evidence: float = Field(description="e-value of that; 100 is asked for")
+    ahead: float | None = Field(
+        None,
+        description="how much better than the incumbent the leader was, in the mean over these "
+        "parts; null: none was met by both",
+    )
+    dueled: int | None = Field(None, description="such parts that both have met")
     entries: list[Entry] = Field(description="best first; of many masks, the best")
     scores: dict[str, MetricScores] = Field(description="the one that was written is the first")
     gained: MetricGain | None = None

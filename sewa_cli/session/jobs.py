@@ -6,6 +6,7 @@ that are split among several would differ in their last bits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,9 +176,15 @@ def outcome(evaluate: Callable[[Job], list[Score]], job: Job) -> Result:
     try:
         return evaluate(job)
     except UserCodeError as error:
-        return Failure("; ".join(error.faults), is_task=False)
+        return Failure("; ".join(error.faults) + _place(error.frames), is_task=False)
     except TaskError as error:
         return Failure("; ".join(error.faults), is_task=True)
+
+
+def _place(frames: str) -> str:
+    """The line of the user's file that raised it."""
+    found = re.findall(r'^  File "(.*)", line (\d+)', frames, re.MULTILINE)
+    return f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
 
 
 @contextmanager

@@ -37,7 +37,8 @@ from sewa_cli.session.session import Run
 from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
-from sewa_cli.task.scoring import Score
+from sewa_cli.solvers.contest import FEWEST as CAN_TELL
+from sewa_cli.task.scoring import METRICS, Score
 
 KINDS: tuple[Kind, ...] = ("selection", "heldout")
 AT_ONCE = 8  # parts in a call of scores()
@@ -56,7 +57,7 @@ class Metric:
         self.run = run
         self.name, self.goal = config.objective.metric, config.objective.goal
         lists = {of: parts_of(task, of, config.seed) for of in KINDS}
-        self.places = _places(lists, config)
+        self.places = _places(lists, config, session.events, listed=scoring.parts is not None)
         self._lists = lists
         self._at_once = AT_ONCE if scoring.at_once else 1
         self.heldout_evaluations = 0
@@ -74,9 +75,13 @@ class Metric:
         }
         self._part_weights = weights["selection"]
         self.heldout_weights = weights.get("heldout", torch.zeros(0, dtype=torch.float64))
-        if scoring.parts is not None:
-            _warn_of_copies(self.places, lists, session.events)
         self.board = self._open_board()
+        is_metrics = scoring.parts is not None and scoring.parts.name == METRICS
+        if is_metrics and task.heldout_data is not None:
+            session.events.warn(
+                "chosen by metrics(model), as one part: if it looks at held-out rows, their loss "
+                "is too good now; score(model, part) and score_parts() keep them apart"
+            )
 
     def _open_pool(self, lists: Mapping[Kind, Sequence[Any]]) -> InProcess | Workers:
         session, objective = self.run.session, self.run.session.config.objective
@@ -274,35 +279,23 @@ class Metric:
         return score_of(loss, self.goal)
 
 
-def _warn_of_copies(
-    places: Mapping[Kind, Places], lists: Mapping[Kind, Sequence[Any]], events: Events
-) -> None:
-    """Of parts that can be told to be the same: seeds, names, rows of numbers."""
-    found = {kind: [lists[of][part] for part in at] for kind, (of, at) in places.items()}
-    try:
-        apart = {kind: {*parts} for kind, parts in found.items()}
-    except TypeError:  # tensors, dicts
-        return
-    if (more := len(found["selection"]) - len(apart["selection"])) > 0:
-        events.warn(
-            f"{more} of the {len(found['selection'])} parts to choose by are listed before: the "
-            "same part once more is no further evidence"
-        )
-    if both := len(apart["selection"] & apart.get("heldout", set())):
-        events.warn(
-            f"{both} held-out parts are among those to choose by: the held-out score is too good"
-        )
+def _places(
+    lists: Mapping[Kind, Sequence[Any]], config: Config, events: Events, *, listed: bool
+) -> dict[Kind, Places]:
+    """Held-out parts are the task's own, or some of those to choose by are kept aside.
 
-
-def _places(lists: Mapping[Kind, Sequence[Any]], config: Config) -> dict[Kind, Places]:
-    """Held-out parts are the task's own, or some of those to choose by are kept aside."""
-    count = len(lists["selection"])
+    `listed`: by the task. Then copies of a part, as far as can be told, count once.
+    """
+    every = {of: [*range(len(found))] for of, found in lists.items()}
+    if listed:
+        every = _without_copies(lists, events)
+    count = len(every["selection"])
     if not count:
         raise TaskError("there are no parts to choose by: score_parts(), or selection_data()")
-    if lists["heldout"]:
+    if every["heldout"]:
         if config.guard is not None:
             raise ConfigError("--guard: the task has held-out parts already; drop one of them")
-        return {of: Places(of, tuple(range(len(found)))) for of, found in lists.items()}
+        return {of: Places(of, tuple(at)) for of, at in every.items()}
     if count < FEWEST:
         for name in ("strict", "guard"):
             if getattr(config, name):
@@ -310,11 +303,44 @@ def _places(lists: Mapping[Kind, Sequence[Any]], config: Config) -> dict[Kind, P
                     f"--{name} needs held-out parts: list them in heldout_parts(), or {FEWEST} or "
                     f"more to choose by; there are {count}"
                 )
-        return {"selection": Places("selection", tuple(range(count)))}
-    share = ASIDE if config.guard is None else config.guard
-    kept = min(max(1, round(share * count)), count - 1)
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(config.seed)).tolist()
+        return {"selection": Places("selection", tuple(every["selection"]))}
+    kept = _kept_aside(count, config.guard)
+    what = "parts" if listed else "batches"
+    events.warn(
+        f"no held-out {what}: {kept} of the {count} to choose by are kept aside, to report by; "
+        "nothing is chosen by these, by the loss neither"
+    )
+    generator = torch.Generator().manual_seed(config.seed)
+    order = [every["selection"][i] for i in torch.randperm(count, generator=generator).tolist()]
     return {
         "selection": Places("selection", tuple(sorted(order[kept:]))),
         "heldout": Places("selection", tuple(sorted(order[:kept]))),
     }
+
+
+def _kept_aside(count: int, guard: float | None) -> int:
+    """Half of them, but that as many are left to choose by as can show a lead to be no luck."""
+    kept = min(max(1, round((ASIDE if guard is None else guard) * count)), count - 1)
+    most = count - CAN_TELL
+    return min(kept, most) if guard is None and most >= FEWEST else kept
+
+
+def _without_copies(lists: Mapping[Kind, Sequence[Any]], events: Events) -> dict[Kind, list[int]]:
+    """The first of each: seeds, names, tensors, and nests of them, can be told to be the same."""
+    names = {
+        of: [told([part]) or f"{of} {place}" for place, part in enumerate(parts)]
+        for of, parts in lists.items()
+    }
+    first = {of: {name: i for i, name in reversed([*enumerate(n)])} for of, n in names.items()}
+    for of, found in names.items():
+        if more := len(found) - len(first[of]):
+            what = "parts to choose by" if of == "selection" else "held-out parts"
+            events.warn(
+                f"{more} of the {len(found)} {what} are listed before, and count once: the same "
+                "part once more is no further evidence"
+            )
+    if both := len(first["selection"].keys() & first["heldout"].keys()):
+        events.warn(
+            f"{both} held-out parts are among those to choose by: the held-out score is too good"
+        )
+    return {of: sorted(places.values()) for of, places in first.items()}

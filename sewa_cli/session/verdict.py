@@ -9,6 +9,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
+from sewa_cli import interrupts
 from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average
 from sewa_cli.objective.evidence import parts_needed
@@ -84,8 +85,7 @@ def judge(metric: Metric, choice: Choice) -> Contest:
     for name, some in (("last", [k - 1]), ("uniform", range(k))):
         if (average := tuple(mean_of(some, k))) not in shown.values():
             shown[name] = average
-    heldout = [metric.score_heldout(average) for average in shown.values()]
-    scored = [found for found in heldout if found is not None]
+    scored = _scored(metric, [*shown.values()])
     met = meet(torch.stack([metric.heldout_losses(found) for found in scored])) if scored else None
     scores = dict(zip(shown, _scores(metric, [*shown.values()], scored, met), strict=True))
     gained, over = None, _rival(outcome, taken, simple)
@@ -110,10 +110,29 @@ def judge(metric: Metric, choice: Choice) -> Contest:
         met=_met(metric, outcome),
         crowned=outcome.crowned,
         evidence=outcome.evidence,
+        ahead=finite(outcome.ahead),
+        dueled=outcome.dueled,
         entries=[_entry(metric, outcome, entry) for entry in outcome.entries],
         scores=scores,
         gained=gained,
     )
+
+
+def _scored(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]:
+    """Held out, one for each; none at all: there are no such parts, or Ctrl-C was pressed."""
+    try:
+        found = [metric.score_heldout(average) for average in averages]
+    except KeyboardInterrupt:  # the choice is made: it is not lost with its last scores
+        is_second = metric.board.interrupted
+        if is_second or metric.run.session.config.strict or not interrupts.forgive():
+            raise
+        metric.board.interrupted = True
+        metric.run.session.events.warn(
+            "interrupted: what was chosen is written without held-out scores (Ctrl-C again ends "
+            "it all)"
+        )
+        return []
+    return [scores for scores in found if scores is not None]
 
 
 def _best_simple(metric: Metric, outcome: Outcome) -> Entrant | None:

@@ -30,6 +30,7 @@ SHOWN = 100  # entries in the report
 IDLE = 20  # rounds that ask for less than one thing each that is not known: it has settled
 STRIDE = 8  # parts of a duel that one meets before the other does: it may end at any moment
 LEAST = 2  # parts on which averages meet at all
+SAME = 8  # parts with one and the same score, from which on they count as one part
 NOT_SIMPLE = ("by loss", "mask", "blend", "tilt", "swap")  # as names of what was searched for begin
 
 
@@ -55,6 +56,8 @@ class Outcome:
     leader: Entrant
     crowned: bool | None
     evidence: float
+    ahead: float | None  # how far the leader was, in the mean over the duel's parts
+    dueled: int  # parts of the duel
     entries: list[Entry]
 
 
@@ -166,12 +169,28 @@ class Contest:
         if leader.average != self.incumbent.average:
             ahead = self._duel(leader)
         self.board.check()
-        crowned = None if self.few else is_shown(ahead)
-        is_better = len(ahead) > 0 and float(ahead.mean()) > 0
-        taken = leader if (is_better if self.few else crowned) else self.incumbent
-        found = 1.0 if self.few else evidence(ahead)
-        outcome = Outcome(self.incumbent, leader, crowned, found, self._entries(leader, taken))
+        few = self.few or self._are_one_part(leader)
+        crowned = None if few else is_shown(ahead)
+        by = float(ahead.mean()) if len(ahead) else None
+        is_better = by is not None and by > 0
+        taken = leader if (is_better if few else crowned) else self.incumbent
+        found, entries = 1.0 if few else evidence(ahead), self._entries(leader, taken)
+        outcome = Outcome(self.incumbent, leader, crowned, found, by, len(ahead), entries)
         return self._choice(taken, outcome)
+
+    def _are_one_part(self, leader: Entrant) -> bool:
+        """Whether each average has the same score on all parts: no two of them are evidence."""
+        both = self.incumbent.average, leader.average
+        rows = {a: self.board.losses(a, self.board.parts_of(a)) for a in self.board.found}
+        if leader.average == self.incumbent.average or any(len(rows[a]) < SAME for a in both):
+            return False
+        if any(len(row) and float(row.min()) != float(row.max()) for row in rows.values()):
+            return False
+        self.problem.events.warn(
+            "score() gives an average the same on every part, so that they count as one; does it "
+            "look at its part?"
+        )
+        return True
 
     def _duel(self, leader: Entrant) -> Tensor:
         """How far the leader is ahead on parts that no search has seen, as many as can be asked.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FUNCTIONS = ("score_parts", "heldout_parts", "score", "scores")
+METRICS = "metrics"  # the name of its one part
 MOST = 1_000_000  # parts; more is a generator without end
 Score = dict[str, float]  # by name; "": a number that was not given one
 
@@ -90,7 +91,7 @@ def scoring_of(
 
 
 def _only_part() -> Parts:
-    return Parts(lambda: [None], "metrics")
+    return Parts(lambda: [None], METRICS)
 
 
 def _call(name: str, function: Callable[..., Any], *args: Any) -> Score:

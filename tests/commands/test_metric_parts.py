@@ -72,8 +72,73 @@ def test_parts_that_are_the_same_are_told(write: Path, sewa: Sewa) -> None:
     )
     ended = sewa("select")
     assert ended.code == 0
-    assert "27 of the 30 parts to choose by are listed before" in ended.err
+    assert "27 of the 30 parts to choose by are listed before, and count once" in ended.err
     assert "1 held-out parts are among those to choose by" in ended.err
+    contest = json.loads(Path("o.report.json").read_text())["contest"]
+    assert (contest["parts"], contest["heldout_parts"], contest["crowned"]) == (3, 2, None)
+
+
+def test_copies_are_told_of_parts_that_are_nests(write: Path, sewa: Sewa) -> None:
+    parts = "[{'seed': [n % 40, torch.ones(2)]} for n in range(60)]"
+    write.write_text(HEAD + SCORE + f"def score_parts():\n    return {parts}\n")
+    ended = sewa("select")
+    assert "20 of the 60 parts to choose by are listed before, and count once" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("listed", "left"), [(4, 2), (28, 14), (29, 25), (39, 25), (50, 25), (80, 40)]
+)
+def test_without_held_out_parts_some_are_kept_aside_and_it_says_so(
+    write: Path, sewa: Sewa, listed: int, left: int
+) -> None:
+    """Half of them, but as many are left as can show a lead to be no luck."""
+    write.write_text(HEAD + SCORE + f"def score_parts():\n    return range({listed})\n")
+    ended = sewa("select")
+    said = f"no held-out parts: {listed - left} of the {listed} to choose by are kept aside"
+    assert said in ended.err
+    contest = json.loads(Path("o.report.json").read_text())["contest"]
+    assert (contest["parts"], contest["heldout_parts"]) == (left, listed - left)
+
+
+def test_a_score_that_ignores_its_part_is_one_part(write: Path, sewa: Sewa) -> None:
+    """Then the lead over ten parts is no better shown than that over one."""
+    write.write_text(HEAD + SCORE + "def score_parts():\n    return range(100)\n")
+    ended = sewa("select", "--budget", 200)
+    assert "score() gives an average the same on every part" in ended.err
+    contest = json.loads(Path("o.report.json").read_text())["contest"]
+    assert contest["crowned"] is None
+    assert contest["leader"] == next(iter(contest["scores"]))
+    assert "was taken at its word" in ended.err
+
+
+def test_metrics_that_may_look_at_held_out_rows_are_told_of(write: Path, sewa: Sewa) -> None:
+    rows = "[(torch.randn(8, 6), torch.zeros(8).long())]"
+    write.write_text(
+        HEAD
+        + "def metrics(model):\n    return {'size': norm(model)}\n"
+        + f"def selection_data():\n    return {rows}\n"
+        + f"def heldout_data():\n    return {rows}\n"
+        + "def loss(outputs, batch):\n    return nn.functional.cross_entropy(outputs, batch[1])\n"
+    )
+    assert "if it looks at held-out rows, their loss is too good now" in sewa("select").err
+
+
+def test_an_exception_is_told_with_the_line_that_raised_it(write: Path, sewa: Sewa) -> None:
+    text = HEAD + "def score(model, part):\n    assert part < 0, 'too large'\n"
+    write.write_text(text + "def score_parts():\n    return range(30)\n")
+    ended = sewa("select")
+    assert ended.code == 4
+    line = text.splitlines().index("    assert part < 0, 'too large'") + 1
+    assert f"score() raised AssertionError: too large (task.py, line {line})" in ended.error
+
+
+def test_compare_without_a_loss_leaves_out_what_needs_one(write: Path, sewa: Sewa) -> None:
+    write.write_text(HEAD + SCORE + "def score_parts():\n    return range(60)\n")
+    ended = sewa("compare", "--json")
+    assert ended.code == 0
+    methods = {row["method"] for row in json.loads(ended.out)["rows"]}
+    assert {"race", "last", "uniform", "latest", "ema"} <= methods
+    assert methods.isdisjoint({"aggregate", "greedy", "sewa"})
 
 
 def test_a_list_that_changes_from_process_to_process_is_refused(write: Path, sewa: Sewa) -> None:

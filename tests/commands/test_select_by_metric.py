@@ -404,6 +404,25 @@ def test_interrupts(task: Path, when: dict[int, int], code: int) -> None:
         assert calls() <= 32
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_interrupt_among_held_out_parts_does_not_lose_what_was_chosen(
+    task: Path, strict: bool
+) -> None:
+    late = "    if part >= 1000:\n        os.kill(os.getpid(), signal.SIGINT)\n"
+    always = f"{SIGNALS.partition('    found')[0]}{late}    return old(model, part)\n"
+    task.write_text(f"{HEAD}{SCORE}\n{always}")
+    ended = shell(f"sewa select{' --strict' * strict}")
+    assert ended.returncode == (130 if strict else 0), ended.stderr
+    assert OUTPUT.exists() is not strict
+    if not strict:
+        assert "interrupted: what was chosen is written without held-out scores" in ended.stderr
+        assert "no held-out return: interrupted" in ended.stderr
+        contest = json.loads(Path("o.report.json").read_text())["contest"]
+        assert contest["interrupted"] is True
+        assert {scores["heldout"] for scores in contest["scores"].values()} == {None}
+        assert shell(f"sewa verify {OUTPUT}").returncode == 0
+
+
 @pytest.mark.long
 def test_workers_say_the_same_and_what_hangs_is_given_up(sewa: Sewa, task: Path) -> None:
     alone = report_of(sewa("select"))["contest"]

@@ -135,6 +135,20 @@ def test_a_budget_in_seconds_is_used_and_ends_in_time(
     assert len(outcome_of(choice).entries) >= 2
 
 
+def test_how_far_the_leader_was_ahead_is_of_the_duel() -> None:
+    """By parts that no search has seen: on the others it was picked for its lead."""
+    for seed in range(8):
+        played = Played(drawn(seed), parts=100, budget=300)
+        outcome = outcome_of(played.choose("race", k, K, seed))
+        fresh, found = Contest(played.problem(k, seed), K).fresh, played.board.found
+        one, two = found[outcome.incumbent.average], found[outcome.leader.average]
+        both = [part for part in fresh if part in one and part in two]
+        assert outcome.dueled == len(both)
+        if both:
+            expected = sum(one[part] - two[part] for part in both) / len(both)
+            assert outcome.ahead == pytest.approx(expected)
+
+
 def test_what_wins_often_and_loses_in_the_mean_is_not_crowned() -> None:
     def rarely_falls(average: Average, part: int) -> float:
         if average == LATEST:
