@@ -30,10 +30,11 @@ from sewa_cli.solvers.aggregate.estimate import (
     without_crumbs,
 )
 from sewa_cli.solvers.aggregate.solver import Aggregate
-from sewa_cli.solvers.linear.build import build
+from sewa_cli.solvers.linear.build import build, frame
 from sewa_cli.solvers.linear.pull import STRENGTHS, path
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.units import Units
+from sewa_cli.text import with_K
 from sewa_cli.trajectory.dense import Dense
 
 CPU = torch.device("cpu")
@@ -556,6 +557,20 @@ def test_one_batch_of_a_loss_that_does_not_split_takes_the_best_moving_average(
     rungs = ("last", "ema-window", "uniform")
     losses = {with_name(s): s["selection_loss"] for s in report["simple"] if s["name"] in rungs}
     assert report["written"] == min(losses, key=lambda name: losses[name])
+
+
+def test_nine_honest_rows_take_the_best_moving_average_though_mixed_up_ones_fit_as_well() -> None:
+    problem = problem_on(rows=9, seed=86)
+    outputs, there = frame(problem, problem.trajectory.mix_few([1 / 9] * 9))
+    assert outputs.labels([there], problem.seed) == "noise"
+    chosen = Aggregate().choose(problem, AUTO)
+    losses = {
+        name: problem.objective.value(problem.trajectory.mix_few(family(9)[name]))
+        for name in ladder(9)
+        if name in family(9)
+    }
+    assert chosen.name == with_K(*min(losses, key=losses.__getitem__)) != "uniform"
+    assert "cross-validation takes 10 rows" in problem.events.warnings[0]
 
 
 def with_name(simple: dict[str, Any]) -> str:

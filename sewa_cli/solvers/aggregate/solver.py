@@ -154,7 +154,7 @@ class _Search:
         )
         probed = [outputs["last", None], outputs["uniform", None], outputs[self._best()]]
         self._labels: Labels = "matter"
-        if self._units.by_row:
+        if self._units.by_row and not self._few:  # so few cannot tell noise from labels
             self._labels = self._framed.labels(probed, problem.seed)
         for name in (("last", None), ("uniform", None)):  # not to be read again for the references
             trajectory.remember(self._averages[name].tolist(), self._flats[name])
@@ -292,7 +292,7 @@ class _Search:
         losses = torch.stack(list(self._losses.values()))
         if bool((losses - losses[0]).abs().max() < 1e-9 * losses.abs().max().clamp_min(1e-300)):
             return "the checkpoints do not differ on the selection data"
-        if len(self._units) < FEWEST:
+        if self._few:
             split = "" if self._units.by_row else " (loss() does not split into rows)"
             return (
                 f"cross-validation takes {FEWEST} {self._units.kind} of selection data, found "
@@ -300,10 +300,13 @@ class _Search:
             )
         return None
 
+    @property
+    def _few(self) -> bool:
+        return len(self._units) < FEWEST
+
     def _simple_one(self, reason: str) -> Choice:
         """The mean of all, or the best rung where there is anything to tell it by."""
-        few = self._labels != "noise" and len(self._units) < FEWEST
-        best = self._best() if few else ("uniform", None)
+        best = self._best() if self._few else ("uniform", None)
         self._problem.events.warn(f"{reason}; `{with_K(*best)}` is taken, which learns nothing")
         return Choice(
             self._averages[best].tolist(),
