@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -120,6 +120,8 @@ class Pulled(Part):
 
 class Blend(Part):
     """What the default's weights are made of."""
+
+    UNMOVED: ClassVar[float] = 0.005  # of all weight: who has learned less has learned nothing
 
     prior: list[Share] = Field(description="moving averages, weighed by the selection rows")
     path: list[Pulled] = Field(description="what was learned from there, weighed alike")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sewa_cli import solvers
 from sewa_cli.events import Events
-from sewa_cli.methods.family import family, ladder
+from sewa_cli.methods.family import Name, family, ladder
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.settings import AUTO
@@ -571,6 +571,22 @@ def test_nine_honest_rows_take_the_best_moving_average_though_mixed_up_ones_fit_
     }
     assert chosen.name == with_K(*min(losses, key=losses.__getitem__)) != "uniform"
     assert "cross-validation takes 10 rows" in problem.events.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("seed", "name"), [(0, ("uniform", None)), (46, ("ema-window", 4)), (1, None)]
+)
+def test_where_few_rows_teach_nothing_one_rung_is_written_whole_and_by_its_name(
+    seed: int, name: Name | None
+) -> None:
+    chosen = Aggregate().choose(problem_on(rows=12, seed=seed), AUTO)
+    assert chosen.blend is not None
+    if name is None:
+        assert chosen.name == "learned"
+        assert chosen.blend.learned > chosen.blend.UNMOVED
+    else:
+        assert chosen.name == with_K(*name)
+        assert chosen.coefficients == family(9)[name]
 
 
 def with_name(simple: dict[str, Any]) -> str:

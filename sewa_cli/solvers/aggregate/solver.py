@@ -45,6 +45,7 @@ from sewa_cli.solvers.linear.units import Units
 from sewa_cli.text import finite, or_inf, with_K
 
 FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be cross-validated
+FEW = 100  # of them: where so few have moved nothing, the simple average itself is written
 CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
 SAME = 1e-6  # of a weight, or of the loss: a difference by rounding
 SMALL = 0.002  # of the loss: a prediction that is further off is made anew, where it led to
@@ -238,6 +239,7 @@ class _Search:
         has_all = self._knows_the_best
         c, shares = found.coefficients, learned.prior.shares(weights)
         prior = shares @ learned.prior.rungs
+        c = self._rung_alone(shares, float((c - prior).abs().sum() / 2), c)
         strengths = (None, *STRENGTHS)
         simple = (n for n, s in self._averages.items() if float((c - s).abs().max()) <= SAME)
         name = next(simple, None)
@@ -284,6 +286,16 @@ class _Search:
                 "by_row": units.by_row,
             },
         )
+
+    def _rung_alone(self, shares: Tensor, moved: float, c: Tensor) -> Tensor:
+        """The one rung that weights c [k] have come from, if learning has `moved` nothing of it.
+
+        Short of its crumbs it would be judged as a choice, which it is not.
+        """
+        first = int(shares.argmax())
+        is_one = first < len(self._rungs) and float(shares[first]) > 1 - Blend.UNMOVED
+        is_it = is_one and moved < Blend.UNMOVED and len(self._units) < FEW
+        return self._averages[self._rungs[first]] if is_it else c
 
     def _nothing_to_learn(self) -> str | None:
         """Why a simple average must do."""
