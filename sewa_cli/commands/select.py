@@ -37,6 +37,7 @@ from sewa_cli.session.session import (
     open_session,
 )
 from sewa_cli.solvers import LEARNED, Choice
+from sewa_cli.solvers.equal import any_of
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
 
@@ -215,11 +216,11 @@ def _by_loss(run: Run) -> _Found:
     """Read, choose, score the choice beside simple averages; one of these may be taken instead."""
     session, config, events = run.session, run.session.config, run.session.events
     choice, simple, average, scored, references = _learn(run, config.K)
-    # what was chosen may be one of them, and has then nothing to gain over itself
+    # what was chosen may be one of them, or equal to all, and has then nothing to gain
     others = {
         name: reference.scored
         for name, reference in references.items()
-        if not _same(reference.coefficients, choice.coefficients)
+        if not (choice.equal or _same(reference.coefficients, choice.coefficients))
     }
     over = next(iter(references))
     gain = gained(scored.heldout, others[over].heldout, config.seed) if over in others else None
@@ -295,7 +296,9 @@ def _learn(
             simple = run.simple_losses()
             _check_finite(simple)
     with clock("learn"):
-        choice = run.solver.choose(run.problem(), K)
+        problem = run.problem()
+        choice = any_of(problem, simple, K) if simple else None
+        choice = choice or run.solver.choose(problem, K)
     simple = simple or choice.simple
     with clock("evaluate"):
         if simple is None:

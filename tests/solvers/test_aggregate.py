@@ -30,6 +30,7 @@ from sewa_cli.solvers.aggregate.estimate import (
     without_crumbs,
 )
 from sewa_cli.solvers.aggregate.solver import Aggregate
+from sewa_cli.solvers.equal import are_equal
 from sewa_cli.solvers.linear.build import build, frame
 from sewa_cli.solvers.linear.pull import STRENGTHS, path
 from sewa_cli.solvers.linear.surrogate import Surrogate
@@ -604,18 +605,51 @@ def test_two_checkpoints_are_enough(plain_run: Path, sewa: Sewa) -> None:
     assert (plain_run / "averaged.safetensors").exists()
 
 
-def test_checkpoints_that_are_all_equal_give_their_mean_and_no_praise(
-    plain_run: Path, sewa: Sewa
+@pytest.mark.parametrize(
+    ("flags", "written"),
+    [
+        ([], "uniform"),
+        (["--sparse"], "uniform"),
+        (["--K", 5, "--solver", "linear"], "latest K=5"),
+        (["--K", 5], "latest K=5"),
+    ],
+)
+def test_checkpoints_that_are_all_equal_give_any_average_of_them_and_no_verdict(
+    plain_run: Path, sewa: Sewa, flags: list[object], written: str
 ) -> None:
     state = load_file(plain_run / "ckpts/step-120.safetensors")
     for checkpoint in (plain_run / "ckpts").iterdir():
         save_file(state, checkpoint)
-    ended = sewa("select")
+    ended = sewa("select", "--strict", *flags)  # by rounding some are better
     assert ended.code == 0, ended.err
-    assert "do not differ" in ended.err
-    assert "paid" not in ended.err
+    assert f"the checkpoints do not differ on the selection data; `{written}` is" in ended.err
+    assert f"nothing to gain by choosing: `{written}` was taken, a simple average" in ended.err
+    report = report_of()
+    assert report["written"] == written
+    assert report["gained"] is None
+    assert report["budget"] is None
     for name, tensor in load_file(plain_run / "averaged.safetensors").items():
         torch.testing.assert_close(tensor, state[name])
+
+
+def test_losses_are_equal_but_for_rounding_and_nothing_that_is_not_finite_is() -> None:
+    assert are_equal(torch.tensor([0.3, 0.3 + 1e-8]).double())
+    assert are_equal(torch.zeros(3, 2).double())
+    assert not are_equal(torch.tensor([0.3, 0.3001]).double())
+    for broken in (torch.inf, torch.nan):
+        assert not are_equal(torch.tensor([0.3, broken]))
+        assert not are_equal(torch.tensor([broken, broken]))
+
+
+def test_a_coarse_loss_does_not_make_checkpoints_equal(plain_run: Path, sewa: Sewa) -> None:
+    """Every average has the same loss, and still the weights differ."""
+    coarse = "return outputs.sum() * 0 + F.cross_entropy(outputs, batch[1]).detach().ceil()"
+    task = TASK.replace("return F.cross_entropy(outputs, batch[1])", coarse)
+    (plain_run / "task.py").write_text(task)
+    ended = sewa("select", "--K", 5)
+    assert ended.code == 0, ended.err
+    assert "do not differ" not in ended.err
+    assert report_of()["written"] == "learned"
 
 
 def test_without_held_out_data_the_summary_leads_with_what_to_expect(

@@ -34,6 +34,7 @@ from sewa_cli.solvers.aggregate.estimate import (
     without_crumbs,
 )
 from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, fall, rungs
+from sewa_cli.solvers.equal import EQUAL, are_equal, taken
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, fit, frame
 from sewa_cli.solvers.linear.digest import Digest
@@ -302,8 +303,8 @@ class _Search:
         if self._labels == "noise":
             return NOISE
         losses = torch.stack(list(self._losses.values()))
-        if bool((losses - losses[0]).abs().max() < 1e-9 * losses.abs().max().clamp_min(1e-300)):
-            return "the checkpoints do not differ on the selection data"
+        if are_equal(losses, within=1e-9):  # rungs grow out of equal weights without rounding
+            return EQUAL
         if self._few:
             split = "" if self._units.by_row else " (loss() does not split into rows)"
             return (
@@ -318,14 +319,15 @@ class _Search:
 
     def _simple_one(self, reason: str) -> Choice:
         """The mean of all, or the best rung where there is anything to tell it by."""
-        best = self._best() if self._few else ("uniform", None)
-        self._problem.events.warn(f"{reason}; `{with_K(*best)}` is taken, which learns nothing")
+        best = self._best() if self._few and reason != EQUAL else ("uniform", None)
+        self._problem.events.warn(taken(reason, best))
         return Choice(
             self._averages[best].tolist(),
             with_K(*best),
             labels=self._labels,
             simple=self._simple(),
             spares=self._spares,
+            equal=reason == EQUAL,
             fall=self._fall,
             details={"rounds": [], "units": len(self._units), "by_row": self._units.by_row},
         )

@@ -17,6 +17,7 @@ from sewa_cli.report.select import BudgetOption
 from sewa_cli.settings import AUTO, Count, CountOrNone, Whole
 from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Surveyor, register
 from sewa_cli.solvers.crossvalidate import Budget, choose_budget, simple_average
+from sewa_cli.solvers.equal import any_of
 from sewa_cli.solvers.linear import cost, relax
 from sewa_cli.solvers.linear.build import Keep, Linearising
 from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
@@ -96,6 +97,8 @@ class Linear(Surveyor):
             )
         search.cache, losses, _ = search.with_simple_averages()
         simple = search.known(losses, search.cache)
+        if any_will_do := any_of(problem, losses, K):
+            return any_will_do.but(simple=simple)
         return search.find(K, search.labels(search.cache)).but(simple=simple)
 
     def cost(self, sizes: Sizes) -> Cost:
@@ -184,11 +187,13 @@ class _Search:
         """Learned masks of every size beside the simple averages, cross-validated."""
         settings, problem = self._settings, self._problem
         here, losses, simple = self.with_simple_averages(keep=True)
+        on_all = self.known(losses, here)
+        if any_will_do := any_of(problem, losses, AUTO):
+            return any_will_do.but(simple=on_all)
         budget = choose_budget(here, simple, settings, problem)
         if budget.labels != "matter":
             problem.events.warn(NOISE if budget.labels == "noise" else UNSEEN)
         option, size = budget.options[budget.chosen], here.size
-        on_all = self.known(losses, here)
         if option.name == LEARNED:
             assert option.K is not None
             self.cache = here
