@@ -106,12 +106,16 @@ def make_solver(config: Config, name: str) -> Solver:
     return found(settings) if found.__module__.startswith("sewa_cli.") else _Fenced(found, settings)
 
 
-def solvers_that_find_k() -> list[str]:
-    return [name for name in solvers.names() if solvers.find(name).finds_k]
+def solvers_that_serve(config: Config) -> list[str]:
+    """By what is to be chosen by, and with such a K."""
+    by_metric, is_auto = config.objective.metric is not None, config.K == AUTO
 
+    def serves(solver: type[Solver]) -> bool:
+        has_k = solver.finds_k if is_auto else solver.takes_k
+        makes_masks = solver.takes_k or not config.sparse
+        return ("parts" in solver.needs) == by_metric and has_k and makes_masks
 
-def solvers_by_metric() -> list[str]:
-    return [name for name in solvers.names() if "parts" in solvers.find(name).needs]
+    return [name for name in solvers.names() if serves(solvers.find(name))]
 
 
 class _Fenced(Solver):

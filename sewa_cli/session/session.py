@@ -38,8 +38,7 @@ from sewa_cli.session.cost import Clock, peak_memory
 from sewa_cli.session.extensions import (
     make_solver,
     solver_for,
-    solvers_by_metric,
-    solvers_that_find_k,
+    solvers_that_serve,
 )
 from sewa_cli.session.memo import Kept, hash_files
 from sewa_cli.session.rows import CheckpointRows
@@ -383,15 +382,14 @@ def chosen_solver(config: Config) -> Solver:
     solver = make_solver(config, name)
     metric = config.objective.metric
     if ("parts" in solver.needs) != (metric is not None):
-        others = " or ".join(f"--solver {name}" for name in solvers_by_metric())
         raise ConfigError(
             f"solver: {name} chooses by a metric; name one: --metric NAME"
             if metric is None
-            else f"solver: {name} chooses by the loss, not by --metric {metric}; {others} would do"
+            else f"solver: {name} chooses by the loss, not by --metric {metric}; "
+            f"{_others(config)} would do"
         )
     if config.K == AUTO and not solver.finds_k:
-        named = " or ".join(f"--solver {name}" for name in solvers_that_find_k())
-        raise ConfigError(f"K: auto needs a solver that finds K: {named}; or name a K")
+        raise ConfigError(f"K: auto needs a solver that finds K: {_others(config)}; or name a K")
     if config.K != AUTO and not solver.takes_k:
         raise ConfigError(f"K: {config.K}, but {name} weighs all checkpoints; leave out --K")
     if config.sparse and metric is not None:
@@ -401,3 +399,7 @@ def chosen_solver(config: Config) -> Solver:
     if config.sparse and not solver.takes_k:
         raise ConfigError(f"sparse: {name} weighs all checkpoints; leave out --solver {name}")
     return solver
+
+
+def _others(config: Config) -> str:
+    return " or ".join(f"--solver {name}" for name in solvers_that_serve(config))

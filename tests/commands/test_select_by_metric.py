@@ -229,7 +229,8 @@ def test_few_parts_are_taken_at_their_word(sewa: Sewa) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--solver", "gumbel"), "gumbel chooses by the loss, not by --metric return"),
+        (("--solver", "gumbel"), "by the loss, not by --metric return; --solver race would do"),
+        (("--solver", "gumbel", "--K", 4), "--solver reinforce or --solver cross-entropy would do"),
         (("--metric", "-return", "--set", "objective.goal=max"), "is to be low, and goal is max"),
         (("--set", "objective.budgets=3"), "unknown key; did you mean budget?"),
         (("--budget", "soon"), "or a time such as 90s, 10m or 2h"),
@@ -239,7 +240,7 @@ def test_few_parts_are_taken_at_their_word(sewa: Sewa) -> None:
         (("--sparse",), "by a metric, name a K"),
         (("--K", 12), "K must be at most 11"),
         (("--dry-run",), "only score() knows what a metric takes"),
-        (("--solver", "reinforce"), "K: auto needs a solver that finds K"),
+        (("--solver", "reinforce"), "K: auto needs a solver that finds K: --solver race; or name"),
         (("--part-timeout", "soon"), "must be a time such as 30s"),
     ],
 )

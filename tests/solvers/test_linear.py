@@ -562,7 +562,14 @@ def heldout_data():
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--solver", "gumbel", "--K", "auto"], "K: auto needs a solver that finds K"),
+        (
+            ["--solver", "gumbel", "--K", "auto"],
+            "K: auto needs a solver that finds K: --solver aggregate or --solver linear; or name",
+        ),
+        (
+            ["--solver", "gumbel", "--sparse", "--K", "auto"],
+            "K: auto needs a solver that finds K: --solver linear; or name",
+        ),
         (["--solver", "aggregate", "--K", "4"], "aggregate weighs all checkpoints; leave out --K"),
         (["--solver", "aggregate", "--sparse", "--K", "auto"], "leave out --solver aggregate"),
         (["--stable", "--K", "4"], "--stable: not a setting of the gumbel solver; linear has it"),
