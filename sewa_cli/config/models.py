@@ -118,6 +118,18 @@ class ObjectiveConfig(Settings):
             return {**given, "metric": metric[1:], "goal": "min"}
         return given
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_metric(cls, given: Any) -> Any:
+        """Refuse what would be ignored; who writes `metric: null` has put it aside by hand."""
+        if not isinstance(given, dict) or "metric" in given:
+            return given
+        idle = [name for name in ("budget", "workers", "part_timeout") if name in given]
+        if idle:
+            what = f"{' and '.join(idle)} {'is' if len(idle) == 1 else 'are'}"
+            raise ValueError(f"{what} for a choice by a metric; name one: --metric NAME")
+        return given
+
 
 class Config(Settings):
     """Everything a run depends on, but for the files themselves."""

@@ -253,7 +253,7 @@ def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
     task.write_text(TASK)
     refused(sewa("select"), 4, "has no score(model, part), nor metrics(model)")
     config = Path("sewa.yaml")
-    config.write_text(config.read_text().replace("metric: return, ", ""))
+    config.write_text(config.read_text().replace("metric: return, budget: 60", ""))
     refused(sewa("select", "--solver", "race"), 2, "race chooses by a metric; name one")
     task.write_text(HEAD + SCORE)
     refused(sewa("select"), 4, "has no loss(outputs, batch), and this needs one")

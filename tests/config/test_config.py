@@ -52,6 +52,22 @@ def test_a_flag_beats_the_yaml_and_set_beats_both(tmp_path: Path) -> None:
     assert load_config(path, {}, ["every=null"]).every is None
 
 
+def test_settings_of_a_choice_by_a_metric_are_refused_where_none_is_named(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "objective: {budget: 60, workers: 2}")
+    (fault,) = faults(path)
+    assert fault == (
+        f"{path}: objective: budget and workers are for a choice by a metric; name one: "
+        "--metric NAME"
+    )
+    for name, value in (("budget", "10m"), ("workers", "2"), ("part_timeout", "30s")):
+        (fault,) = faults(None, {f"objective.{name}": value})
+        assert fault.startswith(f"--{name.replace('_', '-')}: {name} is for a choice by a metric")
+    assert load_config(path, {"objective.metric": "return"}).objective.workers == 2
+    assert load_config(path, {}, ["objective.metric=null"]).objective.budget == 60
+    whole = load_config(None).model_dump()["objective"]
+    assert ObjectiveConfig.model_validate(whole) == ObjectiveConfig()
+
+
 def test_a_flag_that_was_not_given_leaves_the_yaml_alone(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, "K: 3\nstrict: true")
     config = load_config(path, {"K": None, "strict": None})
