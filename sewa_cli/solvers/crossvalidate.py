@@ -4,12 +4,16 @@ For each fold of the selection rows, masks of every size are learned on the othe
 evaluated on this one, beside the simple averages, which learn nothing. Differences are paired by
 row, so one standard error of a difference is a fair margin: within it of the best, a simple average
 is taken before a learned one, and a larger K before a smaller.
+
+What to expect of that is found with one fold more left out: masks without each two folds say what
+would have been taken without the one, and that is judged on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from sewa_cli.solvers.linear.rounds import Linear
 
 FOLD_ITERATIONS = 50  # each K begins where the one before it ended
+PAIR_ITERATIONS = 15  # without swaps: these masks choose a K, and are never judged themselves
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,21 @@ class Option:
 
 
 @dataclass(frozen=True)
+class Nested:
+    """Losses [units] of what the other folds would have taken, and of their best simple average."""
+
+    taken: Tensor
+    is_learned: Tensor  # whether that was a mask, whose outputs are predicted
+    simple: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
 class Budget:
     options: list[Option]
     chosen: int  # into options
     labels: Labels  # `noise`: they say nothing, and the mean of all is taken
+    nested: Nested | None = None  # not of two folds, which leave nothing, nor of noise
 
 
 def simple_average(name: str, K: int | None, k: int) -> Coefficients:
@@ -66,17 +82,12 @@ def choose_budget(
     sizes, split = grid(k), _Folds(surrogate, folds, problem.seed)
     iterations = min(settings.iterations, FOLD_ITERATIONS)
     learned = torch.zeros(len(sizes), len(split.units), dtype=torch.float64)
-    room = problem.room - surrogate.size.bytes
     for some in torch.split(torch.arange(folds), split.units.side_by_side(surrogate)):
-        members = torch.stack([split.assigned != fold for fold in some])
-        gradient = split.units.gradient_on(surrogate, members, room)
+        left_out = [(fold,) for fold in some.tolist()]
         rests = [split.without(fold) for fold in some.tolist()]
-        relaxed = torch.full((len(some), k), sizes[0] / k, dtype=torch.float64)
-        for position, K in enumerate(sizes):
-            found = relax.relax_together(gradient, K, relaxed, iterations)
-            following = sizes[min(position + 1, len(sizes) - 1)]
-            relaxed = found * following / K  # a good place to begin for the next K
-            for fold, rest, s in zip(some.tolist(), rests, found, strict=True):
+        for position, found in enumerate(split.relaxed(left_out, sizes, iterations, problem)):
+            K = sizes[position]
+            for (fold,), rest, s in zip(left_out, rests, found, strict=True):
                 chosen = relax.improve(rest, mask.largest(s, K), settings.swaps)
                 here = split.assigned == fold
                 learned[position, here] = split.units.losses(surrogate.mix(mean(chosen, k)))[here]
@@ -86,6 +97,9 @@ def choose_budget(
     names: list[Name] = [*((LEARNED, K) for K in sizes), *simple]
     worth = [*sizes, *(1 / sum(c * c for c in simple_average(*key, k)) for key in simple)]
     decided = _decide(names, every, split.units.weights, worth)
+    if folds > 2:
+        pairs = _without_two(surrogate, split, sizes, settings, problem)
+        decided = replace(decided, nested=_nest(names, every, pairs, split, worth))
     if not split.units.by_row:
         return decided
     best_simple = min(simple, key=lambda key: decided.options[names.index(key)].loss)
@@ -94,8 +108,50 @@ def choose_budget(
         [out for key, out in simple.items() if key in probed], problem.seed
     )
     if labels == "noise":
-        return replace(decided, labels=labels, chosen=names.index(("uniform", None)))
+        uniform = names.index(("uniform", None))
+        return replace(decided, labels=labels, chosen=uniform, nested=None)
     return replace(decided, labels=labels)
+
+
+def _without_two(
+    surrogate: Surrogate,
+    split: _Folds,
+    sizes: Sequence[int],
+    settings: Linear.Settings,
+    problem: Problem,
+) -> Tensor:
+    """[folds, sizes, units]: of masks learned without the fold and without the unit's own."""
+    folds, iterations = settings.folds, min(settings.iterations, PAIR_ITERATIONS)
+    losses = torch.zeros(folds, len(sizes), len(split.units), dtype=torch.float64)
+    pairs, at_once = list(combinations(range(folds), 2)), split.units.side_by_side(surrogate)
+    for start in range(0, len(pairs), at_once):
+        some = pairs[start : start + at_once]
+        for position, found in enumerate(split.relaxed(some, sizes, iterations, problem)):
+            chosen = [mask.largest(s, sizes[position]) for s in found]
+            C = torch.stack([mean(one, surrogate.k) for one in chosen])
+            of_each = split.units.losses_of(surrogate, C)
+            for pair, of_units in zip(some, of_each, strict=True):
+                for fold, other in (pair, pair[::-1]):
+                    here = split.assigned == other
+                    losses[fold, position, here] = of_units[here]
+    return losses
+
+
+def _nest(
+    names: Sequence[Name], every: Tensor, pairs: Tensor, split: _Folds, worth: Sequence[float]
+) -> Nested:
+    """every [options, units], masks first; pairs [folds, sizes, units]: of masks by fewer rows."""
+    taken, simple = torch.zeros_like(every[:2])
+    is_learned = torch.zeros_like(split.assigned, dtype=torch.bool)
+    masks, weights = pairs.shape[1], split.units.weights
+    for fold, by_fewer in enumerate(pairs):
+        here, rest = split.assigned == fold, split.assigned != fold
+        known = torch.cat([by_fewer, every[masks:]])[:, rest]
+        chosen = _decide(names, known, weights[rest], worth).chosen
+        taken[here], is_learned[here] = every[chosen, here], chosen < masks
+        means = torch.nan_to_num(known[masks:] @ weights[rest], nan=torch.inf)
+        simple[here] = every[masks + int(means.argmin()), here]
+    return Nested(taken, is_learned, simple, weights)
 
 
 def _decide(
@@ -133,6 +189,25 @@ class _Folds:
             raise TaskError(f"K: auto needs {folds} or more selection {what}, found {len(units)}")
         generator = torch.Generator().manual_seed(seed)
         self.assigned = torch.randperm(len(units), generator=generator) % folds  # of each unit
+
+    def relaxed(
+        self,
+        left_out: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        iterations: int,
+        problem: Problem,
+    ) -> Iterator[Tensor]:
+        """For each size, masks [p, k] learned side by side, each without some of the folds."""
+        outside = [torch.isin(self.assigned, torch.tensor(some)) for some in left_out]
+        room = problem.room - self._surrogate.size.bytes
+        gradient = self.units.gradient_on(self._surrogate, ~torch.stack(outside), room)
+        k = self._surrogate.k
+        relaxed = torch.full((len(left_out), k), sizes[0] / k, dtype=torch.float64)
+        for position, K in enumerate(sizes):
+            found = relax.relax_together(gradient, K, relaxed, iterations)
+            following = sizes[min(position + 1, len(sizes) - 1)]
+            relaxed = found * following / K  # a good place to begin for the next K
+            yield found
 
     def without(self, fold: int) -> Surrogate:
         """On all rows but the fold's."""

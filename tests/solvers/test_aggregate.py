@@ -30,9 +30,11 @@ from sewa_cli.solvers.aggregate.estimate import (
     without_crumbs,
 )
 from sewa_cli.solvers.aggregate.solver import Aggregate
+from sewa_cli.solvers.crossvalidate import choose_budget
 from sewa_cli.solvers.equal import are_equal
 from sewa_cli.solvers.linear.build import build, frame
 from sewa_cli.solvers.linear.pull import STRENGTHS, path
+from sewa_cli.solvers.linear.rounds import Linear
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.units import Units
 from sewa_cli.text import with_K
@@ -291,6 +293,48 @@ def test_the_expected_loss_is_not_that_of_the_rows_it_was_learned_on() -> None:
         found = estimate(surrogate, units, prior, simple, 5, problem)
         gaps.append(float(found.nested.mean()) - surrogate.loss(surrogate.mix(found.coefficients)))
     assert sum(gaps) > 0
+
+
+# ---- what --sparse expects ---------------------------------------------------------------------
+
+
+def test_what_sparse_expects_of_a_row_does_not_depend_on_its_own_label() -> None:
+    y = torch.cat([batch[1] for batch in problem_on().objective.selection])
+    fold = torch.randperm(60, generator=torch.Generator().manual_seed(0)) % 5
+    moved = y.clone()
+    moved[fold == 0] += 1.0
+    taken = []
+    for labels in (y, moved):
+        surrogate = surveyed(problem := problem_on(labels=labels))
+        averages = {n: torch.tensor(c, dtype=torch.float64) for n, c in family(9).items()}
+        simple = {name: surrogate.mix(c) for name, c in averages.items()}
+        nested = choose_budget(surrogate, simple, Linear.Settings(), problem).nested
+        assert nested is not None
+        taken.append(nested.taken[fold == 0])
+    residual = (1 - (taken[1] - taken[0])) / 2  # as above
+    torch.testing.assert_close(residual**2, taken[0], rtol=1e-3, atol=1e-4)
+
+
+def test_sparse_expects_what_new_rows_say_where_the_curve_by_K_is_optimistic() -> None:
+    """By few rows, the K that is taken looks better in cross-validation than it is."""
+    quick = Linear.Settings(bootstrap=0, rounds=1, iterations=15, swaps=2)
+    expected, curve, truth = torch.zeros(3, 20)
+    for seed in range(20):
+        problem = problem_on(12, 12, seed)
+        found = Linear(quick).choose(problem, AUTO)
+        assert found.expected is not None
+        assert found.budget is not None
+        (taken,) = [option for option in found.budget if option.chosen]
+        assert taken.loss is not None
+        generator = torch.Generator().manual_seed(seed)  # as in problem_on
+        torch.randn(12, 5, generator=generator)
+        best = torch.cat([torch.randn(5, generator=generator), torch.zeros(1)])
+        away = problem.trajectory.mix_few(found.coefficients) - best
+        expected[seed], curve[seed] = found.expected.loss, taken.loss
+        truth[seed] = float((away**2).sum()) + 0.5**2  # rows are normal, with noise of 0.5
+    too_low = float((truth - curve).mean())
+    assert too_low > 0.1 * float(truth.mean())
+    assert abs(float((truth - expected).mean())) < too_low / 3
 
 
 # ---- the solver --------------------------------------------------------------------------------
@@ -652,17 +696,18 @@ def test_a_coarse_loss_does_not_make_checkpoints_equal(plain_run: Path, sewa: Se
     assert report_of()["written"] == "learned"
 
 
+@pytest.mark.parametrize(("flags", "told"), [([], "weighed "), (["--sparse"], "cross-validated")])
 def test_without_held_out_data_the_summary_leads_with_what_to_expect(
-    plain_run: Path, sewa: Sewa
+    plain_run: Path, sewa: Sewa, flags: list[str], told: str
 ) -> None:
     (plain_run / "task.py").write_text(NO_HELDOUT)
-    ended = sewa("select")
+    ended = sewa("select", *flags)
     assert ended.code == 0, ended.err
     lines = ended.err.splitlines()
     places = [i for i, line in enumerate(lines) if line.startswith("expected loss on new rows")]
-    (weighed,) = [i for i, line in enumerate(lines) if line.startswith("weighed ")]
+    (chosen,) = [i for i, line in enumerate(lines) if line.startswith(told)]
     assert places
-    assert places[0] < weighed
+    assert places[0] < chosen
     expected = report_of()["expected"]
     assert expected["loss"] > 0
     assert expected["interval"]["low"] < expected["by"] < expected["interval"]["high"]

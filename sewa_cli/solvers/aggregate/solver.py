@@ -14,8 +14,7 @@ from torch import Tensor
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.methods import Coefficients, mean_of
 from sewa_cli.methods.family import Name, family, ladder
-from sewa_cli.objective.intervals import difference
-from sewa_cli.report.select import Blend, Expected, Pulled, Share
+from sewa_cli.report.select import Blend, Pulled, Share
 from sewa_cli.settings import AUTO, Whole
 from sewa_cli.solvers import (
     LEARNED,
@@ -35,6 +34,7 @@ from sewa_cli.solvers.aggregate.estimate import (
 )
 from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, fall, rungs
 from sewa_cli.solvers.equal import EQUAL, are_equal, taken
+from sewa_cli.solvers.expect import expect
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, fit, frame
 from sewa_cli.solvers.linear.digest import Digest
@@ -232,12 +232,6 @@ class _Search:
         found, first, error = learned.found, learned.first, learned.error
         units, weights = self._units, self._units.weights
         nested = found.nested - error  # as far off as the answer's own prediction
-        loss = float(nested @ weights / weights.sum())
-        spread = ((nested - loss) ** 2) @ weights / weights.sum()
-        by, interval = difference(found.simple, nested, weights, self._problem.seed)
-        if abs(by) <= SAME * abs(loss):  # the same average, but for rounding
-            by, interval = 0.0, None
-        has_all = self._knows_the_best
         c, shares = found.coefficients, learned.prior.shares(weights)
         prior = shares @ learned.prior.rungs
         c = self._rung_alone(shares, float((c - prior).abs().sum() / 2), c)
@@ -250,11 +244,9 @@ class _Search:
             labels=self._labels,
             simple=self._simple(),
             spares=self._spares,
-            expected=Expected(
-                loss=loss,
-                error=float((spread / max(len(weights) - 1, 1)).sqrt()),
-                by=by if has_all else None,  # else the best may be one that was not run
-                interval=interval if has_all else None,
+            # else the best may be one that was not run
+            expected=expect(
+                nested, found.simple if self._knows_the_best else None, weights, self._problem.seed
             ),
             blend=Blend(
                 prior=[

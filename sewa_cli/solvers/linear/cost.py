@@ -23,7 +23,7 @@ from sewa_cli.objective.tree import rows as rows_of
 from sewa_cli.objective.tree import take_rows, tensors
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Cost, Sizes
-from sewa_cli.solvers.crossvalidate import FOLD_ITERATIONS
+from sewa_cli.solvers.crossvalidate import FOLD_ITERATIONS, PAIR_ITERATIONS
 from sewa_cli.solvers.linear.build import FEWEST, LOOKED_AT, Keep, least, usual
 from sewa_cli.solvers.linear.digest import PIECE, WORTHWHILE, Digest
 from sewa_cli.solvers.linear.outputs import MIXINGS, Outputs
@@ -131,7 +131,8 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     seconds += 2 * resamples * ((QUICK + 1) * together.gradient + alone.value)
     if is_auto:
         steps = (FOLD_ITERATIONS + 1) * together.gradient + SWAPS * settings.swaps * alone.loss
-        seconds += settings.folds * len(grid(k)) * steps
+        pairs = settings.folds * (settings.folds - 1) // 2 * (PAIR_ITERATIONS + 1)
+        seconds += len(grid(k)) * (settings.folds * steps + pairs * together.gradient)
     return Cost(
         forward=forward,
         reads=reads,

@@ -13,11 +13,12 @@ from torch import Tensor
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import Name, family
-from sewa_cli.report.select import BudgetOption
+from sewa_cli.report.select import BudgetOption, Expected
 from sewa_cli.settings import AUTO, Count, CountOrNone, Whole
 from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Surveyor, register
 from sewa_cli.solvers.crossvalidate import Budget, choose_budget, simple_average
 from sewa_cli.solvers.equal import any_of
+from sewa_cli.solvers.expect import expect
 from sewa_cli.solvers.linear import cost, relax
 from sewa_cli.solvers.linear.build import Keep, Linearising
 from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
@@ -201,14 +202,19 @@ class _Search:
             chosen = self.find(option.K, budget.labels)
             other = min((o for o in budget.options if o.name != LEARNED), key=lambda o: o.loss)
             if chosen.details["loss"] < other.loss:
-                return chosen.but(budget=_options(budget), simple=on_all)
+                first, error = chosen.details["rounds"][0], chosen.details["surrogate_error"]
+                if size.has_all_rows:  # as far off as the same cache was at first
+                    error = first["predicted"] - first["loss"]
+                expected = self._expected(budget, error)
+                return chosen.but(budget=_options(budget), simple=on_all, expected=expected)
             # what was predicted has not come true
             problem.events.warn(
                 f"the learned average's true selection loss is {chosen.details['loss']:.5g}, no "
                 f"better than the {other.name} average's {other.loss:.5g}, which is taken"
             )
-            option = other
-            budget = replace(budget, chosen=budget.options.index(other))
+            option, nested = other, budget.nested
+            nested = nested and replace(nested, taken=nested.simple)
+            budget = replace(budget, chosen=budget.options.index(other), nested=nested)
         if settings.stable:
             problem.events.warn(f"--stable: `{option.name}` is taken, which learns nothing")
         return Choice(
@@ -216,10 +222,20 @@ class _Search:
             with_K(option.name, option.K),
             labels=budget.labels,
             budget=_options(budget),
+            expected=self._expected(budget),
             simple=on_all,
             holds=size.bytes,
             details={"rounds": [], "cache": asdict(size)},
         )
+
+    def _expected(self, budget: Budget, error: float = 0.0) -> Expected | None:
+        """`error`: by which predictions of masks are off."""
+        nested = budget.nested
+        if nested is None or not bool(torch.isfinite(nested.taken).all()):
+            return None
+        taken = nested.taken - error * nested.is_learned
+        simple = nested.simple if self._has_true_ones else None
+        return expect(taken, simple, nested.weights, self._problem.seed)
 
     def labels(self, here: Surrogate) -> Labels:
         references = self._references(here)
