@@ -182,7 +182,9 @@ class Contest:
         """Whether each average has the same score on all parts: no two of them are evidence."""
         both = self.incumbent.average, leader.average
         rows = {a: self.board.losses(a, self.board.parts_of(a)) for a in self.board.found}
-        if leader.average == self.incumbent.average or any(len(rows[a]) < SAME for a in both):
+        if leader.average == self.incumbent.average or any(
+            len(rows.get(a, ())) < SAME for a in both
+        ):
             return False
         if any(len(row) and float(row.min()) != float(row.max()) for row in rows.values()):
             return False

@@ -135,6 +135,21 @@ def test_a_budget_in_seconds_is_used_and_ends_in_time(
     assert len(outcome_of(choice).entries) >= 2
 
 
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("calls", [1, 3, 10, 40])
+def test_an_interrupt_at_any_time_leaves_a_choice(solver: str, calls: int) -> None:
+    """The incumbent may not have been asked on any part then, nor the leader."""
+
+    def interrupted(average: Average, part: int) -> float:
+        played.board.interrupted = len(played.calls) >= calls
+        return known_best(average, part)
+
+    played = Played(interrupted, parts=60, budget=300)
+    choice = played.choose(solver, k, K)
+    assert tuple(choice.coefficients) == LATEST
+    assert not outcome_of(choice).crowned
+
+
 def test_how_far_the_leader_was_ahead_is_of_the_duel() -> None:
     """By parts that no search has seen: on the others it was picked for its lead."""
     for seed in range(8):
