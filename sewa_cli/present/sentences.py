@@ -115,20 +115,18 @@ def expected(report: Report) -> str:
     )
     if found.by is None:
         return said
-    sure = (
-        f" (95 %: {found.interval.low:.5g} .. {found.interval.high:.5g})" if found.interval else ""
-    )
-    against = (
-        f"{found.by:.5g}{sure} below that" if found.by >= 0 else _above(found.by, found.interval)
-    )
-    against = "as is that" if found.by == 0 else against
-    return f"{said}, {against} of the best simple average"
+    against = "as is" if found.by == 0 else _apart(found.by, found.interval)
+    return f"{said}, {against} that of the best simple average"
 
 
-def _above(by: float, interval: Interval | None) -> str:
-    low, high = _signed(interval, by)
-    sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"
-    return f"{-by:.5g}{sure} above that"
+def _apart(by: float, interval: Interval | None, ways: tuple[str, str] = ("below", "above")) -> str:
+    """How far one loss is from another: by so much the first way or, if negative, the second."""
+    sure = ""
+    if interval:
+        low, high = interval.low, interval.high
+        low, high = (low, high) if by >= 0 else (-high, -low)
+        sure = f" (95 %: {low:.5g} .. {high:.5g})"
+    return f"{abs(by):.5g}{sure} {ways[by < 0]}"
 
 
 def wrote(output: str | None) -> list[str]:
@@ -164,27 +162,25 @@ def verdict(report: Report) -> str:
         )
     if found is None:
         return f"nothing gained by choosing: what was chosen is `{over}` itself{instead}"
-    low, high = _signed(found.interval, found.by)
-    sure = "" if low is None else f" (95 %: {low:.5g} .. {high:.5g})"
-    way = "above" if found.by < 0 else "below"
-    if low is None:
-        head, sure = "undecided", "; too few rows to rule out luck"
-    elif low <= 0:
-        head = "undecided"
-    else:
-        head = "choosing did not pay" if found.by < 0 else "choosing paid"
-    where, after = ("", sure) if low is None else (sure, "")
+    head, luck, but = "undecided", "", ""
+    if found.interval is None:
+        luck = "; too few rows to rule out luck"
+    elif found.interval.low > 0:
+        head = "choosing paid"
+    elif found.interval.high < 0:
+        head = "choosing did not pay"
+    # one that selection rows did not point to, but that anybody would have tried
+    lower = next((other for other in report.beaten_by if other.name != found.over), None)
+    if lower is not None and lower.by is not None:
+        is_sure = lower.interval is not None and lower.interval.low > 0
+        if is_sure or head == "choosing paid":
+            head = "choosing did not pay" if is_sure else "undecided"
+            above = _apart(lower.by, lower.interval, ("above", "below"))
+            but = f", {'but' if found.by > 0 else 'and'} {above} that of `{lower.name}`"
     return (
-        f"{head}: held-out loss {abs(found.by):.5g}{where} {way} that of `{found.over}`, the best "
-        f"simple average by selection rows{after}{instead}"
+        f"{head}: held-out loss {_apart(found.by, found.interval)} that of `{found.over}`, the "
+        f"best simple average by selection rows{luck}{but}{instead}"
     )
-
-
-def _signed(interval: Interval | None, by: float) -> tuple[float | None, float | None]:
-    """The interval of |by|: turned around where `by` is negative."""
-    if interval is None:
-        return None, None
-    return (interval.low, interval.high) if by >= 0 else (-interval.high, -interval.low)
 
 
 def budget(options: list[BudgetOption]) -> str:
@@ -226,13 +222,10 @@ def _fall(found: Fall) -> str:
         head = f"its loss has settled, to within {percent(SETTLED)}"
     else:
         head = "undecided whether its loss still falls"
-    way = "below" if found.by >= 0 else "above"
-    low, high = (low, high) if found.by >= 0 else (-high, -low)
-    sure = f" (95 %: {low:.5g} .. {high:.5g})" if found.interval else ""
     before = {1: "first", 2: "second", 3: "third"}.get(found.since, f"{found.since}.")
     return (
         f"{head}: on selection rows the mean of its last quarter has {number(found.loss)}, "
-        f"{abs(found.by):.5g}{sure} {way} that of the {before}"
+        f"{_apart(found.by, found.interval)} that of the {before}"
     )
 
 

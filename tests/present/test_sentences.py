@@ -10,7 +10,7 @@ from helpers.tiny import TASK, train_tiny
 
 from sewa_cli.commands.select import run_select
 from sewa_cli.present import sentences
-from sewa_cli.report.select import Blend, Expected, Gained, Pulled, Report, Share
+from sewa_cli.report.select import Better, Blend, Expected, Gained, Pulled, Report, Share
 from sewa_cli.report.shared import Candidate, Interval, Scores
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
@@ -40,7 +40,8 @@ def judged(
     gained = None if by is None else Gained(over=BEST, by=by, interval=sure or None)
     references = {BEST: Scores(selection_loss=0.4, heldout_loss=best)}
     references |= {"last": other, "uniform": other}
-    return real.model_copy(update={"gained": gained, "references": references, **more})
+    update = {"gained": gained, "references": references, "beaten_by": [], **more}
+    return real.model_copy(update=update)
 
 
 def blended(
@@ -104,6 +105,38 @@ def test_choosing_paid_or_not_only_where_the_interval_leaves_zero_out(
         f"{head}: held-out loss 0.1 {how} that of `{BEST}`, the best simple average by selection "
         "rows"
     )
+
+
+@pytest.mark.parametrize(
+    ("interval", "lower", "head"),
+    [
+        ((0.05, 0.15), (-0.01, 0.05), "undecided"),
+        ((0.05, 0.15), (0.01, 0.03), "choosing did not pay"),
+        ((-0.05, 0.25), (0.01, 0.03), "choosing did not pay"),
+        ((0.05, 0.15), None, "undecided"),
+    ],
+)
+def test_choosing_has_not_paid_where_the_mean_of_all_has_a_lower_loss(
+    real: Report, interval: tuple[float, float], lower: tuple[float, float] | None, head: str
+) -> None:
+    sure = lower and Interval(low=lower[0], high=lower[1])
+    better = Better(name="uniform", heldout_loss=0.2, by=0.02, interval=sure or None)
+    report = judged(real, 0.1, interval).model_copy(update={"beaten_by": [better]})
+    within = f" (95 %: {lower[0]} .. {lower[1]})" if lower else ""
+    said = sentences.verdict(report)
+    assert said.startswith(
+        f"{head}: held-out loss 0.1 (95 %: {interval[0]} .. {interval[1]}) below"
+    )
+    assert said.endswith(f"by selection rows, but 0.02{within} above that of `uniform`")
+
+
+def test_one_that_is_ahead_by_luck_is_not_named_where_nothing_is_decided(real: Report) -> None:
+    """The table shows it."""
+    report = judged(real, 0.1, (-0.05, 0.25))
+    chance = Interval(low=-0.01, high=0.05)
+    better = Better(name="uniform", heldout_loss=0.2, by=0.02, interval=chance)
+    once_more = report.model_copy(update={"beaten_by": [better]})
+    assert sentences.verdict(once_more) == sentences.verdict(report)
 
 
 @pytest.mark.parametrize(("by", "way"), [(0.1, "below"), (-0.1, "above"), (0.0, "below")])
