@@ -23,15 +23,8 @@ from pathlib import Path
 from claims import findings, summary, wobble
 from pictures import draw, draw_curves
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Job, Setting, regret
-from regret import (
-    fair_table,
-    keep,
-    left_to_do,
-    load_units,
-    regret_table,
-    setting_table,
-    simple_table,
-)
+from regret import keep, left_to_do, load_units
+from regret import tables as regret_tables
 from running import Failed, run_all
 from studies import (
     Table,
@@ -107,10 +100,7 @@ def report(
     for setting in settings:
         tables[f"{setting.name}: over-fitting"] = overfitting_table(found, setting)
     if units := load_units(folder, settings, reported):
-        tables["Regret, % of the held-out loss"] = regret_table(units)
-        tables["Regret by setting, % of the held-out loss"] = setting_table(units)
-        tables["The default against the best simple average of each setting"] = simple_table(units)
-        tables["The default against the best simple average by the same rows"] = fair_table(units)
+        tables |= regret_tables(units)
     tables["One run, other rows each time"] = draws_table(folder, settings, tuned[:1])
     curves = [c for s in settings if (c := load_curves(folder, s, reported)) is not None]
     for curve in curves:
@@ -120,13 +110,14 @@ def report(
             print(f"### {title}\n\n{markdown(rows)}\n", flush=True)
     kept = {title: rows for title, rows in tables.items() if rows}
     if not kept or len(settings) < len(SETTINGS):
-        return kept  # a part is printed; files are of the whole
+        return tables  # a part is printed; files are of the whole
+    folder.mkdir(parents=True, exist_ok=True)  # there is none where only kept units are shown
     (folder / "results.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     if any(results.methods(setting) for setting in settings):
         draw(results, folder / "quality.png")
     if curves:
         draw_curves(curves, folder / "windows.png")
-    return kept
+    return tables
 
 
 if __name__ == "__main__":

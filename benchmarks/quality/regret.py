@@ -6,9 +6,10 @@ import json
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 import torch
 from plan import Job, Setting, regret
@@ -17,6 +18,7 @@ from tables import Estimate, estimate, verdict
 
 from sewa_cli import __version__
 
+T = TypeVar("T")
 Table = list[dict[str, str]]
 Column = tuple[str, int | None]  # a method and its K
 SIZES = ("200 rows", "1,000 rows", "all rows")
@@ -108,18 +110,25 @@ def load_kept(path: Path = KEPT) -> list[Unit]:
 
 def keep(units: Iterable[Unit], path: Path = KEPT) -> None:
     """With those that were kept before, a line each; a new one takes the place of an old one."""
-    found = {unit.key: unit for unit in (*load_kept(path), *units)}
+    found = {unit.key: _rounded(unit) for unit in load_kept(path)}
+    for unit in map(_rounded, units):
+        old = found.get(unit.key)  # the same once more was made when it was made
+        if old is None or (old.learned, old.fixed) != (unit.learned, unit.fixed):
+            found[unit.key] = unit
     lines = []
     for key in sorted(found):
         row = asdict(found[key])
-        row["learned"] = {name: _digits(loss) for name, loss in row["learned"].items()}
-        row["fixed"] = [[*column, _digits(loss)] for column, loss in found[key].fixed.items()]
+        row["fixed"] = [[*column, loss] for column, loss in found[key].fixed.items()]
         lines.append(json.dumps(row, ensure_ascii=False))
     path.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
-def _digits(loss: float) -> float:
-    return float(f"{loss:.8g}")
+def _rounded(unit: Unit) -> Unit:
+    return replace(unit, learned=_digits(unit.learned), fixed=_digits(unit.fixed))
+
+
+def _digits(losses: dict[T, float]) -> dict[T, float]:
+    return {name: float(f"{loss:.8g}") for name, loss in losses.items()}
 
 
 def _made() -> str:
@@ -160,19 +169,45 @@ def regrets(units: Sequence[Unit]) -> dict[str, list[float]]:
     }
 
 
+def tables(units: Sequence[Unit]) -> dict[str, Table]:
+    """By title, as a page has them at its marks."""
+    return {
+        "Regret, % of the held-out loss": regret_table(units),
+        "How far the default is below the others, % of the held-out loss": lead_table(units),
+        "Regret by setting, % of the held-out loss": setting_table(units),
+        "The default against the best simple average of each setting": simple_table(units),
+        "The default against the best simple average by the same rows": fair_table(units),
+    }
+
+
 def regret_table(units: Sequence[Unit]) -> Table:
     """A row for each column, the lowest mean first."""
     found = regrets(units)
-    rows = []
-    for name in sorted(found, key=lambda name: fmean(found[name])):
-        row = {"column": name}
-        for size in SIZES:
-            here = [r for r, unit in zip(found[name], units, strict=True) if unit.size == size]
-            row[size] = _show(estimate(here)) if here else ""
-        row["all of them"] = _show(estimate(found[name]))
-        row["worst"] = f"{max(found[name]):.2f}"
-        rows.append(row)
-    return rows
+    return [
+        {"column": name, **_by_size(units, found[name]), "worst": f"{max(found[name]):.2f}"}
+        for name in sorted(found, key=lambda name: fmean(found[name]))
+    ]
+
+
+def lead_table(units: Sequence[Unit]) -> Table:
+    """Their regrets minus the default's, pair by pair."""
+    found = regrets(units)
+    default = found.pop(LEARNED["aggregate"])
+    return [
+        {"column": name}
+        | _by_size(units, [r - own for r, own in zip(found[name], default, strict=True)])
+        for name in sorted(found, key=lambda name: fmean(found[name]))
+    ]
+
+
+def _by_size(units: Sequence[Unit], values: Sequence[float]) -> dict[str, str]:
+    """Means, and the mean of all, in which a training run counts once: its sizes are alike."""
+    sizes, runs = defaultdict[str, list[float]](list), defaultdict[object, list[float]](list)
+    for unit, value in zip(units, values, strict=True):
+        sizes[unit.size].append(value)
+        runs[unit.setting, unit.seed].append(value)
+    row = {size: _show(estimate(sizes[size])) if sizes[size] else "" for size in SIZES}
+    return row | {"all of them": _show(estimate([*map(fmean, runs.values())]))}
 
 
 def setting_table(units: Sequence[Unit]) -> Table:
@@ -193,39 +228,40 @@ def setting_table(units: Sequence[Unit]) -> Table:
 
 def fair_table(units: Sequence[Unit]) -> Table:
     """The default minus the simple average that is best by the rows that it has itself."""
-    name, rows = LEARNED["aggregate"], []
     known = [unit for unit in units if BY_ROWS in unit.learned]
-    for setting in dict.fromkeys(unit.setting for unit in known):
-        of = [unit for unit in known if unit.setting == setting]
-        row, by_seed = {"setting": setting}, defaultdict[int, list[float]](list)
-        for size in SIZES:
-            by_run = []
-            for unit in of:
-                if unit.size == size:
-                    by_run.append(100 * (unit.learned[name] / unit.learned[BY_ROWS] - 1))
-                    by_seed[unit.seed].append(by_run[-1])
-            row[f"{size}, %"] = _judged(by_run)
-        row["all of them, %"] = _judged([*map(fmean, by_seed.values())])  # a run counts once
-        rows.append(row)
-    return rows
+    return [
+        {"setting": setting} | _lead(of, [unit.learned[BY_ROWS] for unit in of])
+        for setting, of in _by_setting(known).items()
+    ]
 
 
 def simple_table(units: Sequence[Unit]) -> Table:
     """The default minus the simple average that is best for the setting, by hindsight."""
-    name, rows = LEARNED["aggregate"], []
-    for setting in dict.fromkeys(unit.setting for unit in units):
-        of = [unit for unit in units if unit.setting == setting]
-        every = list(of[0].fixed)
-        best = min(every, key=lambda c: fmean(unit.fixed[c] for unit in of))
-        row = {
-            "setting": setting,
-            "best simple": best[0] if best[1] is None else f"{best[0]}, K={best[1]}",
-        }
-        for size in SIZES:
-            by_run = [100 * (u.learned[name] / u.fixed[best] - 1) for u in of if u.size == size]
-            row[f"the default minus it, {size}, %"] = _judged(by_run)
-        rows.append(row)
+    rows = []
+    for setting, of in _by_setting(units).items():
+        method, K = best = min(of[0].fixed, key=lambda c: fmean(unit.fixed[c] for unit in of))
+        name = method if K is None else f"{method}, K={K}"
+        row = {"setting": setting, "best simple": name}
+        rows.append(row | _lead(of, [unit.fixed[best] for unit in of]))
     return rows
+
+
+def _by_setting(units: Sequence[Unit]) -> dict[str, list[Unit]]:
+    found = defaultdict[str, list[Unit]](list)
+    for unit in units:
+        found[unit.setting].append(unit)
+    return found
+
+
+def _lead(units: Sequence[Unit], others: Sequence[float]) -> dict[str, str]:
+    """The default's loss minus another's, in per cent, by size; in the mean a run counts once."""
+    by_size, by_seed = defaultdict[str, list[float]](list), defaultdict[int, list[float]](list)
+    for unit, other in zip(units, others, strict=True):
+        lead = 100 * (unit.learned[LEARNED["aggregate"]] / other - 1)
+        by_size[unit.size].append(lead)
+        by_seed[unit.seed].append(lead)
+    row = {f"{size}, %": _judged(by_size[size]) for size in SIZES}
+    return row | {"all of them, %": _judged([*map(fmean, by_seed.values())])}
 
 
 def _judged(by_run: Sequence[float]) -> str:

@@ -254,13 +254,16 @@ def markdown(rows: Sequence[Mapping[str, str]]) -> str:
 def filled(
     page: str, tables: Mapping[str, Sequence[Mapping[str, str]]], study: str = "quality"
 ) -> str:
-    """The page with each table after its mark, `<!-- quality: TITLE -->`, in place of the old."""
+    """The page with each table after its mark, `<!-- quality: TITLE -->`, in place of the old.
+
+    A table with no rows leaves what stands there: it was made where there were some.
+    """
 
     def table(mark: re.Match[str]) -> str:
         if mark[2] not in tables:
             raise SystemExit(f"no such table: {mark[2]}; there are {', '.join(tables)}")
         rows = tables[mark[2]]
-        return mark[1] + (f"{markdown(rows)}\n\n" if rows else "")  # or what follows were a row
+        return mark[1] + f"{markdown(rows)}\n\n" if rows else mark[0]
 
     page = re.sub(rf"(<!-- {study}: (.+?) -->\n\n)(?:\|.*\n)*\n*", table, page)
     return page.rstrip() + "\n"

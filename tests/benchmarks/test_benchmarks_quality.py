@@ -254,6 +254,7 @@ def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
     )
     assert tables.filled(once, {"one": [{"a": "1", "b": "2"}]}) == once
     assert tables.filled(page.replace("0 |\n\n", "0 |\n"), {"one": [{"a": "1", "b": "2"}]}) == once
+    assert tables.filled(page, {"one": []}) == page  # made elsewhere
     with pytest.raises(SystemExit, match="no such table: one"):
         tables.filled(page, {})
 
@@ -279,6 +280,11 @@ def test_a_units_losses_are_kept_for_other_machines_and_its_jobs_not_done_again(
     assert found[0].learned["**the default**"] == pytest.approx(1 / 3, rel=1e-7)
     assert found[0].fixed == {("last", None): pytest.approx(2 / 3, rel=1e-7)}
     assert kept.read_text().count("\n") == 5  # a line each
+    later = replace(small, made="later")
+    regret.keep([later, replace(later, seed=4)], kept)
+    regret.keep([replace(later, seed=4, learned={"**the default**": 0.5}, made="last")], kept)
+    found = regret.load_units(tmp_path, [setting], [3, 4], kept)
+    assert [unit.made for unit in found] == ["here", "here", "here", "last"]
 
 
 def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_average() -> None:
@@ -297,6 +303,30 @@ def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_a
     assert row["all of them, %"] == "-1.15 ± 1.73: tie"  # seed 3 counts once: -0.35
     assert regret.BY_ROWS not in regret.columns(units)  # some of them do not have it
     assert regret.BY_ROWS in regret.columns(units[:-1])
+
+
+def test_a_lead_is_paired_and_its_interval_counts_a_training_run_once() -> None:
+    def unit(seed: int, size: str, greedy: float) -> Any:
+        learned = {"**the default**": 1.0, "greedy": greedy}
+        return regret.Unit("tiny", seed, size, learned, {("uniform", None): 2.0})
+
+    few, some, _ = regret.SIZES
+    leads = {(3, few): 1.01, (3, some): 1.03, (4, few): 1.04, (5, few): 1.03}
+    units = [unit(seed, size, greedy) for (seed, size), greedy in leads.items()]
+    default, greedy, uniform = regret.regret_table(units)
+    assert default["all of them"] == "0.00 ± 0.00"
+    assert greedy["all of them"] == "3.00 ± 2.48"  # of runs that gained 2, 4 and 3 %
+    assert uniform["worst"] == "100.00"
+    leads = [unit(3, few, 0.99), unit(4, few, 1.01), unit(5, few, 0.99)]
+    greedy, _ = regret.lead_table(leads)
+    assert greedy["200 rows"] == greedy["all of them"] == "-0.34 ± 2.88"
+
+
+def test_the_page_has_the_tables_of_the_units_that_are_kept(tmp_path: Path) -> None:
+    page = (QUALITY.parents[1] / "docs" / "default.md").read_text()
+    units = regret.load_units(tmp_path, plan.SETTINGS.values(), plan.REPORTED)
+    for title, rows in regret.tables(units).items():
+        assert f"<!-- quality: {title} -->\n\n{tables.markdown(rows)}\n" in page
 
 
 def test_every_training_run_has_few_rows_of_its_own_and_all_of_them_in_common(setting: Any) -> None:
