@@ -238,7 +238,7 @@ class _Planner:
             reads += cost.reads  # it remembers the simple averages
         elif tier is not None and not tier.holds:
             reads += 1 + k + k  # last, the mean of all, the best simple one: from the files
-            reads += k * ceil(len(family(k)) / run.at_once(room)) * streams
+            reads += k * ceil(len(family(k, K)) / run.at_once(room)) * streams
         is_exact = streams or (tier is not None and tier.holds)
         passes = _Passes(run, data, cost.knows_simple, is_exact)
         placement = holding(placement, cost.bytes)
@@ -312,7 +312,8 @@ class _Passes:
             found -= len(simple) * self._data.batches
         found += self._file(K)
         if self._run.solver.reading == "held":
-            found += len(family(len(self._run.session.checkpoints))) * self._data.batches
+            k = len(self._run.session.checkpoints)
+            found += len(family(k, K)) * self._data.batches
         return found
 
     def fallback(self) -> int:

@@ -24,7 +24,7 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.present import draw, html, show, summary
-from sewa_cli.report.select import Better, Gained, Report, Simple
+from sewa_cli.report.select import Better, Expected, Gained, Report, Simple
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
@@ -223,7 +223,9 @@ def _by_loss(run: Run) -> _Found:
         if not (choice.equal or _same(reference.coefficients, choice.coefficients))
     }
     over = next(iter(references))
-    gain = gained(scored.heldout, others[over].heldout, config.seed) if over in others else None
+    gain = None  # a simple average has gained nothing by being chosen
+    if choice.name == LEARNED and over in others:
+        gain = gained(scored.heldout, others[over].heldout, config.seed)
     beaten_by = _better(scored, others, config.seed)
     _warn(session, choice, scored.scores, beaten_by, others)
     session.warn_of_overlap(training=session.objective.batch_statistics)
@@ -293,7 +295,7 @@ def _learn(
     if run.solver.reading == "held":
         check_budget(K, run.used)
         with clock("evaluate"):
-            simple = run.simple_losses()
+            simple = run.simple_losses(K)
             _check_finite(simple)
     with clock("learn"):
         problem = run.problem()
@@ -302,12 +304,13 @@ def _learn(
     simple = simple or choice.simple
     with clock("evaluate"):
         if simple is None:
-            simple = run.simple_losses()
+            simple = run.simple_losses(K)
         _check_finite(simple)
+        averages = family(run.trajectory.k, K)
         method = solver_for(run.session.config, K) if choice.name == LEARNED else choice.name
+        choice = _by_its_name(choice, averages)
         average, scored = _finish(run, choice.coefficients, method)
         best = min(simple, key=lambda name: or_inf(simple[name]))
-        averages = family(run.trajectory.k)
         if choice.spares:
             run.know({tuple(averages[name]): loss for name, loss in simple.items()})
         references = {
@@ -319,7 +322,29 @@ def _learn(
             )
             for name in dict.fromkeys((best, *ALWAYS))
         }
+        if choice.expected and run.session.objective.batch_statistics:
+            written = references[with_K(*best)].scored.scores.selection_loss
+            choice = choice.but(expected=_as_written(choice.expected, simple[best], written))
     return choice, simple, average, scored, references
+
+
+def _as_written(expected: Expected, learning: float, written: float | None) -> Expected:
+    """With a file's BatchNorm statistics; folds are judged by the batch's own.
+
+    What that changes is known of the best simple average: its two selection losses.
+    """
+    if written is None or not isfinite(learning):
+        return expected
+    return expected.model_copy(update={"loss": expected.loss + written - learning})
+
+
+def _by_its_name(choice: Choice, averages: Mapping[Name, Coefficients]) -> Choice:
+    """What anybody could have had without choosing is called what it is."""
+    if choice.name != LEARNED:
+        return choice
+    names = (name for name, c in averages.items() if _same(c, choice.coefficients))
+    name = next(names, None)
+    return choice if name is None else choice.but(name=with_K(*name))
 
 
 def _check_finite(losses: Mapping[Name, float]) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from sewa_cli.methods import Coefficients, Run, parse_one
+from sewa_cli.settings import AUTO
 
 Name = tuple[str, int | None]  # a method as one would write it, and its K
 RATIO = 1.6  # from one window to the next
 POWERS = (1, 3, 8)
 STARTS = (0.5, 0.75, 0.9)
+EACH = 10  # of so few of the latest, one more or less is another average
 
 
 def windows(k: int) -> list[int]:
@@ -38,21 +40,24 @@ def ladder(k: int) -> list[Name]:
     ]
 
 
-def family(k: int, steps: Sequence[int] | None = None) -> dict[Name, Coefficients]:
+def family(k: int, K: int = AUTO, *, coarse: bool = False) -> dict[Name, Coefficients]:
     """The ladder, `latest`, `lawa` and `wsm` at many K, power decays, `swa` from several starts.
 
-    Where two are the same average, the one that is named first.
+    Where two are the same average, the one that is named first. `K`: so many are to be chosen, and
+    simple averages of as many are to beat. `coarse`: `latest` at fewer K, where asking is dear.
     """
-    run, found = Run(k, steps), dict[Name, Coefficients]()
-    for name in (*ladder(k), *_others(k)):
+    run, found = Run(k), dict[Name, Coefficients]()
+    peers = [] if K == AUTO else [("latest", K), ("lawa", K)]
+    for name in (*ladder(k), *_others(k, coarse), *peers):
         coefficients = parse_one(name[0])(run, name[1])[0]
         if coefficients not in found.values():
             found[name] = coefficients
     return found
 
 
-def _others(k: int) -> Iterator[Name]:
-    yield from (("latest", K) for K in windows(k)[1:])
+def _others(k: int, coarse: bool) -> Iterator[Name]:
+    more = set() if coarse else {*range(2, min(EACH + 1, k)), *grid(k)[1:]}
+    yield from (("latest", K) for K in sorted(more.union(windows(k)[1:])))
     yield from (("lawa", K) for K in grid(k)[1:])
     yield from (("wsm", K) for K in grid(k)[2:])
     yield from ((f"power:gamma={gamma}", None) for gamma in POWERS)

@@ -92,7 +92,9 @@ class Expected(Part):
     """
 
     loss: float
-    error: float = Field(description="standard error of that loss, over rows")
+    error: float | None = Field(
+        description="standard error of that loss, over rows; null: too few rows"
+    )
     by: float | None = Field(
         description="expected loss of the best simple average minus this one's; null: not all of "
         "them could be run under --memory"
@@ -122,6 +124,7 @@ class Blend(Part):
     """What the default's weights are made of."""
 
     UNMOVED: ClassVar[float] = 0.005  # of all weight: who has learned less has learned nothing
+    FEW: ClassVar[int] = 100  # rows: by fewer, nothing is learned on top of the prior
 
     prior: list[Share] = Field(description="moving averages, weighed by the selection rows")
     path: list[Pulled] = Field(description="what was learned from there, weighed alike")
@@ -172,8 +175,10 @@ class Report(TaskHead):
         None, description="--fallback: what was chosen, where a simple average was written instead"
     )
     learned: Scores | None = Field(None, description="scores of what was chosen, in that case")
-    labels: Literal["matter", "noise", "unseen"] | None = Field(
-        None, description="noise: mixed-up rows fit as well; unseen: loss() ignores the batch"
+    labels: Literal["matter", "weak", "noise", "unseen"] | None = Field(
+        None,
+        description="weak: mixed-up rows fit as well; noise: and the same outputs for all rows "
+        "better; unseen: loss() ignores the batch",
     )
     gained: Gained | None = None
     guard: Guard | None = None

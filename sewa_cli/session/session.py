@@ -293,9 +293,9 @@ class Run:
         """Simple averages that are mixed in one pass over W."""
         return max(1, room // 8 // (4 * self.placer.sizes.P))  # a product has copies of its own
 
-    def simple_losses(self) -> dict[Name, float]:
+    def simple_losses(self, K: int) -> dict[Name, float]:
         """Selection losses of the simple averages, as many at a time as there is room for."""
-        averages, objective = family(self.trajectory.k), self.session.objective
+        averages, objective = family(self.trajectory.k, K), self.session.objective
         names, at_once = list(averages), self.at_once(self.placed.room)
         found: list[float] = []
 

@@ -91,7 +91,7 @@ class Choice:
     frequencies: list[float] | None = None  # how often each was chosen on resampled rows
     history: list[float] = field(default_factory=list)  # the loss, by iteration
     equal: bool = False  # the checkpoints do not differ, so that no average is better or worse
-    labels: Literal["matter", "noise", "unseen"] | None = None
+    labels: Literal["matter", "weak", "noise", "unseen"] | None = None
     budget: list[BudgetOption] | None = None  # K by cross-validation: the options it had
     blend: Blend | None = None
     expected: Expected | None = None

@@ -91,7 +91,7 @@ def _singles(k: int, count: int) -> Iterator[Named]:
 def _candidates(contest: Contest, K: int) -> Iterator[Named]:
     k = contest.k
     random = torch.Generator().manual_seed(contest.problem.seed)
-    every = family(k)
+    every = family(k, coarse=True)
     if K == AUTO:
         rungs = [name for name in ladder(k) if name in every]
         for name in (*rungs, *(name for name in every if name not in rungs)):

@@ -109,7 +109,7 @@ def test_the_numbers_add_up_by_hand(sewa: Sewa) -> None:
     # 7 iterations of two masks; the family; last, uniform and the best one scored on held-out
     # rows, their selection losses being known; the average on both
     assert found["backward_passes"] == 14
-    simple = len(family(k)) * batches
+    simple = len(family(k, 3)) * batches
     assert found["forward_passes"] == 14 + simple + 3 * heldout + (batches + heldout)
     weights = found["parameters"]
     assert found["model_bytes"] == 8 * weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from helpers.tiny import Sewa
 from safetensors.torch import load_file, load_model
 from torch import nn
 
+from sewa_cli.commands import select
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
+from sewa_cli.report.select import Expected
 
 
 def heldout_loss(model: nn.Module) -> float:
@@ -50,6 +53,26 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
     model = make_net()
     load_model(model, "out.safetensors")
     assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
+
+
+@pytest.mark.usefixtures("bn_run")
+def test_the_expected_loss_is_that_of_the_file_with_its_own_statistics(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_folds = []
+    plain = select._as_written
+
+    def remember(expected: Expected, *losses: Any) -> Expected:
+        by_folds.append(expected.loss)
+        return plain(expected, *losses)
+
+    monkeypatch.setattr(select, "_as_written", remember)
+    assert sewa("select", "--K", "auto", "-o", "out.safetensors").code == 0
+    report = json.loads(Path("out.report.json").read_text())
+    learning = report["simple"][0]["selection_loss"]
+    written = next(iter(report["references"].values()))["selection_loss"]
+    assert abs(written - learning) > 1e-4
+    assert report["expected"]["loss"] == pytest.approx(by_folds[0] + written - learning)
 
 
 def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:

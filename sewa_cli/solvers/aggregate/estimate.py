@@ -9,6 +9,7 @@ from math import inf
 import torch
 from torch import Tensor
 
+from sewa_cli.report.select import Blend
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.linear.pull import path
 from sewa_cli.solvers.linear.surrogate import Surrogate
@@ -84,6 +85,7 @@ def estimate(
     The path is solved side by side on all units, without each fold, and without each two.
     """
     count, weights = len(units), units.weights
+    few = are_few(weights)
     generator = torch.Generator().manual_seed(problem.seed)
     fold = torch.randperm(count, generator=generator) % folds  # of each unit
     # the answers to go on from differ by which of the two is the outer fold
@@ -117,13 +119,13 @@ def estimate(
         others = [g for g in range(folds) if g != f]
         for g in others:
             inner[:, fold == g] = losses[place[f, g]][:, fold == g]
-        shares = path_shares(inner[:, rest], weights[rest])
+        shares = path_shares(inner[:, rest], weights[rest], few)
         for some in ((f,), *((f, g) for g in others)):  # nothing of the fold is in any of them
             answers[some] = shares @ solutions[:, place[some]]
         nested[here] = units.losses_of(surrogate, answers[f,][None])[0, here]
         means = torch.nan_to_num(simple_losses[:, rest] @ weights[rest], nan=inf)
         simple[here] = simple_losses[int(means.argmin()), here]
-    shares = path_shares(validated, weights)
+    shares = path_shares(validated, weights, few)
     answers[()] = shares @ solutions[:, 0]
     behind, error = paired(validated, weights)
     following = [(), *combinations(range(folds), 1), *permutations(range(folds), 2)]
@@ -159,8 +161,15 @@ def behind_in_errors(losses: Tensor, weights: Tensor) -> Tensor:
     return torch.where(torch.isfinite(z), z.clamp_min(0.0), inf)
 
 
-def path_shares(losses: Tensor, weights: Tensor) -> Tensor:
-    """Of pulls with cross-validated losses [λ + 1, n], [λ + 1]."""
+def are_few(weights: Tensor) -> bool:
+    """Whether what their rows teach on top of π is mostly luck; `weights` [units]."""
+    return float(weights.sum()) < Blend.FEW
+
+
+def path_shares(losses: Tensor, weights: Tensor, few: bool = False) -> Tensor:
+    """Of pulls with cross-validated losses [λ + 1, n], [λ + 1]; by few rows the prior has all."""
+    if few:
+        return torch.eye(len(losses), dtype=torch.float64)[0]
     shares = torch.exp(-PATH_SHARPNESS * behind_in_errors(losses, weights))
     return shares / shares.sum()
 

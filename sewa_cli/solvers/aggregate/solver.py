@@ -28,6 +28,7 @@ from sewa_cli.solvers import (
 from sewa_cli.solvers.aggregate.estimate import (
     Estimate,
     Prior,
+    are_few,
     behind_in_errors,
     estimate,
     without_crumbs,
@@ -38,7 +39,7 @@ from sewa_cli.solvers.expect import expect
 from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, fit, frame
 from sewa_cli.solvers.linear.digest import Digest
-from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels, Outputs
+from sewa_cli.solvers.linear.outputs import NOISE, WARNINGS, Labels, Outputs
 from sewa_cli.solvers.linear.pull import STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
@@ -46,7 +47,6 @@ from sewa_cli.solvers.linear.units import Units
 from sewa_cli.text import finite, or_inf, with_K
 
 FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be cross-validated
-FEW = 100  # of them: where so few have moved nothing, the simple average itself is written
 CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
 SAME = 1e-6  # of a weight, or of the loss: a difference by rounding
 SMALL = 0.002  # of the loss: a prediction that is further off is made anew, where it led to
@@ -164,8 +164,8 @@ class _Search:
     def find(self) -> Choice:
         if reason := self._nothing_to_learn():
             return self._simple_one(reason)
-        if self._labels == "unseen":
-            self._problem.events.warn(UNSEEN)
+        if self._labels != "matter":
+            self._problem.events.warn(WARNINGS[self._labels])
         lead = min([*self._rungs, *self._parts], key=self._loss_of)
         lead_flat, lead_loss = self._flats[lead], self._loss_of(lead)
         found = self._learn(self._survey(*self._base()))
@@ -287,7 +287,7 @@ class _Search:
         """
         first = int(shares.argmax())
         is_one = first < len(self._rungs) and float(shares[first]) > 1 - Blend.UNMOVED
-        is_it = is_one and moved < Blend.UNMOVED and len(self._units) < FEW
+        is_it = is_one and moved < Blend.UNMOVED and are_few(self._units.weights)
         return self._averages[self._rungs[first]] if is_it else c
 
     def _nothing_to_learn(self) -> str | None:

@@ -105,7 +105,7 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     is_auto = sizes.K == AUTO
     K = grid(k)[-1] if is_auto else sizes.K
     quarters = len({i * QUARTERS // k for i in range(k)})
-    simple = len(family(k)) - 2  # the newest and the mean of all are looked at anyway
+    simple = len(family(k, sizes.K)) - 2  # the newest and the mean of all are looked at anyway
     forward = B * (1 + (quarters if quarters > 1 else 0))
     forward += B + settings.rounds * (1 + k) * B
     forward += B * (1 + settings.stable)

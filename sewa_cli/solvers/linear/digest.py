@@ -302,6 +302,9 @@ class Digest(Outputs):
         exchanged = torch.rand(MIXINGS, len(by_pair), generator=generator) < 0.5
         return self.loss(outputs) + exchanged.double() @ by_pair / len(by_row)
 
+    def _mean_over_rows(self, outputs: Tensor) -> None:
+        """Each target has other classes."""
+
     @property
     def _unmoved(self) -> Labels:
         return "matter"  # a cross-entropy sees its labels

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from math import inf
 from typing import Literal, Self
 
 import torch
@@ -19,8 +20,15 @@ from sewa_cli.objective.objective import Objective
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
 ENOUGH_MIXINGS = 20  # that change anything; fewer prove nothing
 
-# what the labels say: something; nothing; or the loss does not look at the batch at all
-Labels = Literal["matter", "noise", "unseen"]
+SURE = 2.0  # standard errors by which outputs that know nothing of their row must do better
+
+# what the labels say: something; what outputs are like as a whole, but not of single rows; nothing;
+# or the loss does not look at the batch at all
+Labels = Literal["matter", "weak", "noise", "unseen"]
+WEAK = (
+    "the loss on the selection data is no better than with their rows mixed up: they tell averages "
+    "apart by outputs as a whole, not row by row"
+)
 NOISE = (
     "the loss on the selection data is no better than with their rows mixed up, so the labels say "
     "nothing about these checkpoints"
@@ -29,6 +37,7 @@ UNSEEN = (
     "loss() gives the same value whatever rows the batch has: if the model computes its own loss, "
     "return its outputs from predict() and compute the loss in loss(), or predictions mean little"
 )
+WARNINGS: dict[Labels, str] = {"weak": WEAK, "noise": NOISE, "unseen": UNSEEN}
 
 
 class Outputs(ABC):
@@ -156,9 +165,11 @@ class Outputs(ABC):
         Labels that were shuffled, or belong to other data, can still be fitted: by being less sure
         of everything. A choice by them is worth nothing.
         """
-        moved = False
+        moved, best, lowest = False, outputs[0], inf
         for own in self._objective.events.over("checking labels", outputs, len(outputs)):
             loss = self.loss(own)
+            if loss < lowest:
+                best, lowest = own, loss
             others = self._mixed_up_losses(own, torch.Generator().manual_seed(seed))
             # mixing rows of one class, or a batch of one row, changes nothing
             others = others[(others - loss).abs() > 1e-9 * abs(loss)]
@@ -167,7 +178,25 @@ class Outputs(ABC):
             moved = moved or len(others) > 0
             if len(others) and loss < float(others.min()):
                 return "matter"
-        return "noise" if moved else self._unmoved
+        if not moved:
+            return self._unmoved
+        return "noise" if self._knows_less_than_nothing(best) else "weak"
+
+    def _knows_less_than_nothing(self, outputs: Tensor) -> bool:
+        """Do outputs [O] fit surely worse than if all rows had their mean?
+
+        Of honest labels that hardly depend on the row, they do not; of others' labels they do.
+        """
+        mean = self._mean_over_rows(outputs)
+        own, blank = self.unit_losses(outputs), None if mean is None else self.unit_losses(mean)
+        if own is None or blank is None:
+            return True  # cannot be told; mixed-up rows have fitted as well
+        behind = own - blank
+        return not float(behind.mean()) <= SURE * float(behind.std()) / len(behind) ** 0.5
+
+    @abstractmethod
+    def _mean_over_rows(self, outputs: Tensor) -> Tensor | None:
+        """outputs [O] with those of each row replaced by the mean of all; None: there is none."""
 
     @abstractmethod
     def _mixed_up_losses(self, outputs: Tensor, generator: torch.Generator) -> Tensor:

@@ -21,7 +21,7 @@ from sewa_cli.solvers.equal import any_of
 from sewa_cli.solvers.expect import expect
 from sewa_cli.solvers.linear import cost, relax
 from sewa_cli.solvers.linear.build import Keep, Linearising
-from sewa_cli.solvers.linear.outputs import NOISE, UNSEEN, Labels
+from sewa_cli.solvers.linear.outputs import WARNINGS, Labels
 from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import Survey
@@ -96,7 +96,7 @@ class Linear(Surveyor):
             raise ConfigError(
                 f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
             )
-        search.cache, losses, _ = search.with_simple_averages()
+        search.cache, losses, _ = search.with_simple_averages(K)
         simple = search.known(losses, search.cache)
         if any_will_do := any_of(problem, losses, K):
             return any_will_do.but(simple=simple)
@@ -187,13 +187,13 @@ class _Search:
     def find_K(self) -> Choice:
         """Learned masks of every size beside the simple averages, cross-validated."""
         settings, problem = self._settings, self._problem
-        here, losses, simple = self.with_simple_averages(keep=True)
+        here, losses, simple = self.with_simple_averages(AUTO, keep=True)
         on_all = self.known(losses, here)
         if any_will_do := any_of(problem, losses, AUTO):
             return any_will_do.but(simple=on_all)
         budget = choose_budget(here, simple, settings, problem)
         if budget.labels != "matter":
-            problem.events.warn(NOISE if budget.labels == "noise" else UNSEEN)
+            problem.events.warn(WARNINGS[budget.labels])
         option, size = budget.options[budget.chosen], here.size
         if option.name == LEARNED:
             assert option.K is not None
@@ -242,9 +242,8 @@ class _Search:
         outputs = [here.base, references["uniform"], references["last"]]
         found = here.outputs.labels(outputs, self._problem.seed)
         if found != "matter":
-            self._problem.events.warn(
-                f"{NOISE}; choose by other data" if found == "noise" else UNSEEN
-            )
+            advice = "; choose by other data" if found == "noise" else ""
+            self._problem.events.warn(f"{WARNINGS[found]}{advice}")
         return found
 
     def _references(self, here: Surrogate) -> dict[str, Tensor]:
@@ -254,7 +253,7 @@ class _Search:
         return {name: self.survey.outputs(here, flat) for name, flat in flats.items()}
 
     def with_simple_averages(
-        self, keep: bool = False
+        self, K: int, keep: bool = False
     ) -> tuple[Surrogate, dict[Name, float], dict[Name, Tensor]]:
         """The first cache; losses of simple averages, true ones where there is room to sum them up.
 
@@ -262,7 +261,7 @@ class _Search:
         scored as a reference.
         """
         trajectory = self._problem.trajectory
-        wanted = {name: c for name, c in family(self.k).items() if name not in SCOUTED}
+        wanted = {name: c for name, c in family(self.k, K).items() if name not in SCOUTED}
         vectors = len(wanted) * 4 * trajectory.layout.size
         self._has_true_ones = vectors <= self._problem.room // 4
         summed = wanted if self._has_true_ones else {}

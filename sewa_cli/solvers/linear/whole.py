@@ -53,6 +53,12 @@ class Part:
         pairs = [tensors((part.template, part.batch)) for part in (self, other)]
         return [x.shape[1:] for x in pairs[0]] == [x.shape[1:] for x in pairs[1]]
 
+    def leaves(self) -> Iterator[tuple[slice, Tensor]]:
+        """Of its outputs those that are in [O], and where."""
+        at = self.where.start
+        for leaf in (x for x in tensors(self.template) if x.is_floating_point()):
+            yield slice(at, at := at + leaf.numel()), leaf
+
     def outputs(self, flat: Tensor) -> Nest:
         """Of its rows, from those of all batches, flat [O]."""
         nest = unflatten(self.template, flat)
@@ -167,21 +173,14 @@ class Whole(Outputs):
             return shares.float().repeat_interleave(sizes, 1).to(device)
         found = torch.empty(len(shares), self.numbers, device=device)
         for part, share in zip(self._parts, torch.split(shares, self.counts, 1), strict=True):
-            at = part.where.start
-            for leaf in (x for x in tensors(part.template) if x.is_floating_point()):
+            for where, leaf in part.leaves():
                 factor = (part.n * share).float().repeat_interleave(leaf.numel() // part.n, 1)
-                found[:, at : at + leaf.numel()] = factor.to(found.device)
-                at += leaf.numel()
+                found[:, where] = factor.to(found.device)
         return found
 
     @property
     def is_by_row(self) -> bool:
-        return all(
-            has_rows(leaf, part.n)
-            for part in self._parts
-            for leaf in tensors(part.template)
-            if leaf.is_floating_point()
-        )
+        return all(has_rows(leaf, part.n) for part in self._parts for _, leaf in part.leaves())
 
     def _shares(self) -> Iterator[tuple[Part, float]]:
         """The batches that have rows, each with its share of all rows."""
@@ -259,10 +258,34 @@ class Whole(Outputs):
             [self._mixed_up(alike, generator).loss(outputs) for _ in range(MIXINGS)]
         )
 
+    def _mean_over_rows(self, outputs: Tensor) -> Tensor | None:
+        if not self.is_by_row:
+            return None
+        found, alike = torch.empty_like(outputs), dict[Any, list[tuple[slice, int]]]()
+        for part in self._parts:
+            for place, (where, leaf) in enumerate(part.leaves()):
+                alike.setdefault((place, leaf.shape[1:]), []).append((where, part.n))
+        for some in alike.values():
+            rows = torch.cat([outputs[where].view(n, -1) for where, n in some])
+            for where, n in some:
+                found[where] = rows.mean(0).repeat(n)
+        return found
+
     @property
     def _unmoved(self) -> Labels:
         alone = all(n == 1 for n in self.counts) and len(self._alike()) == len(self._parts)
-        return "matter" if alone else "unseen"
+        return "matter" if alone or self._has_constants() else "unseen"
+
+    def _has_constants(self) -> bool:
+        """Whether something is the same in every row: if the labels are, mixing changes nothing."""
+        firsts, constant = dict[int, Tensor](), dict[int, bool]()
+        for part in self._parts:
+            for place, leaf in enumerate(tensors(part.batch)):
+                if has_rows(leaf, part.n):
+                    first = firsts.setdefault(place, leaf[0])
+                    same = leaf.shape[1:] == first.shape and bool((leaf == first).all())
+                    constant[place] = constant.get(place, True) and same
+        return any(constant.values())
 
     def _mixed_up(self, alike: list[list[int]], generator: torch.Generator) -> Self:
         """All outputs, each with another row: of another batch too, where that has its shapes."""
