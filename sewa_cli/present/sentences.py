@@ -44,9 +44,10 @@ def select(report: Report) -> list[str]:
             "iterations: the choice and the loss changed no more"
         )
     if report.batchnorm and report.batchnorm.data:
+        found = report.batchnorm
+        layers = f"{found.layers} layer{'' if found.layers == 1 else 's'}"
         said.append(
-            f"BatchNorm statistics of {report.batchnorm.layers} layers recomputed on "
-            f"{report.batchnorm.data} ({report.batchnorm.rows} rows)"
+            f"BatchNorm statistics of {layers} recomputed on {found.data} ({found.rows} rows)"
         )
     if report.lora and report.lora.mode == "merged":
         said.append(describe_lora(report.lora))
@@ -84,11 +85,14 @@ def blend(report: Report) -> str:
     assert found is not None
     weights = [candidate.weight or 0.0 for candidate in report.candidates]
     early, late = _half(weights), _half(weights[::-1])
-    where = f"last {late}" if late <= early else f"first {early}"
+    end, count = ("last", late) if late <= early else ("first", early)
+    where = end if count == 1 else f"{end} {count}"
     rungs = sorted(found.prior, key=lambda rung: -rung.share)
     named = [f"{with_K(r.name, r.K)} ({percent(r.share)})" for r in rungs if r.share >= 0.05]
     start = few(named or [with_K(rungs[0].name, rungs[0].K)])
     how = "nothing was learned on top"
+    if report.selection_rows < found.FEW:
+        how += f", which takes {found.FEW} rows"
     if found.learned >= found.UNMOVED:
         pull = max(found.path, key=lambda pull: pull.share)
         under = "" if pull.strength is None else f", most under a pull of {pull.strength:g}"
@@ -108,11 +112,12 @@ def expected(report: Report) -> str:
     """By nested cross-validation: what held-out rows would say, were there any."""
     found = report.expected
     assert found is not None
-    whose = f" of what was {report.instead_of}" if report.instead_of else ""
-    said = (
-        f"expected loss{whose} on new rows {number(found.loss)} ± {1.96 * found.error:.2g} (nested "
-        "cross-validation)"
-    )
+    whose = ""
+    if report.instead_of:
+        learned = report.instead_of == "learned"
+        whose = " of what was learned" if learned else f" of `{report.instead_of}`"
+    sure = "" if found.error is None else f" ± {1.96 * found.error:.2g}"
+    said = f"expected loss{whose} on new rows {number(found.loss)}{sure} (nested cross-validation)"
     if found.by is None:
         return said
     against = "as is" if found.by == 0 else _apart(found.by, found.interval)
@@ -123,8 +128,8 @@ def _apart(by: float, interval: Interval | None, ways: tuple[str, str] = ("below
     """How far one loss is from another: by so much the first way or, if negative, the second."""
     sure = ""
     if interval:
-        low, high = interval.low, interval.high
-        low, high = (low, high) if by >= 0 else (-high, -low)
+        low, high = interval.low + 0.0, interval.high + 0.0  # no -0
+        low, high = (low, high) if by >= 0 else (0.0 - high, 0.0 - low)
         sure = f" (95 %: {low:.5g} .. {high:.5g})"
     return f"{abs(by):.5g}{sure} {ways[by < 0]}"
 
@@ -135,6 +140,14 @@ def wrote(output: str | None) -> list[str]:
 
 def verdict(report: Report) -> str:
     """What was gained by choosing, and how sure that is."""
+    instead = f"; `{report.written}` was written instead" if report.instead_of else ""
+    chosen = report.instead_of or report.written
+    if (report.learned or report.average).heldout_loss is None and report.heldout_rows is not None:
+        return f"the held-out loss of what was chosen is NaN or Inf{instead}"
+    if report.labels == "noise" and chosen != "learned":
+        return f"no gain: the labels say nothing; `{report.written}` was written"
+    if chosen != "learned":
+        return f"nothing to gain by choosing: `{chosen}` was taken, a simple average{instead}"
     if report.heldout_rows is None:
         interval = report.expected.interval if report.expected else None
         by_folds = ""
@@ -146,13 +159,6 @@ def verdict(report: Report) -> str:
             f"{by_folds}no held-out loss: define heldout_data in the task, or keep rows aside with "
             "--guard 0.2, to see whether choosing pays"
         )
-    instead = f"; `{report.written}` was written instead" if report.instead_of else ""
-    if (report.learned or report.average).heldout_loss is None:
-        return f"the held-out loss of what was chosen is NaN or Inf{instead}"
-    if report.labels == "noise" and report.written != "learned" and not report.instead_of:
-        return f"no gain: the labels say nothing; `{report.written}` was written"
-    if report.written != "learned" and report.instead_of is None:
-        return f"nothing to gain by choosing: `{report.written}` was taken, a simple average"
     over, best = next(iter(report.references.items()))
     found = report.gained
     if found is None and best.heldout_loss is None:
@@ -164,7 +170,7 @@ def verdict(report: Report) -> str:
         return f"nothing gained by choosing: what was chosen is `{over}` itself{instead}"
     head, luck, but = "undecided", "", ""
     if found.interval is None:
-        luck = "; too few rows to rule out luck"
+        luck = "; too little data to rule out luck"
     elif found.interval.low > 0:
         head = "choosing paid"
     elif found.interval.high < 0:

@@ -9,7 +9,7 @@ import pytest
 from helpers.tiny import TASK, train_tiny
 
 from sewa_cli.commands.select import run_select
-from sewa_cli.present import sentences
+from sewa_cli.present import sentences, tables
 from sewa_cli.report.select import Better, Blend, Expected, Gained, Pulled, Report, Share
 from sewa_cli.report.shared import Candidate, Interval, Scores
 from sewa_cli.session.extensions import load_settings
@@ -145,7 +145,7 @@ def test_without_an_interval_nothing_is_decided_and_rows_are_too_few(
 ) -> None:
     assert sentences.verdict(judged(real, by)) == (
         f"undecided: held-out loss {abs(by):.5g} {way} that of `{BEST}`, the best simple average "
-        "by selection rows; too few rows to rule out luck"
+        "by selection rows; too little data to rule out luck"
     )
 
 
@@ -187,6 +187,19 @@ def test_a_simple_average_that_was_taken_has_nothing_to_gain(
     real: Report, labels: str, said: str
 ) -> None:
     assert sentences.verdict(judged(real, written="uniform", labels=labels)) == said
+    # folds that praise the procedure do not praise what it came to
+    unheld = judged(real, written="uniform", labels=labels, heldout_rows=None, **hoped(1, (0.5, 2)))
+    assert sentences.verdict(unheld) == said
+
+
+def test_a_simple_average_that_another_was_written_for_is_not_praised(real: Report) -> None:
+    simple = judged(real, 0.1, (0.05, 0.15), written="uniform", instead_of="ema-window K=20")
+    assert sentences.verdict(simple) == (
+        "nothing to gain by choosing: `ema-window K=20` was taken, a simple average; `uniform` was "
+        "written instead"
+    )
+    told = sentences.expected(simple.model_copy(update=hoped(0.0, None)))
+    assert told.startswith("expected loss of `ema-window K=20` on new rows 0.3 ± 0.02")
 
 
 # --- what to expect
@@ -208,6 +221,23 @@ def test_the_expected_loss_is_told_with_its_error_and_against_the_best_simple_av
         f"expected loss on new rows 0.3 ± 0.02 (nested cross-validation), {said} that of the best "
         "simple average"
     )
+
+
+def test_few_rows_give_an_expected_loss_without_an_error(real: Report) -> None:
+    few = Expected(loss=0.3, error=None, by=None, interval=None)
+    assert sentences.expected(real.model_copy(update={"expected": few})) == (
+        "expected loss on new rows 0.3 (nested cross-validation)"
+    )
+
+
+@pytest.mark.parametrize("written", ["learned", "uniform", BEST])
+def test_the_table_has_the_expected_loss_beside_what_was_chosen(real: Report, written: str) -> None:
+    report = judged(real, written=written, **hoped(0.02, None))
+    rows = {row["average"]: row["expected_loss"] for row in tables.select(report).rows}
+    assert rows.pop(written) == 0.3
+    if written != BEST:
+        assert rows.pop(BEST) == pytest.approx(0.32)
+    assert set(rows.values()) == {None}
 
 
 def test_where_nothing_is_held_out_the_expected_loss_comes_first(real: Report) -> None:

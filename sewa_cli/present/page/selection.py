@@ -65,8 +65,9 @@ def select(report: Report, name: str | None) -> Chapter:
     else:
         tiles.append(Tile("selection loss", report.average.selection_loss, "of what was written"))
     if report.expected:
-        error = f"± {1.96 * report.expected.error:.2g} on new rows"
-        tiles.append(Tile("expected loss", report.expected.loss, error))
+        error = report.expected.error
+        sure = "" if error is None else f"± {1.96 * error:.2g} "
+        tiles.append(Tile("expected loss", report.expected.loss, f"{sure}on new rows"))
     for metric, value in list((report.average.metrics or {}).items())[:2]:
         other = number((scores.metrics or {}).get(metric))
         tiles.append(Tile(metric, value, f"of what was written; {best}: {other}"))
@@ -158,4 +159,5 @@ def _simple(report: Report) -> Table | None:
 
 
 def _worth(report: Report) -> str:
-    return f", worth {report.blend.effective:.3g} equal ones" if report.blend else ""
+    blend = None if report.instead_of else report.blend
+    return f", worth {blend.effective:.3g} equal ones" if blend else ""

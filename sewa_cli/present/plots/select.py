@@ -75,7 +75,7 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
     yield (
         "scores",
         Picture(
-            "Loss of what was written and of simple averages",
+            "Loss of what was chosen and of simple averages",
             "A row for each average with its selection, expected and held-out loss, as in the "
             "table.",
             lambda: panels(
@@ -182,9 +182,9 @@ def _series(report: Report) -> list[Series]:
     scores = [report.references.get(name, chosen) for name in _names(report)]
     found = [Series("selection", [one.selection_loss for one in scores], "o", hollow=True)]
     if report.expected and _names(report)[0] not in report.references:
-        error = 1.96 * report.expected.error
-        expected = [report.expected.loss, *[None] * (len(scores) - 1)]
-        found.append(Series("expected ± 95 %", expected, "D", errors=[error]))
+        expected, error = [report.expected.loss, *[None] * (len(scores) - 1)], report.expected.error
+        name = "expected" if error is None else "expected ± 95 %"
+        found.append(Series(name, expected, "D", errors=[1.96 * error] if error else ()))
     if report.heldout_rows is not None:
         found.append(Series("held-out", [one.heldout_loss for one in scores], "o"))
     return found

@@ -29,11 +29,11 @@ def select(report: Report) -> Sheet:
     titles = {"uniform": f"uniform (all {report.k})"}
     if best is not None:
         titles[best] = f"{titles.get(best, best)} (best simple)"
-    expected = {}
-    if report.expected:  # of what was learned, and of the simple average that folds would choose
-        expected = {next(iter(chosen), ""): report.expected.loss}
+    expected: dict[str | None, float] = {}
+    if report.expected:  # of what was chosen, and of the simple average that folds would choose
         if report.expected.by is not None:
-            expected[best or ""] = report.expected.loss + report.expected.by
+            expected[best] = report.expected.loss + report.expected.by
+        expected[next(iter(chosen), report.written)] = report.expected.loss
     rows: Rows = []
     seen: Rows = []
     for name, scores in {**chosen, **report.references}.items():
