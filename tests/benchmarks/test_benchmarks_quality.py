@@ -317,8 +317,8 @@ def test_a_lead_is_paired_and_its_interval_counts_a_training_run_once() -> None:
     assert default["all of them"] == "0.00 ± 0.00"
     assert greedy["all of them"] == "3.00 ± 2.48"  # of runs that gained 2, 4 and 3 %
     assert uniform["worst"] == "100.00"
-    leads = [unit(3, few, 0.99), unit(4, few, 1.01), unit(5, few, 0.99)]
-    greedy, _ = regret.lead_table(leads)
+    others = [unit(3, few, 0.99), unit(4, few, 1.01), unit(5, few, 0.99)]
+    greedy, _ = regret.lead_table(others)
     assert greedy["200 rows"] == greedy["all of them"] == "-0.34 ± 2.88"
 
 
