@@ -24,7 +24,7 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.present import draw, html, show, summary
-from sewa_cli.report.select import Better, Expected, Gained, Report, Simple
+from sewa_cli.report.select import Better, Gained, Report, Simple
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
@@ -323,19 +323,28 @@ def _learn(
             for name in dict.fromkeys((best, *ALWAYS))
         }
         if choice.expected and run.session.objective.batch_statistics:
-            written = references[with_K(*best)].scored.scores.selection_loss
-            choice = choice.but(expected=_as_written(choice.expected, simple[best], written))
+            written = references["uniform"].scored.scores.selection_loss
+            choice = _as_written(choice, simple["uniform", None], written)
     return choice, simple, average, scored, references
 
 
-def _as_written(expected: Expected, learning: float, written: float | None) -> Expected:
-    """With a file's BatchNorm statistics; folds are judged by the batch's own.
+def _as_written(choice: Choice, learning: float, written: float | None) -> Choice:
+    """With a file's BatchNorm statistics what folds have judged by the batch's own.
 
-    What that changes is known of the best simple average: its two selection losses.
+    What that changes is known of the mean of all: its two selection losses.
     """
-    if written is None or not isfinite(learning):
-        return expected
-    return expected.model_copy(update={"loss": expected.loss + written - learning})
+    expected, blend = choice.expected, choice.blend
+    if expected is None or written is None or not isfinite(learning):
+        return choice
+    by = written - learning
+    expected = expected.model_copy(update={"loss": expected.loss + by})
+    if blend is not None:
+        path = [
+            pull.model_copy(update={"loss": None if pull.loss is None else pull.loss + by})
+            for pull in blend.path
+        ]
+        blend = blend.model_copy(update={"path": path})
+    return choice.but(expected=expected, blend=blend)
 
 
 def _by_its_name(choice: Choice, averages: Mapping[Name, Coefficients]) -> Choice:

@@ -176,13 +176,13 @@ def verdict(report: Report) -> str:
     elif found.interval.high < 0:
         head = "choosing did not pay"
     # one that selection rows did not point to, but that anybody would have tried
-    lower = next((other for other in report.beaten_by if other.name != found.over), None)
-    if lower is not None and lower.by is not None:
-        is_sure = lower.interval is not None and lower.interval.low > 0
-        if is_sure or head == "choosing paid":
-            head = "choosing did not pay" if is_sure else "undecided"
-            above = _apart(lower.by, lower.interval, ("above", "below"))
-            but = f", {'but' if found.by > 0 else 'and'} {above} that of `{lower.name}`"
+    lower = [b for b in report.beaten_by if b.name != found.over and b.by is not None]
+    sure = [b for b in lower if b.interval is not None and b.interval.low > 0]
+    for other in (sure or lower)[:1]:
+        if sure or head == "choosing paid":
+            head = "choosing did not pay" if sure else "undecided"
+            above = _apart(other.by or 0.0, other.interval, ("above", "below"))
+            but = f", {'but' if found.by > 0 else 'and'} {above} that of `{other.name}`"
     return (
         f"{head}: held-out loss {_apart(found.by, found.interval)} that of `{found.over}`, the "
         f"best simple average by selection rows{luck}{but}{instead}"

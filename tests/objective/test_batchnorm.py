@@ -16,7 +16,7 @@ from torch import nn
 from sewa_cli.commands import select
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
-from sewa_cli.report.select import Expected
+from sewa_cli.solvers import Choice
 
 
 def heldout_loss(model: nn.Module) -> float:
@@ -59,20 +59,26 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
 def test_the_expected_loss_is_that_of_the_file_with_its_own_statistics(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by_folds = []
+    by_folds: list[Choice] = []
     plain = select._as_written
 
-    def remember(expected: Expected, *losses: Any) -> Expected:
-        by_folds.append(expected.loss)
-        return plain(expected, *losses)
+    def remember(choice: Choice, *losses: Any) -> Choice:
+        by_folds.append(choice)
+        return plain(choice, *losses)
 
     monkeypatch.setattr(select, "_as_written", remember)
     assert sewa("select", "--K", "auto", "-o", "out.safetensors").code == 0
     report = json.loads(Path("out.report.json").read_text())
-    learning = report["simple"][0]["selection_loss"]
-    written = next(iter(report["references"].values()))["selection_loss"]
-    assert abs(written - learning) > 1e-4
-    assert report["expected"]["loss"] == pytest.approx(by_folds[0] + written - learning)
+    (learning,) = (s["selection_loss"] for s in report["simple"] if s["name"] == "uniform")
+    by = report["references"]["uniform"]["selection_loss"] - learning
+    assert abs(by) > 1e-4
+    expected, blend = by_folds[0].expected, by_folds[0].blend
+    assert expected is not None
+    assert blend is not None
+    assert report["expected"]["loss"] == pytest.approx(expected.loss + by)
+    for pull, folds in zip(report["blend"]["path"], blend.path, strict=True):
+        assert folds.loss is not None
+        assert pull["loss"] == pytest.approx(folds.loss + by)
 
 
 def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:

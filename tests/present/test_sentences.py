@@ -130,6 +130,17 @@ def test_choosing_has_not_paid_where_the_mean_of_all_has_a_lower_loss(
     assert said.endswith(f"by selection rows, but 0.02{within} above that of `uniform`")
 
 
+def test_one_that_is_better_for_sure_decides_though_another_is_lower(real: Report) -> None:
+    likely, sure = Interval(low=-0.01, high=0.07), Interval(low=0.01, high=0.03)
+    others = [
+        Better(name="uniform", heldout_loss=0.2, by=0.03, interval=likely),
+        Better(name="last", heldout_loss=0.21, by=0.02, interval=sure),
+    ]
+    said = sentences.verdict(judged(real, 0.1, (0.05, 0.15), beaten_by=others))
+    assert said.startswith("choosing did not pay: ")
+    assert said.endswith("but 0.02 (95 %: 0.01 .. 0.03) above that of `last`")
+
+
 def test_one_that_is_ahead_by_luck_is_not_named_where_nothing_is_decided(real: Report) -> None:
     """The table shows it."""
     report = judged(real, 0.1, (-0.05, 0.25))

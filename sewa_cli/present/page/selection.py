@@ -81,6 +81,8 @@ def select(report: Report, name: str | None) -> Chapter:
             sure = f" ({interval_of(better.interval)})" if better.interval else ""
             said += f": {number(better.by)}{sure} below what was chosen"
         overfit.append(said)
+    if report.labels == "weak":
+        overfit.append("Mixed-up rows fit as well: rows tell averages apart as a whole, not singly")
     if report.labels == "noise":
         overfit.append("Mixed-up rows fit as well: the labels say nothing")
     budget = [Words([upper(sentences.budget(report.budget))])] if report.budget else []

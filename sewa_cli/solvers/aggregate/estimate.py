@@ -20,6 +20,7 @@ from sewa_cli.solvers.linear.units import Units
 PRIOR_SHARPNESS = 1.0  # a rung's share: exp(−s·z²)
 PATH_SHARPNESS = 4.0  # a pull's share: exp(−s·z)
 AHEAD = 2.0  # standard errors by which a part of the run must lead to count
+FAR_AHEAD = 4.0  # by few rows
 CRUMBS = 0.002  # of all weight, in the smallest: left out, as they are not worth a checkpoint each
 ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 

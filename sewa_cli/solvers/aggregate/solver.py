@@ -26,6 +26,7 @@ from sewa_cli.solvers import (
     register,
 )
 from sewa_cli.solvers.aggregate.estimate import (
+    FAR_AHEAD,
     Estimate,
     Prior,
     are_few,
@@ -147,12 +148,15 @@ class _Search:
                 "loss() is NaN or Inf on the selection data for every checkpoint average"
             )
         self._units = Units(self._framed, finite_ones[0])
-        self._parts = {name: _vector(mean_of(some, self.k)) for name, some in parts.items()}
         self._losses = {name: self._units.losses(outputs[name]) for name in self._rungs}
         part_losses = {name: self._units.losses(outputs[name]) for name in parts}
         self._fall = fall(parts, part_losses, self._units.weights)
+        counting = parts if self._may_count(part_losses) else {}
+        self._parts = {name: _vector(mean_of(some, self.k)) for name, some in counting.items()}
         self._prior = _prior(
-            [*self._rungs, *parts], self._averages | self._parts, self._losses | part_losses
+            [*self._rungs, *self._parts],
+            self._averages | self._parts,
+            self._losses | part_losses,
         )
         probed = [outputs["last", None], outputs["uniform", None], outputs[self._best()]]
         self._labels: Labels = "matter"
@@ -160,6 +164,15 @@ class _Search:
             self._labels = self._framed.labels(probed, problem.seed)
         for name in (("last", None), ("uniform", None)):  # not to be read again for the references
             trajectory.remember(self._averages[name].tolist(), self._flats[name])
+
+    def _may_count(self, parts: Mapping[Name, Tensor]) -> bool:
+        """By few rows the best of four parts of the run is ahead by luck: it must be far ahead."""
+        weights = self._units.weights
+        if not parts or not are_few(weights):
+            return True
+        best = min(parts.values(), key=self._units.mean)
+        every = torch.stack([*self._losses.values(), best])
+        return float(behind_in_errors(every, weights)[:-1].min()) > FAR_AHEAD
 
     def find(self) -> Choice:
         if reason := self._nothing_to_learn():

@@ -179,7 +179,7 @@ class Outputs(ABC):
             if len(others) and loss < float(others.min()):
                 return "matter"
         if not moved:
-            return self._unmoved
+            return self._unmoved(outputs[0])
         return "noise" if self._knows_less_than_nothing(best) else "weak"
 
     def _knows_less_than_nothing(self, outputs: Tensor) -> bool:
@@ -202,7 +202,6 @@ class Outputs(ABC):
     def _mixed_up_losses(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Of outputs [O] whose rows were mixed up MIXINGS times."""
 
-    @property
     @abstractmethod
-    def _unmoved(self) -> Labels:
-        """What it means that no mixing changes anything."""
+    def _unmoved(self, outputs: Tensor) -> Labels:
+        """What it means that no mixing changes the loss of outputs [O]."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Self
 
 import torch
@@ -271,13 +272,15 @@ class Whole(Outputs):
                 found[where] = rows.mean(0).repeat(n)
         return found
 
-    @property
-    def _unmoved(self) -> Labels:
+    def _unmoved(self, outputs: Tensor) -> Labels:
         alone = all(n == 1 for n in self.counts) and len(self._alike()) == len(self._parts)
-        return "matter" if alone or self._has_constants() else "unseen"
+        return "matter" if alone or self._sees_constants(outputs) else "unseen"
 
-    def _has_constants(self) -> bool:
-        """Whether something is the same in every row: if the labels are, mixing changes nothing."""
+    def _sees_constants(self, outputs: Tensor) -> bool:
+        """Whether the loss depends on something that is the same in every row, as labels may be.
+
+        Mixing rows cannot tell; other values can.
+        """
         firsts, constant = dict[int, Tensor](), dict[int, bool]()
         for part in self._parts:
             for place, leaf in enumerate(tensors(part.batch)):
@@ -285,7 +288,15 @@ class Whole(Outputs):
                     first = firsts.setdefault(place, leaf[0])
                     same = leaf.shape[1:] == first.shape and bool((leaf == first).all())
                     constant[place] = constant.get(place, True) and same
-        return any(constant.values())
+        loss = self.loss(outputs)
+        for place in (place for place, is_it in constant.items() if is_it):
+            parts = [replace(part, batch=_altered(part.batch, place)) for part in self._parts]
+            try:
+                if self._with(parts).loss(outputs) != loss:
+                    return True
+            except Exception:  # whatever the user's loss makes of it, it has looked
+                return True
+        return False
 
     def _mixed_up(self, alike: list[list[int]], generator: torch.Generator) -> Self:
         """All outputs, each with another row: of another batch too, where that has its shapes."""
@@ -369,3 +380,17 @@ def unflatten(template: Nest, flat: Tensor) -> Nest:
         return piece.to(item.dtype)
 
     return change(template, fill)
+
+
+def _altered(batch: Nest, place: int) -> Nest:
+    """With other values in one of its tensors, such as a label could have."""
+    places = count()
+
+    def alter(item: Any) -> Any:
+        if not isinstance(item, Tensor):
+            return WALK
+        if next(places) != place:
+            return item
+        return item + 1 if item.is_floating_point() else (item == 0).to(item.dtype)
+
+    return change(batch, alter)
