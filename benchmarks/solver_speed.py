@@ -33,7 +33,6 @@ from sewa_cli.report.shared import Cost
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.solvers.aggregate import solver as weighing
 from sewa_cli.solvers.linear import relax as linear
-from sewa_cli.solvers.linear import rounds as choosing
 from sewa_cli.solvers.linear import survey
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
@@ -48,7 +47,6 @@ STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer count
     (weighing, "build", "surveying"),
     (weighing, "estimate", "cross-validation"),
     (linear, "solve", "solving"),
-    (choosing, "resample", "resampling"),
 ]
 
 

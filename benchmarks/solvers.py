@@ -469,8 +469,7 @@ def study(runs: Sequence[Run]) -> Iterator[dict[str, object]]:
     gumbel = [brief(run.select(solver="gumbel")) for run in runs]
     unchanged: list[float] = []
     for change in CHANGES:
-        settings = {"bootstrap": 0, **change}
-        changed = [brief(run.select(solver="linear", linear=settings)) for run in runs]
+        changed = [brief(run.select(solver="linear", linear=change)) for run in runs]
         pairs = list(zip(changed, gumbel, strict=True))
         selection = [100 * (c["selection"] / g["selection"] - 1) for c, g in pairs]
         heldout = [100 * (c["heldout"] / g["heldout"] - 1) for c, g in pairs]

@@ -103,7 +103,7 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task metric effort workers part_timeout "
-    "K sparse solver solver_from iterations stable "
+    "K sparse solver solver_from iterations "
     "guard fallback lora bn output report output_dtype output_format shard_size force plot html "
     f"log paths_format json print0 config sets memory cache ranks device seed strict dry_run {TALK}"
 )

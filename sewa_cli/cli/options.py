@@ -105,7 +105,6 @@ _HOW: Final = {
         "--part-timeout TIME", "A part that takes longer has failed.", "objective.part_timeout"
     ),
     "iterations": Flag("--iterations N", "Of the solver.", "solver.iterations"),
-    "stable": Flag("--stable", "Choose what most resamples of the data choose.", "solver.stable"),
     "guard": Flag("--guard SHARE", "Keep that share of the selection rows as held out."),
     "fallback": Flag("--fallback", "Write a simple average if it does better held out."),
     "methods": Flag(

@@ -162,7 +162,6 @@ def _select(
             budget=choice.budget,
             blend=choice.blend,
             expected=choice.expected,
-            stability=choice.stability,
             batchnorm=scored.batchnorm,
             lora=average.lora,
             output=outputs.written_as(final) if outputs else None,

@@ -33,8 +33,6 @@ def select(report: Report) -> list[str]:
         said.append(expected(report))
     if report.budget:
         said.append(budget(report.budget))
-    if report.stability:
-        said.append(stability(report))
     said.append(taken(report))
     if report.standing:
         said += standing(report.standing)
@@ -198,17 +196,6 @@ def budget(options: list[BudgetOption]) -> str:
     return (
         f"cross-validated loss by K: {curve}; best simple average {with_K(simple.name, simple.K)}: "
         f"{number(simple.loss)}; taken: {with_K(taken.name, taken.K)}"
-    )
-
-
-def stability(report: Report) -> str:
-    found = report.stability
-    assert found is not None
-    often = sum((report.candidates[i].frequency or 0) >= 0.5 for i in report.selected)
-    gain = found.gains["uniform"]
-    return (
-        f"chosen again by half of {found.resamples} resamples: {often} of {report.K}; on rows not "
-        f"drawn, gain over uniform {gain.mean:.4g} ({gain.low:.4g} .. {gain.high:.4g})"
     )
 
 

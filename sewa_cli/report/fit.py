@@ -38,8 +38,6 @@ def select(report: Report) -> Iterator[str]:
         yield "blend: without a prior"
     if report.budget is not None and not any(option.chosen for option in report.budget):
         yield "budget: nothing is chosen"
-    if report.stability and "uniform" not in report.stability.gains:
-        yield "stability: no gain over uniform"
 
 
 def compare(report: Comparison) -> Iterator[str]:

@@ -133,23 +133,6 @@ class Blend(Part):
     learned: float = Field(description="half of Σ|c − prior|: the weight that learning has moved")
 
 
-class ResampledGain(Part):
-    mean: float
-    low: float
-    high: float
-
-
-class StabilityReport(Part):
-    """The choice made anew on resampled rows, and judged on the rows that were not drawn."""
-
-    resamples: int
-    gains: dict[str, ResampledGain] = Field(description="over a simple average; 95 % of resamples")
-    rows: int
-    rows_needed: int | None = Field(
-        description="selection rows from which choosing beats the mean of all; null: none would do"
-    )
-
-
 class Report(TaskHead):
     """The report of `sewa select`; the best simple average is the first of `references`."""
 
@@ -191,7 +174,6 @@ class Report(TaskHead):
     simple: list[Simple] = Field(
         [], description="the simple averages that were looked at, lowest selection loss first"
     )
-    stability: StabilityReport | None = None
     contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
     standing: Standing | None = Field(None, description="null: too few checkpoints to say")
     placement: Placement

@@ -25,9 +25,6 @@ class Candidate(Part):
     step: int | None
     weight: float | None = Field(None, description="in the average that was written, by `select`")
     probability: float | None = None
-    frequency: float | None = Field(
-        None, description="share of the resamples of the selection rows that chose it"
-    )
     logged: dict[str, float] | None = Field(
         None, description="what the trainer logged at this step, where it did"
     )

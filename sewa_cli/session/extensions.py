@@ -146,9 +146,8 @@ class _Fenced(Solver):
             choice, k = self._own.choose(problem, K), problem.trajectory.k
             if not isinstance(choice, Choice):
                 raise TypeError(f"must return a Choice, found {type(choice).__name__}")
-            for name in ("probabilities", "frequencies"):
-                if (found := getattr(choice, name)) is not None and len(found) != k:
-                    raise ValueError(f"{len(found)} {name} for {k} checkpoints")
+            if (found := choice.probabilities) is not None and len(found) != k:
+                raise ValueError(f"{len(found)} probabilities for {k} checkpoints")
             json.dumps(choice.details)  # what the report could not hold is found now
             weights = checked([float(c) for c in choice.coefficients], k, self._name)
             return choice.but(coefficients=weights)

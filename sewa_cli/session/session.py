@@ -131,7 +131,6 @@ class Session:
     ) -> dict[str, Any]:
         """That, the checkpoints that took part, and what it has cost so far."""
         probabilities = choice.probabilities if choice else None
-        frequencies = choice.frequencies if choice else None
         candidates = [
             Candidate(
                 index=i,
@@ -139,7 +138,6 @@ class Session:
                 step=c.step,
                 weight=weights[i] if weights else None,
                 probability=probabilities[i] if probabilities else None,
-                frequency=frequencies[i] if frequencies else None,
                 logged=c.metrics or None,
             )
             for i, c in enumerate(used)

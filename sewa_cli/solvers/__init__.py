@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from sewa_cli.methods.family import Name
     from sewa_cli.objective.board import Board
     from sewa_cli.objective.objective import Objective
-    from sewa_cli.report.select import Blend, BudgetOption, Expected, StabilityReport
+    from sewa_cli.report.select import Blend, BudgetOption, Expected
     from sewa_cli.report.standing import Fall
     from sewa_cli.solvers.contest import Outcome
     from sewa_cli.trajectory import Trajectory
@@ -88,7 +88,6 @@ class Choice:
     coefficients: list[float]
     name: str = LEARNED  # or the simple average that was found to be better
     probabilities: list[float] | None = None  # s, one for each checkpoint
-    frequencies: list[float] | None = None  # how often each was chosen on resampled rows
     history: list[float] = field(default_factory=list)  # the loss, by iteration
     equal: bool = False  # the checkpoints do not differ, so that no average is better or worse
     labels: Literal["matter", "weak", "noise", "unseen"] | None = None
@@ -97,7 +96,6 @@ class Choice:
     expected: Expected | None = None
     simple: dict[Name, float] | None = None  # losses of simple averages, where it knows them
     spares: bool = False  # runs of the model are dear: what is known is not run again
-    stability: StabilityReport | None = None
     outcome: Outcome | None = None  # of a contest by a metric
     fall: Fall | None = None  # of the loss, towards the end of the run
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting

@@ -256,7 +256,7 @@ class Contest:
 
     def _choice(self, taken: Entrant, outcome: Outcome) -> Choice:
         if taken.average == self.incumbent.average and self.by_loss is not None:
-            return self.by_loss.but(outcome=outcome, stability=None, expected=None)
+            return self.by_loss.but(outcome=outcome, expected=None)
         is_simple = taken.state is None and not taken.name.startswith(NOT_SIMPLE)
         name = taken.label if is_simple else LEARNED
         return Choice(list(taken.average), name, outcome=outcome)

@@ -69,7 +69,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "sewa.yaml").write_text(
         "task: ./task.py\ncheckpoints: ckpts\ndevice: cpu\nmemory: 1GiB\n"
-        "gumbel: {iterations: 12}\nlinear: {iterations: 10, swaps: 5, bootstrap: 2}\n"
+        "gumbel: {iterations: 12}\nlinear: {iterations: 10, swaps: 5}\n"
         "aggregate: {folds: 3}\n"
     )
     return tmp_path

@@ -330,8 +330,6 @@ def test_where_no_solver_is_named_k_says_which_one_serves(
 
 
 def test_a_flag_that_the_solver_does_not_have_names_those_that_do() -> None:
-    [fault] = faults(None, {"K": "4", "solver.stable": True})
-    assert fault == "--stable: not a setting of the gumbel solver; linear has it"
     [fault] = faults(None, {"solver.iterations": "9"})
     assert fault == "--iterations: not a setting of the aggregate solver; gumbel, linear have it"
 

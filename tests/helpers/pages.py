@@ -51,7 +51,7 @@ def _made(name: str) -> str:
         task = load_task(str(folder / "task.py"), {})
 
         def config(**flags: object) -> Any:
-            small = {"gumbel": {"iterations": 8}, "linear": {"iterations": 15, "bootstrap": 4}}
+            small = {"gumbel": {"iterations": 8}, "linear": {"iterations": 15}}
             flags = {"checkpoints": (folder / "ckpts",), "device": "cpu", **small, **flags}
             return load_settings(None, flags, dashes="")
 

@@ -322,7 +322,7 @@ def test_what_sparse_expects_of_a_row_does_not_depend_on_its_own_label() -> None
 
 def test_sparse_expects_what_new_rows_say_where_the_curve_by_K_is_optimistic() -> None:
     """By few rows, the K that is taken looks better in cross-validation than it is."""
-    quick = Linear.Settings(bootstrap=0, rounds=1, iterations=15, swaps=2)
+    quick = Linear.Settings(rounds=1, iterations=15, swaps=2)
     expected, curve, truth = torch.zeros(3, 20)
     for seed in range(20):
         problem = problem_on(12, 12, seed)

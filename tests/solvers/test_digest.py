@@ -321,7 +321,7 @@ def words_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("task.py").write_text(TASK)
     Path("sewa.yaml").write_text(
         "checkpoints: ckpts\ntask: task.py\n"
-        "linear: {largest: 8, samples: 8, bootstrap: 5}\naggregate: {largest: 8, samples: 8}\n"
+        "linear: {largest: 8, samples: 8}\naggregate: {largest: 8, samples: 8}\n"
     )
     Path("ckpts").mkdir()
     for i, state in enumerate(trained(), 1):

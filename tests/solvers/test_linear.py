@@ -1,4 +1,4 @@
-"""`--solver linear`, K: auto, stability, guard and fallback through the whole command."""
+"""`--solver linear`, K: auto, guard and fallback through the whole command."""
 
 from __future__ import annotations
 
@@ -100,8 +100,6 @@ def test_it_chooses_no_worse_than_the_best_of_a_hundred_random_masks(sewa: Sewa)
         ["--K", 4],
         ["--K", 5, "--set", "linear.rounds=1"],
         ["--K", 3, "--set", "linear.rounds=3"],
-        ["--K", 4, "--stable"],
-        ["--K", 4, "--set", "linear.bootstrap=0"],
         ["--K", 11],
     ],
     ids=lambda flags: " ".join(map(str, flags)),
@@ -124,7 +122,7 @@ def test_every_checkpoint_is_read_at_most_twice_a_round_and_as_the_forecast_says
     k, K, rounds = 12, report["K"], len(report["details"]["rounds"])
     # scouted once, surveyed once a round; the average found is read to be the next base, to be
     # checked, to be evaluated as it will be written, and to be written
-    expected = k + rounds * k + (rounds - 1) * K + K + 2 * K + K * ("--stable" in flags)
+    expected = k + rounds * k + (rounds - 1) * K + K + 2 * K
     assert cost["bytes_read"] == expected * one
 
 
@@ -144,8 +142,6 @@ def test_the_same_seed_gives_the_same_bytes(sewa: Sewa) -> None:
     for name in ("one", "two"):
         assert sewa(*LINEAR, "-o", f"{name}.safetensors", "--seed", 3).code == 0
     assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
-    one, two = (report_of(f"{name}.report.json") for name in ("one", "two"))
-    assert one["stability"] == two["stability"]
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -205,7 +201,7 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints_beyond_the_cache(
         state = {"weight": torch.randn(1000, 1000) / 30, "bias": torch.zeros(1000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
     command = "select ckpts/ --task task.py --K 3 --solver linear --device cpu --memory 200MB"
-    command += " --set linear.bootstrap=1 --set linear.swaps=2 --iterations 2"
+    command += " --set linear.swaps=2 --iterations 2"
     few, many = peaks(f"{command} --last {k} -o {k}.safetensors" for k in (10, 60))
     assert many < 200e6
     # W of the other 50 would be 200 MB. The same command twice differs by up to 50 MB: simple
@@ -216,7 +212,7 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints_beyond_the_cache(
 @pytest.mark.usefixtures("run_dir")
 def test_a_cap_too_small_for_all_rows_takes_some_and_says_so(sewa: Sewa) -> None:
     P = 6 * 16 + 16 + 16 * 2 + 2
-    ended = sewa(*LINEAR, "--memory", 10 * 4 * P + 12_000, "--set", "linear.bootstrap=0")
+    ended = sewa(*LINEAR, "--memory", 10 * 4 * P + 12_000)
     assert ended.code == 0, ended.err
     cache = report_of()["details"]["cache"]
     assert cache["rows"] < cache["of_rows"] == 300
@@ -247,7 +243,7 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
         state = {"weight": torch.randn(24000, 8) / 3, "bias": torch.zeros(24000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
     command = "select ckpts/ --task task.py --solver linear --device cpu --memory 200MB"
-    command += " --set linear.bootstrap=1 --set linear.folds=2 --set linear.swaps=2 --iterations 2"
+    command += " --set linear.folds=2 --set linear.swaps=2 --iterations 2"
     for peak in peaks(f"{command} --K {K} -o {K}.safetensors" for K in (3, "auto")):
         # vmap and autograd take some forty MB when they are first used, malloc what it likes
         assert peak < 200e6 + 90e6
@@ -261,7 +257,7 @@ def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(
     run_dir: Path, sewa: Sewa
 ) -> None:
     P = 6 * 16 + 16 + 16 * 2 + 2
-    flags = ("--memory", 10 * 4 * P + 12_000, "--set", "linear.bootstrap=0")
+    flags = ("--memory", 10 * 4 * P + 12_000)
     forecast = json.loads(sewa(*LINEAR, *flags, "--dry-run", "--json").out)
     assert forecast["at_most"]
     sewa(*LINEAR, *flags)
@@ -332,8 +328,6 @@ def test_a_loss_that_does_not_split_is_cross_validated_by_batches(sewa: Sewa) ->
     Path("task.py").write_text(task.replace("split(128)", "split(60)"))
     ended = sewa(*LINEAR, "--K", "auto")
     assert ended.code == 0, ended.err
-    assert report_of()["stability"] is None
-    assert sewa(*LINEAR, "--K", 4, "--stable", "--force").code == 2
 
 
 def test_runs_of_several_basins_do_not_make_the_labels_noise(run_dir: Path, sewa: Sewa) -> None:
@@ -370,47 +364,6 @@ def predict(model, batch):
     ended = sewa(*LINEAR)
     assert ended.code == 0, ended.err
     assert "loss() gives the same value whatever rows the batch has" in ended.err
-    assert report_of()["stability"] is None  # rows of a constant say nothing about a choice
-
-
-# ---- stability ---------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_stability_gives_frequencies_and_gains_and_stable_chooses_by_them(sewa: Sewa) -> None:
-    sewa(*LINEAR, "--stable")
-    report = report_of()
-    frequencies = [c["frequency"] for c in report["candidates"]]
-    assert sum(frequencies) == pytest.approx(4)  # K of them in every resample
-    chosen = set(report["selected"])
-    assert min(frequencies[i] for i in chosen) >= max(
-        f for i, f in enumerate(frequencies) if i not in chosen
-    )
-    gains = report["stability"]["gains"]
-    assert gains.keys() == {"last", "uniform"}
-    assert all(g["low"] <= g["mean"] <= g["high"] for g in gains.values())
-
-
-def test_too_few_rows_are_told_with_how_many_would_do(run_dir: Path, sewa: Sewa) -> None:
-    # the same weights with noise: whatever is chosen is chosen by luck, and their mean is best
-    newest = load_file(run_dir / "ckpts/step-120.safetensors")
-    generator = torch.Generator().manual_seed(0)
-    for step in range(10, 130, 10):
-        noisy = {
-            name: tensor + 0.3 * torch.randn(tensor.shape, generator=generator)
-            for name, tensor in newest.items()
-        }
-        save_file(noisy, run_dir / f"ckpts/step-{step}.safetensors")
-    (run_dir / "task.py").write_text(TASK.replace("return data(1)", "return data(1, rows=24)"))
-    ended = sewa(*LINEAR, "--K", 2, "--set", "linear.bootstrap=20")
-    assert ended.code == 0, ended.err
-    found = report_of()["stability"]
-    assert found["rows"] == 24
-    assert found["rows_needed"] is None or found["rows_needed"] > 24
-    assert "24 selection rows are too few to choose 2 of 12:" in ended.err
-    (run_dir / "task.py").write_text(TASK.replace("return data(1)", "return data(1, rows=10)"))
-    assert sewa(*LINEAR, "--K", 2, "--force").code == 0
-    assert report_of()["stability"] is None  # ten rows cannot be resampled
 
 
 def test_labels_that_have_nothing_to_do_with_the_outputs_are_told(
@@ -572,7 +525,6 @@ def heldout_data():
         ),
         (["--solver", "aggregate", "--K", "4"], "aggregate weighs all checkpoints; leave out --K"),
         (["--solver", "aggregate", "--sparse", "--K", "auto"], "leave out --solver aggregate"),
-        (["--stable", "--K", "4"], "--stable: not a setting of the gumbel solver; linear has it"),
         (["--guard", "0.2"], "has heldout_data already"),
         (["--guard", "1.5"], "--guard"),
         (["--solver", "newton"], "--solver"),
@@ -698,7 +650,7 @@ def test_a_forecast_with_a_fallback_is_no_less_than_the_run(
 
 def test_batches_of_one_row_are_mixed_up_among_each_other(run_dir: Path, sewa: Sewa) -> None:
     (run_dir / "task.py").write_text(TASK.replace("split(128)", "split(1)").replace("300", "40"))
-    ended = sewa(*LINEAR, "--K", 2, "--set", "linear.bootstrap=0", "--iterations", 5)
+    ended = sewa(*LINEAR, "--K", 2, "--iterations", 5)
     assert ended.code == 0, ended.err
     assert report_of()["labels"] == "matter"
     assert "whatever rows" not in ended.err
@@ -718,7 +670,7 @@ def test_select_from_python_takes_auto_and_the_linear_solver(tmp_path: Path) -> 
         K="auto",
         solver="linear",
         device="cpu",
-        linear={"iterations": 10, "swaps": 10, "bootstrap": 2, "folds": 2},
+        linear={"iterations": 10, "swaps": 10, "folds": 2},
     )
     assert found.report.budget is not None
     assert len(found.selected) == found.report.K

@@ -116,11 +116,6 @@ def select(report: Report, name: str | None) -> Chapter:
         ),
         *section("How the loss changes", *drawn[:1], *pulled, *drawn[1:], *budget, _simple(report)),
         *section("Does it over-fit?", Words(overfit) if overfit else None),
-        *section(
-            "Would other rows choose alike?",
-            Words([upper(sentences.stability(report))]) if report.stability else None,
-            *drawings(report, "stability"),
-        ),
         *standing_of(report.standing),
         cost(report.cost, report.placement),
         again(report, name),

@@ -66,7 +66,7 @@ def checkpoints(candidates: list[Candidate], left_out: list[LeftOut]) -> list[Pa
     rows: Rows = []
     for one in candidates:
         row: dict[str, Cell] = {"step": one.step}
-        for name in ("weight", "probability", "frequency"):
+        for name in ("weight", "probability"):
             if any(getattr(other, name) is not None for other in candidates):
                 row[name] = getattr(one, name)
         row |= {f"logged {name}": value for name, value in (one.logged or {}).items()}

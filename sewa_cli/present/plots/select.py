@@ -130,16 +130,6 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
                 lambda: panels(lambda axes: draw_simple(axes, report)),
             ),
         )
-    if any(candidate.frequency is not None for candidate in report.candidates):
-        often = sum((candidate.frequency or 0) >= 0.5 for candidate in report.candidates)
-        yield (
-            "stability",
-            Picture(
-                "How often each checkpoint is chosen on resampled rows",
-                f"{often} of {report.k} checkpoints are chosen by half of the resamples or more.",
-                lambda: panels(lambda axes: _draw_frequencies(axes, report)),
-            ),
-        )
 
 
 def weights_picture(report: Report) -> Picture:
@@ -199,23 +189,6 @@ def _history(report: Report) -> Figure:
         axes = figure.subplots()
         name_levels(figure, axes, draw_losses(axes, report))
     return figure
-
-
-def _draw_frequencies(axes: Axes, report: Report) -> None:
-    chosen = set(report.selected)
-    places, by_step = places_of([candidate.step for candidate in report.candidates])
-    for is_chosen, colour, text in ((False, "0.7", "not chosen"), (True, "black", "chosen")):
-        here = [i for i, c in enumerate(report.candidates) if (c.index in chosen) == is_chosen]
-        heights = [report.candidates[i].frequency or 0.0 for i in here]
-        axes.vlines([places[i] for i in here], 0, heights, color=colour, lw=1.6, label=text)
-        for i, height in zip(here, heights, strict=True):
-            name = name_of(report.candidates[i].step, i)
-            hint(axes, places[i], None, name, text, f"in {100 * height:.0f} % of the resamples")
-    axes.axhline(0.5, color="0.6", lw=1, ls=":")
-    axes.set_ylim(0, 1.05)
-    name_steps(axes, by_step)
-    axes.set_ylabel("share of resamples")
-    legend_above(axes)
 
 
 def _draw_blend(axes: Axes, report: Report, blend: Blend) -> None:

@@ -31,7 +31,6 @@ from sewa_cli.solvers.linear.pull import EVALUATIONS, STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
 from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.linear.whole import ROWS_TOGETHER, TOGETHER, Part, Whole, flatten, shapes_of
-from sewa_cli.solvers.stability import QUICK, QUICKLY
 from sewa_cli.trajectory import Layout
 from sewa_cli.trajectory.dense import ROWS, Dense
 
@@ -108,9 +107,8 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     simple = len(family(k, sizes.K)) - 2  # the newest and the mean of all are looked at anyway
     forward = B * (1 + (quarters if quarters > 1 else 0))
     forward += B + settings.rounds * (1 + k) * B
-    forward += B * (1 + settings.stable)
-    forward += 2 * B * (2 + (settings.bootstrap > 0)) + simple * B
-    reads = k + settings.rounds * k + (settings.rounds - 1) * K + K * (1 + settings.stable)
+    forward += B + 4 * B + simple * B
+    reads = k + settings.rounds * k + (settings.rounds - 1) * K + K
     extra = 2 + simple * is_auto
     sums = 4 * simple * sizes.P
     summed = sums <= sizes.room // 4
@@ -124,11 +122,8 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
         reads += 2 * K
     if not (fits and summed):  # simple averages are run once more, in passes over the files
         forward, reads = forward + (simple + 2) * B, reads + (simple + 3) * k
-    resamples = settings.bootstrap * QUICKLY // max(QUICKLY, space.kept)
-    resamples = max(min(settings.bootstrap, 5), resamples)
     alone, together = (_Arithmetic(sizes, space, count) for count in (1, settings.folds))
     seconds = settings.rounds * TYPICAL * (alone.gradient + VALUES * alone.value) + alone.labels
-    seconds += 2 * resamples * ((QUICK + 1) * together.gradient + alone.value)
     if is_auto:
         steps = (FOLD_ITERATIONS + 1) * together.gradient + SWAPS * settings.swaps * alone.loss
         pairs = settings.folds * (settings.folds - 1) // 2 * (PAIR_ITERATIONS + 1)

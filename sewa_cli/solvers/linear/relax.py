@@ -7,7 +7,7 @@ gradient (Beck and Teboulle 2009, with backtracking and restarts), rounded to it
 improved by swapping one chosen checkpoint for another that lowers the loss. Where there are few
 subsets all of them are tried, and the answer is the best there is.
 
-On folds and resamples of the rows it is solved side by side: one pass over the cache for all.
+On folds of the examples it is solved side by side: one pass over the cache for all.
 
 Nothing here reads a checkpoint or runs the model.
 """
@@ -48,22 +48,19 @@ def solve(
     iterations: int = 100,
     swaps: int = 50,
     starts: Sequence[Sequence[int]] = (),
-    relaxed: Tensor | None = None,
     events: Events | None = None,
-    try_all: bool = True,
 ) -> Solution:
     """The K checkpoints whose average has the lowest predicted loss.
 
     `starts`: masks to begin the swaps from as well, if they are better than the rounded one.
-    `relaxed`: s [k] to begin from. `try_all`: all subsets, if they are few.
     """
     k = surrogate.k
     if not 0 < K < k:
         raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
-    start = torch.full((k,), K / k, dtype=torch.float64) if relaxed is None else relaxed
+    start = torch.full((k,), K / k, dtype=torch.float64)
     s, history = relax(surrogate, K, start, iterations, events)
     subsets = comb(k, K)
-    if try_all and subsets <= FEW_SUBSETS and subsets * surrogate.size.numbers <= MUCH_WORK:
+    if subsets <= FEW_SUBSETS and subsets * surrogate.size.numbers <= MUCH_WORK:
         # of equals, the later checkpoints
         chosen = _best(surrogate, sorted(combinations(range(k), K), key=lambda m: m[::-1])[::-1])
     else:

@@ -25,7 +25,6 @@ from sewa_cli.solvers.linear.outputs import WARNINGS, Labels
 from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
 from sewa_cli.solvers.linear.survey import Survey
-from sewa_cli.solvers.stability import Stability, most_frequent, resample
 from sewa_cli.text import finite, or_inf, with_K
 
 SCOUTED: tuple[Name, ...] = (
@@ -46,10 +45,6 @@ class Linear(Surveyor):
             100, description="of projected gradient, at most; no checkpoint is read"
         )
         swaps: CountOrNone = Field(50, description="tried in output space before it is given up")
-        bootstrap: CountOrNone = Field(
-            20, description="resamples of the selection rows for stability; 0: none"
-        )
-        stable: bool = Field(False, description="choose what most resamples of the data choose")
         folds: Annotated[Whole, Field(ge=2)] = Field(
             5, description="of the selection rows, for K: auto"
         )
@@ -150,31 +145,15 @@ class _Search:
         if best is not None and best[0] < loss:
             loss, found = best
         selected = found.selected
-        stability = None
-        if settings.bootstrap > 0 and alone:
-            offset = -survey.error(here, selected, loss)
-            simple = self._references(here)
-            stability = resample(here, found, simple, offset, settings.bootstrap, self._problem)
-        if settings.stable:
-            if stability is None:
-                raise ConfigError(
-                    "--stable: the selection rows cannot be resampled: they are too few, the loss "
-                    "does not split into rows, or linear.bootstrap is 0"
-                )
-            selected = most_frequent(stability, found)
-            loss = survey.loss_of_mean(selected)
         error = survey.error(here, selected, loss)
         if alone:
             self._warn_of_error(error, loss)
-            self._warn_of_few(stability, K)
         return Choice.of(
             selected,
             self.k,
             probabilities=found.relaxed.tolist(),
             history=found.history,
-            frequencies=stability.frequencies if stability else None,
             labels=labels,
-            stability=stability.report if stability else None,
             holds=here.size.bytes,
             details={
                 "rounds": rounds,
@@ -215,8 +194,6 @@ class _Search:
             option, nested = other, budget.nested
             nested = nested and replace(nested, taken=nested.simple)
             budget = replace(budget, chosen=budget.options.index(other), nested=nested)
-        if settings.stable:
-            problem.events.warn(f"--stable: `{option.name}` is taken, which learns nothing")
         return Choice(
             simple_average(option.name, option.K, self.k),
             with_K(option.name, option.K),
@@ -301,20 +278,6 @@ class _Search:
                 f"{gained:.3g} it gained over the mean of all: predictions are poor on this run; "
                 "--solver gumbel may do better"
             )
-
-    def _warn_of_few(self, stability: Stability | None, K: int) -> None:
-        if stability is None or not stability.too_few:
-            return
-        rows, needed = stability.report.rows, stability.report.rows_needed
-        advice = (
-            f"about {needed} would do"
-            if needed is not None and needed > rows
-            else "and more would hardly help; the mean of all is as good"
-        )
-        self._problem.events.warn(
-            f"{rows} selection rows are too few to choose {K} of {self.k}: on rows it "
-            f"has not seen, such a choice is no better than the mean of all; {advice}"
-        )
 
 
 def _name_of(members: Sequence[int], k: int) -> str:
