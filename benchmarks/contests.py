@@ -26,7 +26,7 @@ from sewa_cli.solvers import Problem
 
 k, PARTS, CONTESTS = 200, 600, 24
 BUDGETS = (100, 500, 2000, 5000)
-SOLVERS = {"race": AUTO, "reinforce": 10, "cross-entropy": 10}
+SOLVERS = {"race": AUTO, "reinforce": 10}
 
 
 class World:

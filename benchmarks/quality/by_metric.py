@@ -71,7 +71,7 @@ SETTINGS = {
     "text": classification("text_classification", 4900),
     "images": classification("image_classification", 5000),
 }
-SOLVERS = {"race": 0, "reinforce": 10, "cross-entropy": 10}  # and K; 0: auto
+SOLVERS = {"race": 0, "reinforce": 10}  # and K; 0: auto
 BUDGETS = (500, 2000, 5000)
 TOGETHER = "all cloning runs together"
 SIMPLE = (("last", None), ("uniform", None), ("ema", None), ("latest", 10), ("lawa", 10))

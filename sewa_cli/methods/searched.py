@@ -43,15 +43,6 @@ def reinforce(run: Run, K: int) -> Coefficients:
     return run.contest("reinforce", K)
 
 
-@method(needs_loss=True, needs_metric=True)
-def cross_entropy(run: Run, K: int) -> Coefficients:
-    """By --metric: K checkpoints by the cross-entropy method over masks.
-
-    1/K on the K largest s, s moved towards how often each is in the best masks.
-    """
-    return run.contest("cross-entropy", K)
-
-
 @method(needs_loss=True)
 def best(run: Run) -> Coefficients:
     """The single checkpoint with the lowest selection loss.

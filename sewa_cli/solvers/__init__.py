@@ -44,7 +44,6 @@ BUILTIN = {
     "linear": "sewa_cli.solvers.linear.rounds",
     "race": "sewa_cli.solvers.race",
     "reinforce": "sewa_cli.solvers.reinforce",
-    "cross-entropy": "sewa_cli.solvers.cross_entropy",
 }
 WEIGHING = "aggregate"  # for K auto
 SURVEYING = "linear"  # whose cache of outputs answers `compare --fast`

@@ -330,7 +330,7 @@ def test_a_comparison_without_held_out_parts_is_refused_before_its_first_row(
 
 @pytest.mark.usefixtures("task")
 def test_rows_say_how_many_parts_they_were_asked_on(sewa: Sewa) -> None:
-    flags = ("--methods", "race,cross-entropy,last", "--K", 3, "--budget", 100)
+    flags = ("--methods", "race,reinforce,last", "--K", 3, "--budget", 100)
     found, _ = compare(sewa, *flags)
     race, masks, last = found["rows"]
     assert last["cost"]["evaluations"] == 30
@@ -379,7 +379,7 @@ def test_a_search_that_comes_back_is_not_a_budget_that_was_too_small(
     sewa: Sewa, task: Path
 ) -> None:
     task.write_text(f"{HEAD}\ndef score(model, part):\n    return float(far(model, LAST) < 1e-4)\n")
-    flags = ("--last", 2, "--K", 1, "--solver", "cross-entropy", "--budget", 60)
+    flags = ("--last", 2, "--K", 1, "--solver", "reinforce", "--budget", 60)
     contest, ended = select(sewa, *flags)
     assert contest["leader"] == contest["incumbent"]
     assert (contest["asked"], contest["met"]) == (2, 1)

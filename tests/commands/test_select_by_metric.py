@@ -230,7 +230,7 @@ def test_few_parts_are_taken_at_their_word(sewa: Sewa) -> None:
     ("flags", "words"),
     [
         (("--solver", "gumbel"), "by the loss, not by --metric return; --solver race would do"),
-        (("--solver", "gumbel", "--K", 4), "--solver reinforce or --solver cross-entropy would do"),
+        (("--solver", "gumbel", "--K", 4), "--solver race or --solver reinforce would do"),
         (("--metric", "-return", "--set", "objective.goal=max"), "is to be low, and goal is max"),
         (("--set", "objective.budgets=3"), "unknown key; did you mean budget?"),
         (("--budget", "soon"), "or a time such as 90s, 10m or 2h"),
@@ -325,7 +325,7 @@ def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
         ("--set", "tier=files"),
         ("--last", 2),
         ("--last", 2, "--K", 1),
-        ("--K", 10, "--solver", "cross-entropy"),
+        ("--K", 10, "--solver", "reinforce"),
         ("--K", 11, "--solver", "reinforce"),
     ],
 )

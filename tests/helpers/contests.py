@@ -19,7 +19,7 @@ from sewa_cli.solvers import Choice, Problem
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.trajectory import Trajectory
 
-SOLVERS = ("race", "reinforce", "cross-entropy")
+SOLVERS = ("race", "reinforce")
 Loss = Callable[[Average, int], float | Failed]
 
 

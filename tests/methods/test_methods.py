@@ -197,7 +197,7 @@ def test_every_method_has_a_line_a_formula_and_no_more_than_it_says(name: str) -
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("lawaa", "unknown method 'lawaa'; there are aggregate, best, cross-entropy, ema"),
+        ("lawaa", "unknown method 'lawaa'; there are aggregate, best, ema, ema-window"),
         ("ema:dekay=0.5", "ema has no option 'dekay'"),
         ("ema:0.5", "ema has no option '0.5'"),
         ("ema:decay=fast", "decay must be a number, found 'fast'"),

@@ -23,7 +23,7 @@ from sewa_cli.solvers.contest import Contest
 k, K = 12, 3
 LATEST = tuple(mean_of(range(k - K, k), k))
 BEST = frozenset({1, 4, 8})
-NEEDED = {"race": 3000, "reinforce": 1000, "cross-entropy": 1000}  # evaluations
+NEEDED = {"race": 3000, "reinforce": 1000}  # evaluations
 
 
 def level(average: Average) -> float:
