@@ -19,6 +19,7 @@ FLOORS = [
         "events",
         "files",
         "interrupts",
+        "publish",
         "ranks",
         "system",
         "text",

@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sewa_cli.system import lock
+from sewa_cli.publish import new_file
 
 log = logging.getLogger(__name__)
 Folder = str | os.PathLike[str]
@@ -47,26 +46,9 @@ def save_weights(
     path = folder / f"step-{step}.safetensors"
     # "format": transformers asks for it when such a file is loaded as model.safetensors
     metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics or {})}
-    _clear_leftovers(folder)
-    temporary = folder / f".{path.name}.{secrets.token_hex(4)}.tmp"  # hidden from every loader
-    try:
-        with temporary.open("xb") as file:  # the lock says that somebody still writes it
-            lock(file.fileno())
-            save_file(_bare_weights(model, dtype), temporary, metadata)
-            os.fsync(file.fileno())
-            os.replace(temporary, path)
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
+    with new_file(path) as file:
+        save_file(_bare_weights(model, dtype), file.name, metadata)
     return path
-
-
-def _clear_leftovers(folder: Path) -> None:
-    """What trainings have left that were killed while they saved."""
-    for left in folder.glob(".step-*.safetensors.*.tmp"):
-        with suppress(OSError), left.open("rb") as file:
-            if lock(file.fileno()):
-                left.unlink()
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -127,20 +127,6 @@ def test_a_failing_write_leaves_the_older_file_and_no_other(
     assert (tmp_path / "step-3.safetensors").read_bytes() == before
 
 
-def test_what_a_killed_training_left_is_cleared_away_but_not_what_is_being_written(
-    tmp_path: Path,
-) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    dead, live = (tmp_path / f".step-{n}.safetensors.0123abcd.tmp" for n in (1, 2))
-    dead.write_bytes(b"half")
-    with live.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        save_weights(nn.Linear(2, 2), tmp_path, 3)
-        assert {p.name for p in tmp_path.iterdir()} == {live.name, "step-3.safetensors"}
-    save_weights(nn.Linear(2, 2), tmp_path, 3)
-    assert {p.name for p in tmp_path.iterdir()} == {"step-3.safetensors"}
-
-
 def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     model.weight.ds_id = 3  # type: ignore[attr-defined]
