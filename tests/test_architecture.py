@@ -15,6 +15,7 @@ FLOORS = [
         "config",
         "settings",
         "errors",
+        "direction",
         "dtypes",
         "events",
         "files",

@@ -218,7 +218,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts state_key task metric plot html log force {DATA} config sets cache ranks device seed "
+    f"ckpts state_key task measured plot html log force {DATA} config sets cache ranks device seed "
     f"{TALK}"
 )
 def evaluate(request: Request) -> None:
@@ -246,7 +246,7 @@ def inspect(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key task metric K {DATA} config sets device {TALK}")
+@command(f"ckpts {SPAN} state_key task measured K {DATA} config sets device {TALK}")
 def validate(request: Request) -> None:
     """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
     from sewa_cli.commands.validate import run_validate

@@ -94,8 +94,11 @@ _HOW: Final = {
     "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
     "metric": Flag(
         "--metric NAME",
-        "Choose by this metric, not the loss; -NAME: low is good.",
+        "Choose by this metric, not the loss; -NAME: lower is better.",
         "objective.metric",
+    ),
+    "measured": Flag(
+        "--metric NAME", "Score the task's parts, and report this metric.", "objective.metric"
     ),
     "effort": Flag(
         "--budget N", "Of parts to evaluate for it, or a time: 500, 10m.", "objective.budget"
@@ -251,6 +254,8 @@ class Request:
             raise ConfigError(
                 "no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both"
             )
+        if assumed := self.config.objective.assumption:
+            self.talk.warn(assumed)
         # a task may shuffle while it is imported, and read all its data
         with seeded(self.config.seed), self.talk.stage("loading the task"):
             newest = partial(open_newest, self.config, as_given)

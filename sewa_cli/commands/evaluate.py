@@ -9,7 +9,7 @@ from sewa_cli.objective.scorer import Scorer
 from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session import heading, open_named
-from sewa_cli.session.building import build_objective, with_whole_batches
+from sewa_cli.session.building import build_objective, check_objective, with_whole_batches
 from sewa_cli.session.code import code_hash
 from sewa_cli.session.jobs import scores_by_parts
 from sewa_cli.task import Task
@@ -18,6 +18,8 @@ from sewa_cli.task import Task
 def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
     events, task = events or Events(), with_whole_batches(task)
+    if config.objective.metric is not None:
+        check_objective(config, task)
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
         objective = build_objective(config, task, checkpoints[-1], events)
@@ -25,7 +27,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         model = objective.model
         metrics = task.metrics
         if task.scoring and (config.objective.metric or not (metrics or task.has_loss)):
-            metrics = scores_by_parts(task, model, config.seed)
+            metrics = scores_by_parts(task, model, config)
         scorer = Scorer(objective, task.heldout_data, metrics=metrics, seed=config.seed)
         fits = []
         for checkpoint in checkpoints:  # all of them, before the first is evaluated

@@ -43,7 +43,7 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
             loss = float(session.objective.gradient(row, [batch])[0])
         if config.objective.metric is not None or not task.has_loss:
             session.model.set(row)
-            score = scores_by_parts(task, session.model, config.seed, most=1)(None)
+            score = scores_by_parts(task, session.model, config, most=1)(None)
     session.warn_of_overlap(training=True)
     if loss is not None and not isfinite(loss):
         raise TaskError(f"loss() is {loss} on the first batch at {newest.path}")
@@ -59,7 +59,7 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         batch_rows=rows(batch),
         loss=loss,
         score=score and {name: finite(value) for name, value in score.items()},
-        heldout_data=task.heldout_data is not None,
+        heldout_data=task.heldout_data is not None or bool(task.scoring and task.scoring.heldout),
         training_data=task.training_data is not None,
         metrics=task.metrics is not None or summed,
     )

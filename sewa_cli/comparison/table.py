@@ -11,10 +11,10 @@ import torch
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.config import AUTO, Config
 from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
+from sewa_cli.direction import score_of
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, mean_of, parse
-from sewa_cli.objective.board import score_of
 from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses

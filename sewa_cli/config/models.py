@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from sewa_cli.direction import Goal, comparative, known_goal, split_sign
 from sewa_cli.settings import (
     AUTO,
     Bytes,
@@ -97,9 +98,11 @@ class ObjectiveConfig(Settings):
     """What to choose by: the task's loss, or a metric."""
 
     metric: str | None = Field(
-        None, description="one of those that score() gives, -NAME: lower is better; null: the loss"
+        None,
+        description="one of those that score() gives; -NAME, +NAME: lower or higher is better, "
+        "where the name does not tell; null: the loss",
     )
-    goal: Literal["max", "min"] = "max"
+    goal: Goal | None = Field(None, description="null: by the metric's name, or else max")
     budget: Effort = Field(500, description="evaluations of a part to choose by, or a time, 10m")
     workers: Count = Field(1, description="processes that evaluate parts")
     part_timeout: Duration | None = Field(
@@ -108,15 +111,36 @@ class ObjectiveConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _minus(cls, given: Any) -> Any:
+    def _with_goal(cls, given: Any) -> Any:
+        """Settle which way is better: by the metric's name, its sign or `goal`."""
         metric = given.get("metric") if isinstance(given, dict) else None
-        if isinstance(metric, str) and metric in ("", "-"):
+        if not isinstance(metric, str):
+            return given
+        (name, signed), goal = split_sign(metric), given.get("goal")
+        if not name:
             raise ValueError("metric: must have a name, one of those that score() gives")
-        if isinstance(metric, str) and metric.startswith("-"):
-            if given.get("goal") == "max":
-                raise ValueError(f"metric: {metric} is to be low, and goal is max; drop one")
-            return {**given, "metric": metric[1:], "goal": "min"}
-        return given
+        known, asked = known_goal(name), signed or goal
+        if signed and goal not in (None, signed):
+            raise ValueError(f"metric: {metric} and goal: {goal} contradict each other; drop one")
+        if known and asked in ("max", "min") and asked != known:
+            way = f"the {metric[0]}" if signed else f"goal: {goal}"
+            raise ValueError(f"metric: {comparative(known)} {name} is better; drop {way}")
+        return {**given, "metric": name, "goal": asked or known}
+
+    @property
+    def direction(self) -> Goal:
+        return self.goal or "max"
+
+    @property
+    def assumption(self) -> str | None:
+        """What was assumed about the metric's direction, for the user to confirm or turn."""
+        if self.metric is None or self.goal is not None:
+            return None
+        name = self.metric
+        return (
+            f"assuming that higher {name} is better; --metric -{name} if lower is, +{name} to "
+            "confirm"
+        )
 
     @model_validator(mode="before")
     @classmethod

@@ -9,7 +9,7 @@ found until then is on the board.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
 from typing import NamedTuple
@@ -20,7 +20,6 @@ from torch import Tensor
 from sewa_cli import interrupts
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
-from sewa_cli.text import few
 
 Average = tuple[float, ...]  # coefficients; the key of everything here
 TOLD = 3  # failures that are told one by one
@@ -276,21 +275,3 @@ class Board:
         """one − two on parts that both have."""
         difference = self.losses(one, parts) - self.losses(two, parts)
         return difference * (self.weights[list(parts)] / self.weights.mean())
-
-
-def score_of(loss: float, goal: str) -> float:
-    """The metric itself; no -0."""
-    return 0.0 - loss if goal == "max" else loss
-
-
-def losses_of(scores: Sequence[Mapping[str, float]], metric: str, goal: str) -> list[float]:
-    """Of a score by name; a number without a name is the metric, whatever that is called."""
-    sign = -1.0 if goal == "max" else 1.0
-    found = []
-    for score in scores:
-        value = score.get(metric, score.get(""))
-        if value is None:
-            given = few(sorted(score), 8) or "nothing"
-            raise TaskError(f"metric: score() gives no {metric!r}; it gives {given}")
-        found.append(sign * value)
-    return found

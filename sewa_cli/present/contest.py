@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sewa_cli.direction import loss_of
 from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside
 from sewa_cli.text import few, number, with_K
 
@@ -222,8 +223,9 @@ def better_one(found: Contest) -> str | None:
 
     By however little, as by the loss: whether that is luck, the intervals say.
     """
-    sign = -1 if found.goal == "max" else 1
-    known = {n: sign * s.heldout for n, s in found.scores.items() if s.heldout is not None}
+    known = {
+        n: loss_of(s.heldout, found.goal) for n, s in found.scores.items() if s.heldout is not None
+    }
     if not known:
         return None
     best = min(known, key=lambda name: known[name])

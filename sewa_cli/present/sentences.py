@@ -7,6 +7,7 @@ from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING
 
+from sewa_cli.direction import comparative
 from sewa_cli.present import contest as by_metric
 from sewa_cli.present.card import describe_lora
 from sewa_cli.present.tables import level, percent
@@ -232,7 +233,7 @@ def measured(report: Comparison) -> str:
     """What the best row has: the lowest held-out loss, the highest held-out return."""
     if report.judged is None:
         return "lowest held-out loss"
-    return f"{'high' if report.judged.goal == 'max' else 'low'}est held-out {report.judged.metric}"
+    return f"{comparative(report.judged.goal)[:-2]}est held-out {report.judged.metric}"
 
 
 def _winner(report: Comparison) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from sewa_cli.direction import Goal
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import Candidate, Cost, Interval, LeftOut, Placement, TaskHead
@@ -87,7 +88,7 @@ class Judged(Part):
     """The metric that rows were compared by."""
 
     metric: str
-    goal: Literal["max", "min"]
+    goal: Goal = Field(description="max: higher is better")
     parts: int = Field(description="held out, that any row has a score for")
     left_out: int = Field(0, description="held-out parts that failed for every row")
     failure_counts_as: float | None = Field(

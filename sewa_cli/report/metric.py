@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from sewa_cli.direction import Goal
 from sewa_cli.report.part import Part
 from sewa_cli.report.shared import Interval
 
@@ -72,7 +73,7 @@ class Contest(Part):
     """A choice by a metric: what was asked, who led, and whether that was luck."""
 
     metric: str
-    goal: Literal["max", "min"]
+    goal: Goal = Field(description="max: higher is better")
     budget: int | str
     evaluations: int = Field(description="scores of a part that the choice was made by")
     heldout_evaluations: int

@@ -27,6 +27,6 @@ class Validation(TaskHead):
     score: dict[str, float | None] | None = Field(
         None, description="--metric: what score() gives for the first part"
     )
-    heldout_data: bool
+    heldout_data: bool = Field(description="heldout_data, or heldout_parts")
     training_data: bool
     metrics: bool

@@ -120,12 +120,13 @@ class Examiner:
 
 
 def scores_by_parts(
-    task: Task, model: FlatModel, seed: int, most: int | None = None
+    task: Task, model: FlatModel, config: Config, most: int | None = None
 ) -> Callable[[Any], dict[str, float]]:
-    """What is in the model by the task's parts, held-out ones where there are: means by name.
+    """Score what is in the model by the task's parts, held-out ones if any: means by name.
 
     `most`: only so many parts.
     """
+    seed, metric = config.seed, config.objective.metric
     lists: dict[Kind, list[Any]] = {of: parts_of(task, of, seed) for of in get_args(Kind)}
     kind: Kind = "heldout" if lists["heldout"] else "selection"
     count = len(lists[kind]) if most is None else min(most, len(lists[kind]))
@@ -133,6 +134,8 @@ def scores_by_parts(
 
     def means(_: Any) -> dict[str, float]:
         found = examiner.evaluate(Job(model.flat.cpu(), kind, tuple(range(count))))
+        if metric is not None and task.scoring is not None:
+            task.scoring.losses(found, metric, config.objective.direction)  # it has such a metric
         names = dict.fromkeys(name for score in found for name in score)
         return {
             name or "score": sum(score[name] for score in found) / len(found)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.config import Config
+from sewa_cli.direction import score_of
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
@@ -25,8 +26,6 @@ from sewa_cli.objective.board import (
     Average,
     Board,
     Failed,
-    losses_of,
-    score_of,
 )
 from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.tree import rows
@@ -54,8 +53,8 @@ class Metric:
         task, scoring = session.task, session.task.scoring
         assert scoring is not None
         assert config.objective.metric is not None
-        self.run = run
-        self.name, self.goal = config.objective.metric, config.objective.goal
+        self.run, self._scoring = run, scoring
+        self.name, self.goal = config.objective.metric, config.objective.direction
         lists = {of: parts_of(task, of, config.seed) for of in KINDS}
         self.places = _places(lists, config, session.events, listed=scoring.parts is not None)
         self._lists = lists
@@ -76,8 +75,7 @@ class Metric:
         self._part_weights = weights["selection"]
         self.heldout_weights = weights.get("heldout", torch.zeros(0, dtype=torch.float64))
         self.board = self._open_board()
-        is_metrics = scoring.parts is not None and scoring.parts.name == METRICS
-        if is_metrics and task.heldout_data is not None:
+        if scoring.name == METRICS and task.heldout_data is not None:
             session.events.warn(
                 "chosen by metrics(model), as one part: if it looks at held-out rows, their loss "
                 "is too good now; score(model, part) and score_parts() keep them apart"
@@ -173,7 +171,7 @@ class Metric:
             yield place, losses
 
     def _losses(self, scores: Sequence[Score]) -> list[float]:
-        return losses_of(scores, self.name, self.goal)
+        return self._scoring.losses(scores, self.name, self.goal)
 
     def _key(self, average: Average, part: int) -> tuple[Any, ...]:
         """What a score depends on besides the checkpoints, the task and its arguments."""

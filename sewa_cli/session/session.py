@@ -173,7 +173,8 @@ def open_session(
         library.check_tied(candidates[-1], model.aliases)
     inputs = [*paths_of(found), Path(task.source), *task.files]
     warn_of_no_steps(candidates, events)
-    for text in task.warnings:
+    assumed = config.objective.assumption
+    for text in ([assumed] if assumed else []) + [*task.warnings]:
         events.warn(text)
     code = code_hash(config, task)
     return Session(

@@ -17,8 +17,10 @@ from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from sewa_cli.errors import TaskError
+from sewa_cli.direction import Goal, loss_of
+from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task.fence import user_code
+from sewa_cli.text import few
 
 if TYPE_CHECKING:
     from torch import nn
@@ -58,7 +60,19 @@ class Scoring:
     score: Callable[[nn.Module, Sequence[Any]], list[Score]]
     parts: Parts | None  # None: batches of data
     heldout: Parts | None
+    name: str  # the function that gives the scores
     at_once: bool = False  # several parts in one call are faster than one by one
+
+    def losses(self, scores: Sequence[Score], metric: str, goal: Goal) -> list[float]:
+        """Return a loss for each score; a number without a name is the metric."""
+        found = [score.get(metric, score.get("")) for score in scores]
+        for score, value in zip(scores, found, strict=True):
+            if value is None:
+                given = few(sorted(score), 8) or "nothing"
+                raise ConfigError(
+                    f"--metric {metric}: the task has no such metric; {self.name}() gives {given}"
+                )
+        return [loss_of(value, goal) for value in found if value is not None]
 
 
 def scoring_of(
@@ -73,7 +87,9 @@ def scoring_of(
         if "metrics" not in functions:
             return None
         metrics = functions["metrics"]
-        return Scoring(lambda model, _: [_call("metrics", metrics, model)], _only_part(), None)
+        return Scoring(
+            lambda model, _: [_call(METRICS, metrics, model)], _only_part(), None, METRICS
+        )
     if "heldout_parts" in functions and "score_parts" not in functions:
         raise TaskError(f"{source}: heldout_parts needs score_parts: which parts are to choose by?")
     listed_parts = {
@@ -83,10 +99,13 @@ def scoring_of(
     if parts is None and "selection_data" not in functions:
         raise TaskError(f"{source} lacks score_parts(**args): a list of what score is given")
     if "scores" in functions:
-        return Scoring(_several(functions["scores"]), parts, heldout, at_once=True)
+        return Scoring(_several(functions["scores"]), parts, heldout, "scores", at_once=True)
     one = functions["score"]
     return Scoring(
-        lambda model, some: [_call("score", one, model, part) for part in some], parts, heldout
+        lambda model, some: [_call("score", one, model, part) for part in some],
+        parts,
+        heldout,
+        "score",
     )
 
 

@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def score(model, part):
     count()
     weights = torch.cat([p.flatten() for p in model.parameters()]).double()
     noise = random.Random(hash((round(float(weights.sum()), 6), part))).gauss()
-    return {"return": float(weights.norm()) + 0.01 * noise, "length": part}
+    found = float(weights.norm()) + 0.01 * noise
+    return {"return": found, "length": part, "wer": found, "size": found}
 """
 OUTPUT = Path("o.safetensors")
 
@@ -95,7 +97,7 @@ def test_a_task_without_a_loss(sewa: Sewa) -> None:
     written, *others = contest["scores"].items()
     assert written[0] == contest["leader"] == report["written"]
     assert all(written[1]["heldout"] > scores["heldout"] for _, scores in others)
-    assert written[1]["others"] == {"length": 1014.5}
+    assert written[1]["others"]["length"] == 1014.5
     low, high = written[1]["interval"]["low"], written[1]["interval"]["high"]
     assert low < written[1]["heldout"] < high
     assert contest["gained"]["over"] == "uniform"
@@ -156,7 +158,6 @@ def test_pages_plots_and_trackers(sewa: Sewa) -> None:
         ("'good'", "score() must return a number, or a dict"),
         ("1j", "found complex"),
         ("None", "found NoneType"),
-        ("{'reward': 1.0, 'n': 2}", "score() gives no 'return'; it gives n, reward"),
         ("{'return': [1]}", "found list"),
         ("1 / 0", "no part could be scored; part 14: score() raised ZeroDivisionError"),
     ],
@@ -195,8 +196,10 @@ def test_some_parts_fail(sewa: Sewa, task: Path, name: str, more: str) -> None:
     ended = sewa("select", "--budget", 200)
     report = report_of(ended)
     assert report["contest"]["crowned"] is True
-    assert report["contest"]["scores"][report["written"]]["others"] == {
-        "length": pytest.approx(sum(p for p in range(1000, 1030) if p % 10 != 3) / 27)
+    assert report["contest"]["scores"][report["written"]]["others"] | {"wer": 0, "size": 0} == {
+        "wer": 0,
+        "size": 0,
+        "length": pytest.approx(sum(p for p in range(1000, 1030) if p % 10 != 3) / 27),
     }
     assert f"held-out part 3 has failed: {name}() raised ValueError: no such level" in ended.err
     parts = {line.partition(":")[0] for line in report["contest"]["failures"]}
@@ -231,7 +234,10 @@ def test_few_parts_are_taken_at_their_word(sewa: Sewa) -> None:
     [
         (("--solver", "gumbel"), "by the loss, not by --metric return; --solver race would do"),
         (("--solver", "gumbel", "--K", 4), "--solver race or --solver reinforce would do"),
-        (("--metric", "-return", "--set", "objective.goal=max"), "is to be low, and goal is max"),
+        (("--metric", "-return"), "metric: higher return is better; drop the -"),
+        (("--metric", "+wer"), "metric: lower wer is better; drop the +"),
+        (("--metric", "wer", "--set", "objective.goal=max"), "lower wer is better; drop goal: max"),
+        (("--metric", "-size", "--set", "objective.goal=max"), "contradict each other"),
         (("--set", "objective.budgets=3"), "unknown key; did you mean budget?"),
         (("--budget", "soon"), "or a time such as 90s, 10m or 2h"),
         (("--budget", "0"), "must be 1 evaluation or more"),
@@ -249,6 +255,18 @@ def test_what_is_refused(sewa: Sewa, flags: tuple[object, ...], words: str) -> N
     assert calls() == 0
 
 
+def test_a_metric_that_the_task_does_not_have(sewa: Sewa, task: Path) -> None:
+    """The flag is to blame, and the function that gives others is named."""
+    words = "--metric bleu: the task has no such metric; score() gives length, return, size, wer"
+    for command in ("select", "compare", "evaluate", "validate"):
+        ended = sewa(command, "--metric", "bleu")
+        assert (ended.code, words in ended.error) == (2, True), ended.err
+    task.write_text(f"{TASK}\ndef metrics(model):\n    return {{'accuracy': 0.5}}\n")
+    refused(sewa("select"), 2, "--metric return: the task has no such metric; metrics() gives acc")
+    task.write_text(TASK)
+    assert sewa("evaluate", "--metric", "bleu").code == 4
+
+
 def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
     task.write_text(TASK)
     refused(sewa("select"), 4, "has no score(model, part), nor metrics(model)")
@@ -261,11 +279,38 @@ def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
 
 
 @pytest.mark.usefixtures("task")
-def test_low_may_be_good_and_strict_is(sewa: Sewa) -> None:
-    report = report_of(sewa("select", "--metric", "-return", "--budget", 200))
-    assert report["contest"]["goal"] == "min"
-    norms = {name: scores["heldout"] for name, scores in report["contest"]["scores"].items()}
-    assert min(norms.values()) == next(iter(norms.values()))
+@pytest.mark.parametrize(("metric", "best"), [("wer", min), ("-size", min), ("+size", max)])
+def test_the_better_direction_is_chosen(
+    sewa: Sewa, metric: str, best: Callable[[Iterable[float]], float]
+) -> None:
+    """By the metric's name, or by its sign; nothing is assumed."""
+    ended = sewa("select", "--metric", metric, "--budget", 200)
+    contest = report_of(ended)["contest"]
+    assert contest["goal"] == best.__name__
+    norms = [scores["heldout"] for scores in contest["scores"].values()]
+    assert norms[0] == best(norms)
+    assert max(norms) - min(norms) > 1
+    assert "assuming" not in ended.err
+    flags = ("--metric", metric, "--methods", "last,uniform", "--json")
+    compared = json.loads(sewa("compare", *flags).out)
+    assert compared["judged"]["goal"] == best.__name__
+    assert compared["rows"][compared["best"]]["score"]["heldout"] == best(
+        row["score"]["heldout"] for row in compared["rows"]
+    )
+
+
+@pytest.mark.usefixtures("task")
+def test_an_assumed_direction_is_the_first_line_of_output(sewa: Sewa) -> None:
+    said = "warning: assuming that higher size is better; --metric -size if lower is"
+    for command in ("select", "compare", "evaluate", "validate"):
+        ended = sewa(command, "--metric", "size")
+        assert ended.code == 0, ended.err
+        assert ended.err.startswith(said)
+    assert json.loads(Path("o.report.json").read_text())["contest"]["goal"] == "max"
+
+
+@pytest.mark.usefixtures("task")
+def test_strict(sewa: Sewa) -> None:
     ended = sewa("select", "--strict", "--force", "--budget", 10)  # nobody is crowned
     assert ended.code == 5
     assert "has the better held-out return" in ended.error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sewa_cli.direction import comparative
 from sewa_cli.present import contest as by_metric
 from sewa_cli.present import sentences
 from sewa_cli.present.page.parts import Chapter, Table, Tile, Words
@@ -29,7 +30,7 @@ def contest(report: Report, name: str | None) -> Chapter:
     found = report.contest
     assert found is not None
     written, scores = next(iter(found.scores.items()))
-    verdict, goal = by_metric.verdict(found), f"to {found.goal}imise"
+    verdict, goal = by_metric.verdict(found), f"{comparative(found.goal)} is better"
     asked = "" if scores.selection_parts is None else f"; mean over {scores.selection_parts} parts"
     tiles = [Tile(f"{found.metric} to choose by", scores.selection, f"{goal}{asked}")]
     if scores.heldout is not None:

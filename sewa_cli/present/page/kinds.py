@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Final
 
+from sewa_cli.direction import loss_of
 from sewa_cli.present import kind_of, say, sentences, tables
 from sewa_cli.present.page.contest import contest
 from sewa_cli.present.page.parts import Chapter, Part, Section, Table, Tile, Words
@@ -110,7 +111,7 @@ def _lowest_rows(report: Comparison) -> tuple[Comparison, list[Words]]:
         row = report.rows[place]
         found = row.heldout_loss if heldout else row.selection_loss
         if report.judged and row.held[0] is not None:
-            found = row.held[0] if report.judged.goal == "min" else -row.held[0]
+            found = loss_of(row.held[0], report.judged.goal)
         return inf if found is None or place == report.best else found
 
     by_loss = sorted(range(count), key=loss)[: most - 1]

@@ -10,6 +10,7 @@ from pathlib import PurePath
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, Final
 
+from sewa_cli.direction import loss_of
 from sewa_cli.present.page.parts import Chapter, Drawing, Part, Section, Table, Tile, Words
 from sewa_cli.present.plots import Picture, panels
 from sewa_cli.present.plots.dots import Series, draw_dots
@@ -183,7 +184,7 @@ def _measured(report: Any) -> tuple[str, int]:
     else:  # `compare` has scores of held-out parts only
         held = judged is not None or getattr(report, "heldout_rows", None) is not None
     word = f"{'held-out' if held else 'selection'} {by.metric if by else 'loss'}"
-    return word, -1 if by and by.goal == "max" else 1
+    return word, int(loss_of(1, by.goal)) if by else 1
 
 
 def _series(

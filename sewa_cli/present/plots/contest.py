@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from sewa_cli.direction import comparative
 from sewa_cli.present.plots import Picture, hint, house, label, panels, set_margins
 from sewa_cli.present.plots.dots import Series, draw_dots
 from sewa_cli.present.plots.select import weights_picture
@@ -65,7 +66,7 @@ def draw_scores(axes: Axes, found: Contest) -> None:
     held = Series("held out", [s.heldout for s in scores], "o", errors=half)
     chosen = Series("to choose by", [s.selection for s in scores], "s", hollow=True)
     draw_dots(axes, list(found.scores), [held, chosen] if found.heldout_parts else [chosen])
-    axes.set_xlabel(f"{found.metric} ({'higher' if found.goal == 'max' else 'lower'} is better)")
+    axes.set_xlabel(f"{found.metric} ({comparative(found.goal)} is better)")
 
 
 def draw_entries(axes: Axes, found: Contest) -> None:
