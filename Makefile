@@ -1,13 +1,23 @@
-# make demo   set up and run the main job on an embedded default
-# make test   set up and pass linters, types and tests
-# Both make .venv themselves, with what they need; a second run only checks that it is there.
+# make help   says what there is. Every target first makes .venv with what it needs, once.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: demo test test-browser test-gpu faults fuzz ruff types tests lint data quality picture bench clean
+.PHONY: help demo test lint test-all test-browser test-gpu faults fuzz data quality picture bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo        run the main job on an example"
+	@echo "make lint        ruff, then mypy on sewa_cli"
+	@echo "make test        lint, then one fast test of each promise: before each commit"
+	@echo "make test-all    lint, then all tests, part by part; a part that passed is not run again"
+	@echo "                 until a file changes. PART=solvers runs that part alone, of:"
+	@echo "                 $(PARTS)" | fold -s -w 80 | sed '2,$$s/^/                 /'
+	@echo "make test-gpu    tests that need a CUDA device"
+	@echo "make clean       remove .venv and all caches"
+	@echo "One folder, quickly: $(BIN)/python -m pytest tests/solvers (--breadth: with all that test-all has)"
 
 # with the extras that are asked for, each in its pinned version
 define install
@@ -27,13 +37,45 @@ $(VENV)/.tests: pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/sewa demo $(DEMO) --force
 
-# types are checked beside the tests; what fails first does not keep the other from its end
-test: ruff
-	$(MAKE) --no-print-directory --jobs=2 types tests
+# tests and benchmarks are not type-checked: they are run
+lint: $(VENV)/.tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# one thread each: two under contention are slower
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
+
+# compiled once, not by each process that tests start
+test: lint
+	$(BIN)/python -m compileall -q sewa_cli
+	$(PYTEST) $(WORKERS)
+
+# A part is a folder of tests/, or one of: `rules` the modules next to the folders, `browser` the
+# page in Chromium, `sweeps` kills and failing calls at every point where files change, `fuzz`
+# damaged files. The file .parts/NAME says that it passed.
+FOLDERS := $(filter-out __pycache__ helpers,$(notdir $(patsubst %/,%,$(wildcard tests/*/))))
+PARTS := rules $(FOLDERS) browser sweeps fuzz
+PART ?= $(PARTS)
+SOURCES := $(shell find sewa_cli tests benchmarks sample_configs docs README.md pyproject.toml \
+	-name __pycache__ -prune -o -type f ! -path 'sample_configs/data/*' -print)
+
+test-all: lint
+	$(MAKE) --no-print-directory --keep-going $(PART:%=.parts/%)
+
+run_rules = $(PYTEST) --breadth tests/test_*.py
+run_browser = $(MAKE) --no-print-directory test-browser
+run_sweeps = $(MAKE) --no-print-directory faults
+run_fuzz = $(MAKE) --no-print-directory fuzz N=10000
+
+.parts/%: $(VENV)/.tests $(SOURCES)
+	$(or $(run_$*),$(PYTEST) $(WORKERS) --breadth -m "not browser and not gpu" tests/$*)
+	@mkdir -p .parts && touch $@
 
 # what needs a CUDA device, on a machine that has one; docs/gpu.md says what to expect
 test-gpu: $(VENV)/.tests
-	$(BIN)/python -m pytest -m gpu -n0
+	$(PYTEST) --breadth -m gpu -n0
 
 # kills, interrupts and failing calls at every point where files change, and 200 pairs of runs at
 # once: the tables of docs/reliability.md; some half an hour
@@ -44,21 +86,7 @@ faults: $(VENV)/.tests
 test-browser: $(VENV)/.tests
 	command -v chromium || apt-get install --yes chromium || sudo apt-get install --yes chromium
 	npm install --silent --prefix $(VENV)/browser axe-core@4
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m browser
-
-ruff: $(VENV)/.tests
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-
-types: $(VENV)/.tests
-	$(BIN)/mypy
-
-# one thread each: two under contention are slower. Compiled once, not by each command that tests start
-tests: $(VENV)/.tests
-	$(BIN)/python -m compileall -q sewa_cli
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist worksteal
-
-lint: ruff types
+	$(PYTEST) --breadth -m browser tests/present
 
 # so many damaged and forged files, each to the command that reads it; failures are kept
 N ?= 100000
@@ -96,4 +124,4 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/ranks.py
 
 clean:
-	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) $(DEMO) .mypy_cache .pytest_cache .ruff_cache .hypothesis .parts *.egg-info

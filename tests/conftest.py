@@ -1,4 +1,8 @@
-"""Tiny real runs, and the command line called in-process with its real file descriptors."""
+"""The two sizes of the suite, tiny real runs, and the command line called in this process.
+
+`pytest` runs what `make test` runs: one fast witness for each promise, few examples of each
+property. `pytest --breadth` is `make test-all`: everything, and many examples.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,49 @@ torch.set_num_threads(1)
 # a task that a test writes twice in a second, as long as before, must not come from the cache
 sys.dont_write_bytecode = True
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
-# a shared machine: how long one example takes says nothing; in CI the same examples every time
-hypothesis.settings.register_profile("shared", deadline=None, derandomize="CI" in os.environ)
-hypothesis.settings.load_profile("shared")
+# a shared machine: how long one example takes says nothing
+hypothesis.settings.register_profile(
+    "few", max_examples=12, deadline=None, derandomize=True, database=None
+)
+hypothesis.settings.register_profile("many", max_examples=200, deadline=None)
+
+BREADTH = pytest.mark.breadth
+# folders and modules that `make test` leaves out whole
+ALL_BREADTH = (
+    "samples/test_generation.py",
+    "samples/test_language_model.py",
+    "samples/test_setting_",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--breadth",
+        action="store_true",
+        help="also run what only `make test-all` runs, and many examples of each property",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the profile before any test module is imported, which reads it."""
+    hypothesis.settings.load_profile("many" if config.getoption("--breadth") else "few")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    everything = config.getoption("--breadth")
+    kept, left_out = [], []
+    for item in items:
+        place = item.path.relative_to(Path(__file__).parent).as_posix()
+        # `long` and `slow` are the older names of the mark
+        is_breadth = place.startswith(ALL_BREADTH) or any(
+            item.get_closest_marker(name) for name in ("breadth", "browser", "long", "slow")
+        )
+        if is_breadth:
+            item.add_marker(BREADTH)  # for -m
+        (kept if everything or not is_breadth else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
 
 # what nohup or a background job ignores, the commands that tests start would ignore too
 for _name, _default in (

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations
-
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Text
-from matplotlib.transforms import Bbox
+from typing import TYPE_CHECKING
 
 from sewa_cli.report.compare import Row, RowCost
 from sewa_cli.report.shared import Interval
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+    from matplotlib.transforms import Bbox
 
 
 def row(
@@ -47,6 +49,8 @@ def marks(figure: Figure, *gids: str) -> list[Line2D]:
 
 def drawn_texts(figure: Figure) -> Iterator[Text]:
     """Every text that can be seen; ticks outside the view are kept by matplotlib, but not drawn."""
+    from matplotlib.text import Text
+
     hidden = set()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):

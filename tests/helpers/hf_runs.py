@@ -9,18 +9,18 @@ import textwrap
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import transformers
-from PIL import Image
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
 from sewa_cli.callbacks import save_weights
 from sewa_cli.task.ready.huggingface import CLASSES
+
+if TYPE_CHECKING:
+    import transformers
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = 300
@@ -53,6 +53,9 @@ def sentences() -> list[str]:
 
 def tokenizer(*, brackets: bool) -> transformers.PreTrainedTokenizerFast:
     """Trained on the spot; with [CLS] and [SEP] around every text if `brackets`."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
     inner = Tokenizer(models.BPE(unk_token="[UNK]"))
     inner.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.BpeTrainer(vocab_size=WORDS, special_tokens=SPECIAL, show_progress=False)
@@ -74,6 +77,8 @@ def tokenizer(*, brackets: bool) -> transformers.PreTrainedTokenizerFast:
 
 
 def config_of(kind: str, classes: Sequence[str] = ()) -> transformers.PreTrainedConfig:
+    import transformers
+
     names: dict[str, Any] = {"id2label": dict(enumerate(classes))} if classes else {}
     names |= {"label2id": {c: i for i, c in enumerate(classes)}} if classes else {}
     if kind == "causal-lm":
@@ -102,6 +107,8 @@ def write_model(folder: Path, kind: str, classes: Sequence[str] = ()) -> None:
     """What a user has: config.json beside a tokenizer or an image processor. No weights."""
     config_of(kind, classes).save_pretrained(folder)
     if kind == "image-classification":
+        import transformers
+
         transformers.ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder)
     else:
         tokenizer(brackets=kind != "causal-lm").save_pretrained(folder)
@@ -125,6 +132,8 @@ def text_rows() -> list[dict[str, Any]]:
 
 def write_images(folder: Path, number: int, seed: int) -> list[dict[str, Any]]:
     """Noisy images of three colours, in a folder each; returned as rows of path and label."""
+    from PIL import Image
+
     draw = np.random.default_rng(seed)
     rows = []
     for i in range(number):
@@ -139,6 +148,8 @@ def write_images(folder: Path, number: int, seed: int) -> list[dict[str, Any]]:
 
 
 def build(kind: str, folder: Path) -> nn.Module:
+    import transformers
+
     auto = getattr(transformers, CLASSES[kind])
     model: nn.Module = auto.from_config(transformers.AutoConfig.from_pretrained(folder))
     return model
@@ -184,6 +195,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def naive_examples(folder: Path, kind: str, part: str) -> list[Batch]:
     """Rows one by one, straight from the file, labelled as transformers' documents say."""
+    import transformers
+    from PIL import Image
+
     rows = read_rows(folder / "data" / f"{part}.jsonl")
     if kind == "image-classification":
         processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "model")

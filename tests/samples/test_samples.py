@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from helpers.tiny import Sewa
 
+from sewa_cli.session.extensions import load_settings
+
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 
 
@@ -20,12 +22,17 @@ def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*/sewa.yaml")), ids=lambda p: p.parent.name)
+def test_every_key_of_a_sample_config_is_known(path: Path) -> None:
+    assert load_settings(path, {}).checkpoints
+
+
+@pytest.mark.breadth
 @pytest.mark.parametrize(
     ("sample", "checkpoints", "rows"),
     [
         ("huggingface_causal_lm", 25, 60),
-        pytest.param("huggingface_sequence_classification", 30, 150, marks=pytest.mark.long),
+        ("huggingface_sequence_classification", 30, 150),
         ("classification_npz", 30, 150),
     ],
 )
@@ -54,6 +61,7 @@ def test_a_sample_without_a_task_runs_as_its_readme_says(
     assert average["heldout_loss"] < 1.1 * last["heldout_loss"]
 
 
+@pytest.mark.breadth
 def test_the_batchnorm_sample_trains_and_selects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:

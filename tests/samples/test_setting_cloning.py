@@ -27,7 +27,6 @@ from sewa_cli.errors import TaskError
 from sewa_cli.task import load_task
 
 h5py = pytest.importorskip("h5py")
-pytest.importorskip("gymnasium")
 
 FOLDER = Path(__file__).parents[2] / "sample_configs" / "behavior_cloning"
 NAMES = ("episodes", "task", "experts")

@@ -34,9 +34,9 @@ def chosen(sewa: Sewa, device: str, *arguments: object) -> tuple[dict[str, Any],
     ("solver", "tier"),
     [
         *(("gumbel", tier) for tier in ("memory", "bf16", "host", "files")),
-        pytest.param("linear", "memory", marks=pytest.mark.long),
-        pytest.param("linear", None, marks=pytest.mark.long),
-        pytest.param("aggregate", None, marks=pytest.mark.long),
+        pytest.param("linear", "memory", marks=pytest.mark.breadth),
+        pytest.param("linear", None, marks=pytest.mark.breadth),
+        pytest.param("aggregate", None, marks=pytest.mark.breadth),
     ],
 )
 def test_a_selection_is_the_cpus_in_every_tier(sewa: Sewa, solver: str, tier: str | None) -> None:
@@ -108,7 +108,7 @@ def test_batchnorm_is_recomputed_on_the_device(sewa: Sewa) -> None:
         torch.testing.assert_close(tensor, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 @pytest.mark.parametrize("mode", ["factors", "merged"])
 def test_adapters_of_a_language_model_need_yaml_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, mode: str

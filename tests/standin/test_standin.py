@@ -12,11 +12,13 @@ from helpers.shells import environment
 TESTS = Path(__file__).with_name("on_standin.py")
 
 
-@pytest.mark.parametrize("which", ["not long", pytest.param("long", marks=pytest.mark.long)])
-def test_everything_is_on_the_device_that_should_be(which: str) -> None:
+@pytest.mark.parametrize(
+    "which", [[], pytest.param(["--breadth", "-m", "breadth"], marks=pytest.mark.breadth)]
+)
+def test_everything_is_on_the_device_that_should_be(which: list[str]) -> None:
     command = [sys.executable, "-m", "pytest", str(TESTS), "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(
-        [*command, "-m", which, "-p", "no:xdist"],
+        [*command, *which, "-p", "no:xdist"],
         capture_output=True,
         text=True,
         cwd=TESTS.parents[2],

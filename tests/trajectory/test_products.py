@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
@@ -158,6 +157,8 @@ def save(state: dict[str, Tensor], folder: Path, step: int, form: str) -> None:
         state["first.weight"] = state["first.weight"].T.contiguous().T
         torch.save(state, folder / f"step-{step}.pt")
     else:
+        from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
         save_distributed(state, checkpoint_id=folder / f"step-{step}", no_dist=True)
 
 

@@ -1,0 +1,168 @@
+"""The callback of lightning.Trainer leaves what `sewa select` needs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.saved import metadata, steps
+from helpers.tiny import TASK, Sewa
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+# of the trainer itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+]
+
+
+def lit(*, by_hand: bool = False) -> Any:
+    """Return a module that steps once a batch, or by hand and twice."""
+    import lightning
+
+    class Lit(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+            self.automatic_optimization = not by_hand
+
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            x, y = batch
+            loss = F.cross_entropy(self.net(x), y)
+            self.log("train_loss", loss)
+            if by_hand:
+                for _ in range(2):
+                    optimizer: Any = self.optimizers()
+                    optimizer.zero_grad()
+                    self.manual_backward(F.cross_entropy(self.net(x), y))
+                    optimizer.step()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.3)
+
+    return Lit()
+
+
+def save_for_sewa(*arguments: Any, **settings: Any) -> Any:
+    from sewa_cli.callbacks.lightning import SaveForSewa
+
+    return SaveForSewa(*arguments, **settings)
+
+
+def fit(callback: Any, folder: Path, module: Any, **settings: Any) -> Any:
+    import lightning
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(160, 6, generator=generator)
+    data = TensorDataset(x, (x[:, 0] * x[:, 1] > 0).long())
+    resume = settings.pop("ckpt_path", None)
+    made = lightning.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+        **settings,
+    )
+    made.fit(module, DataLoader(data, batch_size=8), ckpt_path=resume)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def quiet_lightning() -> Iterator[None]:
+    names = ("lightning.pytorch", "lightning.fabric")
+    levels = [logging.getLogger(name).level for name in names]
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    yield
+    for name, level in zip(names, levels, strict=True):
+        logging.getLogger(name).setLevel(level)
+
+
+def test_sewa_selects_from_what_lightning_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = lit()
+    callback = save_for_sewa("ckpts", every=3, start=0.5, part="net")
+    fit(callback, tmp_path, module, max_epochs=3, accumulate_grad_batches=2)
+    # 20 batches an epoch, two of them a step, three epochs
+    assert steps(Path("ckpts")) == [15, 18, 21, 24, 27, 30]
+    last = load_file("ckpts/step-30.safetensors")
+    assert all(torch.equal(last[name], x) for name, x in module.net.state_dict().items())
+    assert "train_loss" in json.loads(metadata(Path("ckpts/step-30.safetensors"))["metrics"])
+    Path("task.py").write_text(TASK)
+    ended = sewa("select", "ckpts", "--task", "task.py", "--K", 3, "--iterations", 3, "--json")
+    assert ended.code == 0, ended.err
+    found = json.loads(ended.out)["references"]["last"]["heldout_loss"]
+    names: dict[str, Any] = {}
+    exec(TASK, names)
+    with torch.no_grad():
+        parts = [(len(y), F.cross_entropy(module.net(x), y)) for x, y in names["heldout_data"]()]
+    naive = float(sum(n * loss for n, loss in parts)) / sum(n for n, _ in parts)
+    assert found == pytest.approx(naive, rel=1e-5)
+
+
+@pytest.mark.breadth
+def test_lightning_by_hand_with_two_steps_a_batch_is_saved_as_often(tmp_path: Path) -> None:
+    callback = save_for_sewa(tmp_path / "ckpts", every=5, start=0.5)
+    made = fit(callback, tmp_path, lit(by_hand=True), max_steps=30)
+    assert made.global_step == 30
+    assert steps(tmp_path / "ckpts") == [16, 20, 26, 30]
+    assert "net.0.weight" in load_file(tmp_path / "ckpts" / "step-30.safetensors")
+
+
+@pytest.mark.breadth
+def test_a_new_lightning_run_is_refused_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
+    callback = save_for_sewa(tmp_path / "ckpts", every=8, start=0)
+    made = fit(callback, tmp_path, lit(), max_epochs=1)
+    assert steps(tmp_path / "ckpts") == [8, 16, 20]
+    made.save_checkpoint(tmp_path / "at-20.ckpt", weights_only=False)
+    with pytest.raises(FileExistsError, match="holds 3 checkpoints of an earlier run"):
+        fit(save_for_sewa(tmp_path / "ckpts", every=8), tmp_path, lit(), max_epochs=1)
+    fit(callback, tmp_path, lit(), max_epochs=2, ckpt_path=tmp_path / "at-20.ckpt")
+    assert steps(tmp_path / "ckpts") == [8, 16, 20, 24, 32, 40]
+
+
+@pytest.mark.breadth
+def test_a_lightning_run_without_an_end_needs_start_0(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the number of steps is not known in advance"):
+        fit(
+            save_for_sewa(tmp_path / "a"),
+            tmp_path,
+            lit(),
+            max_epochs=-1,
+            max_time="00:00:00:01",
+        )
+    with pytest.raises(ValueError, match="the LightningModule has no such part"):
+        fit(save_for_sewa(tmp_path / "a", part="model"), tmp_path, lit(), max_steps=2)
+
+
+@pytest.mark.breadth
+def test_one_callback_does_not_import_what_another_needs() -> None:
+    """What is None in sys.modules cannot be imported. In one process, from the strictest on."""
+    code = "import sys\n"
+    for module, never in [
+        ("sewa_cli.callbacks", ["transformers", "lightning", "pytorch_lightning", "typer", "rich"]),
+        ("sewa_cli.callbacks.huggingface", ["lightning", "pytorch_lightning", "typer"]),
+        ("sewa_cli.callbacks.lightning", ["typer"]),
+    ]:
+        code += f"sys.modules |= dict.fromkeys({never!r})\nimport {module}\n"
+        code += f"for name in {never!r}: del sys.modules[name]\n"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,174 @@
+"""The callback of transformers.Trainer leaves what `sewa select` needs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from helpers.hf_runs import (
+    build,
+    load,
+    naive_examples,
+    naive_loss,
+    text_rows,
+    write_model,
+    write_rows,
+)
+from helpers.saved import metadata, steps
+from helpers.tiny import Sewa
+from safetensors.torch import load as load_bytes
+from safetensors.torch import load_file
+
+if TYPE_CHECKING:
+    import transformers
+
+# of the trainer itself
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),
+]
+
+
+def trainer(
+    folder: Path, ckpts: Path, output: Path, save_steps: int = 100, **when: Any
+) -> transformers.Trainer:
+    import transformers
+
+    from sewa_cli.callbacks.huggingface import SaveForSewa
+
+    words = transformers.AutoTokenizer.from_pretrained(folder / "model")
+
+    def encoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        texts = [row["text"] for row in rows]
+        ids = words(texts, truncation=True, max_length=32)["input_ids"]
+        return [{"input_ids": one} for one in ids]
+
+    settings: dict[str, Any] = {
+        "max_steps": 20,
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "learning_rate": 0.03,
+        "logging_steps": 5,
+        "eval_strategy": "steps",
+        "eval_steps": 10,
+        "save_steps": save_steps,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    torch.manual_seed(0)
+    return transformers.Trainer(
+        model=build("causal-lm", folder / "model"),
+        args=transformers.TrainingArguments(str(output), **settings),
+        train_dataset=encoded(text_rows()[100:200]),
+        eval_dataset=encoded(text_rows()[200:210]),
+        data_collator=transformers.DataCollatorForLanguageModeling(words, mlm=False),
+        callbacks=[SaveForSewa(ckpts, **when)],
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of transformers.Trainer with the callback, and the YAML for it."""
+    folder = tmp_path_factory.mktemp("trained")
+    write_model(folder / "model", "causal-lm")
+    for part, rows in (("selection", text_rows()[:40]), ("heldout", text_rows()[40:80])):
+        write_rows(folder / "data" / f"{part}.jsonl", rows)
+    made = trainer(folder, folder / "ckpts", folder / "out", every=2, start=0.5)
+    made.train()
+    assert made.model is not None
+    torch.save(made.model.state_dict(), folder / "last.pt")
+    (folder / "sewa.yaml").write_text(
+        "task: huggingface\n"
+        "args: {kind: causal-lm, model: model, selection: data/selection.jsonl, "
+        "heldout: data/heldout.jsonl}\n"
+        "checkpoints: ckpts\nK: 3\ndevice: cpu\ngumbel: {iterations: 4}\n"
+    )
+    return folder
+
+
+def test_a_trainers_run_is_saved_in_its_last_part_with_step_and_metrics(trained: Path) -> None:
+    assert steps(trained / "ckpts") == [10, 12, 14, 16, 18, 20]  # optimizer steps, not batches
+    last = torch.load(trained / "last.pt")
+    path = trained / "ckpts" / "step-20.safetensors"
+    found = load_file(path)
+    assert set(last) - set(found) == {"lm_head.weight"}  # tied
+    assert all(torch.equal(found[name], last[name]) for name in found)
+    assert metadata(path)["step"] == "20"
+    metrics = json.loads(metadata(path)["metrics"])
+    assert {"loss", "eval_loss", "learning_rate", "epoch"} <= set(metrics)
+    first = json.loads(metadata(trained / "ckpts" / "step-10.safetensors")["metrics"])
+    assert "eval_loss" not in first  # evaluated after it was saved
+    assert first["loss"] != metrics["loss"]
+
+
+@pytest.mark.breadth
+def test_sewa_selects_from_what_a_trainer_left_and_reports_the_naive_loss(
+    trained: Path, sewa: Sewa, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.safetensors"
+    ended = sewa("select", "--config", trained / "sewa.yaml", "-o", output, "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    examples = naive_examples(trained, "causal-lm", "heldout")
+    for path, found in (
+        (output, report["average"]["heldout_loss"]),
+        (trained / "ckpts" / "step-20.safetensors", report["references"]["last"]["heldout_loss"]),
+    ):
+        loss, _ = naive_loss(load("causal-lm", trained / "model", path), examples, "causal-lm")
+        assert found == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.breadth
+def test_an_averaged_file_loads_with_from_pretrained(
+    trained: Path, sewa: Sewa, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "final"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((trained / "model" / "config.json").read_bytes())
+    output = folder / "model.safetensors"
+    assert sewa("select", "--config", trained / "sewa.yaml", "-o", output).code == 0
+    for file in (output, trained / "ckpts" / "step-20.safetensors"):
+        content = file.read_bytes()
+        output.write_bytes(content)
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        assert torch.equal(model.lm_head.weight, load_file(file)["transformer.wte.weight"])
+
+
+@pytest.mark.breadth
+def test_a_new_run_does_not_mix_with_an_older_one(trained: Path) -> None:
+    before = {path: path.read_bytes() for path in (trained / "ckpts").iterdir()}
+    with pytest.raises(FileExistsError, match="holds 6 checkpoints of an earlier run"):
+        trainer(trained, trained / "ckpts", trained / "out", every=2).train()
+    assert {path: path.read_bytes() for path in (trained / "ckpts").iterdir()} == before
+
+
+@pytest.mark.breadth
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
+def test_a_resumed_run_goes_on_where_it_was_and_replaces_its_own_later_steps(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> transformers.Trainer:
+        places = (tmp_path / "ckpts", tmp_path / "trainer")
+        return trainer(trained, *places, save_steps=14, every=2, start=0.5)
+
+    run().train()
+    whole = {path.name: load_bytes(path.read_bytes()) for path in (tmp_path / "ckpts").iterdir()}
+    (tmp_path / "ckpts" / "step-16.safetensors").write_bytes(b"to be replaced")
+    (tmp_path / "ckpts" / "step-20.safetensors").unlink()
+    with caplog.at_level(logging.WARNING):
+        run().train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-14"))
+    assert "2 checkpoints of steps after 14 are replaced as the run reaches them" in caplog.text
+    assert steps(tmp_path / "ckpts") == [10, 12, 14, 16, 18, 20]
+    for name, tensors in whole.items():
+        found = load_file(tmp_path / "ckpts" / name)
+        assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
+    metrics = json.loads(metadata(tmp_path / "ckpts" / "step-16.safetensors")["metrics"])
+    assert "eval_loss" in metrics  # of step 10, before it was resumed
