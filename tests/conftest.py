@@ -19,6 +19,7 @@ import pytest
 import torch
 import typer.main
 from helpers.batchnorm import BATCHNORM_TASK, train_batchnorm
+from helpers.frozen import Frozen, work_on
 from helpers.tiny import TASK, Ended, Sewa, train_tiny
 
 from sewa_cli.cli import main
@@ -126,6 +127,12 @@ def bn_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     train_batchnorm(tmp_path / "ckpts")
     return tmp_path
+
+
+@pytest.fixture
+def frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Frozen:
+    """frozen("lightning") → a copy of that run, as the working directory."""
+    return lambda name: work_on(name, tmp_path / "work", monkeypatch)
 
 
 @pytest.fixture

@@ -133,9 +133,13 @@ def loss(outputs, batch):
 def write_task(folder: Path, source: str) -> ModuleType:
     """task.py in a folder, imported for the test itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "task.py"
-    path.write_text(source)
-    spec = importlib.util.spec_from_file_location(f"task_{folder.name}", path)
+    (folder / "task.py").write_text(source)
+    return load_task(folder)
+
+
+def load_task(folder: Path) -> ModuleType:
+    """Import the task.py of a folder."""
+    spec = importlib.util.spec_from_file_location(f"task_{folder.name}", folder / "task.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
