@@ -301,6 +301,8 @@ def _learn(
         choice = any_of(problem, simple, K) if simple else None
         choice = choice or run.solver.choose(problem, K)
     simple = simple or choice.simple
+    if choice.examples is not None:
+        run.choose_examples(choice.examples)
     with clock("evaluate"):
         if simple is None:
             simple = run.simple_losses(K)

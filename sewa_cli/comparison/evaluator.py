@@ -19,6 +19,7 @@ from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors, have
 from sewa_cli.objective.scorer import Scored
+from sewa_cli.objective.split import Sample
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.compare import RowContest, RowCost
 from sewa_cli.report.shared import Scores
@@ -140,6 +141,15 @@ class Evaluator:
             self.metric.close()
         del self.proposing, self._problem, self.solver
 
+    def settle_examples(self) -> None:
+        """By predictions: choose the examples whose outputs are kept, before any loss is taken."""
+        if self.fast:
+            with seeded(self.proposing.seed):
+                cache = self._cache()
+            if cache.size.rows < cache.size.of_rows:
+                self.run.choose_examples(Sample.of(cache.outputs.batches, cache.size.of_rows))
+            self.ledger.next_row()  # it is charged to the methods that search
+
     def begin_row(self) -> None:
         """Every method sees the selection batches from the start, whoever came before it."""
         self._batches = self.run.session.objective.batches()
@@ -195,18 +205,6 @@ class Evaluator:
         c = checked(coefficients, self.proposing.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
         return self.ledger.once("predict", c, lambda: float(cache.loss(cache.mix(mixed))))
-
-    def cached_loss(self, coefficients: Sequence[float]) -> float:
-        """The true loss on the rows that the predicted one is of, BatchNorm as it was mixed."""
-        cache = self._cache()
-        if cache.size.rows == cache.size.of_rows:
-            return self.selection_loss(coefficients)
-
-        def work() -> float:
-            self.run.load(coefficients)
-            return float(cache.loss(cache.outputs.true_outputs()))
-
-        return self.ledger.once("cached", coefficients, work)
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
         """On the next selection batch; predicted ones are of all rows of the cache."""

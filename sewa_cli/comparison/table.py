@@ -107,6 +107,7 @@ def evaluate_all(run: Run, asked: Asked, of: str = "checkpoints") -> tuple[Evalu
     evaluator, rows = Evaluator(run), asked.rows()
     drafts = []
     with clock("evaluate"):
+        evaluator.settle_examples()
         for call, K in events.over("comparing", rows, len(rows)):
             drafts.append(_draft(evaluator, call, K))
     return evaluator, drafts
@@ -121,7 +122,7 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
     predicted = error = None
     if evaluator.fast:
         predicted = _mean([evaluator.predicted_loss(c) for c in draws])
-        true = _mean([finite(evaluator.cached_loss(c)) for c in draws])
+        true = _mean([finite(evaluator.selection_loss(c)) for c in draws])
         error = None if predicted is None or true is None else predicted - true
         evaluator.ledger.next_row()  # our own curiosity is not the method's cost
     row = Row(

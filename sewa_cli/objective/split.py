@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.objective import Batch, Data
 from sewa_cli.objective.tree import rows, take_rows
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some examples of a data set, in batches; `name` tells them from the whole set."""
+
+    batches: list[Batch]
+    name: str
+
+    @classmethod
+    def of(cls, batches: list[Batch], of_rows: int) -> Self:
+        """Some of the selection data."""
+        return cls(batches, f"selection_data ({sum(map(rows, batches))} of {of_rows})")
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
 
 
 def keep_aside(data: Data, share: float, seed: int) -> tuple[list[Batch], list[Batch]]:

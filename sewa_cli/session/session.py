@@ -22,7 +22,7 @@ from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.memo import Key, Memo
 from sewa_cli.objective.model import FlatModel, find_device
-from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.objective import Data, Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scored, Scorer
 from sewa_cli.objective.tree import rows
@@ -316,9 +316,16 @@ class Run:
         self._loaded = None
         return dict(zip(names, found, strict=True))
 
+    def choose_examples(self, examples: Data) -> None:
+        """Take selection losses on these examples alone: not all of them may have chosen."""
+        self.session.objective.selection = examples
+
     def know(self, losses: Mapping[tuple[float, ...], float]) -> None:
-        """Selection losses of averages that a solver has run on all rows: not to be run again."""
-        if self.knows_simple:
+        """Selection losses of averages that a solver has run: not to be run again.
+
+        Of weights that W has rounded they are not those of a file.
+        """
+        if self.knows_simple and self.trajectory.exact:
             n = sum(map(rows, self.session.objective.selection))
             self._known |= {average: (loss, n) for average, loss in losses.items()}
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from sewa_cli.events import Events
     from sewa_cli.methods.family import Name
     from sewa_cli.objective.board import Board
-    from sewa_cli.objective.objective import Objective
+    from sewa_cli.objective.objective import Data, Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected
     from sewa_cli.report.standing import Fall
     from sewa_cli.solvers.contest import Outcome
@@ -97,6 +97,7 @@ class Choice:
     spares: bool = False  # runs of the model are dear: what is known is not run again
     outcome: Outcome | None = None  # of a contest by a metric
     fall: Fall | None = None  # of the loss, towards the end of the run
+    examples: Data | None = None  # it was chosen by; None: all selection data
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
 

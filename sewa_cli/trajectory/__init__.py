@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from torch import Tensor
 from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.trajectory import products
 from sewa_cli.trajectory.products import COPIED
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,18 @@ class Trajectory(ABC):
             for i, row in zip(range(rows.start, rows.stop), block, strict=True):
                 if i >= first:
                     yield i, row
+
+    def settled(self, work: Callable[[], T]) -> T:
+        """Do work that plans by k and goes over `rows`, which may find fewer checkpoints usable.
+
+        Then it is done again, as it would have been without the others.
+        """
+        while True:
+            planned = self.k
+            found = work()
+            if self.k == planned:
+                return found
+            del found  # with what it holds
 
     def mix(self, coefficients: Tensor, out: Tensor | None = None) -> Tensor:
         """a [M, k] → a·W [M, P], float32 on the device."""

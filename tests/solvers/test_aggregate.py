@@ -32,7 +32,7 @@ from sewa_cli.solvers.aggregate.estimate import (
 from sewa_cli.solvers.aggregate.solver import Aggregate
 from sewa_cli.solvers.crossvalidate import choose_budget
 from sewa_cli.solvers.equal import are_equal
-from sewa_cli.solvers.linear.build import build, frame
+from sewa_cli.solvers.linear.build import USUAL, build, count, frame
 from sewa_cli.solvers.linear.pull import STRENGTHS, path
 from sewa_cli.solvers.linear.rounds import Linear
 from sewa_cli.solvers.linear.surrogate import Surrogate
@@ -611,7 +611,8 @@ def test_one_batch_of_a_loss_that_does_not_split_takes_the_best_moving_average(
 
 def test_nine_honest_rows_take_the_best_moving_average_though_mixed_up_ones_fit_as_well() -> None:
     problem = problem_on(rows=9, seed=86)
-    outputs, there = frame(problem, problem.trajectory.mix_few([1 / 9] * 9))
+    examples = count(problem, USUAL)
+    outputs, there = frame(problem, examples, problem.trajectory.mix_few([1 / 9] * 9))
     assert outputs.labels([there], problem.seed) == "weak"
     chosen = Aggregate().choose(problem, AUTO)
     losses = {
@@ -851,13 +852,18 @@ def test_a_loss_that_changes_its_batch_is_told_in_one_line(plain_run: Path, sewa
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_with_little_memory_the_reference_is_still_the_best_on_all_rows(sewa: Sewa) -> None:
+def test_with_little_memory_all_selection_losses_are_of_the_same_examples(sewa: Sewa) -> None:
     assert sewa("select", "-o", "wide.safetensors").code == 0
     ended = sewa("select", "--memory", "40KB", "-o", "tight.safetensors")
     assert ended.code == 0, ended.err
     wide, tight = (report_of(f"{name}.report.json") for name in ("wide", "tight"))
-    assert next(iter(tight["references"])) == next(iter(wide["references"]))
-    assert len(tight["simple"]) == len(wide["simple"])
+    assert tight["selection_rows"] == tight["details"]["cache"]["rows"] < wide["selection_rows"]
+    assert f"{tight['selection_rows']} of the {wide['selection_rows']} selection" in ended.err
+    assert "more --memory would keep all" in ended.err
+    simple = {with_name(one): one["selection_loss"] for one in tight["simple"]}
+    for name, scores in tight["references"].items():
+        assert scores["selection_loss"] == pytest.approx(simple[name], rel=1e-5)
+    assert len(simple) == len(wide["simple"])
 
 
 @pytest.mark.usefixtures("plain_run")

@@ -22,12 +22,13 @@ from sewa_cli.objective.classes import Classes
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem, Sizes
-from sewa_cli.solvers.linear.build import FEWEST, Keep, build, count, fit, frame
+from sewa_cli.solvers.linear.build import FEWEST, Keep, build, count, frame, settle
 from sewa_cli.solvers.linear.cost import Space
 from sewa_cli.solvers.linear.digest import Digest, _largest
 from sewa_cli.solvers.linear.surrogate import Surrogate, mean
 from sewa_cli.solvers.linear.units import Units
 from sewa_cli.solvers.linear.whole import Whole
+from sewa_cli.text import with_K
 from sewa_cli.trajectory.dense import Dense
 
 WORDS, K = 300, 10
@@ -151,7 +152,7 @@ def test_it_is_exact_at_the_base_and_true_of_any_other_weights() -> None:
     for i in (0, K - 1):  # single checkpoints lie far from the base
         flat = problem.trajectory.row(i).clone()
         assert here.true_loss(flat) == pytest.approx(problem.objective.value(flat), rel=1e-5)
-        framed, at = frame(problem, flat, keep=KEEP)  # before there is a base
+        framed, at = frame(problem, count(problem, KEEP), flat, KEEP)  # before there is a base
         assert framed.loss(at) == pytest.approx(problem.objective.value(flat), rel=1e-5)
 
 
@@ -302,14 +303,16 @@ def test_rows_that_do_not_fit_are_told_and_too_few_are_refused() -> None:
     everything = count(problem, KEEP)
     size = digested(problem).size
     half = replace(problem, room=size.bytes // 3, events=Events())
-    kept = fit(half, everything, 0, KEEP)
+    settled, kept = settle(half, everything, KEEP)
     assert FEWEST <= kept.count < 200
-    assert any(f"outputs of {kept.count} of the 200" in line for line in half.events.warnings)
+    [line] = half.events.warnings
+    assert line.startswith(f"{kept.count} of the 200 selection rows are used")
+    assert settled.objective.mean_loss(settled.objective.selection)[1] == kept.count
     targets = everything.numbers // KEEP.each
     sizes = Sizes(K, 0, 1, 200, half.room, half.objective, targets=targets, classes=WORDS)
     assert kept.count == pytest.approx(Space.of(sizes, KEEP, half.room).rows, rel=0.1)
     with pytest.raises(ConfigError, match="32 rows at least do not fit"):
-        fit(replace(problem, room=size.bytes // 20), everything, 0, KEEP)
+        settle(replace(problem, room=size.bytes // 20), everything, KEEP)
 
 
 # ---- whole commands ----------------------------------------------------------------------------
@@ -332,6 +335,41 @@ def words_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def report_of(output: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path(output).read_text())
     return found
+
+
+@pytest.mark.usefixtures("words_run")
+def test_losses_of_files_are_those_of_files_though_w_is_rounded(sewa: Sewa) -> None:
+    reports = []
+    for tier in ("auto", "bf16"):
+        flags = () if tier == "auto" else ("--set", f"tier={tier}")
+        ended = sewa("select", *flags, "-o", f"{tier}.safetensors")
+        assert ended.code == 0, ended.err
+        reports.append(report_of(f"{tier}.report.json")["references"])
+    exact, rounded = reports
+    for name in exact.keys() & rounded.keys():
+        assert rounded[name]["selection_loss"] == pytest.approx(
+            exact[name]["selection_loss"], rel=1e-7
+        )
+
+
+@pytest.mark.usefixtures("words_run")
+def test_what_is_left_out_is_told_with_the_value_that_keeps_it_and_nothing_is_run_again(
+    sewa: Sewa,
+) -> None:
+    every = json.loads(sewa("select", "-o", "every.safetensors", "--json").out)
+    numbers = every["details"]["cache"]["numbers"]
+    some = sewa("select", "--set", f"aggregate.outputs={numbers - 1}", "--json", "--force")
+    report = json.loads(some.out)
+    assert report["selection_rows"] == report["details"]["cache"]["rows"] < 60
+    assert f"--set aggregate.outputs={numbers} would keep all" in some.err
+    simple = {with_K(one["name"], one["K"]): one["selection_loss"] for one in report["simple"]}
+    for name, scores in report["references"].items():
+        assert scores["selection_loss"] == pytest.approx(simple[name], rel=1e-5)
+    assert report["cost"]["forward_passes"] < every["cost"]["forward_passes"] + 8  # a pass
+    kept = json.loads(
+        sewa("select", "--set", f"aggregate.outputs={numbers}", "--json", "--force").out
+    )
+    assert kept["selection_rows"] == 60
 
 
 @pytest.mark.usefixtures("words_run")

@@ -144,17 +144,23 @@ def test_the_same_seed_gives_the_same_bytes(sewa: Sewa) -> None:
     assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("solver", ["aggregate", "linear"])
 @pytest.mark.usefixtures("run_dir")
-def test_a_checkpoint_with_nan_is_left_out(sewa: Sewa) -> None:
-    state = load_file("ckpts/step-50.safetensors")
+def test_a_checkpoint_with_nan_is_as_if_it_were_not_there(sewa: Sewa, solver: str) -> None:
+    flags = ("select", "--solver", solver, "--K", "4" if solver == "linear" else "auto")
+    broken = Path("ckpts/step-50.safetensors")
+    state = load_file(broken)
     state["0.bias"][0] = torch.nan
-    save_file(state, "ckpts/step-50.safetensors")
-    ended = sewa(*LINEAR)
-    assert ended.code == 0, ended.err
-    report = report_of()
-    assert [out["step"] for out in report["left_out"]] == [50]
-    assert report["k"] == 11
-    assert 50 not in report["selected_steps"]
+    save_file(state, broken)
+    with_it = sewa(*flags, "-o", "with.safetensors")
+    assert with_it.code == 0, with_it.err
+    broken.unlink()
+    assert sewa(*flags, "-o", "without.safetensors").code == 0
+    one, two = (report_of(f"{name}.report.json") for name in ("with", "without"))
+    assert [out["step"] for out in one["left_out"]] == [50]
+    assert one["k"] == two["k"] == 11
+    assert one["blend"] == two["blend"]
+    assert Path("with.safetensors").read_bytes() == Path("without.safetensors").read_bytes()
 
 
 def test_batchnorm_and_integer_buffers_go_through(
@@ -217,8 +223,7 @@ def test_a_cap_too_small_for_all_rows_takes_some_and_says_so(sewa: Sewa) -> None
     cache = report_of()["details"]["cache"]
     assert cache["rows"] < cache["of_rows"] == 300
     assert cache["bytes"] <= 12_000
-    assert f"outputs of {cache['rows']} of the 300 selection rows fit" in ended.err
-    assert ended.err.count("rows fit") == 1
+    assert ended.err.count(f"{cache['rows']} of the 300 selection rows are used") == 1
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -253,9 +258,8 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
         assert cache["rows"] < cache["of_rows"]
 
 
-def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(
-    run_dir: Path, sewa: Sewa
-) -> None:
+@pytest.mark.usefixtures("run_dir")
+def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_its_own(sewa: Sewa) -> None:
     P = 6 * 16 + 16 + 16 * 2 + 2
     flags = ("--memory", 10 * 4 * P + 12_000)
     forecast = json.loads(sewa(*LINEAR, *flags, "--dry-run", "--json").out)
@@ -264,7 +268,8 @@ def test_the_rounds_of_a_cache_of_few_rows_are_judged_on_all_rows(
     report = report_of()
     assert report["cost"]["forward_passes"] <= forecast["forward_passes"]
     assert report["cost"]["bytes_read"] <= forecast["bytes_read"]
-    true = loss_of(run_dir / "averaged.safetensors", rows(1))
+    true = report["average"]["selection_loss"]
+    assert report["selection_rows"] == report["details"]["cache"]["rows"] < 300
     assert min(r["loss"] for r in report["details"]["rounds"]) == pytest.approx(true, rel=1e-4)
 
 
@@ -684,7 +689,9 @@ def test_outputs_beyond_the_limit_are_of_fewer_rows_and_judged_on_the_same_ones(
     report = report_of()
     cache = report["details"]["cache"]
     assert cache["rows"] == 100  # two logits each
-    assert "100 of the 300 selection rows fit into linear.outputs" in ended.err
+    assert "100 of the 300 selection rows are used" in ended.err
+    assert "--set linear.outputs=600 would keep all" in ended.err
+    assert report["selection_rows"] == 100
     few = sewa(*LINEAR, "--K", 3, "--set", "linear.outputs=2", "--force")
     assert few.code == 0, few.err
     assert report_of()["details"]["cache"]["rows"] == 32

@@ -38,8 +38,7 @@ from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, fall, rungs
 from sewa_cli.solvers.equal import EQUAL, are_equal, taken
 from sewa_cli.solvers.expect import expect
 from sewa_cli.solvers.linear import cost
-from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, fit, frame
-from sewa_cli.solvers.linear.digest import Digest
+from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, frame, settle
 from sewa_cli.solvers.linear.outputs import NOISE, WARNINGS, Labels, Outputs
 from sewa_cli.solvers.linear.pull import STRENGTHS
 from sewa_cli.solvers.linear.surrogate import Size, Surrogate
@@ -73,7 +72,8 @@ class Aggregate(Predicting):
         """Weights on all that help; K is auto."""
         if K != AUTO:
             raise ValueError(f"K must be auto, found {K}")
-        return _Search(self.settings, problem).find()
+        search = problem.trajectory.settled(lambda: _Search(self.settings, problem))
+        return search.find().but(examples=search.examples)
 
     def choose_by(self, cache: Surrogate, problem: Problem, K: int) -> Choice:  # noqa: ARG002
         """From a cache alone: simple averages are predicted like all others."""
@@ -112,34 +112,33 @@ class _Search:
     def __init__(self, settings: Aggregate.Settings, problem: Problem) -> None:
         self._settings = settings
         trajectory = problem.trajectory
+        self.k = k = trajectory.k
+        if k < 2:
+            raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
         vector = 4 * trajectory.layout.size
         most = problem.room // 4 // vector - QUARTERS
         keep = Keep.of(settings, "aggregate")
         counted = count(problem, keep)
         # where outputs are of many classes and checkpoints few, runs of the model are most of it
-        self._spares = counted.targets is not None and trajectory.k < cost.DEAR
-        with_parts = most >= FEWEST_RUNGS and trajectory.k >= 2 * QUARTERS and not self._spares
+        self._spares = counted.targets is not None and k < cost.DEAR
+        with_parts = most >= FEWEST_RUNGS and k >= 2 * QUARTERS and not self._spares
         most = min(most, cost.SPARED_RUNGS) if self._spares else most
-        names = rungs(trajectory.k, max(FEWEST_RUNGS, most))
-        others = [name for name in family(trajectory.k) if name not in names]
-        has_room = not self._spares and vector * len(others) <= problem.room // 4
-        flats = len(names) + QUARTERS * with_parts
-        self._held = vector * (flats + len(others) * has_room)
-        self._problem = problem = replace(problem, room=problem.room - self._held)
-        fit(problem, counted, 0, keep)  # what does not fit is told before the work
-        self._flats, parts = climb(problem, names, with_parts)
-        self.k = trajectory.k
-        if self.k < 2:
-            raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
-        self._averages = {name: _vector(c) for name, c in family(self.k).items()}
+        self._averages = {name: _vector(c) for name, c in family(k).items()}
+        names = rungs(k, max(FEWEST_RUNGS, most))
         self._rungs = [name for name in names if name in self._averages]
         self._others = [name for name in self._averages if name not in self._rungs]
+        has_room = not self._spares and vector * len(self._others) <= problem.room // 4
         self._summed = self._others if has_room else []
+        flats = len(names) + QUARTERS * with_parts
+        self._held = vector * (flats + len(self._summed))
+        problem = replace(problem, room=problem.room - self._held)
+        self._problem, examples = settle(problem, counted, keep)
+        problem, self.examples = self._problem, self._problem.objective.selection
+        self._flats, parts = climb(problem, names, with_parts)
         uniform = self._flats["uniform", None]
-        if counted.targets is None:  # a loss that is broken, or changes its batch, is told now
+        if examples.targets is None:  # a loss that is broken, or changes its batch, is told now
             problem.objective.learning_value(uniform)
-        self._framed, there = frame(problem, uniform, keep=keep, counted=counted)
-        self._spares = self._spares and isinstance(self._framed, Digest)
+        self._framed, there = frame(problem, examples, uniform, keep)
         told = problem.events.over("moving averages", self._flats.items(), len(self._flats))
         outputs = {name: there if flat is uniform else self._framed.at(flat) for name, flat in told}
         finite_ones = [out for out in outputs.values() if isfinite(self._framed.loss(out))]
@@ -405,8 +404,8 @@ class _Search:
         return self._spares or len(self._losses) == len(self._averages)
 
     def _simple(self) -> dict[Name, float] | None:
-        """None if some could not be run, or not on all rows: then they are, where W is at hand."""
-        if not (self._framed.has_all_rows and self._knows_the_best):
+        """None if some could not be run: then they are, where W is at hand."""
+        if not self._knows_the_best:
             return None
         return {name: self._units.mean(losses) for name, losses in self._losses.items()}
 

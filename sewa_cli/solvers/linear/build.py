@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import torch
@@ -14,7 +14,7 @@ from sewa_cli import ranks
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.objective import Objective
-from sewa_cli.objective.split import draw_rows
+from sewa_cli.objective.split import Sample, draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
 from sewa_cli.settings import Count, Positive
 from sewa_cli.solvers import Problem, Solver
@@ -34,9 +34,10 @@ SPARE = 12
 # Rows without which nothing is learned, where there are more: five folds of six each. Fewer
 # would choose by luck, and a share of all says nothing: a hundredth of 10⁶ rows is plenty.
 FEWEST = 32
-# numbers for each checkpoint, for the sake of time: nested folds go over each a thousand times. Of
-# a digest more: its loss is in closed form and needs no call of the user's; how many is a guess
-MOST, MOST_DIGESTED = 1_000_000, 10_000_000
+# Numbers for each checkpoint, for the sake of time: nested folds go over each a thousand times. Of
+# a digest more, as its loss is in closed form and needs no call of the user's: enough for what
+# `task: huggingface` reads by default, 2,000 examples of 128 tokens with 65 numbers each
+MOST, MOST_DIGESTED = 1_000_000, 20_000_000
 LOOKED_AT = 16  # batches whose targets are compared with the user's loss, in two rows each
 CLOSE = 1e-3  # of the loss: what targets and loss may differ by
 
@@ -50,7 +51,7 @@ class Linearising(Solver.Settings):
     outputs: Count | None = Field(
         None,
         description="numbers kept for each checkpoint; more rows take long "
-        "(default 1,000,000, of digests 10,000,000)",
+        "(default 1,000,000, of digests 20,000,000)",
     )
     largest: Count = Field(
         32, description="of many classes' logits, the largest are kept for each target, and"
@@ -97,18 +98,18 @@ class Rows:
         return sum(map(rows, self.batches))
 
 
-def count(problem: Problem, keep: Keep, digests: bool = True) -> Rows:
-    """All selection rows; whatever weights are in the model. `digests`: if they can be."""
+def count(problem: Problem, keep: Keep) -> Rows:
+    """Count all selection examples and their outputs, whatever weights are in the model."""
     objective = problem.objective
     objective.model.module.eval()
     batches = [batch for batch in objective.selection if rows(batch) > 0]
     if not batches:
         raise TaskError("selection_data(): there are no batches with rows in them")
-    return _counted(problem, batches, keep, sum(map(rows, batches)), digests)
+    return _counted(problem, batches, keep, sum(map(rows, batches)))
 
 
 def _counted(
-    problem: Problem, batches: list[Nest], keep: Keep, of_rows: int, digests: bool
+    problem: Problem, batches: list[Nest], keep: Keep, of_rows: int, digests: bool = True
 ) -> Rows:
     objective = problem.objective
     if digests and (targets := _digestible(objective, batches, keep)) is not None:
@@ -141,8 +142,23 @@ def _digestible(objective: Objective, batches: Sequence[Nest], keep: Keep) -> li
     return found if logits.shape[1] >= WORTHWHILE * keep.each else None
 
 
-def fit(problem: Problem, all_rows: Rows, extra: int, keep: Keep) -> Rows:
-    """As many rows as there is room and time for, drawn at random; if not all, it is said."""
+def settle(
+    problem: Problem, counted: Rows, keep: Keep = USUAL, extra: int = 0
+) -> tuple[Problem, Rows]:
+    """Choose the examples that take part, as many as there is memory and time for.
+
+    All that comes after sees these alone: they are the selection data of the problem returned.
+    `extra`: outputs [O] that the caller will keep beside the cache.
+    """
+    rows = _fit(problem, counted, extra, keep)
+    if rows.count < rows.of_rows:
+        selection = Sample.of(rows.batches, rows.of_rows)
+        problem = replace(problem, objective=replace(problem.objective, selection=selection))
+    return problem, rows
+
+
+def _fit(problem: Problem, all_rows: Rows, extra: int, keep: Keep) -> Rows:
+    """Draw examples at random, if not all can take part, and warn of what is left out."""
     k, of_rows, room = problem.trajectory.k, all_rows.of_rows, problem.room
     digests, found, share = all_rows.targets is not None, all_rows, 1.0
     needed_rows = min(FEWEST, of_rows)
@@ -167,47 +183,42 @@ def fit(problem: Problem, all_rows: Rows, extra: int, keep: Keep) -> Rows:
                 f"{size(room)} there are; raise --memory{helps} or choose among fewer checkpoints"
             )
     if found.count < of_rows:
-        tight = 2 * least(k, found.numbers, extra) > room
+        remedies = []
+        if all_rows.numbers > most:
+            remedies.append(f"--set {keep.section}.outputs={all_rows.numbers}")
+        if (lacking := least(k, all_rows.numbers, extra) - room) > 0:
+            remedies.append(f"{size(lacking)} more --memory")
         problem.events.warn(
-            f"outputs of {found.count} of the {of_rows} selection rows fit into "
-            f"{'--memory' if tight else f'{keep.section}.outputs'}; the choice is made on those"
+            f"{found.count} of the {of_rows} selection rows are used, here and in every selection "
+            f"loss: outputs of more are not kept; {' and '.join(remedies)} would keep all"
         )
     return found
 
 
 def frame(
-    problem: Problem,
-    flat: Tensor,
-    extra: int = 0,
-    keep: Keep = USUAL,
-    counted: Rows | None = None,
-    around: bool = False,
+    problem: Problem, kept: Rows, flat: Tensor, keep: Keep = USUAL, around: bool = False
 ) -> tuple[Outputs, Tensor]:
-    """The rows whose outputs fit into the problem's room, and the model's outputs [O] at `flat`.
+    """Return the settled examples with the model's outputs [O] at the weights `flat`.
 
-    `extra`: outputs [O] that the caller will keep beside the cache. `counted`: all rows, if they
-    were counted before. `around`: it will be the base of a cache.
+    `around`: it will be the base of a cache.
     """
     objective, model = problem.objective, problem.objective.model
-    all_rows = count(problem, keep) if counted is None else counted
-    kept = fit(problem, all_rows, extra, keep)
     model.set(flat)
     model.module.eval()
     if kept.targets is not None:
-        if _agrees(problem, kept):
-            digest = Digest(
-                objective,
-                kept.batches,
-                kept.targets,
-                keep.largest,
-                keep.samples,
-                problem.seed,
-                kept.of_rows,
-                problem.room,
-            )
-            digest.identity = objective.memo.digest(kept.batches, keep.largest, keep.samples)
-            return digest.around(flat) if around else (digest, digest.at(flat))
-        kept = fit(problem, count(problem, keep, digests=False), extra, keep)
+        _check_targets(problem, kept)
+        digest = Digest(
+            objective,
+            kept.batches,
+            kept.targets,
+            keep.largest,
+            keep.samples,
+            problem.seed,
+            kept.of_rows,
+            problem.room,
+        )
+        digest.identity = objective.memo.digest(kept.batches, keep.largest, keep.samples)
+        return digest.around(flat) if around else (digest, digest.at(flat))
     parts: list[Part] = []
     outputs: list[Tensor] = []
     for batch in problem.events.over("outputs of batches", kept.batches, len(kept.batches)):
@@ -223,8 +234,8 @@ def frame(
     return found, at
 
 
-def _agrees(problem: Problem, kept: Rows) -> bool:
-    """Whether the targets' cross-entropies are the user's loss, of the weights in the model."""
+def _check_targets(problem: Problem, kept: Rows) -> None:
+    """Raise if the targets' cross-entropies are not the user's loss, at the model's weights."""
     objective = problem.objective
     assert kept.targets is not None
     pairs = list(zip(kept.batches, kept.targets, strict=True))
@@ -233,8 +244,7 @@ def _agrees(problem: Problem, kept: Rows) -> bool:
             continue
         few = take_rows(batch, rows(batch), torch.tensor(sorted(set(its.rows.tolist()))[:2]))
         targets = objective.targets(few)
-        if targets is None:  # the objective has found out itself, and said so
-            return False
+        assert targets is not None  # as the whole batch has them
         with torch.no_grad():
             outputs = run_model(objective, few, problem.seed)
             logits = outputs.flatten(0, -2)[targets.where].float()
@@ -246,7 +256,6 @@ def _agrees(problem: Problem, kept: Rows) -> bool:
                 f"targets, {float(theirs):.6g} by loss(); say in targets() what loss() is made of, "
                 "with weights, or leave it out"
             )
-    return True
 
 
 def build(
@@ -264,12 +273,15 @@ def build(
 
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
-    outputs, else fewer rows of the data. `framed`: the rows and their outputs at the base, or as
-    `frame` finds them. `on_row` sees each checkpoint as it is read. What the problem's memo knows
-    is not run, nor read if nobody looks.
+    outputs. `framed`: the examples and their outputs at the base; None: they are settled here.
+    `on_row` sees each checkpoint as it is read. What the problem's memo knows is not run, nor read
+    if nobody looks.
     """
+    if framed is None:
+        problem, rows = settle(problem, count(problem, keep), keep, extra)
+        framed = frame(problem, rows, base, keep, around=True)
     k, model = problem.trajectory.k, problem.objective.model
-    outputs, at_base = framed or frame(problem, base, extra, keep, around=True)
+    outputs, at_base = framed
     model.module.eval()
     numbers, here = outputs.numbers, ranks.here()
     wide = _need(k, numbers, torch.float32, extra) <= problem.room  # of few, it is the smaller one

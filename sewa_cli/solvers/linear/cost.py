@@ -117,10 +117,9 @@ def cost(settings: Linear.Settings, sizes: Sizes) -> Cost:
     fits = space.has_all_rows
     if space.digest is not None:  # the targets are compared with the loss
         forward += settings.rounds * min(B, LOOKED_AT)
-    if not fits:  # counted, and found too large: a pass more for each round, on the rows that fit
-        forward += (settings.rounds + 6) * B
-        reads += 2 * K
-    if not (fits and summed):  # simple averages are run once more, in passes over the files
+    if not fits:  # counted, found too large, and counted again
+        forward += 2 * B
+    if not summed:  # simple averages are run once more, in passes over the files
         forward, reads = forward + (simple + 2) * B, reads + (simple + 3) * k
     alone, together = (_Arithmetic(sizes, space, count) for count in (1, settings.folds))
     seconds = settings.rounds * TYPICAL * (alone.gradient + VALUES * alone.value) + alone.labels
@@ -159,8 +158,7 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
         run = min(len(rungs), SPARED_RUNGS, fitting)
         space = Space.of(sizes, keep, sizes.room - held(run))
     vectors = held(run)
-    tight = vectors == sizes.room // 2 or not space.has_all_rows
-    again = len(family(k)) + 1 if tight else 1  # for the references
+    again = len(family(k)) + 1 if vectors == sizes.room // 2 else 1  # for the references
     # some to find out how many rows fit, which digests are known without, and how many in the end
     fixed = run + (TRIED if spares else others)
     fixed += 12 if space.digest is None else 4
@@ -178,7 +176,7 @@ def of_aggregate(settings: Aggregate.Settings, sizes: Sizes) -> Cost:
         rows=space.rows,
         too_few=space.too_few,
         usual=(fixed + rounds * (k + 2)) / (fixed + settings.rounds * (k + 2)),
-        knows_simple=spares and space.has_all_rows,
+        knows_simple=spares,
     )
 
 

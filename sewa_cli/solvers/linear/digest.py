@@ -97,6 +97,10 @@ class Digest(Outputs):
     def counts(self) -> list[int]:
         return self._counts
 
+    @property
+    def batches(self) -> list[Nest]:
+        return [batch for batch, _ in self._batches]
+
     # ---- of a model ----------------------------------------------------------------------------
 
     def run(self) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.tree import Nest
 
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
 ENOUGH_MIXINGS = 20  # that change anything; fewer prove nothing
@@ -61,8 +62,9 @@ class Outputs(ABC):
         """Rows of each batch that the loss is taken on."""
 
     @property
-    def has_all_rows(self) -> bool:
-        return sum(self.counts) == self.of_rows
+    @abstractmethod
+    def batches(self) -> list[Nest]:
+        """The examples that take part, in batches as the user made them."""
 
     # ---- of a model ----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from sewa_cli.solvers.linear.build import Keep, Linearising
 from sewa_cli.solvers.linear.outputs import WARNINGS, Labels
 from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
-from sewa_cli.solvers.linear.survey import Survey
+from sewa_cli.solvers.linear.survey import EXTRA, Survey
 from sewa_cli.text import finite, or_inf, with_K
 
 SCOUTED: tuple[Name, ...] = (
@@ -60,7 +60,7 @@ class Linear(Surveyor):
     def _search(self, problem: Problem) -> _Search:
         """What every K shares: what the survey has found, and the first cache."""
         if "search" not in problem.kept:
-            search = _Search(self.settings, problem)
+            search = problem.trajectory.settled(lambda: _Search(self.settings, problem))
             search.cache, _ = search.survey.first()
             problem.kept["search"] = search
         found: _Search = problem.kept["search"]
@@ -80,20 +80,20 @@ class Linear(Surveyor):
         """K of the checkpoints, or as many as cross-validation finds best."""
         if problem.one_of_many:
             return self._search(problem).find(K, None)
-        search = _Search(self.settings, problem)
-        k, scouted, trajectory = search.k, search.survey.scouted, problem.trajectory
+        trajectory = problem.trajectory
+        search = trajectory.settled(lambda: _Search(self.settings, problem, K))
+        return self._choice(search, K).but(examples=search.survey.examples)
+
+    def _choice(self, search: _Search, K: int) -> Choice:
+        k, scouted, trajectory = search.k, search.survey.scouted, search.problem.trajectory
         # not to be read again for the references
         trajectory.remember(mean_of(range(k), k), scouted.uniform)
         trajectory.remember(mean_of([k - 1], k), scouted.last)
         if K == AUTO:
             return search.find_K()
-        if k <= K:
-            raise ConfigError(
-                f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
-            )
-        search.cache, losses, _ = search.with_simple_averages(K)
-        simple = search.known(losses, search.cache)
-        if any_will_do := any_of(problem, losses, K):
+        search.cache, losses, _ = search.with_simple_averages()
+        simple = search.known(losses)
+        if any_will_do := any_of(search.problem, losses, K):
             return any_will_do.but(simple=simple)
         return search.find(K, search.labels(search.cache)).but(simple=simple)
 
@@ -104,16 +104,32 @@ class Linear(Surveyor):
 class _Search:
     """The choice among the outputs of one problem."""
 
-    def __init__(self, settings: Linear.Settings, problem: Problem) -> None:
+    def __init__(self, settings: Linear.Settings, problem: Problem, K: int | None = None) -> None:
+        """`K`: what will be chosen, beside simple averages; None: any, and without them."""
         self._settings = settings
-        self._problem = problem
-        self.survey = Survey(problem, settings.h, Keep.of(settings, "linear"))
-        self.k = self.survey.k
+        self.problem = problem
+        self.k = k = problem.trajectory.k
+        if K not in (None, AUTO) and k <= K:
+            raise ConfigError(
+                f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
+            )
+        others = {} if K is None else family(k, K)
+        self._wanted = {name: c for name, c in others.items() if name not in SCOUTED}
+        self._keeps = K == AUTO  # their outputs
+        vectors = len(self._wanted) * 4 * problem.trajectory.layout.size
+        self._has_true_ones = vectors <= problem.room // 4
+        self.survey = Survey(
+            problem,
+            settings.h,
+            Keep.of(settings, "linear"),
+            extra=EXTRA + len(self._wanted) * self._keeps,
+            held=vectors * self._has_true_ones,
+        )
         self.cache: Surrogate | None = None  # around the scouted base
 
     def find(self, K: int, labels: Labels | None) -> Choice:
         """Round by round; what has the lowest true loss is kept."""
-        settings, survey, alone = self._settings, self.survey, not self._problem.one_of_many
+        settings, survey, alone = self._settings, self.survey, not self.problem.one_of_many
         here = self.cache
         assert here is not None
         if alone:
@@ -133,8 +149,7 @@ class _Search:
             flat = survey.mix(found.selected)
             del here
             here = survey.around(flat)
-            whole = here.size.has_all_rows
-            loss = here.loss(here.base) if whole else self._problem.objective.value(flat)
+            loss = here.loss(here.base)
             finish_round(predicted, loss)
             if best is None or loss < best[0]:
                 best = (loss, found)
@@ -145,7 +160,7 @@ class _Search:
         if best is not None and best[0] < loss:
             loss, found = best
         selected = found.selected
-        error = survey.error(here, selected, loss)
+        error = here.loss_of_mean(selected) - loss
         if alone:
             self._warn_of_error(error, loss)
         return Choice.of(
@@ -159,17 +174,17 @@ class _Search:
                 "rounds": rounds,
                 "cache": asdict(here.size),
                 "surrogate_error": error,
-                "loss": here.loss_of_mean(selected) - error,
+                "loss": loss,
             },
         )
 
     def find_K(self) -> Choice:
         """Learned masks of every size beside the simple averages, cross-validated."""
-        settings, problem = self._settings, self._problem
-        here, losses, simple = self.with_simple_averages(AUTO, keep=True)
-        on_all = self.known(losses, here)
+        settings, problem = self._settings, self.problem
+        here, losses, simple = self.with_simple_averages()
+        known = self.known(losses)
         if any_will_do := any_of(problem, losses, AUTO):
-            return any_will_do.but(simple=on_all)
+            return any_will_do.but(simple=known)
         budget = choose_budget(here, simple, settings, problem)
         if budget.labels != "matter":
             problem.events.warn(WARNINGS[budget.labels])
@@ -181,11 +196,9 @@ class _Search:
             chosen = self.find(option.K, budget.labels)
             other = min((o for o in budget.options if o.name != LEARNED), key=lambda o: o.loss)
             if chosen.details["loss"] < other.loss:
-                first, error = chosen.details["rounds"][0], chosen.details["surrogate_error"]
-                if size.has_all_rows:  # as far off as the same cache was at first
-                    error = first["predicted"] - first["loss"]
-                expected = self._expected(budget, error)
-                return chosen.but(budget=_options(budget), simple=on_all, expected=expected)
+                first = chosen.details["rounds"][0]  # as far off as the same cache was at first
+                expected = self._expected(budget, first["predicted"] - first["loss"])
+                return chosen.but(budget=_options(budget), simple=known, expected=expected)
             # what was predicted has not come true
             problem.events.warn(
                 f"the learned average's true selection loss is {chosen.details['loss']:.5g}, no "
@@ -200,7 +213,7 @@ class _Search:
             labels=budget.labels,
             budget=_options(budget),
             expected=self._expected(budget),
-            simple=on_all,
+            simple=known,
             holds=size.bytes,
             details={"rounds": [], "cache": asdict(size)},
         )
@@ -212,15 +225,15 @@ class _Search:
             return None
         taken = nested.taken - error * nested.is_learned
         simple = nested.simple if self._has_true_ones else None
-        return expect(taken, simple, nested.weights, self._problem.seed)
+        return expect(taken, simple, nested.weights, self.problem.seed)
 
     def labels(self, here: Surrogate) -> Labels:
         references = self._references(here)
         outputs = [here.base, references["uniform"], references["last"]]
-        found = here.outputs.labels(outputs, self._problem.seed)
+        found = here.outputs.labels(outputs, self.problem.seed)
         if found != "matter":
             advice = "; choose by other data" if found == "noise" else ""
-            self._problem.events.warn(f"{WARNINGS[found]}{advice}")
+            self.problem.events.warn(f"{WARNINGS[found]}{advice}")
         return found
 
     def _references(self, here: Surrogate) -> dict[str, Tensor]:
@@ -229,20 +242,14 @@ class _Search:
         flats = {"last": scouted.last, "uniform": scouted.uniform}
         return {name: self.survey.outputs(here, flat) for name, flat in flats.items()}
 
-    def with_simple_averages(
-        self, K: int, keep: bool = False
-    ) -> tuple[Surrogate, dict[Name, float], dict[Name, Tensor]]:
+    def with_simple_averages(self) -> tuple[Surrogate, dict[Name, float], dict[Name, Tensor]]:
         """The first cache; losses of simple averages, true ones where there is room to sum them up.
 
-        Their outputs [O] too, to `keep`. The weights of the best one are remembered: it will be
-        scored as a reference.
+        Their outputs [O] too, if they are to be kept. The weights of the best one are remembered:
+        it will be scored as a reference.
         """
-        trajectory = self._problem.trajectory
-        wanted = {name: c for name, c in family(self.k, K).items() if name not in SCOUTED}
-        vectors = len(wanted) * 4 * trajectory.layout.size
-        self._has_true_ones = vectors <= self._problem.room // 4
-        summed = wanted if self._has_true_ones else {}
-        here, sums = self.survey.first(summed, 2 + len(wanted) * keep)
+        trajectory, wanted = self.problem.trajectory, self._wanted
+        here, sums = self.survey.first(wanted if self._has_true_ones else {})
         losses: dict[Name, float] = {}
         outputs: dict[Name, Tensor] = {
             (name, None): out for name, out in self._references(here).items()
@@ -253,7 +260,7 @@ class _Search:
             else:
                 out = here.mix(torch.tensor(coefficients, dtype=torch.float64))
             losses[name] = here.loss(out)
-            if keep:
+            if self._keeps:
                 outputs[name] = out
         losses |= {name: here.loss(outputs[name]) for name in SCOUTED}
         best = min(losses, key=lambda name: or_inf(losses[name]))
@@ -261,19 +268,19 @@ class _Search:
             trajectory.remember(wanted[best], sums[best])
         return here, losses, outputs
 
-    def known(self, losses: dict[Name, float], here: Surrogate) -> dict[Name, float] | None:
-        """None if they are of some rows, or predicted: then all are run, where W is at hand."""
-        return losses if here.size.has_all_rows and self._has_true_ones else None
+    def known(self, losses: dict[Name, float]) -> dict[Name, float] | None:
+        """None if they are predicted: then all are run, where W is at hand."""
+        return losses if self._has_true_ones else None
 
     def _solve(self, here: Surrogate, K: int, starts: Sequence[Sequence[int]]) -> Solution:
         iterations, swaps = self._settings.iterations, self._settings.swaps
-        return relax.solve(here, K, iterations, swaps, starts, events=self._problem.events)
+        return relax.solve(here, K, iterations, swaps, starts, events=self.problem.events)
 
     def _warn_of_error(self, error: float, loss: float) -> None:
         """A prediction that is off by more than what was gained has chosen by luck."""
         gained = self.survey.scouted.uniform_loss - loss
         if abs(error) > max(abs(gained), SMALL * abs(loss)):
-            self._problem.events.warn(
+            self.problem.events.warn(
                 f"the predicted loss of the choice is off by {error:.3g}, more than the "
                 f"{gained:.3g} it gained over the mean of all: predictions are poor on this run; "
                 "--solver gumbel may do better"

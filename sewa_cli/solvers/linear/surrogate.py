@@ -29,10 +29,6 @@ class Size:
     rows: int
     of_rows: int
 
-    @property
-    def has_all_rows(self) -> bool:
-        return self.rows == self.of_rows
-
 
 class Surrogate:
     """The outputs y_i of k checkpoints around a base, and the loss of their mixtures.

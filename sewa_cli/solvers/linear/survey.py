@@ -19,8 +19,9 @@ from torch import Tensor
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.methods import Coefficients, mean_of
 from sewa_cli.methods.family import Name
+from sewa_cli.objective.objective import Data
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.linear.build import USUAL, Keep, build, count, fit, frame
+from sewa_cli.solvers.linear.build import USUAL, Keep, build, count, frame, settle
 from sewa_cli.solvers.linear.surrogate import Surrogate
 
 QUARTERS = 4
@@ -93,25 +94,38 @@ def scout(
 class Survey:
     """The true things: outputs of all checkpoints around a base, outputs and losses of averages."""
 
-    def __init__(self, problem: Problem, h: float, keep: Keep = USUAL) -> None:
-        """`h`: the step towards each checkpoint; `keep`: what of its outputs."""
-        self._problem = problem
+    def __init__(
+        self, problem: Problem, h: float, keep: Keep = USUAL, extra: int = EXTRA, held: int = 0
+    ) -> None:
+        """Settle the examples and read every checkpoint once.
+
+        `h`: the step towards each checkpoint; `keep`: what of its outputs; `extra`: outputs that
+        are kept beside the first cache, `held`: bytes of the room that are taken then.
+        """
         self._h = h
         self._keep = keep
+        self._extra = extra
         trajectory = problem.trajectory
-        self._counted = count(problem, keep)
-        fit(problem, self._counted, EXTRA, keep)  # what does not fit is told before the work
-        self.scouted = scout(trajectory.rows(), trajectory.k, problem.objective.value)
+        self.k = trajectory.k
+        if self.k < 2:
+            raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+        self._held = held
+        less = replace(problem, room=problem.room - held)
+        settled, self._rows = settle(less, count(problem, keep), keep, extra)
+        self._problem = replace(settled, room=problem.room)
+        self.scouted = scout(trajectory.rows(), self.k, self._problem.objective.value)
         if not isfinite(self.scouted.loss):
             raise TaskError(
                 "loss() is NaN or Inf on the selection data for every checkpoint average"
             )
-        self.k = trajectory.k
-        if self.k < 2:
-            raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+
+    @property
+    def examples(self) -> Data:
+        """The selection data that take part."""
+        return self._problem.objective.selection
 
     def first(
-        self, wanted: Mapping[Name, Coefficients] = {}, extra: int = EXTRA
+        self, wanted: Mapping[Name, Coefficients] = {}
     ) -> tuple[Surrogate, dict[Name, Tensor]]:
         """The cache around the scouted base; the averages wanted are summed up on the way."""
         sums: dict[Name, Tensor] = {}
@@ -122,19 +136,21 @@ class Survey:
                     total = sums.setdefault(key, torch.zeros_like(row))
                     total.add_(row, alpha=coefficients[i])
 
-        held = len(wanted) * 4 * self._problem.trajectory.layout.size
-        return self.around(self.scouted.base, held, extra, add), sums
+        problem = replace(self._problem, room=self._problem.room - self._held)
+        return self._around(problem, self.scouted.base, self._extra, add), sums
 
-    def around(
+    def around(self, flat: Tensor) -> Surrogate:
+        """The cache around weights [P]."""
+        return self._around(self._problem, flat, EXTRA)
+
+    def _around(
         self,
+        problem: Problem,
         flat: Tensor,
-        held: int = 0,
-        extra: int = EXTRA,
+        extra: int,
         on_row: Callable[[int, Tensor], None] | None = None,
     ) -> Surrogate:
-        """The cache around weights [P]; `held`: bytes of the room that are taken."""
-        problem = replace(self._problem, room=self._problem.room - held)
-        framed = frame(problem, flat, extra, self._keep, self._counted, around=True)
+        framed = frame(problem, self._rows, flat, self._keep, around=True)
         return build(problem, flat, self._h, extra, on_row=on_row, framed=framed)
 
     def outputs(self, here: Surrogate, flat: Tensor) -> Tensor:
@@ -149,9 +165,3 @@ class Survey:
     def loss_of_mean(self, selected: Sequence[int]) -> float:
         """The true selection loss of their average."""
         return self._problem.objective.value(self.mix(selected))
-
-    def error(self, here: Surrogate, selected: Sequence[int], loss: float) -> float:
-        """Predicted minus true loss, both on the rows that the cache has."""
-        if not here.size.has_all_rows:
-            loss = here.loss(self.outputs(here, self.mix(selected)))
-        return here.loss_of_mean(selected) - loss

@@ -129,6 +129,10 @@ class Whole(Outputs):
 
     linear_outputs = run
 
+    @property
+    def batches(self) -> list[Nest]:
+        return [part.batch for part in self._run]
+
     def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
         return self, self.at(flat)
 
