@@ -103,7 +103,6 @@ data: $(VENV)/.tests
 quality: data
 	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md
 	cp quality-dir/quality.png docs/quality.png
-	cp quality-dir/windows.png docs/quality-windows.png
 
 # the pictures in the README and the example of a page, from a fresh demo
 picture: $(VENV)/.tests

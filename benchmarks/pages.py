@@ -8,7 +8,6 @@ seconds of one processor to make them, and seconds until Chromium shows them, wh
 from __future__ import annotations
 
 import argparse
-import copy
 import shutil
 import sys
 import tempfile
@@ -27,55 +26,48 @@ from sewa_cli.present.page.shared import MOST_DRAWN
 Content = dict[str, Any]
 
 
-def inspected(k: int) -> list[Content]:
+def inspected(k: int) -> Content:
     found = raw("inspect")
     first = found["checkpoints"][3]
     found["checkpoints"] = [
         {**first, "path": f"runs/model/checkpoint-{50 * i}.safetensors", "step": 50 * i}
         for i in range(k)
     ]
-    return [found]
+    return found
 
 
-def evaluated(files: int) -> list[Content]:
+def evaluated(files: int) -> Content:
     found = raw("evaluate")
     found["files"] = [
         {**found["files"][i % 3], "path": f"runs/checkpoint-{50 * i}.safetensors", "step": 50 * i}
         for i in range(files)
     ]
-    return [found]
+    return found
 
 
-def runs(count: int, content: Content) -> list[Content]:
-    return [{**copy.deepcopy(content), "seed": seed} for seed in range(count)]
-
-
-def compared(methods: int, k: int) -> list[Content]:
+def compared(methods: int, k: int) -> Content:
     found = many_rows(methods)
     found["candidates"] = many_checkpoints(k)["candidates"]
     found["k"] = k
     for n, row in enumerate(found["rows"]):
         row["coefficients"] = [[(i * (n + 1)) % 97 / 97 for i in range(k)]]
-    return [found]
+    return found
 
 
-CASES: dict[str, Callable[[], list[Content]]] = {
-    "`select`, 12 checkpoints": lambda: [raw("select")],
-    "`select`, 1,000 checkpoints": lambda: [many_checkpoints(1000)],
-    f"`select`, {MOST_DRAWN['candidates']:,} checkpoints": lambda: [
-        many_checkpoints(MOST_DRAWN["candidates"])
-    ],
-    "`compare`, 15 methods × 4 K": lambda: [many_rows()],
+CASES: dict[str, Callable[[], Content]] = {
+    "`select`, 12 checkpoints": lambda: raw("select"),
+    "`select`, 1,000 checkpoints": lambda: many_checkpoints(1000),
+    f"`select`, {MOST_DRAWN['candidates']:,} checkpoints": lambda: many_checkpoints(
+        MOST_DRAWN["candidates"]
+    ),
+    "`compare`, 15 methods × 4 K": lambda: many_rows(),
     "the same, 1,000 checkpoints": lambda: compared(15, 1000),
-    f"`compare`, {MOST_DRAWN['rows']} rows": lambda: [many_rows(MOST_DRAWN["rows"] // 4)],
-    "`compare`, 1,000 rows": lambda: [many_rows(250)],
+    f"`compare`, {MOST_DRAWN['rows']} rows": lambda: many_rows(MOST_DRAWN["rows"] // 4),
+    "`compare`, 1,000 rows": lambda: many_rows(250),
     f"`inspect`, {MOST_DRAWN['checkpoints']:,} checkpoints": lambda: inspected(
         MOST_DRAWN["checkpoints"]
     ),
     f"`evaluate`, {MOST_DRAWN['files']:,} files": lambda: evaluated(MOST_DRAWN["files"]),
-    "20 reports of `select`": lambda: runs(20, raw("select")),
-    "20 reports of `select`, 1,000 checkpoints each": lambda: runs(20, many_checkpoints(1000)),
-    "20 reports of `compare`, 15 methods × 4 K": lambda: runs(20, many_rows()),
 }
 
 
@@ -104,11 +96,9 @@ def main(into: Path) -> None:
         browser = driver.chromium.launch(executable_path=chromium)
     print("| page | MB | made in, s | shown in, s |\n|---|---|---|---|")
     for n, (name, make) in enumerate(CASES.items()):
-        contents = make()
-        reports = [report(content) for content in contents]
-        names = [f"run-{i}.report.json" for i in range(len(reports))]
+        found = report(make())
         began = time.process_time()
-        text = page(*reports, names=names)
+        text = page(found, "run.report.json")
         made = time.process_time() - began
         file = into / f"{n}.html"
         file.write_text(text)

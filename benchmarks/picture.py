@@ -108,7 +108,7 @@ def main(docs: Path) -> None:
     # where it was made is nobody's business
     text = to_json(report).replace(f"{temporary}/", "").replace(str(Path.cwd()), "")
     shown = Report.model_validate_json(text)
-    (docs / "page.html").write_text(page(shown, names=["demo/demo.report.json"]))
+    (docs / "page.html").write_text(page(shown, "demo/demo.report.json"))
     photograph(docs / "page.html", docs / "page.png")
     for name, scores in {"learned": report.average, **report.references}.items():
         print(f"{name:>8}  held-out loss {scores.heldout_loss:.4f}  {scores.metrics}")

@@ -1,7 +1,7 @@
 """Every method in the paper's three settings: `python benchmarks/quality`, tables in Markdown.
 
 Trains what is not trained yet, runs what has not been run, then prints the tables and leaves
-results.json, quality.png and windows.png in the folder (quality-dir/). It takes hours, and may be
+results.json and quality.png in the folder (quality-dir/). It takes hours, and may be
 stopped and started again at any time. It needs `make data`. Of the study of regret, what other
 machines have done is kept in regret.json beside this file, and not done again.
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from claims import findings, summary, wobble
-from pictures import draw, draw_curves
+from pictures import draw
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Job, Setting, regret
 from regret import keep, left_to_do, load_units
 from regret import tables as regret_tables
@@ -115,8 +115,6 @@ def report(
     (folder / "results.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     if any(results.methods(setting) for setting in settings):
         draw(results, folder / "quality.png")
-    if curves:
-        draw_curves(curves, folder / "windows.png")
     return tables
 
 

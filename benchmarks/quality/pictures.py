@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
-from studies import Curves
 from tables import Results, estimate
 
 # Okabe and Ito's colours, which are told apart by everyone
@@ -70,35 +68,6 @@ def draw(results: Results, path: Path) -> None:
                 axis.set_title(f"{setting.name} (k={setting.k})", fontsize=10)
             else:
                 axis.set_xlabel("K")
-            axis.spines[["top", "right"]].set_visible(False)
-    _save(figure, axes, path)
-
-
-def draw_curves(every: Sequence[Curves], path: Path) -> None:
-    """The paper's curves: a point for each window, mean over training runs."""
-    columns = len(every)
-    figure, axes = plt.subplots(2, columns, figsize=(5 * columns, 6.2), squeeze=False)
-    colours = {"last": "#000000", "uniform": "#777777", "ema": "#009E73"} | LINES
-    for column, curves in enumerate(every):
-        for row, (what, label) in enumerate(WHAT.items()):
-            axis = axes[row][column]
-            for method in curves.points:
-                axis.plot(
-                    curves.at,
-                    curves.mean(method, what),
-                    color=colours.get(method),
-                    label=method,
-                    marker="o",
-                    markersize=4,
-                    linestyle=":" if method == "last" else "-",
-                )
-            final = curves.mean("last", what)[-1]
-            axis.axhline(final, color="#000000", linewidth=0.6, linestyle="--")
-            axis.set_ylabel(label or curves.setting.metric)
-            if row == 0:
-                axis.set_title(curves.setting.name, fontsize=10)
-            else:
-                axis.set_xlabel("training step at the end of the window")
             axis.spines[["top", "right"]].set_visible(False)
     _save(figure, axes, path)
 

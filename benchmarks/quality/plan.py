@@ -23,6 +23,8 @@ class Setting:
     train: tuple[str, ...] = ()  # options of train.py
     args: tuple[str, ...] = ()  # KEY=VALUE, for the task
     whole_run: int = 500  # checkpoints that train.py leaves
+    before: int = 0  # steps before the first of them, less `every`
+    every: int = 1  # steps between two of them
     studied: bool = True  # forward selection, tuning and over-fitting: one data set of each task
     samples: Path = SAMPLES
     budgets: tuple[int, ...] = BUDGETS
@@ -55,7 +57,16 @@ def images(*train: str, kind: str = "", run: int = 500) -> Setting:
     folder = "image_classification"
     sizes = (200, 1000, 5000 if studied else 3000)
     return Setting(
-        name, folder, 100, "accuracy", train, whole_run=run, studied=studied, sizes=sizes
+        name,
+        folder,
+        100,
+        "accuracy",
+        train,
+        whole_run=run,
+        before=1000,
+        every=8,
+        studied=studied,
+        sizes=sizes,
     )
 
 
@@ -64,7 +75,16 @@ def text(*train: str, kind: str = "", run: int = 500) -> Setting:
     name, studied, sizes = f"text {kind}".strip(), not kind, (200, 1000, 4900 if not kind else 3000)
     folder = "text_classification"
     return Setting(
-        name, folder, 100, "accuracy", train, whole_run=run, studied=studied, sizes=sizes
+        name,
+        folder,
+        100,
+        "accuracy",
+        train,
+        whole_run=run,
+        before=500,
+        every=4,
+        studied=studied,
+        sizes=sizes,
     )
 
 
@@ -110,7 +130,7 @@ class Job:
     budgets: tuple[int, ...]
     options: tuple[str, ...] = ()
     sets: tuple[str, ...] = field(default=())  # KEY=VALUE, as for --set
-    windows: int | None = None  # checkpoints a window, over the whole run
+    to_step: int | None = None  # the last that is looked at; None: all
 
     def arguments(self, setting: Setting, checkpoints: str, config: str) -> list[str]:
         sets = [f"args.{pair}" for pair in setting.args] + list(self.sets)
@@ -123,8 +143,8 @@ class Job:
             *("--config", config),
             *(("--methods", ",".join(self.methods)) if self.budgets else ()),
             *("--K", budgets),
-            *("--last", str(setting.whole_run if self.windows else setting.k)),
-            *(("--windows", str(self.windows)) if self.windows else ()),
+            *("--last", str(setting.k)),
+            *(("--to-step", str(self.to_step)) if self.to_step else ()),
             *self.options,
             *(part for pair in sets for part in ("--set", pair)),
             *(("--format", "json") if self.budgets else select),
@@ -228,7 +248,9 @@ def windows(setting: Setting) -> Iterator[Job]:
     """The paper's curves: a point for each hundred checkpoints, where there are more."""
     if setting.studied and setting.k < setting.whole_run:
         chosen = ("last", "uniform", "lawa", "random", "ema", "sewa")
-        yield Job("windows", "windows", chosen, setting.budgets[:1], windows=setting.k)
+        for count in range(setting.k, setting.whole_run + 1, setting.k):
+            step = setting.before + count * setting.every
+            yield Job("windows", f"to step {step}", chosen, setting.budgets[:1], to_step=step)
 
 
 STUDIES: dict[str, tuple[Callable[[Setting], Iterator[Job]], tuple[int, ...]]] = {

@@ -86,10 +86,7 @@ def run(folder: Path, setting: Setting, seed: int, job: Job) -> None:
     where = str((home / "ckpts").resolve()), str(setting.home.resolve() / "sewa.yaml")
     printed = call([sys.executable, "-m", "sewa_cli", *job.arguments(setting, *where)], Path.cwd())
     report = json.loads(printed)
-    for row in [
-        *report.get("rows", []),
-        *(r for w in report.get("windows", []) for r in w["rows"]),
-    ]:
+    for row in report.get("rows", []):
         del row["coefficients"]  # of a thousand checkpoints; the file is to be read by people too
     report.pop("candidates", None)
     seconds = round(time.perf_counter() - start, 1)

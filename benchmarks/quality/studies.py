@@ -147,20 +147,32 @@ class Curves:
 
 
 def load_curves(folder: Path, setting: Setting, seeds: Sequence[int]) -> Curves | None:
-    every = [finished(folder, setting, seed, job) for job in windows(setting) for seed in seeds]
-    reports = [report for report in every if report is not None]
-    if not reports:
-        return None
-    curves = Curves(setting, [window["at"] for window in reports[0]["windows"]], {}, {})
-    for report in reports:
-        for n, row in enumerate(report["windows"][0]["rows"]):
-            rows = [window["rows"][n] for window in report["windows"]]
-            here = curves.points.setdefault(row["method"], {"heldout_loss": [], "metric": []})
-            here["heldout_loss"].append([_or_nan(r["heldout_loss"]) for r in rows])
-            here["metric"].append([_or_nan(r["metrics"][setting.metric]) for r in rows])
-        for reach in report["reaches"]:
-            curves.reaches.setdefault(reach["method"], []).append(reach["at"])
-    return curves
+    jobs = list(windows(setting))
+    curves = Curves(setting, [job.to_step or 0 for job in jobs], {}, {})
+    for seed in seeds:
+        reports = [finished(folder, setting, seed, job) for job in jobs]
+        along = [report["rows"] for report in reports if report is not None]
+        if not along or len(along) < len(jobs):
+            continue
+        level = next(row["heldout_loss"] for row in along[-1] if row["method"] == "last")
+        for rows in zip(*along, strict=True):
+            method = rows[0]["method"]
+            losses = [_or_nan(row["heldout_loss"]) for row in rows]
+            here = curves.points.setdefault(method, {"heldout_loss": [], "metric": []})
+            here["heldout_loss"].append(losses)
+            here["metric"].append([_or_nan(row["metrics"][setting.metric]) for row in rows])
+            curves.reaches.setdefault(method, []).append(_reached(curves.at, losses, level))
+    return curves if curves.points else None
+
+
+def _reached(at: Sequence[int], losses: Sequence[float], level: float) -> int | None:
+    """Return the first step from which on no loss is above the level."""
+    found = None
+    for step, loss in reversed([*zip(at, losses, strict=True)]):
+        if not loss <= level:
+            break
+        found = step
+    return found
 
 
 def _or_nan(value: float | None) -> float:

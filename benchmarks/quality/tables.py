@@ -78,7 +78,7 @@ def load(folder: Path, settings: Iterable[Setting], seeds: Iterable[int]) -> lis
 def _rows(
     report: Mapping[str, Any], setting: Setting, seed: int, study: str, job: str
 ) -> list[Found]:
-    if "windows" in report:
+    if study == "windows":
         return []
     if "average" in report:  # of `select`
         cost = {"seconds": report["cost"]["seconds"]["total"]}

@@ -6,7 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -18,9 +18,6 @@ from sewa_cli.cli.pictures import check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 from sewa_cli.files import real
 from sewa_cli.ranks import are_several
-
-if TYPE_CHECKING:
-    from sewa_cli.report.shared import Head
 
 SPAN = "last every from_step to_step"
 DATA = "format json"
@@ -80,14 +77,14 @@ def demo(request: Request, demo_folder: Path) -> None:
 
     check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
+    request.html = demo_folder / "demo.html"
     if demo_folder.is_dir():
-        check_page(demo_folder / "demo.html", request.force)
-    request.write_page(demo_folder / "demo.html")
+        check_page(request.html, request.force)
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
-        request.finish_page(selection.report)
     talk.say(*summary(selection.report).splitlines())
     request.write_paths(selection.paths)
+    request.draw(selection.report)
     sewa = called_from(demo_folder)
     talk.say(
         "",
@@ -128,7 +125,6 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
         with request.talk as talk:
             count = int(ranks or 1)
             forecast = run_forecast(request.config, request.load_task(), talk, ranks=count)
-            request.finish_page(forecast)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return
@@ -146,15 +142,14 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
             protected=request.inputs,
         )
         report = selection.report
-        request.finish_page(report)
     # the score table is either data or words
     is_table = request.form in ("table", "markdown")
     talk.say(*(say(report) if is_table else summary(report).splitlines()))
-    request.draw(report)
     if request.form != PATHS:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:
         request.write_paths(selection.paths)
+    request.draw(report)
     if request.config.strict and report.contest is not None:
         from sewa_cli.present.contest import better_one
 
@@ -172,31 +167,17 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
 @command(
     f"ckpts {SPAN} nonfinite state_key task metric methods budgets effort workers part_timeout "
-    "fast solver solver_from "
-    "windows stride methods_from bn output_best best_report output_dtype force plot "
+    "fast solver solver_from methods_from bn output_best best_report output_dtype force plot "
     f"html log {DATA} config sets memory cache ranks device seed {TALK}"
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
-    """Compare ways to average, on the same checkpoints and data, and say what is a tie.
-
-    With --windows 100, a point of the curve for every 100 checkpoints: how much training does an
-    average save?
-    """
+    """Compare ways to average, on the same checkpoints and data, and say what is a tie."""
     config, report = request.config, best_report
-    in_windows = config.compare.windows is not None
-    if "compare.stride" in request.flags and not in_windows:
-        raise ConfigError("--stride needs windows: say how large they are, --windows 100")
-    if config.objective.metric and (in_windows or config.compare.fast):
-        flag = "--windows" if in_windows else "--fast"
-        raise ConfigError(f"{flag}: works by the loss; leave out --metric, or {flag}")
-    if in_windows and are_several():
-        raise ConfigError("--windows: is worked out by one rank; leave out --ranks")
-    if output_best is not None and in_windows:
-        raise ConfigError("--output-best: windows have no single best average; leave out --windows")
+    if config.objective.metric and config.compare.fast:
+        raise ConfigError("--fast: works by the loss; leave out --metric, or --fast")
     if str(output_best) == STDOUT:
         raise ConfigError("--output-best: - is not a file; name one")
     from sewa_cli.commands.compare import run_compare
-    from sewa_cli.commands.windows import run_windows
     from sewa_cli.output.destination import report_path
 
     if output_best is not None:
@@ -204,17 +185,17 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     named = [real(path) for path in (output_best, report, request.plot, request.html) if path]
     if len(set(named)) < len(named):
         raise ConfigError("--output-best, --report, --plot and --html must name different files")
-    options: dict[str, Any] = {"force": request.force, "protected": request.inputs}
-    options["report"] = report
-    found: Head
     with request.talk as talk:
-        task = request.load_task()
-        if in_windows:
-            found = run_windows(config, task, talk, **options)
-        else:
-            found = run_compare(config, task, talk, output_best=output_best, **options)
-        request.finish_page(found, report)
-    request.tell(found)
+        found = run_compare(
+            config,
+            request.load_task(),
+            talk,
+            output_best=output_best,
+            report=report,
+            force=request.force,
+            protected=request.inputs,
+        )
+    request.tell(found, report)
 
 
 @command(
@@ -227,7 +208,6 @@ def evaluate(request: Request) -> None:
 
     with request.talk as talk:
         found = run_evaluate(request.config, request.load_task(as_given=True), talk)
-        request.finish_page(found)
     request.tell(found)
 
 
@@ -242,7 +222,6 @@ def inspect(request: Request) -> None:
 
     with request.talk as talk:
         found = run_inspect(request.config, talk, request.plot)
-        request.finish_page(found)
     request.tell(found)
 
 
@@ -317,9 +296,9 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-@command(f"reports page open_it force {TALK}")
-def report(request: Request, reports: list[Path], page: Path, open_it: bool) -> None:
-    """Make a page of a report, to look at and to send; several reports are set side by side.
+@command(f"shown page open_it force {TALK}")
+def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
+    """Make a page of a report, to look at and to send.
 
     One file that asks nobody for anything. Needs no task, no checkpoints and no model.
     """
@@ -327,9 +306,10 @@ def report(request: Request, reports: list[Path], page: Path, open_it: bool) -> 
 
     if open_it and str(page) == STDOUT:
         raise ConfigError("--open: a page on standard output cannot be shown; name a file")
-    force = str(page) != STDOUT and check_page(page, request.force)
+    if str(page) != STDOUT:
+        check_page(page, request.force)
     with request.talk as talk:
-        text = run_report(reports, page, force, talk)
+        text = run_report(shown, page, request.force, talk)
     if str(page) == STDOUT:
         request.stdout.write(text.encode())
     else:

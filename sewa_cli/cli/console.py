@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from sewa_cli.cli.live import LivePage
-
 SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
 BLINK: Final = 0.05  # between two looks at the bars: drawing takes longer than a small batch
 
@@ -67,7 +65,6 @@ class Talk(Events):
         self._last_line = self._last_drawn = time.monotonic()
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
-        self.page: LivePage | None = None  # --html, where it was asked for
         self.one_a_line = False  # the paths of checkpoints are to be printed so
 
     def __enter__(self) -> Talk:
@@ -80,14 +77,12 @@ class Talk(Events):
             self._heart.start()
         return self
 
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         if self._heart is not None:
             self._heart.join()
         if self._bars is not None:
             self._bars.stop()
-        if self.page is not None:
-            self.page.stop(error, self._stages.under_way, self.warnings)
 
     def found(self, paths: Sequence[Path]) -> None:
         if self.one_a_line:
@@ -110,20 +105,14 @@ class Talk(Events):
 
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
         stop_if_interrupted()
-        if self._quiet and self.page is None:
+        if self._quiet:
             return
         with _telling:
             here = self._stages.report(stage, done, total, loss)
-            if self._quiet:
-                pass
-            elif not sys.stderr.isatty():
+            if not sys.stderr.isatty():
                 self._tell()
             elif here.has_ended or time.monotonic() - self._last_drawn >= BLINK:
                 self._draw(here)
-        if self.page is not None:
-            fault = self.page.progress(here, self._stages.under_way, self.warnings)
-            if fault is not None:
-                self.warn(f"--html: is not kept up while the run goes on: {fault}")
 
     def _tell(self) -> None:
         if time.monotonic() - self._last_line >= SECONDS:

@@ -15,7 +15,14 @@ from sewa_cli.cli import launching, together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data
-from sewa_cli.cli.pictures import check_apart, check_no_input, check_page, check_plot, save_figure
+from sewa_cli.cli.pictures import (
+    check_apart,
+    check_no_input,
+    check_page,
+    check_plot,
+    save_figure,
+    save_page,
+)
 from sewa_cli.errors import ConfigError
 from sewa_cli.files import MIB
 from sewa_cli.present import FORMS
@@ -63,8 +70,6 @@ class Flag(NamedTuple):
         """Numbers are text, so that the config tells all faults together and in the same words."""
         if self.metavar is None:
             return bool
-        if self.metavar == "REPORTS":
-            return list[Path]
         if self.metavar in ("CKPTS", "KEY=VALUE", "NAME:WHERE"):
             return list[str] | None
         one: type = Path if self.metavar in ("FILE", "DIR", "REPORT") else str
@@ -119,12 +124,6 @@ _HOW: Final = {
     ),
     "weights": Flag("--weights A,B,..", "One for each file, in the order given; sum 1.", None),
     "fast": Flag("--fast", "Search by predicted losses, over one cache.", "compare.fast"),
-    "windows": Flag(
-        "--windows N", "In windows of N checkpoints that move along the run.", "compare.windows"
-    ),
-    "stride": Flag(
-        "--stride N", "From one window to the next. Default: none overlap", "compare.stride"
-    ),
     "lora": Flag("--lora factors|merged", "Average A and B of adapters, or their products."),
     "bn": Flag("--bn auto|on|off", "Recompute BatchNorm statistics."),
 }
@@ -152,7 +151,7 @@ _WRITE: Final = {
 _RUN: Final = {
     "folder": Flag("DIR", "Where to; the working directory by default.", None, Path()),
     "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo")),
-    "reports": Flag("REPORTS", "JSON reports; several are set side by side.", None, ...),
+    "shown": Flag("REPORT", "A JSON report of any command.", None, ...),
     "past": Flag("REPORT", "A report of `select`, `average` or `compare`.", None, ...),
     "verified": Flag("REPORT", "A report, or an output with its report beside it.", None, ...),
     "root": Flag("--root DIR", "Look for the report's files under this folder only.", None),
@@ -222,7 +221,6 @@ class Request:
             check_plot(self.plot, self.force)
         if self.html is not None:
             check_page(self.html, self.force)
-            self.write_page(self.html)
         self._trackers = [_tracker(asked) for asked in log]
 
     @cached_property
@@ -285,18 +283,21 @@ class Request:
         end = "\0" if self._print0 else "\n"
         self.write("".join(f"{path}{end}" for path in paths))
 
-    def tell(self, report: Head) -> None:
+    def tell(self, report: Head, name: Path | None = None) -> None:
         """Data to standard output, words to standard error, a picture to its file."""
         from sewa_cli.present import say, show
 
         self.write(show(report, self.form))
         self.talk.say(*say(report))
-        self.draw(report)
+        self.draw(report, name)
 
-    def draw(self, report: Head) -> None:
-        """What is drawn of a report, and whom it is sent to."""
-        if self.talk.page is not None and self.talk.page.is_done:
-            self.talk.say(f"wrote {self.html}")
+    def draw(self, report: Head, name: Path | None = None) -> None:
+        """Write the page and the picture of a report, then send it to trackers.
+
+        `name`: the report's file, if it is not next to the output.
+        """
+        if self.html is not None:
+            self._write_page(report, self.html, name)
         if self.plot is not None:
             from sewa_cli.present import draw
 
@@ -305,33 +306,17 @@ class Request:
         for log in self._trackers:
             log(report)
 
-    def write_page(self, path: Path) -> None:
-        """Here, from when the first stage has ended."""
-        from sewa_cli.cli.live import LivePage
+    def _write_page(self, report: Head, path: Path, name: Path | None) -> None:
+        from sewa_cli.output.destination import report_path
+        from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
 
-        self.html = path
-        self.talk.page = LivePage(path, self.force, self.talk.command)
-
-    def finish_page(self, report: Head, name: Path | None = None) -> None:
-        """While the run is not over yet: whatever ends it now, the page will say so."""
-        if self.talk.page is not None:
-            from sewa_cli.output.destination import report_path
-            from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
-
-            output = getattr(report, "output", None)
-            if name is None and output not in (None, STDOUT):
-                name = report.config.get("report") or report_path(Path(output))
-            if not has_pictures():
-                self.talk.show_warning(f"the page is {WITHOUT_PICTURES}")
-            try:
-                with self.talk.stage("drawing the page"):
-                    text = page(report, names=[None if name is None else str(name)])
-            except Exception as error:  # all else is there: no reason to call the run a failure
-                why = f"the page could not be made: {one_line(error, 200)}"
-                self.talk.show_warning(f"--html: {why}")
-                self.talk.page.give_up(why, self.talk.warnings)
-            else:
-                self.talk.page.finish(text)
+        output = getattr(report, "output", None)
+        if name is None and output not in (None, STDOUT):
+            name = report.config.get("report") or report_path(Path(output))
+        if not has_pictures():
+            self.talk.show_warning(f"the page is {WITHOUT_PICTURES}")
+        save_page(page(report, None if name is None else str(name)), path, self.force)
+        self.talk.say(f"wrote {path}")
 
     def list(self, found: dict[str, dict[str, Any]]) -> None:
         """What there is to choose from."""

@@ -18,8 +18,6 @@ PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: 
     ".pdf": {"CreationDate": None},
 }
 PAGES: Final = (".html", ".htm")
-UNFINISHED: Final = b'<meta name="sewa" content="unfinished">'  # as in present/page/live.html
-_HEAD: Final = 1024  # bytes of a page that it is within
 
 
 def check_apart(flag: str, path: Path | None, others: Iterable[Path | str | None]) -> None:
@@ -35,30 +33,22 @@ def check_no_input(paths: Iterable[Path | None], inputs: Iterable[Path | str | N
             raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
 
 
-def may_replace(path: Path, force: bool) -> bool:
-    """Whatever is there, if so asked; else a page of a run that has not come to its end."""
-    if force:
-        return True
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return UNFINISHED in file.read(_HEAD)
-    except OSError:
-        return False
-
-
-def check_page(path: Path, force: bool) -> bool:
-    """Refuse, before any work, a page that could not be written in the end; else `may_replace`."""
+def check_page(path: Path, force: bool) -> None:
+    """Refuse, before any work, a page that could not be written in the end."""
     if path.suffix.lower() not in PAGES:
         raise ConfigError(f"{path}: a page is HTML; name it .html")
     from sewa_cli.output.journal import recover
     from sewa_cli.output.place import check_free
 
     recover(path.parent)
-    replaces = may_replace(path, force)
-    check_free(path, replaces)
-    return replaces
+    check_free(path, force)
+
+
+def save_page(text: str, path: Path, force: bool = False) -> None:
+    """Write the page, whole or not at all."""
+    from sewa_cli.output.publication import write_file
+
+    write_file(path, lambda file: file.write(text.encode()), force)
 
 
 def check_plot(path: Path, force: bool) -> None:

@@ -30,10 +30,6 @@ from sewa_cli.text import finite, with_K
 SMALL = 0.01  # of the loss: an error that nobody would act on
 
 
-class TooFew(ConfigError):
-    """There are fewer checkpoints than a method is asked to take."""
-
-
 @dataclass(frozen=True)
 class Asked:
     """What is to be compared."""
@@ -55,7 +51,7 @@ class Asked:
         budgets = sorted(set(config.compare.K)) or [config.K]
         return cls(calls, budgets)
 
-    def of(self, k: int, what: str = "checkpoints") -> Asked:
+    def of(self, k: int) -> Asked:
         """With the K that are taken of so many; `sewa` must have something to choose."""
         if self.budgets == [AUTO]:
             return replace(self, budgets=[min(USUAL, k - 1)])
@@ -63,8 +59,9 @@ class Asked:
         for call in self.calls:
             most = k - 1 if call.method.name == "sewa" else k
             if call.method.has_budget and most < K:
-                raise TooFew(
-                    f"K: {K} of {k} {what} is too many for {call.label}; K must be at most {most}"
+                raise ConfigError(
+                    f"K: {K} of {k} checkpoints is too many for {call.label}; K must be at most "
+                    f"{most}"
                 )
         return self
 
@@ -97,13 +94,13 @@ class Draft:
         )
 
 
-def evaluate_all(run: Run, asked: Asked, of: str = "checkpoints") -> tuple[Evaluator, list[Draft]]:
-    """Read the checkpoints, then every method at every K; `of`: what to call them in a fault."""
+def evaluate_all(run: Run, asked: Asked) -> tuple[Evaluator, list[Draft]]:
+    """Read the checkpoints, then evaluate every method at every K."""
     clock, events = run.session.clock, run.session.events
     with clock("read"):
         run.read()
         check_budget(0, run.used)
-        asked = asked.of(run.trajectory.k, of)
+        asked = asked.of(run.trajectory.k)
     evaluator, rows = Evaluator(run), asked.rows()
     drafts = []
     with clock("evaluate"):

@@ -86,12 +86,6 @@ class CompareConfig(Settings):
     fast: bool = Field(
         False, description="methods search by predicted losses; each row is evaluated by true ones"
     )
-    windows: Annotated[int, BeforeValidator(refuse_bool), Field(ge=2)] | None = Field(
-        None, description="compare in windows of so many checkpoints that move along the run"
-    )
-    stride: Count | None = Field(
-        None, description="checkpoints from one window to the next; null: windows do not overlap"
-    )
 
 
 class ObjectiveConfig(Settings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import accumulate
 from math import inf
 from typing import TYPE_CHECKING
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 from sewa_cli.direction import comparative
 from sewa_cli.present import contest as by_metric
 from sewa_cli.present.card import describe_lora
-from sewa_cli.present.tables import level, percent
 from sewa_cli.text import few, number, size, with_K
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from sewa_cli.report.standing import Fall, Standing
     from sewa_cli.report.validate import Validation
     from sewa_cli.report.verify import Verification
-    from sewa_cli.report.windows import Reach, Windows
 
 SETTLED = 0.01  # of the loss: what it may still fall or rise by from quarter to quarter
 
@@ -100,6 +97,10 @@ def blend(report: Report) -> str:
         f"weighed {report.K} of {report.k} checkpoints, worth {found.effective:.3g} equal ones, "
         f"half of the weight on the {where}: from {start}; {how}"
     )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _half(weights: list[float]) -> int:
@@ -269,61 +270,6 @@ def failed(report: Comparison) -> list[str]:
     return by_metric.failures(
         counts, judged.parts, judged.left_out, judged.failure_counts_as, judged.metric
     )
-
-
-def windows(report: Windows) -> list[str]:
-    """What the averages save, if anything; and how much the level itself is worth."""
-    if report.level.value is None:
-        return ["the last checkpoint has no finite loss: there is no level to reach"]
-    if len(report.windows) == 1:
-        return []
-    last = next(reach for reach in report.reaches if reach.method == "last")
-    others = [reach for reach in report.reaches if reach.method != "last"]
-    reached = [reach for reach in others if reach.window is not None]
-    goal = f"the last checkpoint's level ({level(report)})"
-    said = []
-    if others and not reached:
-        said.append(f"no average reaches {goal} and keeps it")
-    elif reached:
-        first = min(reached, key=lambda reach: (reach.window, reach.loss))
-        also = sum(reach.window == first.window for reach in reached) - 1
-        more = f", and so {'does' if also == 1 else 'do'} {also} of the others" if also else ""
-        said.append(f"{with_K(first.method, first.K)} reaches {goal} {_after(report, first)}{more}")
-        said += _metrics_there(report, first)
-        if last.window is not None and (first.window or 0) >= last.window:
-            said.append("`last` itself does so as early: averaging saves no training here")
-        else:
-            said.append(f"`last` itself does so {_after(report, last)}")
-    before = [
-        getattr(row, report.level.measure)
-        for window in report.windows[:-1]
-        for row in window.rows
-        if row.method == "last"
-    ]
-    easy = sum(loss is not None and loss <= report.level.value for loss in before)
-    if easy:
-        worth = ", so reaching it says little" if 2 * easy >= len(before) else ""
-        said.append(
-            f"the last checkpoint is one of many: at the end of {easy} of the {len(before)} "
-            f"windows before it, training was already at that level{worth}"
-        )
-    return said
-
-
-def _metrics_there(report: Windows, reach: Reach) -> Iterator[str]:
-    """The loss alone has decided; a metric may say otherwise."""
-    in_the_end = report.level.metrics or {}
-    for name, value in (reach.metrics or {}).items():
-        yield (
-            f"{name} of {with_K(reach.method, reach.K)} there: {number(value)}; in the end, of "
-            f"`last`: {number(in_the_end.get(name))}"
-        )
-
-
-def _after(report: Windows, reach: Reach) -> str:
-    unit = "steps" if report.by == "step" else "checkpoints"
-    share = "" if reach.share is None else f": {percent(reach.share)} of the training"
-    return f"after {reach.at:,} {unit}{share}"
 
 
 def forecast(report: Forecast) -> list[str]:

@@ -17,7 +17,6 @@ KINDS: Final = {
     "select": "Report",
     "forecast": "Forecast",
     "compare": "Comparison",
-    "windows": "Windows",
     "evaluate": "Evaluation",
     "inspect": "Inspection",
     "validate": "Validation",

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from sewa_cli.report.inspect import Inspection
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Candidate, Head
-    from sewa_cli.report.windows import Windows
 
 
 def misfit(report: Head) -> str | None:
@@ -45,22 +44,6 @@ def compare(report: Comparison) -> Iterator[str]:
     yield from _rows(report.rows, report.k)
     if report.best is not None and not 0 <= report.best < len(report.rows):
         yield f"best: there is no row {report.best}"
-
-
-def windows(report: Windows) -> Iterator[str]:
-    yield from _candidates(report.candidates, len(report.candidates))
-    if not report.windows:
-        yield "windows: there are none"
-    for window in report.windows:
-        if not all(0 <= index < len(report.candidates) for index in window.candidates):
-            yield "windows: a candidate that is not there"
-        yield from _rows(window.rows, len(window.candidates))
-    for reach in report.reaches:
-        for place in (reach.window, reach.touched):
-            if place is not None and not 0 <= place < len(report.windows):
-                yield f"reaches: there is no window {place}"
-    if len(report.windows) > 1 and all(reach.method != "last" for reach in report.reaches):
-        yield "reaches: `last` is not among them"
 
 
 def inspect(report: Inspection) -> Iterator[str]:

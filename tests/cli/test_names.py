@@ -33,7 +33,6 @@ COMMANDS = {
     "select in a table": ["select", "--format", "table"],
     "dry run": ["select", "--dry-run"],
     "compare": ["compare", "--methods", "last,lawa", "--K", "3", "--plot", "p.png"],
-    "windows": ["compare", "--methods", "last", "--K", "3", "--windows", "4", "--plot", "p.pdf"],
     "evaluate": ["evaluate", "ckpts"],
     "inspect": ["inspect", "--plot", "p.svg"],
     "validate": ["validate", "-v"],

@@ -26,7 +26,6 @@ REPORTS = {
     "select": ["select"],
     "forecast": ["select", "--dry-run"],
     "compare": ["compare", "--methods", "last,lawa", "--K", "3"],
-    "windows": ["compare", "--methods", "last,lawa", "--K", "3", "--windows", "4"],
     "evaluate": ["evaluate", "ckpts/step-10.safetensors", "ckpts/step-20.safetensors"],
     "inspect": ["inspect"],
     "validate": ["validate"],
@@ -36,7 +35,7 @@ REPORTS = {
 }
 LISTS = {"methods": ["methods"], "solvers": ["solvers"]}
 COMMANDS = {**REPORTS, **LISTS}
-ROWS = {"select": 4, "forecast": 3, "compare": 2, "windows": 6, "evaluate": 2}
+ROWS = {"select": 4, "forecast": 3, "compare": 2, "evaluate": 2}
 ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13, "cache": 1}
 
 
@@ -148,7 +147,7 @@ def test_a_library_gets_the_very_words_table_and_picture_of_the_terminal(sewa: S
 
 @pytest.mark.usefixtures("measured")
 def test_the_words_of_a_comparison_come_from_its_report_alone(sewa: Sewa) -> None:
-    for name in ("compare", "windows", "validate"):
+    for name in ("compare", "validate"):
         ended = sewa(*REPORTS[name], "--json")
         report = model_of(name).model_validate_json(ended.out)
         assert say(report)
@@ -190,7 +189,7 @@ def test_shells_complete_commands_and_values(sewa: Sewa, monkeypatch: pytest.Mon
     for words, expected in {
         "sewa sel": ["select"],
         "sewa inspect --format j": ["json", "jsonl"],
-        "sewa schema w": ["windows"],
+        "sewa schema f": ["forecast"],
     }.items():
         monkeypatch.setenv("COMP_WORDS", words)
         monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))

@@ -216,18 +216,6 @@ def test_what_has_changed_is_worked_out_anew(run: Path, sewa: Sewa, what: str) -
     assert anew.total() > FRAME
 
 
-@pytest.mark.usefixtures("run")
-def test_windows_do_not_take_each_others_results(sewa: Sewa) -> None:
-    flags = ["compare", "--methods", "sewa,last,twa:iterations=4", "-K", "2", "--windows", "4"]
-    flags.append("--json")
-    plain = json.loads(sewa(*flags).out)
-    for _ in range(2):
-        kept = json.loads(sewa(*flags, "--cache", "kept").out)
-        for one, two in zip(plain["windows"], kept["windows"], strict=True):
-            losses = [[row["heldout_loss"] for row in window["rows"]] for window in (one, two)]
-            assert losses[0] == losses[1]
-
-
 def test_a_batchnorm_run_is_the_same_with_a_cache(bn_run: Path, sewa: Sewa) -> None:
     outputs = []
     for flags in ([], ["--cache", "kept"], ["--cache", "kept"]):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,6 @@ from safetensors.torch import load_file
 from sewa_cli.methods.family import family
 from sewa_cli.present import show
 from sewa_cli.present.contest import better_one, verdict
-from sewa_cli.present.page.parts import Drawing, Table, Words
-from sewa_cli.present.page.several import side_by_side
 from sewa_cli.report.metric import Contest
 from sewa_cli.report.reading import read_any
 from sewa_cli.session.verdict import meet
@@ -347,29 +344,6 @@ def test_rows_say_how_many_parts_they_were_asked_on(sewa: Sewa) -> None:
     assert "forward" not in head
     assert "failed" not in head
     assert "crowned" in first
-
-
-@pytest.mark.usefixtures("task")
-def test_reports_side_by_side_have_means_of_the_metric(sewa: Sewa) -> None:
-    methods = ("--methods", "last,uniform", "--force")
-    for name in ("one", "two"):
-        raw, _ = compare(sewa, *methods, "--report", f"{name}.report.json")
-    reports = [read_any(Path(f"{name}.report.json")) for name in ("one", "two")]
-    found = side_by_side(reports, ["one", "two"])
-    run_by_run, *_, means = (
-        part.rows for one in found.sections for part in one.parts if isinstance(part, Table)
-    )
-    scores = {row["method"]: row["score"]["heldout"] for row in raw["rows"]}
-    assert [row["held-out"] for row in run_by_run] == [scores["last"]] * 2
-    assert {row["average"]: row["mean"] for row in means} == scores
-    said = [line for one in found.sections for part in one.parts for line in lines_of(part)]
-    assert any(line.startswith("mean held-out return and its 95 % interval") for line in said)
-    [drawing] = [part for one in found.sections for part in one.parts if isinstance(part, Drawing)]
-    assert "last has the best mean" in drawing.picture.alt
-
-
-def lines_of(part: object) -> Sequence[str]:
-    return part.lines if isinstance(part, Words) else []
 
 
 # ---- what is said ------------------------------------------------------------------------------

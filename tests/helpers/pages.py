@@ -20,7 +20,6 @@ from sewa_cli.commands.compare import run_compare
 from sewa_cli.commands.evaluate import run_evaluate
 from sewa_cli.commands.inspect import run_inspect
 from sewa_cli.commands.select import run_select
-from sewa_cli.commands.windows import run_windows
 from sewa_cli.events import Events
 from sewa_cli.present.page import page
 from sewa_cli.report import model_of
@@ -62,8 +61,6 @@ def _made(name: str) -> str:
             found = run_select(config(**SELECTIONS[name], output=output), task).report
         elif name == "compare":
             found = run_compare(config(compare=few), task, Events())
-        elif name == "windows":
-            found = run_windows(config(compare={**few, "K": [2], "windows": 4}), task)
         elif name == "inspect":
             found = run_inspect(config())
         else:
@@ -74,14 +71,14 @@ def _made(name: str) -> str:
 # the last ones draw much the same as the others once more
 NAMES = [
     *("select", "compare", "inspect"),
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("mask", "windows", "sparse")),
+    *(pytest.param(name, marks=pytest.mark.long) for name in ("mask", "sparse")),
     "evaluate",
 ]
 
 
 @cache
 def plain_page(name: str) -> str:
-    return page(report(raw(name)), names=[f"{name}.report.json"])
+    return page(report(raw(name)), f"{name}.report.json")
 
 
 def raw(name: str) -> dict[str, Any]:

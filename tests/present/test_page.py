@@ -6,9 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 import pytest
@@ -26,11 +24,10 @@ from helpers.pages import (
 )
 from helpers.tiny import Sewa
 
-from sewa_cli import Selection, present
+from sewa_cli import Selection
 from sewa_cli.present import tables
-from sewa_cli.present.page import core, page, parts, several, shared
+from sewa_cli.present.page import core, page, parts, shared
 from sewa_cli.present.page.kinds import chapter
-from sewa_cli.present.page.several import mean_interval
 from sewa_cli.report.fit import misfit
 from sewa_cli.text import number, shown
 
@@ -64,7 +61,7 @@ def test_every_number_on_the_page_is_the_reports(name: str) -> None:
 
 def test_what_people_ask_first_is_there_first() -> None:
     content = {**raw("mask"), "command": "sewa select ckpts/ --K 4"}
-    found = Page(page(report(content), names=["mask.report.json"]))
+    found = Page(page(report(content), "mask.report.json"))
     words = " ".join(found.words.split())
     order = (
         "mask.safetensors is the mean of 4 of 12 checkpoints",
@@ -107,7 +104,7 @@ def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
     content = raw(name)
     plain = Page(plain_page(name))
     nasty = evil(content)
-    text = page(report(nasty), names=[EVIL])
+    text = page(report(nasty), EVIL)
     found = Page(text)
     assert found.tags["script"] == plain.tags["script"] == 1
     assert found.tags.keys() <= {*plain.tags, "code", "aside", "ul", "li", "p", "pre", "div"}
@@ -182,98 +179,6 @@ def test_a_notebook_shows_the_core_of_the_page() -> None:
     assert not ids[0] & ids[1]
 
 
-# --- several
-
-
-def side_by_side(sewa: Sewa, folder: Path, **contents: dict[str, Any]) -> Page:
-    for name, content in contents.items():
-        (folder / f"{name}.report.json").write_text(json.dumps(content))
-    paths = [folder / f"{name}.report.json" for name in contents]
-    ended = sewa("report", *paths, "-o", folder / "page.html", "--force")
-    assert ended.code == 0, ended.err
-    return Page((folder / "page.html").read_text())
-
-
-def test_runs_of_one_kind_have_means_and_intervals(sewa: Sewa, tmp_path: Path) -> None:
-    runs = {name: raw(name) for name in ("mask", "seed1", "seed2")}
-    found = side_by_side(sewa, tmp_path, **runs)
-    assert "all of one kind" in found.words
-    for part in ("average", "references"):
-        losses = [
-            run[part]["heldout_loss"] if part == "average" else run[part]["last"]["heldout_loss"]
-            for run in runs.values()
-        ]
-        mean, half = mean_interval(losses)
-        assert half is not None
-        exact = [value for value, _ in found.values]
-        for value in (mean, mean - half, mean + half, *losses):
-            assert value in exact
-    for run, gain in zip(runs.values(), (0.1, 0.2, 0.6), strict=True):
-        run["gained"] = {"over": "last", "by": gain, "interval": None}
-    gained = several.side_by_side([report(run) for run in runs.values()], [None] * 3)
-    assert gained.tiles[0].value == mean_interval([0.1, 0.2, 0.6])[0]
-    # each run under its name, and a way there
-    for name in runs:
-        assert found.words.count(name) >= 3
-
-
-CHANGED: dict[str, dict[str, Any]] = {
-    "another task": {"task": "/runs/other.py"},
-    "another task of that name": {"code": "0" * 64},
-    "code that nobody knows": {"code": None},
-    "other rows": {"selection_rows": 10_000},
-    "nothing held out": {"heldout_rows": None},
-    "other arguments": {"args": {"data": "b.csv"}},
-}
-
-
-@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
-def test_no_mean_is_taken_over_what_cannot_be_compared(change: dict[str, Any]) -> None:
-    alike = side_by_side_words(raw("mask"), raw("seed1"))
-    assert "Mean over 2 runs" in alike
-    other = raw("seed1")
-    for key, value in change.items():
-        (other if key in other else other["config"])[key] = value
-    assert "Mean over" not in side_by_side_words(raw("mask"), other)
-
-
-def side_by_side_words(*contents: dict[str, Any]) -> str:
-    found = several.side_by_side([report(one) for one in contents], [None] * len(contents))
-    return "; ".join([found.answer, *(one.title for one in found.sections)])
-
-
-def means(*contents: dict[str, Any], names: Sequence[str | None]) -> list[dict[str, Any]]:
-    found = several.side_by_side([report(one) for one in contents], names)
-    every = [part for one in found.sections[1:] for part in one.parts]
-    [table] = [part for part in every if isinstance(part, parts.Table)]
-    return [*table.rows]
-
-
-def test_groups_are_named_by_what_differs_leaf_by_leaf() -> None:
-    one, other = raw("mask"), raw("mask")
-    other["config"]["solvers"]["gumbel"]["lr"] = 0.7
-    found = side_by_side_words(one, raw("seed1"), other, {**other, "seed": 9})
-    assert "Mean over 2 runs of sewa select, solvers.gumbel.lr 0.7" in found
-    other["config"]["solver"] = "mine"  # whose settings are others anyway
-    found = side_by_side_words(one, raw("seed1"), other, {**other, "seed": 9})
-    assert "Mean over 2 runs of sewa select, solver mine;" in f"{found};"
-
-
-def test_means_over_the_same_checkpoints_are_told_for_what_they_are() -> None:
-    def said(*contents: dict[str, Any]) -> str:
-        found = several.side_by_side([report(one) for one in contents], [None] * len(contents))
-        words = [
-            part for one in found.sections for part in one.parts if isinstance(part, parts.Words)
-        ]
-        return " ".join(line for part in words for line in part.lines)
-
-    other = raw("seed1")
-    assert "average the same checkpoints" in said(raw("mask"), other)
-    for candidate in other["candidates"]:
-        candidate["path"] = candidate["path"].replace("ckpts", "other")
-    assert "average the same checkpoints" not in said(raw("mask"), other)
-
-
 @pytest.mark.parametrize(
     ("by", "low", "high", "headline"),
     [
@@ -303,33 +208,6 @@ def test_without_held_out_rows_the_headline_is_cross_validations() -> None:
     assert found.answer.index("expected loss on new rows") < found.answer.index("--guard 0.2")
 
 
-def test_a_seed_among_a_tasks_arguments_is_no_setting() -> None:
-    one, other = raw("mask"), raw("seed1")
-    one["config"]["args"], other["config"]["args"] = {"data_seed": 1}, {"data_seed": 2}
-    assert "Mean over 2 runs" in side_by_side_words(one, other)
-
-
-def test_no_file_takes_the_place_of_a_column_or_of_another_file() -> None:
-    one, other = raw("mask"), raw("seed1")
-    losses = [run["average"]["heldout_loss"] for run in (one, other)]
-    row = means(one, other, names=["mean.json", "low.report.json"])[0]
-    assert row["mean"] == mean_interval(losses)[0]
-    assert row["low"] < row["mean"] < row["high"]
-    assert [*row.values()][4:] == losses
-    files = raw("evaluate")["files"][:2]
-    files = [{**file, "path": f"{i}/same.pt"} for i, file in enumerate(files)]
-    two = [{**raw("evaluate"), "files": files, "created": at} for at in ("1", "2")]
-    assert [row["average"] for row in means(*two, names=["a", "b"])] == ["0/same.pt", "1/same.pt"]
-
-
-def test_the_same_report_twice_is_refused(sewa: Sewa, tmp_path: Path) -> None:
-    for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text(json.dumps(raw("mask")))
-    ended = sewa("report", tmp_path / "a.json", tmp_path / "b.json", "-o", tmp_path / "p.html")
-    assert ended.code == 2
-    assert "b.json: is the same report as" in ended.error
-
-
 @pytest.mark.parametrize("name", ["select", "compare"])
 def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
     words = ("held-out", "selection", "95 %", "minus best", "expected loss", "average", "mark")
@@ -342,18 +220,6 @@ def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
     for old, new in zip(before, after, strict=True):
         assert {key: new[key] for key in old} == old
         assert [*new.values()].count(77.0) == len(words)
-
-
-def test_the_answer_of_windows_says_what_it_is_worth() -> None:
-    found = chapter(report(raw("windows")))  # in it, `last` is there as early
-    assert found.headline == "Averaging saves no training here"
-    assert all(said in found.answer for said in present.say(report(raw("windows"))))
-
-
-def test_every_window_is_sent_to_trackers() -> None:
-    found = present.numbers(report(raw("windows")))
-    losses = [row["heldout_loss"] for one in raw("windows")["windows"] for row in one["rows"]]
-    assert sorted(found[key] for key in found if key.endswith("/heldout_loss")) == sorted(losses)
 
 
 def test_what_is_said_of_a_better_simple_average_is_the_difference() -> None:
@@ -407,28 +273,6 @@ def test_of_more_rows_than_a_picture_shows_the_lowest_are_drawn(
     found = Page(page(report(content)))
     assert "Nothing is drawn: 12 candidates" in found.words
     assert not found.tags["svg"]
-
-
-def test_different_settings_are_side_by_side_without_a_mean(sewa: Sewa, tmp_path: Path) -> None:
-    found = side_by_side(sewa, tmp_path, mask=raw("mask"), run=raw("inspect"))
-    assert "no means are taken" in found.words
-    assert "Mean over" not in found.words
-    two = side_by_side(sewa, tmp_path, a=raw("mask"), b=raw("seed1"), c=raw("inspect"))
-    assert "in 2 groups" in two.words
-    assert "Mean over 2 runs" in two.words
-
-
-def test_the_interval_is_students() -> None:
-    assert mean_interval([1.0]) == (1.0, None)
-    mean, half = mean_interval([1.0, 2.0, 3.0])
-    assert mean == 2.0
-    assert half == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-    for count, t in ((2, 12.7062), (11, 2.22814), (12, 2.20099), (31, 2.04227), (61, 2.00030)):
-        values = [float(i % 2) for i in range(count)]
-        half = mean_interval(values)[1]
-        assert half == pytest.approx(t * stdev(values) / count**0.5, rel=1e-4)
-    assert mean_interval([1e308, 1e308]) == (1e308, 0.0)
-    assert mean_interval([1.0, 1.0])[1] == 0.0
 
 
 # --- sewa report
@@ -489,7 +333,6 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "no references": ("select", {"references": {}}),
     "selected that are not there": ("mask", {"selected": [10**9], "selected_steps": []}),
     "no checkpoints": ("inspect", {"checkpoints": []}),
-    "no windows": ("windows", {"windows": []}),
     "a blend of nothing": ("select", {"candidates": []}),
     "a best row before the first": ("compare", {"best": -1}),
     "fewer candidates than k": ("compare", {"k": 13}),
@@ -509,11 +352,11 @@ def test_a_report_that_contradicts_itself_is_no_bug_of_ours(
     (tmp_path / "a.json").write_text(json.dumps({**raw(name), **change}))
     ended = sewa("report", tmp_path / "a.json", "-o", tmp_path / "a.html")
     assert ended.code == 3
-    assert "is it intact?" in ended.error
+    assert "is inconsistent" in ended.error
     assert not (tmp_path / "a.html").exists()
 
 
-@pytest.mark.parametrize("name", ["select", "compare", "mask", "inspect", "evaluate", "windows"])
+@pytest.mark.parametrize("name", ["select", "compare", "mask", "inspect", "evaluate"])
 def test_what_sewa_wrote_itself_fits_together(name: str) -> None:
     assert misfit(report(raw(name))) is None
 
@@ -539,7 +382,6 @@ def test_a_page_replaces_nothing_without_force(tmp_path: Path, sewa: Sewa) -> No
     assert sewa("report", file, "-o", target, "--force").code == 0
     assert target.read_text().startswith("<!doctype html>")
     assert "name it .html" in sewa("report", file, "-o", tmp_path / "a.pdf").error
-    assert "is given 2 times" in sewa("report", file, file, "-o", target, "--force").error
     renamed = file.rename(tmp_path / "b.html")
     assert "never overwritten" in sewa("report", renamed, "-o", renamed, "--force").error
     assert "no such" in sewa("report", file, "-o", tmp_path / "none" / "a.html").error.lower()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from helpers.pages import EVIL, evil, many_checkpoints, many_rows, plain_page, raw, report
 
-from sewa_cli.present.page import page, running
+from sewa_cli.present.page import page
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -46,13 +46,11 @@ def written(folder: Path, name: str) -> Path:
     target = folder / f"{name}.html"
     if not target.exists():
         if name == "evil":
-            text = page(report(evil(raw("select"))), names=[EVIL])
+            text = page(report(evil(raw("select"))), EVIL)
         elif name == "long":
             text = page(report(many_checkpoints()))
         elif name == "rows":
             text = page(report(many_rows()))
-        elif name == "several":
-            text = page(*(report(raw(one)) for one in ("mask", "seed1")), names=["a", "b"])
         else:
             text = plain_page(name)
         target.write_text(text)
@@ -84,7 +82,7 @@ class Tab:
         return self.page.evaluate(script)
 
 
-LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("several", "inspect", "evaluate")]
+LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("inspect", "evaluate")]
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "evil", "long", *LATER])
@@ -200,28 +198,6 @@ def test_axe_finds_no_fault_in_contrast_names_and_structure(
         ]
         assert not faults
         assert {"color-contrast", "svg-img-alt"} <= {one["id"] for one in found["passes"]}
-
-
-def test_a_live_page_reloads_itself_until_it_is_done(browser: Any, tmp_path: Path) -> None:
-    file = tmp_path / "live.html"
-    stage = {"name": "learning", "state": "open", "depth": 0, "total": 9, "done": 3, "said": "3/9"}
-    known: dict[str, Any] = {
-        "about": "",
-        "answer": "",
-        "command": None,
-        "faults": [],
-        "footer": "",
-        "warnings": [],
-    }
-    file.write_text(running(headline="Running: learning", refresh=1, stages=[stage], **known))
-    with Tab(browser, file) as tab:
-        assert tab.page.title() == "Running: learning"
-        assert tab.page.get_by_role("progressbar").count() == 1
-        file.write_text(plain_page("mask"))
-        tab.page.wait_for_selector("nav", timeout=20_000)
-        assert tab.page.locator("meta[http-equiv=refresh]").count() == 0
-        assert tab.page.locator("h1").inner_text() == tab.page.title()
-        assert not tab.complaints
 
 
 def test_the_example_shows_the_demos_answer(browser: Any) -> None:

@@ -2,9 +2,7 @@
 
 parts    what a page is made of
 kinds    a chapter for each kind of report
-several  reports side by side
 svg      pictures
-live     of a run that is still under way
 
 Everything that comes from a report is text: `shown` for each value, then Jinja2's autoescaping.
 The page's own policy forbids all requests, and all scripts but its own few lines.
@@ -15,8 +13,6 @@ from __future__ import annotations
 import re
 import warnings
 from base64 import b64encode
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from itertools import count
@@ -28,8 +24,6 @@ from markupsafe import Markup, escape
 
 from sewa_cli import __version__
 from sewa_cli.present.page.kinds import chapter
-from sewa_cli.present.page.parts import Chapter
-from sewa_cli.present.page.several import side_by_side, titles
 from sewa_cli.present.sheet import Ordered
 from sewa_cli.report.part import to_json
 from sewa_cli.text import number, shown
@@ -42,25 +36,15 @@ _HERE: Final = Path(__file__).parent
 WITHOUT_PICTURES: Final = "without pictures: they need matplotlib, pip install 'sewa-cli[plot]'"
 
 
-def page(*reports: Head, names: Sequence[str | None] = ()) -> str:
-    """The whole page; of several reports, side by side first. `names`: of their files."""
-    known = [*names, *[None] * (len(reports) - len(names))]
-    chapters = [chapter(one, name) for one, name in zip(reports, known, strict=True)]
-    if len(reports) > 1:
-        chapters = [side_by_side(reports, known), *map(_brief, chapters, titles(known))]
-    drawn = _Drawn()
-    return _render("page.html", chapters=chapters, drawn=drawn, title=chapters[0].headline)
+def page(report: Head, name: str | None = None) -> str:
+    """Return the whole page. `name`: the report's file, if it has one."""
+    return _render("page.html", found=chapter(report, name), drawn=_Drawn())
 
 
 def core(report: Head) -> str:
     """For a notebook: the answer, its pictures and tables, under names of their own."""
     name = f"p{sha256(to_json(report).encode()).hexdigest()[:8]}-"  # other cells have theirs
-    return _render("core.html", chapters=[chapter(report)], drawn=_Drawn(name))
-
-
-def running(**known: Any) -> str:
-    """While a command works, or where it stopped: see `live`."""
-    return _render("live.html", drawn=_Drawn(), **known)
+    return _render("core.html", found=chapter(report), drawn=_Drawn(name))
 
 
 def has_pictures() -> bool:
@@ -69,13 +53,6 @@ def has_pictures() -> bool:
     except ImportError:
         return False
     return True
-
-
-def _brief(found: Chapter, title: str) -> Chapter:
-    """Of one among several: the tables are on a page of its own."""
-    kept = [one for one in found.sections if any(part.kind == "picture" for part in one.parts)]
-    parts = [part for one in kept[:2] for part in one.parts if part.kind == "picture"]
-    return replace(found, title=title, sections=[replace(kept[0], parts=parts)] if kept else [])
 
 
 class _Drawn:

@@ -28,7 +28,6 @@ from sewa_cli.present.page.shared import (
     upper,
 )
 from sewa_cli.present.sheet import Cell, Rows
-from sewa_cli.present.tables import percent
 from sewa_cli.text import duration, number, size, with_K
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.inspect import Inspection
     from sewa_cli.report.shared import Head
-    from sewa_cli.report.windows import Windows
 
 
 def chapter(report: Head, name: str | None = None) -> Chapter:
@@ -130,38 +128,6 @@ def _only_marks(report: Comparison) -> Words:
             f"paired bootstrap over {unit} that holds for all pairs at once. Bars are each row's "
             "own interval: they overlap even where the difference is certain."
         ]
-    )
-
-
-def windows(report: Windows, name: str | None) -> Chapter:
-    said = say(report) or ["one window has nothing to be compared with"]
-    parts = sheets(tables.windows(report))
-    reached = [one for one in report.reaches if one.at is not None and one.method != "last"]
-    first = min(reached, key=lambda one: (one.at, one.loss or 0.0), default=None)
-    tiles = [Tile("the last checkpoint's level", report.level.value, tables.level(report))]
-    if first is not None:
-        share = "" if first.share is None else f"{percent(first.share)} of the training"
-        tiles.append(
-            Tile("first reached after", first.at, f"{with_K(first.method, first.K)} {share}")
-        )
-    tiles.append(Tile("windows", len(report.windows), f"of {report.size} checkpoints"))
-    tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
-    saves_nothing = any(one.endswith("averaging saves no training here") for one in said)
-    headline = "Averaging saves no training here" if saves_nothing else said[0].partition(": ")[0]
-    return Chapter(
-        headline=headline,
-        answer="; ".join(said),  # what the first is worth, the others say
-        sections=[
-            *section("Along the run", *drawings(report, "scores")),
-            *section("In numbers", *parts),
-            *section("Which checkpoints", *checkpoints(report.candidates, report.left_out)),
-            cost(report.cost),
-            again(report, name),
-        ],
-        tiles=tiles,
-        warnings=report.warnings,
-        about=about(report),
-        command=report.command,
     )
 
 
@@ -266,7 +232,6 @@ CHAPTERS: Final[dict[str, Callable[..., Chapter]]] = {
     "select": select,
     "contest": contest,
     "compare": compare,
-    "windows": windows,
     "inspect": inspect,
     "evaluate": evaluate,
     "average": average,

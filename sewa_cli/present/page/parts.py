@@ -97,4 +97,3 @@ class Chapter:
     warnings: Sequence[str] = ()
     about: str = ""  # which report of which run
     command: str | None = None
-    title: str = ""  # among several: whose it is

@@ -25,8 +25,6 @@ MOST_DRAWN: Final = {
     "rows": 240,
     "simple": 500,
     "budget": 500,
-    "windows": 500,
-    "reaches": 60,
     "candidates": 3000,
     "checkpoints": 3000,
     "files": 3000,

@@ -1,6 +1,6 @@
 """Reports as sheets of rows: a function for each kind of report, of its name.
 
-losses   select, compare, windows, evaluate
+losses   select, compare, evaluate
 files    inspect, verify, cache
 plans    validate, forecast
 """
@@ -18,10 +18,7 @@ from sewa_cli.present.tables.losses import (
     LOSS,
     compare,
     evaluate,
-    level,
-    percent,
     select,
-    windows,
 )
 from sewa_cli.present.tables.plans import forecast, validate
 from sewa_cli.report.part import to_json
@@ -37,15 +34,12 @@ __all__ = [
     "evaluate",
     "forecast",
     "inspect",
-    "level",
     "listing",
-    "percent",
     "select",
     "show",
     "validate",
     "verify",
     "ways",
-    "windows",
 ]
 
 

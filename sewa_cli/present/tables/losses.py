@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside, plain
-from sewa_cli.text import number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison, Row, RowContest, RowScore
     from sewa_cli.report.evaluate import Evaluation
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Interval
-    from sewa_cli.report.windows import Windows
 
 LOSS = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
 
@@ -149,69 +146,3 @@ def _behind(score: RowScore) -> dict[str, Cell]:
 def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
     low, high = (interval.low, interval.high) if interval else (None, None)
     return {f"{name}low": low, f"{name}high": high}
-
-
-def windows(report: Windows) -> Sheet:
-    """For programs a row for each method in each window; for people methods side by side."""
-    shared = {"method", "K", "size", "selection_loss", "heldout_loss", "spread"}
-    rows: Rows = []
-    for i, window in enumerate(report.windows):
-        for row in window.rows:
-            cells: dict[str, Cell] = {
-                "window": i,
-                **window.model_dump(include={"at", "first_step", "last_step"}),
-                **row.model_dump(include=shared),
-                "best": row.mark == "best",
-            }
-            rows.append({**cells, **beside(row.metrics, cells)})
-    return Sheet(rows, list(_side_by_side(report)))
-
-
-def level(report: Windows) -> str:
-    """held-out loss 0.3 at step 5,000"""
-    where = "step" if report.by == "step" else "checkpoint"
-    loss = number(report.level.value)
-    return f"{LOSS[report.level.measure]} {loss} at {where} {report.level.at:,}"
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _side_by_side(report: Windows) -> Iterator[tuple[str, Rows]]:
-    """Windows as rows, methods as columns, by loss and by each metric; then who got there when."""
-    measure = report.level.measure
-    unit = "after step" if report.by == "step" else "checkpoints"
-    by_loss: Rows = []
-    for window in report.windows:
-        cells: dict[str, Cell] = {unit: window.at}
-        cells |= {with_K(row.method, row.K): getattr(row, measure) for row in window.rows}
-        best = [with_K(row.method, row.K) for row in window.rows if row.mark == "best"]
-        by_loss.append({**cells, "lowest": ", ".join(best) or None})
-    yield f"{LOSS[measure]}, in windows of {report.size} checkpoints", by_loss
-    every = [row for window in report.windows for row in window.rows]
-    metrics = list(dict.fromkeys(name for row in every for name in row.metrics or {}))
-    for metric in metrics:
-        by_metric: Rows = [
-            {unit: window.at}
-            | {with_K(row.method, row.K): (row.metrics or {}).get(metric) for row in window.rows}
-            for window in report.windows
-        ]
-        yield metric, by_metric
-    whens: Rows = []
-    for reach in report.reaches:
-        when: dict[str, Cell] = {
-            "method": with_K(reach.method, reach.K),
-            "after step" if report.by == "step" else "after checkpoints": (
-                "never" if reach.at is None else Ordered(f"{reach.at:,}", reach.at)
-            ),
-            "of training": (
-                None if reach.share is None else Ordered(percent(reach.share), reach.share)
-            ),
-            LOSS[measure].removesuffix(" loss"): reach.loss,
-        }
-        there = reach.metrics or {}
-        when |= beside({name: there.get(name) for name in metrics}, {*when, "first touched"})
-        touched = None if reach.touched is None else report.windows[reach.touched].at
-        whens.append({**when, "first touched": touched})
-    yield f"when the last checkpoint's level is reached and kept: {level(report)}", whens
