@@ -1,4 +1,4 @@
-"""Rows of dots: the losses of some averages, files or runs beside each other."""
+"""Rows of dots: the losses of some averages or files next to each other."""
 
 from __future__ import annotations
 
@@ -25,8 +25,6 @@ class Series:
     marker: str
     hollow: bool = False
     errors: Sequence[float | None] = ()
-    size: float = 7.0
-    legend: str | None = None  # instead of the name; "": none
 
 
 def draw_dots(axes: Axes, names: Sequence[str], series: Sequence[Series]) -> None:
@@ -44,9 +42,8 @@ def draw_dots(axes: Axes, names: Sequence[str], series: Sequence[Series]) -> Non
         off = 0.36 * (n / (len(series) - 1) - 0.5) if len(series) > 1 else 0.0
         at = [row + off for row in range(len(values))]
         fill = "white" if one.hollow else "black"
-        text = label(one.name if one.legend is None else one.legend) or "_"
-        look: dict[str, Any] = {"ms": one.size, "mfc": fill, "mec": "black", "linestyle": "none"}
-        axes.plot(values, at, one.marker, **look, label=text, zorder=3)
+        look: dict[str, Any] = {"ms": 7.0, "mfc": fill, "mec": "black", "linestyle": "none"}
+        axes.plot(values, at, one.marker, **look, label=label(one.name), zorder=3)
         for row, value in enumerate(values):
             if isfinite(value):
                 hint(axes, value, at[row], names[row], f"{one.name} {number(value)}")
