@@ -7,6 +7,7 @@ sentences   what it says, one line each
 tables      what it holds: in rows for programs, in tables for people
 plots       a figure, or several
 page        all of it on a page to look at and to send
+tracked     numbers, curves and names for trackers
 card        the model card of an averaged folder
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from sewa_cli.text import shown
@@ -74,38 +74,3 @@ def html(report: Head) -> str:
     from sewa_cli.present.page import core
 
     return core(report)
-
-
-def numbers(report: Head) -> dict[str, float]:
-    """For trackers: every finite number of the report's table, `uniform/heldout_loss`."""
-    from sewa_cli.present import tables
-    from sewa_cli.text import with_K
-
-    make = getattr(tables, kind_of(report), None)
-    found = {}
-    for place, row in enumerate(make(report).rows if make else ()):
-        words = [str(value) for value in row.values() if isinstance(value, str)]
-        K = row.get("K")
-        name = with_K(words[0] if words else str(place), K if isinstance(K, int) else None)
-        if "window" in row:
-            name = f"window {row['window']}/{name}"
-        for column, value in row.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
-                found[f"{name}/{column}"] = float(value)
-    return found
-
-
-def curves(report: Any) -> dict[str, list[tuple[int, float]]]:
-    """For trackers: what has a place along something, the history by iteration, weights by step."""
-    found: dict[str, list[tuple[int, float]]] = {
-        "history": [
-            (at, loss)
-            for at, loss in enumerate(getattr(report, "history", []), 1)
-            if loss is not None
-        ]
-    }
-    for one in getattr(report, "candidates", []):
-        if one.weight is not None:
-            at = one.index if one.step is None else one.step
-            found.setdefault("weight", []).append((at, one.weight))
-    return {name: points for name, points in found.items() if points}

@@ -1,4 +1,4 @@
-"""A report for TensorBoard, by its own writer: history, weights, tables, pictures."""
+"""A report for TensorBoard, by its own writer: numbers, curves, tables, pictures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.output.place import as_output_error
-from sewa_cli.present import curves, numbers, pictures, say, show
+from sewa_cli.present import pictures, say, show
 from sewa_cli.present.page import has_pictures
+from sewa_cli.present.tracked import curves, names, numbers
 from sewa_cli.text import markdown
 
 if TYPE_CHECKING:
@@ -28,27 +29,29 @@ def check(where: str) -> None:
 
 
 def log(report: Head, where: str) -> None:
-    """In a file of its own, as TensorBoard's writer always does."""
+    """Add a file of events to the folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     with as_output_error(where), SummaryWriter(where, filename_suffix=f".{report.kind}") as writer:
         for name, value in numbers(report).items():
-            writer.add_scalar(f"{report.kind}/{name}", value)
+            writer.add_scalar(name, value)
         for name, points in curves(report).items():
             for at, value in points:
-                writer.add_scalar(f"{report.kind}/{name}", value, at)
-        writer.add_text(f"{report.kind}/table", show(report, "markdown"))
-        writer.add_text(f"{report.kind}/says", "\n\n".join(map(markdown, say(report))))
+                writer.add_scalar(name, value, at)
+        for name, text in names(report).items():
+            writer.add_text(name, markdown(text))
+        writer.add_text(f"sewa/{report.kind}/table", show(report, "markdown"))
+        writer.add_text(f"sewa/{report.kind}/says", "\n\n".join(map(markdown, say(report))))
         if has_pictures():
-            for name, image in _images(report):
-                writer.add_image(f"{report.kind}/{name}", image, dataformats="HWC")
+            for place, image in enumerate(_images(report), 1):
+                writer.add_image(f"sewa/{report.kind}/picture_{place}", image, dataformats="HWC")
 
 
-def _images(report: Head) -> Iterator[tuple[str, Any]]:
+def _images(report: Head) -> Iterator[Any]:
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for name, picture in pictures(report):
+    for _, picture in pictures(report):
         canvas: Any = FigureCanvasAgg(picture.draw())
         canvas.draw()
-        yield f"{name}/{picture.title}", np.asarray(canvas.buffer_rgba())[..., :3]
+        yield np.asarray(canvas.buffer_rgba())[..., :3]

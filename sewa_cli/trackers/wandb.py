@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sewa_cli.errors import ConfigError
-from sewa_cli.present import curves, numbers, pictures
+from sewa_cli.present import pictures
+from sewa_cli.present.tracked import curves, names, numbers
 from sewa_cli.task import user_code
 
 if TYPE_CHECKING:
@@ -32,9 +33,10 @@ def send(report: Head, where: str) -> None:
     import wandb
 
     with wandb.init(project=where or "sewa", job_type=report.kind, config=report.config) as run:
-        for name, points in curves(report).items():  # the history, weights by step
-            run.define_metric(name, step_metric=f"{name}/at")
+        for name, points in curves(report).items():  # sewa/weight by step, ...
+            run.define_metric(name, step_metric=f"{name}_at")
             for at, value in points:
-                run.log({name: value, f"{name}/at": at})
-        run.log({picture.title: wandb.Image(picture.draw()) for _, picture in pictures(report)})
-        run.summary.update(numbers(report))  # learned/heldout_loss …
+                run.log({name: value, f"{name}_at": at})
+        for n, (_, picture) in enumerate(pictures(report), 1):
+            run.log({f"sewa/picture_{n}": wandb.Image(picture.draw(), caption=picture.title)})
+        run.summary.update(numbers(report) | names(report))  # sewa/heldout_loss, ...

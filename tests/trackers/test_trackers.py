@@ -13,13 +13,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers.pages import raw, report
 from helpers.tiny import Sewa
+
+from sewa_cli.present.tracked import curves, numbers
 
 DOCS = Path(__file__).parents[2] / "docs" / "page.md"
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_tensorboard_has_history_weights_table_and_pictures(sewa: Sewa) -> None:
+def test_tensorboard_has_numbers_curves_names_and_pictures(sewa: Sewa) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     ended = sewa("select", "-o", "out.safetensors", "--log", "tensorboard:runs")
@@ -27,15 +30,38 @@ def test_tensorboard_has_history_weights_table_and_pictures(sewa: Sewa) -> None:
     found = EventAccumulator("runs", {"scalars": 0, "images": 0, "tensors": 0})
     found.Reload()
     content = json.loads(Path("out.report.json").read_text())
-    history = [event.value for event in found.Scalars("select/history")]
-    assert history == pytest.approx(content["history"], rel=1e-6)
-    weights = {event.step: event.value for event in found.Scalars("select/weight")}
+    weights = {event.step: event.value for event in found.Scalars("sewa/weight")}
     assert weights == pytest.approx({c["step"]: c["weight"] for c in content["candidates"]})
-    [loss] = found.Scalars("select/learned/heldout_loss")
-    assert loss.value == pytest.approx(content["average"]["heldout_loss"], rel=1e-6)
-    texts = [found.Tensors(name)[0].tensor_proto for name in found.Tags()["tensors"]]
-    assert any(b"uniform" in text.string_val[0] for text in texts)
+    baseline, scores = next(iter(content["references"].items()))
+    for tag, exact in {
+        "sewa/heldout_loss": content["average"]["heldout_loss"],
+        "sewa/selection_loss": content["average"]["selection_loss"],
+        "sewa/baseline_loss": scores["heldout_loss"],
+        "sewa/last_loss": content["references"]["last"]["heldout_loss"],
+    }.items():
+        [loss] = found.Scalars(tag)
+        assert loss.value == pytest.approx(exact, rel=1e-6)
+    texts = {tag: found.Tensors(tag)[0].tensor_proto for tag in found.Tags()["tensors"]}
+    assert texts["sewa/baseline/text_summary"].string_val[0].decode() == baseline
+    assert b"uniform" in texts["sewa/select/table/text_summary"].string_val[0]
     assert len(found.Tags()["images"]) >= 3
+    every = [tag for kind in ("scalars", "images", "tensors") for tag in found.Tags()[kind]]
+    assert not [tag for tag in every if " " in tag or baseline in tag]
+
+
+@pytest.mark.parametrize("name", ["select", "mask", "compare", "evaluate", "inspect"])
+def test_tags_are_the_same_in_every_run_and_have_no_space(name: str) -> None:
+    content = raw(name)
+    other = json.loads(json.dumps(content))
+    if name in ("select", "mask"):  # another baseline
+        other["references"] = {"ema K=7": content["references"]["last"], **content["references"]}
+    for place in (content, other):
+        for scores in place["files"] if name == "evaluate" else [place.get("average", {})]:
+            scores["metrics"] = {"top 5": 0.5}
+    one, two = ({**numbers(report(c)), **curves(report(c))} for c in (content, other))
+    assert one
+    assert one.keys() == two.keys()
+    assert all(re.fullmatch(r"sewa/\S+", tag) for tag in one)
 
 
 def installed(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
@@ -130,7 +156,7 @@ def test_weights_and_biases_keeps_the_report_offline(wandb: Any, sewa: Sewa) -> 
     wandb.teardown()  # as at the end of a process: its own one may still be writing
     [kept] = Path("wandb").glob("offline-run-*/run-*.wandb")
     content = kept.read_bytes()
-    for part in ("learned/heldout_loss", "last/selection_loss", "a-project", "weight/at"):
+    for part in ("sewa/heldout_loss", "sewa/baseline", "a-project", "sewa/weight_at"):
         assert part.encode() in content
     pictures = [*Path("wandb").glob("offline-run-*/files/media/images/*.png")]
     assert len(pictures) >= 3
