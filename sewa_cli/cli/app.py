@@ -65,7 +65,8 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
         known = ", ".join(READY_MADE)
         raise ConfigError(f"--task: no ready-made {ready_task!r}; there are {known}")
     check_one_a_line([folder], "choose another name")
-    request.write_paths(write_template(ready_task or "init", folder, request.force))
+    name, say = ready_task or "init", request.talk.say
+    request.write_paths(write_template(name, folder, request.force, keep=say))
 
 
 @command(f"demo_folder seed force {TALK}")
@@ -246,6 +247,8 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     """
     without_blas()
     numbers = None
+    if request.flags.get("K") == "auto":
+        raise ConfigError("--K: auto needs a model and data to learn from; name a number: --K 10")
     if weights is not None:
         numbers = _numbers(weights)
         if method is not None or not request.flags.keys().isdisjoint({"K", *SPAN.split()}):
@@ -257,7 +260,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     from sewa_cli.commands.average import run_average
     from sewa_cli.present import show
     from sewa_cli.present.card import describe_lora
-    from sewa_cli.present.sheet import render
+    from sewa_cli.present.tables.files import weighed
     from sewa_cli.session.extensions import register_methods
 
     with request.talk as talk:
@@ -280,11 +283,11 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
         request.write(show(report, "json"))
     else:
         pairs = zip(averaged.sources, averaged.coefficients, strict=True)
-        rows = [{"path": str(c.path), "step": c.step, "weight": w} for c, w in pairs]
-        request.write(render(rows, request.form))
+        request.write(weighed((c.path, c.step, w) for c, w in pairs).show(request.form))
     if averaged.lora is not None and averaged.lora.mode == "merged":
         talk.say(describe_lora(averaged.lora))
-    talk.say(f"wrote {written}")
+    count = len(averaged.sources)
+    talk.say(f"wrote {written}: {averaged.metadata['sewa_method']} of {count} checkpoints")
 
 
 def _numbers(text: str) -> list[float]:

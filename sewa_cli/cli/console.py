@@ -58,7 +58,7 @@ class Talk(Events):
         super().__init__()
         self._quiet = quiet
         self._verbose = verbose
-        self.command = shlex.join(["sewa", *typed])
+        self.command = shlex.join(["sewa", *typed.arguments])
         self._bars: Progress | None = None
         self._tasks: dict[str, tuple[TaskID, int]] = {}  # bars, and which round they show
         self._stages = Stages(time.monotonic)

@@ -40,7 +40,7 @@ def begin(given: dict[str, Any]) -> bool:
         if int(wanted) > (most := most_here()):
             raise ConfigError(f"--ranks: {wanted} on this host, whose cores carry {most} at most")
         _refuse(dict(given))
-        if code := launch(int(wanted), typed):
+        if code := launch(int(wanted), typed.arguments):
             from typer import Exit
 
             raise Exit(code)

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
@@ -17,25 +18,35 @@ from sewa_cli.errors import CheckpointError, OutputError, SewaError, UserCodeErr
 from sewa_cli.text import one_line, shown, shown_lines
 
 LONGEST = 2_000  # characters of an error's line
-typed: list[str] = []  # the arguments of the command that runs
+
+
+@dataclass
+class Typed:
+    """The command that runs, as it was typed."""
+
+    arguments: list[str]
+    verbose: bool = False  # known when the arguments are parsed
+
+
+typed = Typed([])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line. Returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    typed[:] = arguments
+    typed.arguments, typed.verbose = arguments, False
     handlers = interrupts.catch()
     try:
         code = interrupts.work(lambda: _run(arguments))
     except BaseException as error:
-        several, verbose = ranks.here().several, "-v" in arguments or "--verbose" in arguments
+        several = ranks.here().several
         with _collected(several) as lines:
             if interrupts.came() or isinstance(error, KeyboardInterrupt):
                 code = interrupts.CODE
                 if several:
                     lines.append(f"{interrupts.LINE}\n")
             else:
-                code = _tell(error, verbose)
+                code = _tell(error, typed.verbose)
         if several:
             from sewa_cli.cli import together
 

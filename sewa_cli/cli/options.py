@@ -14,7 +14,7 @@ from sewa_cli import ranks
 from sewa_cli.cli import launching, together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
-from sewa_cli.cli.main import stdout_for_data
+from sewa_cli.cli.main import stdout_for_data, typed
 from sewa_cli.cli.pictures import (
     check_apart,
     check_no_input,
@@ -345,6 +345,7 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
 
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
+            typed.verbose = given.get("verbose", False)
             check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
             if "ranks" in given and not launching.begin(given):
                 return

@@ -290,8 +290,8 @@ class Average:
         return Recipe(
             working_directory=str(Path.cwd()),
             sources=[
-                Source(path=str(c.path), coefficient=weight, size=c.size, sha256=digest)
-                for c, weight, digest in zip(self.sources, self.coefficients, hashes, strict=True)
+                Source(path=str(c.path), step=c.step, coefficient=w, size=c.size, sha256=digest)
+                for c, w, digest in zip(self.sources, self.coefficients, hashes, strict=True)
             ],
             tensors=dict(self.names),
             dtype=self.dtype,

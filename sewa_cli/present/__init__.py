@@ -15,8 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
+from sewa_cli.errors import ConfigError
 from sewa_cli.text import shown
 
 if TYPE_CHECKING:
@@ -55,18 +58,23 @@ def summary(report: Head) -> str:
 
 
 def draw(report: Head) -> Figure:
-    """Needs matplotlib."""
-    figure: Figure = import_module(f"sewa_cli.present.plots.{kind_of(report)}").plot(report)
+    """Return the figure of a report; needs matplotlib. A ConfigError if it has none."""
+    plots = _plots(report)
+    if plots is None:
+        raise ConfigError(f"a report of sewa {report.kind} has no picture")
+    figure: Figure = plots.plot(report)
     return figure
 
 
 def pictures(report: Head) -> Iterator[tuple[str, Picture]]:
     """All there is to draw of it, with the part of a page that each belongs to."""
-    from importlib.util import find_spec
+    if (plots := _plots(report)) is not None:
+        yield from plots.pictures(report)
 
+
+def _plots(report: Head) -> ModuleType | None:
     name = f"sewa_cli.present.plots.{kind_of(report)}"
-    if find_spec(name):
-        yield from import_module(name).pictures(report)
+    return import_module(name) if find_spec(name) else None
 
 
 def html(report: Head) -> str:

@@ -12,6 +12,7 @@ from sewa_cli.present.card import describe_lora
 from sewa_cli.text import few, number, size, with_K
 
 if TYPE_CHECKING:
+    from sewa_cli.report.average import AverageReport
     from sewa_cli.report.cache import Cached
     from sewa_cli.report.compare import Comparison
     from sewa_cli.report.forecast import Forecast
@@ -270,6 +271,14 @@ def failed(report: Comparison) -> list[str]:
     return by_metric.failures(
         counts, judged.parts, judged.left_out, judged.failure_counts_as, judged.metric
     )
+
+
+def average(report: AverageReport) -> list[str]:
+    method = report.recipe.metadata.get("sewa_method", "an average")
+    said = [f"{method} of {len(report.recipe.sources)} checkpoints"]
+    if report.lora is not None and report.lora.mode == "merged":
+        said.append(describe_lora(report.lora))
+    return [*said, *wrote(report.output)]
 
 
 def forecast(report: Forecast) -> list[str]:

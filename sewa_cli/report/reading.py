@@ -38,7 +38,7 @@ def _validated(text: bytes) -> Head:
         raise ValueError("is no JSON object")
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"its kind is none of {', '.join(KINDS)}")
+        raise ValueError(f"its kind is {kind!r:.40}, and none of {', '.join(KINDS)}")
     return model_of(kind).model_validate(content)
 
 

@@ -39,6 +39,7 @@ class Source(Part):
     """An input of the averaged file, and its weight in it."""
 
     path: str = Field(min_length=1, max_length=LONGEST)
+    step: int | None = None
     coefficient: float = Field(allow_inf_nan=False)
     size: int = Field(ge=0, le=LARGEST)
     sha256: str = Field(

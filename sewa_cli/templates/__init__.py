@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -13,21 +15,34 @@ from sewa_cli.output.place import check_free
 from sewa_cli.output.publication import write_file
 
 
-def write_template(name: str, folder: Path, force: bool = False) -> list[Path]:
-    """Copy the files of a template; refuses before the first if one of them exists."""
+def write_template(
+    name: str, folder: Path, force: bool = False, keep: Callable[[str], None] | None = None
+) -> list[Path]:
+    """Copy the files of a template; return those that were written.
+
+    `keep`: leave a file as it is if it is there already, and tell about it. Without it, or if all
+    files are there, an existing file is refused before the first is written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
     sources = sorted((files(__name__) / name).iterdir(), key=lambda source: source.name)
-    sources = [source for source in sources if source.is_file()]
-    paths = [folder / source.name for source in sources]
+    texts = {folder / source.name: source.read_bytes() for source in sources if source.is_file()}
     recover(folder)
-    for path in paths:
+    if keep is not None and not force:
+        there = [path for path in texts if os.path.lexists(path)]
+        if len(there) == len(texts):
+            named = " and ".join(map(str, there))
+            raise OutputError(f"{named}: nothing left to write; --force overwrites what is there")
+        for path in there:
+            del texts[path]
+            keep(f"{path}: exists, and is left as it is")
+    for path in texts:
         check_free(path, force)
-    for source, path in zip(sources, paths, strict=True):
-        write_file(path, partial(_write, source.read_bytes()), force)
-    return paths
+    for path, text in texts.items():
+        write_file(path, partial(_write, text), force)
+    return list(texts)
 
 
 def _write(text: bytes, file: IO[bytes]) -> None:

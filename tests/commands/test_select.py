@@ -307,7 +307,17 @@ def test_init_writes_a_task_and_a_config_that_work_as_they_are(
     assert sewa("select", "--K", 10, "--iterations", 3).code == 0
     again = sewa("init")
     assert again.code == 3
-    assert "sewa.yaml: exists" in again.error
+    assert again.error == (
+        "sewa.yaml and task.py: nothing left to write; --force overwrites what is there"
+    )
+    Path("sewa.yaml").unlink()
+    Path("task.py").write_text("# mine")
+    third = sewa("init")
+    assert third.code == 0
+    assert third.out.splitlines() == ["sewa.yaml"]
+    assert third.err.splitlines() == ["task.py: exists, and is left as it is"]
+    assert Path("task.py").read_text() == "# mine"
+    assert sewa("init", "--force").out.splitlines() == ["sewa.yaml", "task.py"]
 
 
 @pytest.mark.usefixtures("run_dir")

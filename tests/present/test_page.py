@@ -24,11 +24,14 @@ from helpers.pages import (
 )
 from helpers.tiny import Sewa
 
-from sewa_cli import Selection
+from sewa_cli import Selection, present
+from sewa_cli.commands import report as reporting
+from sewa_cli.errors import ConfigError
 from sewa_cli.present import tables
 from sewa_cli.present.page import core, page, parts, shared
 from sewa_cli.present.page.kinds import chapter
 from sewa_cli.report.fit import misfit
+from sewa_cli.report.reading import read_any
 from sewa_cli.text import number, shown
 
 MB = 1_000_000
@@ -297,6 +300,16 @@ def test_every_kind_of_report_has_a_page(run_dir: Path, sewa: Sewa) -> None:
         found = Page(Path(f"{kind}.html").read_text())
         assert found.tags["h1"] == 1
         assert f"sewa {kind}" in found.words
+        read = read_any(Path(f"{kind}.json"))
+        assert present.summary(read).startswith(present.show(read))
+        if kind in ("select", "average"):
+            assert present.draw(read).axes
+        else:
+            with pytest.raises(ConfigError, match=f"sewa {kind} has no picture"):
+                present.draw(read)
+    said = present.summary(read_any(Path("average.json")))
+    assert "ckpts/step-120.safetensors   120  0.083333" in said
+    assert said.endswith("uniform of 12 checkpoints\nwrote averaged.safetensors\n")
     assert "sewa select --cache kept --json -o s.safetensors" in Path("select.html").read_text()
     printed = sewa("report", "select.json", "-o", "-")
     assert printed.out == Path("select.html").read_text()
@@ -306,9 +319,9 @@ def test_every_kind_of_report_has_a_page(run_dir: Path, sewa: Sewa) -> None:
 BAD: dict[str, tuple[str | bytes, str]] = {
     "not JSON": ("{", "not a report of sewa"),
     "a list": ("[]", "is no JSON object"),
-    "another kind": ('{"kind": "novel"}', "its kind is none of"),
-    "no kind": ("{}", "its kind is none of"),
-    "a kind that is no word": ('{"kind": ["select"]}', "its kind is none of"),
+    "another kind": ('{"kind": "windows"}', "its kind is 'windows', and none of select"),
+    "no kind": ("{}", "its kind is None"),
+    "a kind that is no word": ('{"kind": ["select"]}', "its kind is ['select'], and none of"),
     "half of one": ('{"kind": "select", "schema_version": 2}', "not a report of sewa"),
     "not UTF-8": (b'{"kind": "\xff"}', "not a report of sewa"),
     "too deep": ("[" * 10_000, "not a report of sewa"),
@@ -354,6 +367,20 @@ def test_a_report_that_contradicts_itself_is_no_bug_of_ours(
     assert ended.code == 3
     assert "is inconsistent" in ended.error
     assert not (tmp_path / "a.html").exists()
+
+
+def test_a_fault_of_the_page_itself_is_a_bug_of_ours(
+    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise KeyError("no such part")
+
+    monkeypatch.setattr(reporting, "page", broken)
+    (tmp_path / "a.json").write_text(json.dumps(raw("inspect")))
+    ended = sewa("report", tmp_path / "a.json", "-fv", "-o", tmp_path / "a.html")
+    assert ended.code == 1
+    assert "a bug in sewa: KeyError" in ended.error
+    assert "Traceback" in ended.err
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "mask", "inspect", "evaluate"])

@@ -201,7 +201,10 @@ def average(report: AverageReport, name: str | None) -> Chapter:
     return Chapter(
         headline=f"An average of {count} checkpoints",
         answer=f"{written} averages {count} checkpoints; neither model nor data were asked",
-        sections=[again(report, name)],
+        sections=[
+            *section("Which checkpoints", *drawings(report, "weights")),
+            again(report, name),
+        ],
         tiles=[Tile("checkpoints", count), Tile("tensors", len(report.recipe.tensors))],
         warnings=report.warnings,
         about=about(report),

@@ -129,7 +129,13 @@ def again(report: Head, name: str | None) -> Section:
         parts.append(Table("What was written", rows, folded=len(rows) > 4))
     if recipe is not None:
         sources: Rows = [
-            {"weight": one.coefficient, "bytes": one.size, "file": one.path, "SHA-256": one.sha256}
+            {
+                "step": one.step,
+                "weight": one.coefficient,
+                "bytes": one.size,
+                "file": one.path,
+                "SHA-256": one.sha256,
+            }
             for one in recipe.sources
         ]
         parts.append(Table(f"The {len(sources)} files that went into it", sources, folded=True))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.sheet import Rows, Sheet, beside, sized
 from sewa_cli.text import few, size
 
 if TYPE_CHECKING:
+    from sewa_cli.report.average import AverageReport
     from sewa_cli.report.cache import Cached
     from sewa_cli.report.inspect import Found, Inspection
     from sewa_cli.report.standing import Motion
@@ -90,6 +92,15 @@ def ways(motion: Motion) -> Rows:
 
 def _name(one: Found) -> str:
     return one.path if one.step is None else f"step {one.step}"
+
+
+def average(report: AverageReport) -> Sheet:
+    """A row for each checkpoint that has a weight."""
+    return weighed((one.path, one.step, one.coefficient) for one in report.recipe.sources)
+
+
+def weighed(sources: Iterable[tuple[object, int | None, float]]) -> Sheet:
+    return Sheet([{"path": str(path), "step": step, "weight": w} for path, step, w in sources])
 
 
 def verify(report: Verification) -> Sheet:
