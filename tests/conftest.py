@@ -11,7 +11,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import hypothesis
@@ -20,6 +20,7 @@ import torch
 import typer.main
 from helpers.batchnorm import BATCHNORM_TASK, train_batchnorm
 from helpers.frozen import Frozen, work_on
+from helpers.once import Demo, MadeOnce, demo_in, made_once, run_demo
 from helpers.tiny import TASK, Ended, Sewa, train_tiny
 
 from sewa_cli.cli import main
@@ -96,6 +97,18 @@ def _flags_read_once() -> Iterator[None]:
 def _tests_are_no_task() -> None:
     """Else what a task is made of would be all modules of the tests, read for each command."""
     code._python().add(Path(__file__).parent)
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """once("name", make) → the folder that make(folder) filled, for all workers."""
+    return partial(made_once, tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def demo(once: MadeOnce) -> Demo:
+    """`sewa demo`, run once for all tests that want a large real run; copy it to write into it."""
+    return demo_in(once("demo", run_demo))
 
 
 @pytest.fixture
