@@ -13,7 +13,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sewa_cli.errors import ConfigError
-from sewa_cli.system import keep_memory
 from sewa_cli.text import one_line
 
 if TYPE_CHECKING:
@@ -100,7 +99,6 @@ class _Several(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        keep_memory()
         try:
             distributed.init_process_group(backend, timeout=MEETING)
         except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors

@@ -1,4 +1,4 @@
-"""What writing, and running a model, want from the system; what is done where it has less.
+"""What writing wants from the system; what is done where it has less.
 
 Linux has all of it on its own file systems. docs/reliability.md says what is lost elsewhere.
 """
@@ -23,7 +23,6 @@ from sewa_cli.interrupts import NUMBERS
 _HERE = -100  # AT_FDCWD
 _EXCHANGE = 2  # RENAME_EXCHANGE of Linux, RENAME_SWAP of macOS
 _OPEN_FILES = "/proc/self/fd"
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LACKING = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM}
 
 
@@ -226,19 +225,3 @@ def held_off() -> Iterator[None]:
         for number in came:
             if handlers[number] is not signal.SIG_IGN:
                 signal.raise_signal(number)
-
-
-# ---- memory --------------------------------------------------------------------------------------
-
-
-def keep_memory() -> None:
-    """Let memory that a pass, or FSDP, lets go of again and again be there for the next one.
-
-    glibc would give it back to the system, and fresh pages cost more than a ReLU on them does
-    (docs/performance.md). What is larger still goes back.
-    """
-    from ctypes import CDLL
-
-    with suppress(OSError, AttributeError):  # no glibc
-        CDLL(None).mallopt(_MMAP_THRESHOLD, 2**25)  # the largest that it takes
-        CDLL(None).mallopt(_TRIM_THRESHOLD, 2**30)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +84,35 @@ def test_without_an_output_nothing_is_written(
     )
     assert sorted(tmp_path.rglob("*")) == before
     assert result.output is None
+    assert result.report.recipe is None  # it takes a hash of every checkpoint
+    assert result.summary().startswith(result.table())
     assert result.report.k == 8
     network().load_state_dict(result.state_dict())
+
+
+TRACE = """
+import os, sys, warnings
+import torch
+from torch import nn
+
+os.chdir = None
+filters, path = list(warnings.filters), list(sys.path)
+from sewa_cli import select
+
+x = torch.randn(200, 6)
+select("ckpts", model=nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2)), K=2,
+       loss=lambda outputs, batch: nn.functional.cross_entropy(outputs, batch[1]),
+       selection_data=[(x, (x[:, 0] > 0).long())], gumbel={"iterations": 2})
+new = [one for one in warnings.filters if one not in filters and "sympy" not in str(one)]
+assert not new, new  # torch imports sympy
+assert sys.path == path
+assert "sewa_cli.cli" not in sys.modules  # which sets up a process of its own: signals, memory
+"""
+
+
+def test_select_leaves_no_trace_in_its_host(tmp_path: Path) -> None:
+    train_tiny(tmp_path / "ckpts", k=4)
+    subprocess.run([sys.executable, "-c", TRACE], cwd=tmp_path, check=True)
 
 
 def test_faults_are_typed_exceptions(tmp_path: Path) -> None:

@@ -125,7 +125,8 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
         with request.talk as talk:
             count = int(ranks or 1)
-            forecast = run_forecast(request.config, request.load_task(), talk, ranks=count)
+            task = request.load_task()
+            forecast = run_forecast(request.config, task, talk, ranks=count)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return
@@ -134,9 +135,10 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     from sewa_cli.present import say, show, summary
 
     with request.talk as talk:
+        task = request.load_task()
         selection = run_select(
             request.config,
-            request.load_task(),
+            task,
             talk,
             force=request.force,
             stdout=request.stdout,
@@ -187,9 +189,10 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     if len(set(named)) < len(named):
         raise ConfigError("--output-best, --report, --plot and --html must name different files")
     with request.talk as talk:
+        task = request.load_task()
         found = run_compare(
-            config,
-            request.load_task(),
+            request.config,
+            task,
             talk,
             output_best=output_best,
             report=report,
@@ -208,7 +211,8 @@ def evaluate(request: Request) -> None:
     from sewa_cli.commands.evaluate import run_evaluate
 
     with request.talk as talk:
-        found = run_evaluate(request.config, request.load_task(as_given=True), talk)
+        task = request.load_task(as_given=True)
+        found = run_evaluate(request.config, task, talk)
     request.tell(found)
 
 
@@ -232,7 +236,8 @@ def validate(request: Request) -> None:
     from sewa_cli.commands.validate import run_validate
 
     with request.talk as talk:
-        found = run_validate(request.config, request.load_task(), talk)
+        task = request.load_task()
+        found = run_validate(request.config, task, talk)
     request.tell(found)
 
 

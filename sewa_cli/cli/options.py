@@ -15,6 +15,7 @@ from sewa_cli.cli import launching, together
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data, typed
+from sewa_cli.cli.memory import keep_memory
 from sewa_cli.cli.pictures import (
     check_apart,
     check_no_input,
@@ -209,7 +210,7 @@ class Request:
             if value not in (None, False, []):
                 self.flags[FLAGS[name].key or name] = value
         if has_config:
-            _ = self.config  # its faults come before all others
+            _ = self.inputs  # faults of the config come before all others
         others: list[Path | str | None] = [one.partition(":")[2] or None for one in log]
         if has_config and (self.plot or self.html):
             others += [self.config.output, self.config.report]
@@ -233,17 +234,20 @@ class Request:
             path, self.flags, self._sets, with_solver=self._with_solver, masks=self._masks
         )
 
-    @property
+    @cached_property
     def inputs(self) -> list[Path]:
         """Files that are neither task nor checkpoints, and must not be overwritten either."""
         from sewa_cli.config import find_config
 
         config = self.config
         files = (find_config(self._config), config.compare.methods_from, config.solver_from)
-        return [path for path in files if path is not None]
+        return [path.absolute() for path in files if path is not None]
 
     def load_task(self, as_given: bool = False) -> Task:
-        """`as_given`: the last checkpoint named is the newest, whatever its step."""
+        """Import the task, which may change the working directory and with that `config`.
+
+        `as_given`: the last checkpoint named is the newest, whatever its step.
+        """
         from sewa_cli.rng import seeded
         from sewa_cli.session import open_newest
         from sewa_cli.task import load_task
@@ -254,10 +258,14 @@ class Request:
             )
         if assumed := self.config.objective.assumption:
             self.talk.warn(assumed)
+        here = Path.cwd()
         # a task may shuffle while it is imported, and read all its data
         with seeded(self.config.seed), self.talk.stage("loading the task"):
             newest = partial(open_newest, self.config, as_given)
             task = load_task(self.config.task, self.config.args, newest)
+        if Path.cwd() != here:  # it may go elsewhere, too
+            self.config = self.config.anchored(here)
+            self.plot, self.html = (path and here / path for path in (self.plot, self.html))
         self.talk.say(f"task {task.source}", *task.notes)
         return task
 
@@ -346,7 +354,10 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
             typed.verbose = given.get("verbose", False)
-            check_address_space((160 if function.__name__ in WITHOUT_TORCH else 768) * MIB)
+            with_torch = function.__name__ not in WITHOUT_TORCH
+            check_address_space((768 if with_torch else 160) * MIB)
+            if with_torch:
+                keep_memory()
             if "ranks" in given and not launching.begin(given):
                 return
             with says_what_was_cut(), stdout_for_data() as stdout:

@@ -141,7 +141,7 @@ def _select(
     choice, average, scored = found.choice, found.average, found.scored
     writing_began = time.perf_counter()
     final = average.as_written(outputs.form if outputs else "file")
-    recipe = final.recipe(outputs.shard_size if outputs else None, events)
+    recipe = final.recipe(outputs.shard_size, events) if outputs else None  # hashes all sources
     paths = [str(c.path) for c in average.sources]
 
     def make_report() -> Report:

@@ -152,6 +152,15 @@ class ObjectiveConfig(Settings):
 class Config(Settings):
     """Everything a run depends on, but for the files themselves."""
 
+    def anchored(self, folder: Path) -> Config:
+        """Make relative paths absolute, as they are seen from `folder`."""
+        given = [path if str(path) == STDOUT else folder / path for path in self.checkpoints]
+        found: dict[str, Any] = {"checkpoints": tuple(given)}
+        for name in ("cache", "report", "output"):
+            if (path := getattr(self, name)) not in (None, STDOUT):
+                found[name] = type(path)(folder / path)
+        return self.model_copy(update=found)
+
     task: str | None = Field(
         None, description="a .py file, huggingface, classification, gymnasium, or a module"
     )

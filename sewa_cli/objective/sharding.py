@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.ranks import Ranks
 
-warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 Parallelize = Callable[[nn.Module, Any], Any]
 LARGE = 64 * 2**20  # bytes of a model whose blocks are gathered one by one
 
@@ -30,6 +29,8 @@ def shard(
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    # it would say so in every forward pass; only processes of torchrun come here
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     mesh = init_device_mesh(device.type, (ranks.size,))
     if parallelize is not None:
         parallelize(model, mesh)

@@ -182,4 +182,4 @@ class Report(TaskHead):
     cost: Cost
     output: str | None
     files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
-    recipe: Recipe
+    recipe: Recipe | None = Field(description="null: from Python, with output=None")

@@ -23,7 +23,6 @@ from sewa_cli.objective.split import keep_aside
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.select import Guard
 from sewa_cli.session.memo import open_memo
-from sewa_cli.system import keep_memory
 from sewa_cli.task import Batches, Task
 
 OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
@@ -95,7 +94,6 @@ def build_objective(
 
 def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:
     """The user's, on its device; of adapters, only they can change."""
-    keep_memory()
     with device if device.type == "meta" else nullcontext():
         built = task.build_model()
     is_adapter = newest.kind == "adapter"

@@ -36,6 +36,7 @@ READY = 600.0  # seconds for a process to import the task, build the model and l
 GRACE = 2.0  # for one that is told to end
 TICK = 1.0
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 GONE = object()
 
 
@@ -179,7 +180,7 @@ class _Worker:
             [sys.executable, "-c", START, *sys.path],
             stdin=PIPE,
             stdout=PIPE,
-            env={**os.environ, **dict.fromkeys(THREADS, "1")},
+            env={**os.environ, **dict.fromkeys(THREADS, "1"), **KEEP_MEMORY},
             start_new_session=True,
         )
         self.state: Literal["starting", "idle", "busy"] = "starting"

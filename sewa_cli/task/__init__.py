@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sewa_cli import ranks
 from sewa_cli.config import READY_MADE
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.task.fence import forget_folder, import_user_module, user_code
+from sewa_cli.task.fence import import_user_module, user_code
 from sewa_cli.task.scoring import FUNCTIONS as OF_METRICS
 from sewa_cli.task.scoring import Scoring, scoring_of
 
@@ -131,7 +131,6 @@ def load_task(
 
     `newest` opens the newest of the checkpoints, for a ready-made task that is made from it.
     """
-    forget_folder()
     if spec in READY_MADE:
         with user_code(spec):
             ready = import_module(f"{__name__}.ready.{spec}").make(args, newest)

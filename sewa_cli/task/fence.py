@@ -1,4 +1,4 @@
-"""A fence around the user's code: its imports, its exceptions, its working directory.
+"""A fence around the user's code: its imports, its exceptions.
 
 An exception inside the user's code becomes a `UserCodeError` that shows the user's own frames.
 """
@@ -23,11 +23,12 @@ from sewa_cli.text import one_line
 
 
 @contextmanager
-def user_code(name: str) -> Iterator[None]:
-    """Whatever is raised in here is the user's, and is reported as such."""
-    ours = os.getcwd()  # noqa: PTH109 - called for every batch: a Path takes ten times as long
-    if _folder.theirs is not None:
-        os.chdir(_folder.theirs)
+def user_code(name: str, may_move: bool = False) -> Iterator[None]:
+    """Report what is raised in here as the user's.
+
+    The working directory is the process's, so only an import may change it for good.
+    """
+    before = os.getcwd()  # noqa: PTH109 - called for every batch: a Path takes ten times as long
     try:
         yield
     except SewaError:
@@ -35,24 +36,11 @@ def user_code(name: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         message = f"{name}() raised {_named(error)}"
         raise UserCodeError(message, _frames(error)) from error
-    finally:
-        if (now := os.getcwd()) != ours:  # noqa: PTH109
-            _folder.theirs = now
-            os.chdir(ours)
-
-
-class _Folder:
-    """Where the user's code went with os.chdir: it is put back there each time, and we stay."""
-
-    theirs: str | None = None
-
-
-_folder = _Folder()
-
-
-def forget_folder() -> None:
-    """A new task starts in our working directory."""
-    _folder.theirs = None
+    if os.getcwd() != before and not may_move:  # noqa: PTH109
+        raise TaskError(
+            f"{name}(): leaves another working directory behind; use absolute paths, or call "
+            "os.chdir where the task is imported"
+        )
 
 
 def _named(error: BaseException | None) -> str:
@@ -126,7 +114,7 @@ def _import_module(name: str) -> ModuleType:
 @contextmanager
 def _importing(what: object) -> Iterator[None]:
     try:
-        with user_code("import"):
+        with user_code("import", may_move=True):
             yield
     except UserCodeError as error:
         cause = error.__cause__

@@ -25,8 +25,7 @@ def find(asked: str) -> Callable[[Head], None]:
     name, _, where = asked.partition(":")
     if name in BUILTIN:
         module = import_module(f"sewa_cli.trackers.{name}")
-        module.check(where)
-        return partial(module.log, where=where)
+        return partial(module.log, where=module.check(where))
     from importlib.metadata import entry_points
 
     found = {entry.name: entry for entry in entry_points(group="sewa.trackers")}

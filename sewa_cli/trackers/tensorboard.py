@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
 
-def check(where: str) -> None:
+def check(where: str) -> str:
+    """Return the folder, wherever the task may go; refuse what is none."""
     if not where:
         raise ConfigError("--log: name a folder, tensorboard:DIR")
     if Path(where).exists() and not Path(where).is_dir():
@@ -26,6 +27,7 @@ def check(where: str) -> None:
         from torch.utils import tensorboard  # noqa: F401
     except ImportError:
         raise ConfigError("--log: needs tensorboard: pip install 'sewa-cli[tensorboard]'") from None
+    return str(Path(where).absolute())
 
 
 def log(report: Head, where: str) -> None:

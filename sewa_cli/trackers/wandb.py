@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
 
-def check(_: str) -> None:
+def check(where: str) -> str:
+    """Return the project; refuse it if there is no wandb."""
     try:
         import matplotlib.pyplot  # noqa: F401 - wandb asks for it before it takes a figure
         import wandb  # noqa: F401
     except ImportError:
         raise ConfigError("--log: needs wandb: pip install 'sewa-cli[wandb]'") from None
+    return where
 
 
 def log(report: Head, where: str) -> None:

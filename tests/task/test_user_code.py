@@ -147,7 +147,7 @@ def as_family(family: str) -> None:
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("solver", ["gumbel", "linear"])
 @pytest.mark.parametrize("family", ["file", "folder", "torch", "distributed"])
-def test_a_task_may_change_its_folder_and_finds_itself_there_again(
+def test_a_task_may_go_to_another_folder_while_it_is_imported(
     sewa: Sewa, tmp_path: Path, solver: str, family: str
 ) -> None:
     as_family(family)
@@ -157,13 +157,30 @@ def test_a_task_may_change_its_folder_and_finds_itself_there_again(
         "def metrics(m):\n    return {'rows': int(Path('rows.txt').read_text())}",
         ("import torch\n", "import os, torch\nfrom pathlib import Path\nos.chdir('elsewhere')\n"),
     )
-    ended = sewa("select", "--solver", solver, "-o", "averaged.safetensors")
+    flags = ("-o", "averaged.safetensors", "--html", "page.html")
+    ended = sewa("select", "--solver", solver, *flags)
+    os.chdir(tmp_path)
     assert ended.code == 0, ended.err
-    assert Path.cwd() == tmp_path
     assert report()["average"]["metrics"] == {"rows": 300}
     assert Path("averaged.safetensors").is_file()
+    assert Path("page.html").is_file()
     assert [p.name for p in Path("elsewhere").iterdir()] == ["rows.txt"]
-    assert all(line.startswith("ckpts/") for line in ended.out.split())
+    assert all(line.startswith(f"{tmp_path}/ckpts/") for line in ended.out.split())
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_function_that_leaves_another_folder_behind_is_refused(sewa: Sewa) -> None:
+    Path("elsewhere").mkdir()
+    write_task(
+        "",
+        ("def selection_data():\n", "def selection_data():\n    os.chdir('elsewhere')\n"),
+        ("import torch\n", "import os, torch\n"),
+    )
+    here = Path.cwd()
+    ended = sewa("select")
+    os.chdir(here)
+    assert ended.code == 4
+    assert "selection_data(): leaves another working directory behind" in ended.error
 
 
 @pytest.mark.usefixtures("run_dir")
