@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -30,7 +31,7 @@ KILLED = 128 + signal.SIGKILL  # as a shell says it
 TICK = 0.5  # seconds
 GRACE = 4  # ticks for a rank to end by itself, when another has failed
 MISSED = 30  # ticks without a beat, of a rank on another host
-_CUT_OFF = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|store", re.I)
+_CUT_OFF = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe", re.I)
 
 
 # ---- one voice ---------------------------------------------------------------------------------
@@ -307,11 +308,22 @@ def _ended_by_others(watch: _Watch, code: int, lines: Sequence[str]) -> int:
 
 
 def is_cut_off(error: BaseException | None) -> bool:
-    """Whether it is what torch.distributed says when another rank is gone."""
+    """Tell whether torch.distributed raised this because another rank is gone.
+
+    The user's code may raise an error with the same words: the place it was raised in decides.
+    """
     while error is not None:
         if type(error).__name__.startswith("Dist") or (
-            isinstance(error, RuntimeError) and _CUT_OFF.search(str(error))
+            isinstance(error, RuntimeError)
+            and _CUT_OFF.search(str(error))
+            and _raised_in(error).startswith("torch.distributed")
         ):
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _raised_in(error: BaseException) -> str:
+    """Return the name of the module whose code raised an error."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""

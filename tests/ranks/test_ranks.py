@@ -19,6 +19,8 @@ from helpers.tiny import TASK, Ended, Sewa
 from helpers.together import SEWA, alike, report_of, sewa_on
 from safetensors.torch import load_file, save_file
 
+from sewa_cli.cli.together import is_cut_off
+
 # batches of 125, 125 and 51 rows: they split evenly among no ranks
 UNEVEN = TASK.replace("rows=300", "rows=301").replace("split(128)", "split(125)")
 # one that prints, and fails on one rank in the way that the environment names
@@ -419,6 +421,15 @@ def processes_of(folder: Path) -> Iterator[psutil.Process]:
                 yield process
         except psutil.Error:
             continue
+
+
+@pytest.mark.parametrize(
+    "words", ["could not restore the vocabulary", "database: connection closed by peer"]
+)
+def test_the_words_of_the_users_own_error_do_not_make_it_a_lost_rank(words: str) -> None:
+    with pytest.raises(RuntimeError) as raised:
+        raise RuntimeError(words)
+    assert not is_cut_off(raised.value)
 
 
 @pytest.mark.long
