@@ -121,7 +121,16 @@ def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
         return tensor_files.open_set(weights)
     if weights.suffix in pytorch.SUFFIXES:
         return pytorch.open_file(weights, state_key)
-    return tensor_files.open_file(weights)
+    try:
+        return tensor_files.open_file(weights)
+    except Unfinished:
+        if weights.suffix == tensor_files.SUFFIX:
+            raise
+        suffixes = ", ".join((tensor_files.SUFFIX, *pytorch.SUFFIXES))
+        raise CheckpointError(
+            f"{path}: unknown format; sewa reads {suffixes}, sets of them by their index, and "
+            "folders of weights"
+        ) from None
 
 
 def files_of(path: Path) -> tuple[Path, ...]:

@@ -107,6 +107,9 @@ def _tell(error: BaseException, verbose: bool) -> int:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         _say_error("too many files are open; raise `ulimit -n`")
         return CheckpointError.exit_code
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        _say_error(f"{os.fsdecode(error.filename)}: {error.strerror}")
+        return CheckpointError.exit_code
     where = "-v shows where, please report it"
     _say_error(f"a bug in sewa: {type(error).__name__}: {one_line(error)}; {where}")
     return 1

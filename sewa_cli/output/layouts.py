@@ -20,7 +20,7 @@ from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
 from sewa_cli.checkpoints.checkpoint import read_json
 from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
-from sewa_cli.errors import CheckpointError, SewaError
+from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.files import real
 from sewa_cli.output.average import Average
 from sewa_cli.output.place import as_output_error
@@ -59,8 +59,16 @@ def form_of(output: Path | IO[bytes] | None, like: Checkpoint) -> Form:
         return "file"
     if output is not None and output.suffix in pytorch.SUFFIXES:
         return "torch"
-    is_folder = like.kind in ("folder", "adapter") and not str(output).endswith(SUFFIX)
-    return "folder" if is_folder else "file"
+    suffix = SUFFIX if output is None else output.suffix
+    if like.kind in ("folder", "adapter") and (output is None or suffix != SUFFIX):
+        return "folder"
+    is_number = suffix[1:].isdigit()  # a name such as llama-0.5
+    if suffix not in ("", SUFFIX) and not is_number:
+        raise ConfigError(
+            f"output: {output}: sewa cannot write {suffix} files; end the name with "
+            f"{', '.join((SUFFIX, *pytorch.SUFFIXES))}, or use --output-format dcp"
+        )
+    return "file"
 
 
 def inherited_shard_size(like: Checkpoint) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal
 
@@ -252,7 +253,8 @@ class Reckoned(Rates):
 
         def work() -> None:
             with largest.open("rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no more than that
+                with suppress(AttributeError):  # macOS has no such call
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no more than that
                 file.seek((size - few) // 2)
                 file.read(few)
 

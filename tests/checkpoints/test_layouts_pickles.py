@@ -199,6 +199,14 @@ def test_a_zip_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         open_one(tmp_path / "step-1.pt")
 
 
+def test_a_format_that_sewa_does_not_read_is_called_unknown(tmp_path: Path) -> None:
+    for name in ("m.nemo", "m.zip", "notes"):
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr("model_weights.ckpt", b"weights")
+        with pytest.raises(CheckpointError, match=rf"{name}: unknown format; sewa reads \.safet"):
+            open_one(tmp_path / name)
+
+
 # ---- distributed checkpoints -----------------------------------------------------------------
 
 

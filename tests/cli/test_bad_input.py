@@ -57,6 +57,42 @@ def refused(run_dir: Path, sewa: Sewa) -> Refused:
     return call
 
 
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["average", f"{LONG}.pt"],
+        ["average", "ckpts", "-o", f"{LONG}.pt"],
+        ["average", "ckpts", "-o", "a.pt", "--report", f"{LONG}/a.json"],
+        ["inspect", "ckpts", "--html", f"{LONG}.html"],
+        ["inspect", "ckpts", "--log", f"tensorboard:{LONG}"],
+        ["verify", f"{LONG}.json"],
+        ["init", LONG],
+        ["demo", LONG],
+    ],
+)
+def test_a_name_that_is_too_long_is_one_line(refused: Refused, arguments: list[str]) -> None:
+    assert "File name too long" in refused(FILES, *arguments)
+
+
+@pytest.mark.parametrize("name", ["q.nemo", "out.onnx", "out.json"])
+def test_an_output_in_a_format_that_cannot_be_written_is_refused(
+    refused: Refused, name: str
+) -> None:
+    line = refused(USAGE, "average", "ckpts", "-o", name)
+    assert f"{name}: sewa cannot write .{name.partition('.')[2]} files; end the name with" in line
+    assert ".safetensors, .pt, .pth, .bin, .ckpt, or use --output-format dcp" in line
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_without_posix_fadvise_commands_work(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise")  # macOS has none
+    assert sewa("select", "--dry-run").code == 0
+    assert sewa("average", "ckpts", "-o", "mean.safetensors").code == 0
+
+
 def checkpoint(run_dir: Path, step: int = 60) -> Path:
     return run_dir / "ckpts" / f"step-{step}.safetensors"
 
