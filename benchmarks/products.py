@@ -320,7 +320,15 @@ def whole_commands(rounds: int, folder: Path, before: Path) -> list[dict[str, ob
         save_file(state, folder / "run" / f"step-{step:03}.safetensors")
     small = ["--memory", str(64 * 1_002_570), "--K", "10", "--solver", "gumbel"]
     commands = {
-        "select from files": ["select", "run", "--task", "task.py", *small, "--iterations", "10"]
+        "select from files": [
+            "select",
+            "run",
+            "--task",
+            "task.py",
+            *small,
+            "--set",
+            "gumbel.iterations=10",
+        ]
     }
 
     def call(code: Path, arguments: list[str]) -> Callable[[], object]:

@@ -35,7 +35,14 @@ def test_the_example_of_an_own_method_works(
     kept = dict(REGISTRY)
     try:
         ended = sewa(
-            "average", "ckpts/", "--method", "halves", "--K", 3, "--methods-from", "own.py"
+            "average",
+            "ckpts/",
+            "--method",
+            "halves",
+            "--K",
+            3,
+            "--set",
+            "compare.methods_from=own.py",
         )
     finally:
         REGISTRY.clear()

@@ -67,17 +67,17 @@ def pairs(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
 
 
 def check_mergeable(checkpoint: Checkpoint) -> None:
-    """`--lora merged` needs plain pairs of factors."""
+    """`lora: merged` needs plain pairs of factors."""
     if checkpoint.kind != "adapter":
-        raise ConfigError(f"--lora: {checkpoint.path} is not a PEFT adapter; leave it out")
+        raise ConfigError(f"lora: {checkpoint.path} is not a PEFT adapter; leave it out")
     config = read_config(checkpoint.path)
     if config.get("use_dora"):
         raise ConfigError(
-            "--lora merged: DoRA's magnitudes are not part of the product; use --lora factors"
+            "lora: merged: DoRA's magnitudes are not part of the product; use --set lora=factors"
         )
     if not pairs(checkpoint.tensors):
         raise ConfigError(
-            f"--lora merged: {checkpoint.path} has no pairs of LoRA factors; use --lora factors"
+            f"lora: merged: {checkpoint.path} has no pairs of LoRA factors; use --set lora=factors"
         )
 
 

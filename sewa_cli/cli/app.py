@@ -20,6 +20,7 @@ from sewa_cli.files import real
 from sewa_cli.ranks import are_several
 
 SPAN = "last every from_step to_step"
+START, AVERAGE, INSPECT, REPRODUCE = "Start", "Average", "Inspect", "Reproduce"
 DATA = "format json"
 TALK = "quiet verbose"
 
@@ -55,7 +56,7 @@ def top(
         raise typer.Exit
 
 
-@command("folder ready_task force")
+@command("folder ready_task force", START)
 def init(request: Request, folder: Path, ready_task: str | None) -> None:
     """Write a commented sewa.yaml and task.py to start from."""
     from sewa_cli.config import READY_MADE
@@ -69,7 +70,7 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
     request.write_paths(write_template(name, folder, request.force, keep=say))
 
 
-@command(f"demo_folder seed force {TALK}")
+@command(f"demo_folder seed force {TALK}", START)
 def demo(request: Request, demo_folder: Path) -> None:
     """Train a small network on real digits, average its 100 checkpoints, show the gain."""
     from sewa_cli.config import load_config
@@ -100,10 +101,13 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 
 @command(
-    f"ckpts {SPAN} nonfinite state_key task metric effort workers part_timeout "
-    "K sparse solver solver_from iterations "
-    "guard fallback lora bn output report output_dtype output_format shard_size force plot html "
-    f"log paths_format json print0 config sets memory cache ranks device seed strict dry_run {TALK}"
+    f"ckpts task K metric output force config sets dry_run {SPAN} state_key effort workers sparse "
+    "solver guard fallback report output_dtype shard_size plot html log paths_format json print0 "
+    f"memory cache ranks device seed strict {TALK}",
+    AVERAGE,
+    "sewa select ckpts/ --task task.py",
+    "sewa select ckpts/ --K 10 -o best.safetensors --plot weights.png",
+    "sewa select ckpts/ --metric accuracy --budget 10m --json | jq .average",
 )
 def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
@@ -169,9 +173,12 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
 
 @command(
-    f"ckpts {SPAN} nonfinite state_key task metric methods budgets effort workers part_timeout "
-    "fast solver solver_from methods_from bn output_best best_report output_dtype force plot "
-    f"html log {DATA} config sets memory cache ranks device seed {TALK}"
+    f"ckpts task methods budgets metric output_best force config sets {SPAN} state_key effort "
+    f"workers fast solver best_report output_dtype plot html log {DATA} memory cache ranks device "
+    f"seed {TALK}",
+    AVERAGE,
+    "sewa compare ckpts/ --methods lawa,swa,ema --K 5,10,20",
+    "sewa compare ckpts/ --output-best best.safetensors --html compare.html",
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average, on the same checkpoints and data, and say what is a tie."""
@@ -203,8 +210,10 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts state_key task measured plot html log force {DATA} config sets cache ranks device seed "
-    f"{TALK}"
+    f"ckpts task measured force config sets state_key plot html log {DATA} cache ranks device "
+    f"seed {TALK}",
+    INSPECT,
+    "sewa evaluate averaged.safetensors ckpts/step-900.safetensors",
 )
 def evaluate(request: Request) -> None:
     """Loss and metrics of checkpoints or averaged files, each as it is."""
@@ -216,7 +225,7 @@ def evaluate(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key plot html log force {DATA} config sets {TALK}")
+@command(f"ckpts {SPAN} state_key plot html log force {DATA} config sets {TALK}", INSPECT)
 def inspect(request: Request) -> None:
     """Show what checkpoints are there, and whether the run still moves. Needs no task.
 
@@ -230,7 +239,7 @@ def inspect(request: Request) -> None:
     request.tell(found)
 
 
-@command(f"ckpts {SPAN} state_key task measured K {DATA} config sets device {TALK}")
+@command(f"ckpts {SPAN} state_key task measured K {DATA} config sets device {TALK}", START)
 def validate(request: Request) -> None:
     """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
     from sewa_cli.commands.validate import run_validate
@@ -242,8 +251,11 @@ def validate(request: Request) -> None:
 
 
 @command(
-    f"ckpts {SPAN} state_key method K weights methods_from lora output recipe output_dtype "
-    f"output_format shard_size force paths_format json print0 config sets seed {TALK}"
+    f"ckpts method K weights output force config sets {SPAN} state_key recipe output_dtype "
+    f"shard_size paths_format json print0 seed {TALK}",
+    AVERAGE,
+    "sewa average ckpts/ --method lawa --K 10 -o average.safetensors",
+    "sewa average a.safetensors b.safetensors --weights 0.7,0.3",
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.
@@ -292,7 +304,8 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     if averaged.lora is not None and averaged.lora.mode == "merged":
         talk.say(describe_lora(averaged.lora))
     count = len(averaged.sources)
-    talk.say(f"wrote {written}: {averaged.metadata['sewa_method']} of {count} checkpoints")
+    checkpoints = f"{count} checkpoint{'s' if count > 1 else ''}"
+    talk.say(f"wrote {written}: {averaged.metadata['sewa_method']} of {checkpoints}")
 
 
 def _numbers(text: str) -> list[float]:
@@ -304,7 +317,7 @@ def _numbers(text: str) -> list[float]:
         ) from None
 
 
-@command(f"shown page open_it force {TALK}")
+@command(f"shown page open_it force {TALK}", INSPECT)
 def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
     """Make a page of a report, to look at and to send.
 
@@ -328,7 +341,7 @@ def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
         webbrowser.open(real(page).as_uri())
 
 
-@command(f"past rebuilt root force {TALK}")
+@command(f"past rebuilt root force {TALK}", REPRODUCE)
 def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None:
     """Build a report's averaged file again, byte for byte, without the task.
 
@@ -346,7 +359,7 @@ def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None
             talk.say(f"wrote {written}")
 
 
-@command(f"verified root output_only {DATA} {TALK}")
+@command(f"verified root output_only {DATA} {TALK}", REPRODUCE)
 def verify(request: Request, verified: Path, root: Path | None, output_only: bool) -> None:
     """Check that an output, and the checkpoints it was made from, are what their report says.
 
@@ -362,7 +375,7 @@ def verify(request: Request, verified: Path, root: Path | None, output_only: boo
         raise CheckpointError(*faults)
 
 
-@command(f"cache_folder clear {DATA} {TALK}")
+@command(f"cache_folder clear {DATA} {TALK}", REPRODUCE)
 def cache(request: Request, cache_folder: Path, clear: bool) -> None:
     """Show what a folder of --cache holds: entries, bytes, when they were last used.
 
@@ -375,7 +388,7 @@ def cache(request: Request, cache_folder: Path, clear: bool) -> None:
     request.tell(found)
 
 
-@command(f"methods_from {DATA} config sets")
+@command(f"{DATA} config sets", INSPECT)
 def methods(request: Request) -> None:
     """List the ways to average, one line each."""
     from sewa_cli.methods import REGISTRY
@@ -395,7 +408,7 @@ def methods(request: Request) -> None:
     )
 
 
-@command(f"solver_from {DATA} config sets")
+@command(f"{DATA} config sets", INSPECT)
 def solvers(request: Request) -> None:
     """List the ways to choose, one line each."""
     from sewa_cli.session.extensions import list_solvers
@@ -403,7 +416,7 @@ def solvers(request: Request) -> None:
     request.list({name: {"line": line} for name, line in list_solvers(request.config).items()})
 
 
-@command("kind")
+@command("kind", REPRODUCE)
 def schema(request: Request, kind: str) -> None:
     """Print the JSON Schema of a report."""
     from sewa_cli.report import KINDS, model_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from sewa_cli import ranks
 from sewa_cli.cli import launching, together
@@ -48,6 +49,7 @@ class Flag(NamedTuple):
     help: str
     key: str | None = ""  # of sewa.yaml; "": called as here; None: not a setting
     fallback: Any = None  # ...: must be given
+    shown: str = ""  # the default as `--help` shows it
 
     @property
     def names(self) -> list[str]:
@@ -77,102 +79,114 @@ class Flag(NamedTuple):
         return one | None if self.fallback is None else one
 
 
-_WHICH: Final = {
+_COMMON: Final = {
     "ckpts": Flag(
         "CKPTS", "A run's folder, checkpoints, or - for paths on standard input.", "checkpoints"
     ),
-    "last": Flag("--last N", "Only the last N."),
-    "every": Flag("--every N", "Only every N-th, counted back from the newest."),
-    "from_step": Flag("--from-step STEP", "None before this step."),
-    "to_step": Flag("--to-step STEP", "None after this step."),
-    "nonfinite": Flag("--nonfinite skip|error", "With NaN or Inf: skip it, or stop."),
-    "state_key": Flag("--state-key KEY", "Where PyTorch files have the weights, if unclear."),
-}
-_HOW: Final = {
-    "task": Flag("--task TASK", "A .py file, huggingface, classification, gymnasium, or a module."),
+    "task": Flag("--task TASK", "A task.py, a module, or huggingface, classification, gymnasium."),
     "ready_task": Flag(
         "--task NAME", "huggingface, classification or gymnasium: no task.py needed.", None
     ),
-    "K": Flag("--K -K N", "How many checkpoints to average; auto: weights on all that help."),
-    "sparse": Flag("--sparse", "K auto: few checkpoints equally, K by cross-validation."),
-    "budgets": Flag("--K -K N", "How many checkpoints to average; or 5,10,20.", "compare.K"),
-    "solver": Flag("--solver NAME", "`sewa solvers` lists them."),
-    "solver_from": Flag("--solver-from FILE", "A Python file with solvers of your own."),
+    "K": Flag(
+        "--K -K N",
+        "Average K checkpoints with equal weights.",
+        shown="auto, which learns the weights",
+    ),
+    "budgets": Flag("--K -K N,N", "Numbers of checkpoints to average, 5,10,20.", "compare.K"),
     "metric": Flag(
         "--metric NAME",
-        "Choose by this metric, not the loss; -NAME: lower is better.",
+        "Choose by this metric instead of the loss; -NAME if lower is better.",
         "objective.metric",
     ),
-    "measured": Flag(
-        "--metric NAME", "Score the task's parts, and report this metric.", "objective.metric"
-    ),
-    "effort": Flag(
-        "--budget N", "Of parts to evaluate for it, or a time: 500, 10m.", "objective.budget"
-    ),
-    "workers": Flag("--workers N", "Processes that evaluate its parts.", "objective.workers"),
-    "part_timeout": Flag(
-        "--part-timeout TIME", "A part that takes longer has failed.", "objective.part_timeout"
-    ),
-    "iterations": Flag("--iterations N", "Of the solver.", "solver.iterations"),
-    "guard": Flag("--guard SHARE", "Keep that share of the selection rows as held out."),
-    "fallback": Flag("--fallback", "Write a simple average if it does better held out."),
+    "measured": Flag("--metric NAME", "Also report this metric.", "objective.metric"),
     "methods": Flag(
-        "--methods A,B,C", "`sewa methods` lists them; or ema:decay=0.5", "compare.methods"
+        "--methods A,B,C", "Names from `sewa methods`, or ema:decay=0.5.", "compare.methods"
     ),
-    "method": Flag("--method NAME", "`sewa methods` lists them; options: ema:decay=0.5", None),
-    "methods_from": Flag(
-        "--methods-from FILE", "A Python file with methods of your own.", "compare.methods_from"
+    "method": Flag(
+        "--method NAME", "A name from `sewa methods`, or ema:decay=0.5.", None, shown="uniform"
     ),
-    "weights": Flag("--weights A,B,..", "One for each file, in the order given; sum 1.", None),
-    "fast": Flag("--fast", "Search by predicted losses, over one cache.", "compare.fast"),
-    "lora": Flag("--lora factors|merged", "Average A and B of adapters, or their products."),
-    "bn": Flag("--bn auto|on|off", "Recompute BatchNorm statistics."),
+    "weights": Flag(
+        "--weights A,B,..", "One coefficient for each file, in order; they sum to 1.", None
+    ),
+    "output": Flag(
+        "--output -o PATH",
+        "The averaged checkpoint; - for standard output.",
+        shown="averaged.safetensors",
+    ),
+    "rebuilt": Flag("--output -o PATH", "A file, or - for standard output.", None, ...),
+    "page": Flag("--output -o FILE", "The page; - for standard output.", None, ...),
+    "output_best": Flag("--output-best FILE", "Write the average of the best row here.", None),
+    "force": Flag("--force -f", "Overwrite existing outputs.", None),
+    "config": Flag("--config -c FILE", "The settings.", None, shown="sewa.yaml"),
+    "sets": Flag("--set KEY=VALUE", "Override any key of sewa.yaml: --set gumbel.lr=0.1", None),
+    "dry_run": Flag(
+        "--dry-run", "Print what would be read and computed, and how long it takes.", None
+    ),
+}
+_WHICH: Final = {
+    "last": Flag("--last N", "Only the last N.", shown="all"),
+    "every": Flag("--every N", "Only every N-th, counted back from the newest."),
+    "from_step": Flag("--from-step STEP", "First step to include."),
+    "to_step": Flag("--to-step STEP", "Last step to include."),
+    "state_key": Flag("--state-key KEY", "Key of the weights in PyTorch files, if unclear."),
+}
+_HOW: Final = {
+    "sparse": Flag("--sparse", "Average few checkpoints equally, K by cross-validation."),
+    "solver": Flag("--solver NAME", "A name from `sewa solvers`.", shown="by K and metric"),
+    "effort": Flag(
+        "--budget N",
+        "Evaluations of the metric, or a time: 500, 10m.",
+        "objective.budget",
+        shown="500",
+    ),
+    "workers": Flag(
+        "--workers N", "Processes that evaluate the metric.", "objective.workers", shown="1"
+    ),
+    "guard": Flag("--guard SHARE", "Hold back this share of the selection data: 0.2."),
+    "fallback": Flag("--fallback", "Write a baseline if its held-out loss is lower."),
+    "fast": Flag("--fast", "Search by predicted losses, from one cache.", "compare.fast"),
 }
 _WRITE: Final = {
-    "output": Flag("--output -o PATH", "The averaged file; - for standard output."),
-    "rebuilt": Flag("--output -o PATH", "A file, or - for standard output.", None, ...),
-    "output_best": Flag("--output-best FILE", "Write the best row's average here.", None),
-    "report": Flag("--report FILE", "The JSON report. Default: OUTPUT with .report.json"),
-    "recipe": Flag("--report FILE", "For `sewa apply`; hashes the sources.", "report"),
-    "best_report": Flag("--report FILE", "The JSON report. Default: beside --output-best", None),
-    "output_dtype": Flag("--output-dtype float32|bfloat16|float16|float64", "Of the output:"),
-    "output_format": Flag("--output-format dcp", "A folder for torch.distributed.checkpoint."),
-    "shard_size": Flag("--shard-size SIZE", "Split what is larger into a set: 5GB, 2GiB."),
-    "plot": Flag("--plot FILE", "Draw it: .png, .svg or .pdf", None),
-    "html": Flag("--html FILE", "A page of it, to look at and to send.", None),
-    "page": Flag("--output -o FILE", "The page; - for standard output.", None, ...),
+    "report": Flag("--report FILE", "The JSON report.", shown="next to the output"),
+    "recipe": Flag(
+        "--report FILE", "Write a report for `sewa apply`; hashes the sources.", "report"
+    ),
+    "best_report": Flag("--report FILE", "The JSON report.", None, shown="next to --output-best"),
+    "output_dtype": Flag(
+        "--output-dtype float32|bfloat16|float16|float64", "Write as", shown="as the checkpoints"
+    ),
+    "shard_size": Flag("--shard-size SIZE", "Split a larger output: 5GB, 2GiB.", shown="never"),
+    "plot": Flag("--plot FILE", "Write a figure: .png, .svg or .pdf", None),
+    "html": Flag("--html FILE", "Write a page that can be sent.", None),
     "open_it": Flag("--open", "Show the page in a browser.", None),
-    "log": Flag("--log NAME:WHERE", "Send it to a tracker: tensorboard:DIR, wandb:PROJECT", None),
-    "force": Flag("--force -f", "Overwrite existing outputs.", None),
-    "format": Flag(f"--format {'|'.join(FORMATS)}", "Of what is printed:", None),
-    "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Of what is printed:", None),
-    "json": Flag("--json", "Short for --format json.", None),
-    "print0": Flag("--print0", "Paths end with a NUL byte, for xargs -0.", None),
+    "log": Flag("--log NAME:WHERE", "Log to tensorboard:DIR or wandb:PROJECT.", None),
+    "format": Flag(f"--format {'|'.join(FORMATS)}", "Print as", None, shown=FORMATS[0]),
+    "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Print as", None, shown=PATHS),
+    "json": Flag("--json", "The same as --format json.", None),
+    "print0": Flag("--print0", "End each path with a NUL byte, for xargs -0.", None),
 }
 _RUN: Final = {
-    "folder": Flag("DIR", "Where to; the working directory by default.", None, Path()),
-    "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo")),
+    "folder": Flag("DIR", "The folder to write to.", None, Path(), shown="."),
+    "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo"), shown="sewa-demo"),
     "shown": Flag("REPORT", "A JSON report of any command.", None, ...),
     "past": Flag("REPORT", "A report of `select`, `average` or `compare`.", None, ...),
-    "verified": Flag("REPORT", "A report, or an output with its report beside it.", None, ...),
+    "verified": Flag("REPORT", "A report, or an output that has one.", None, ...),
     "root": Flag("--root DIR", "Look for the report's files under this folder only.", None),
-    "output_only": Flag("--output-only", "Leave the checkpoints out.", None),
-    "kind": Flag("|".join(KINDS), "Of which report:", None, "select"),
-    "config": Flag("--config -c FILE", "Default: sewa.yaml here, if there is one.", None),
-    "sets": Flag("--set KEY=VALUE", "Override any key: --set compare.bootstrap=500", None),
-    "memory": Flag("--memory SIZE", "Cap on what sewa allocates: 8GiB, 500MB."),
-    "cache": Flag("--cache DIR", "Keep what is worked out here; after a kill, go on from it."),
+    "output_only": Flag("--output-only", "Do not check the checkpoints.", None),
+    "kind": Flag("|".join(KINDS), "The kind of report:", None, "select", shown="select"),
+    "memory": Flag("--memory SIZE", "Memory budget: 8GiB, 500MB.", shown="half of what is free"),
+    "cache": Flag("--cache DIR", "Keep results here; after a kill, the same command goes on."),
     "cache_folder": Flag("DIR", "What --cache named.", None, ...),
     "clear": Flag("--clear", "Remove all that is in it.", None),
     "ranks": Flag("--ranks N", "On so many processes, as under torchrun; each has its part.", None),
-    "device": Flag("--device DEVICE", "auto, cpu, cuda, cuda:1, mps ..."),
-    "seed": Flag("--seed N", "Same seed, same bytes."),
-    "strict": Flag("--strict", "Exit 5 if another average does better held out."),
-    "dry_run": Flag("--dry-run", "Print what it will read, hold and compute; no more.", None),
-    "quiet": Flag("--quiet -q", "Only errors on stderr.", None),
-    "verbose": Flag("--verbose -v", "More on stderr, full tracebacks.", None),
+    "device": Flag("--device DEVICE", "cpu, cuda, cuda:1, mps.", shown="auto"),
+    "seed": Flag("--seed N", "The same seed gives the same bytes.", shown="0"),
+    "strict": Flag("--strict", "Exit with 5 if a baseline has a lower held-out loss."),
+    "quiet": Flag("--quiet -q", "Print only errors on stderr.", None),
+    "verbose": Flag("--verbose -v", "Print more on stderr, and full tracebacks.", None),
 }
 _PANELS: Final = {
+    "Common": _COMMON,
     "Which checkpoints": _WHICH,
     "How to choose": _HOW,
     "What to write": _WRITE,
@@ -347,9 +361,23 @@ def _form(form: str | None, json: bool, known: list[str]) -> str:
     return found
 
 
-def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]], None]:
+class Command(TyperCommand):
+    """A command whose `--help` stands in a panel with the others."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for param in params:
+            if isinstance(param, TyperOption) and "--help" in param.opts:
+                param.metavar, param.rich_help_panel = "", list(_PANELS)[-1]
+        return params
+
+
+def add_command(
+    app: typer.Typer, flags: str, group: str, *examples: str
+) -> Callable[[Callable[..., None]], None]:
     """Makes a function `name(request, **own)` the command of that name, with these flags."""
-    names = flags.split()
+    panels = list(_PANELS)
+    names = sorted(flags.split(), key=lambda name: panels.index(_panel(name)))
 
     def add(function: Callable[..., None]) -> None:
         def run(**given: Any) -> None:
@@ -379,23 +407,30 @@ def add_command(app: typer.Typer, flags: str) -> Callable[[Callable[..., None]],
         # typer keeps the line breaks of a paragraph
         paragraphs = (function.__doc__ or "").split("\n\n")
         run.__doc__ = "\n\n".join(one_line(paragraph) for paragraph in paragraphs)
-        app.command(function.__name__)(run)
+        epilog = "\n\n".join(("Examples:", *examples)) if examples else None
+        app.command(function.__name__, cls=Command, rich_help_panel=group, epilog=epilog)(run)
 
     return add
 
 
+def _panel(name: str) -> str:
+    return next(title for title, flags in _PANELS.items() if name in flags)
+
+
 def _typer_info(name: str) -> Any:
     flag = FLAGS[name]
-    options: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "show_default": False}
+    options: dict[str, Any] = {"metavar": flag.metavar or "", "show_default": False}
+    options["help"] = f"{flag.help} Default: {flag.shown}." if flag.shown else flag.help
     options["readable"] = False  # that is: not for typer to check; whoever opens it says what it is
     if flag.choices:
         options["autocompletion"] = lambda: flag.choices
     if len(flag.choices) > 3:  # too many to stand in their column
-        options |= {"metavar": "NAME", "help": f"{flag.help} {', '.join(flag.choices)}."}
+        default = f" Default: {flag.shown}." if flag.shown else ""
+        words = f"{flag.help} {', '.join(flag.choices)}.{default}"
+        options |= {"metavar": "NAME", "help": words.strip()}
     if not flag.names:
         return typer.Argument(**options)
-    panel = next(title for title, flags in _PANELS.items() if name in flags)
-    return typer.Option(*flag.names, **options, rich_help_panel=panel)
+    return typer.Option(*flag.names, **options, rich_help_panel=_panel(name))
 
 
 def _tracker(asked: str) -> Callable[[Head], None]:

@@ -40,8 +40,8 @@ class Sections(Protocol):
     def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
         """What the sections of those solvers hold; None: it is of no concern now."""
 
-    def having(self, key: str | None) -> list[str]:
-        """The solvers with such a setting; None: all of them, if they are of concern."""
+    def names(self) -> list[str]:
+        """Return the names of all known solvers."""
 
 
 def load_config(
@@ -51,10 +51,7 @@ def load_config(
     dashes: str = "--",
     sections: Sections | None = None,
 ) -> Config:
-    """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win.
-
-    A flag `solver.iterations` is for the section of whichever solver is chosen.
-    """
+    """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win."""
     settings: dict[str, Any] = {}
     sources: dict[str, str] = {}  # dotted key → where it came from, for the fault's first words
     faults: list[str] = []
@@ -64,14 +61,10 @@ def load_config(
 
         settings = _relative_to(path.parent, read_file(path), flags.get("task"))
 
-    def put(key: str, value: object) -> None:
+    for key, value in flags.items():
         with suppress(ValueError):  # the section is no section: validation will say so
             _put(settings, key, value)
             sources[key] = dashes + key.rpartition(".")[2].replace("_", "-")
-
-    for key, value in flags.items():
-        if not key.startswith("solver."):
-            put(key, value)
     for text in sets:
         from sewa_cli.config.yaml_file import read_value
 
@@ -79,19 +72,12 @@ def load_config(
         try:
             if not equals or not key or key.count(".") >= DEPTH:
                 raise ValueError("must look like key=value")
-            if key.startswith("solver.") and sections is not None:
-                flags[key] = read_value(raw)
-            else:
-                _put(settings, key, read_value(raw))
-                sources[key] = f"--set {shown(key, 100)}"
+            _put(settings, key, read_value(raw))
+            sources[key] = f"--set {shown(key, 100)}"
         except ValueError as error:
             faults.append(f"--set {shown(text, 100)}: {one_line(error)}")
     if sections is not None:
         sections.register(settings)
-        chosen = settings.get("solver") or sections.default(settings)
-        for key, value in flags.items():
-            if key.startswith("solver.") and chosen in sections.having(None):
-                put(f"{chosen}{key.removeprefix('solver')}", value)
     where = str(path or "config")
     faults += _validate_sections(settings, sections, where, sources)
     try:
@@ -114,7 +100,7 @@ def _validate_sections(
         return []
     faults, whole = [], dict[str, Any]()
     given = {name for name in settings if name not in Config.model_fields}
-    chosen, known = settings.get("solver"), sections.having(None)
+    chosen, known = settings.get("solver"), sections.names()
     wanted = {*given, str(chosen or sections.default(settings))}
     if "solvers" in settings:
         faults.append(
@@ -137,15 +123,10 @@ def _validate_sections(
         try:
             whole[name] = model.model_validate({} if section is None else section).model_dump()
         except ValidationError as error:
-            for fault in error.errors(include_url=False):
-                location = (name, *fault["loc"])
-                text = _describe(fault, location, file, sources, list(model.model_fields))
-                source, _, what = text.partition(": unknown key; ")
-                if what and not source.startswith((file, "--set")):
-                    others = sections.having(str(fault["loc"][-1]))
-                    have = f"{', '.join(others) or 'no solver'} {'have' if others[1:] else 'has'}"
-                    text = f"{source}: not a setting of the {name} solver; {have} it"
-                faults.append(text)
+            faults += [
+                _describe(fault, (name, *fault["loc"]), file, sources, list(model.model_fields))
+                for fault in error.errors(include_url=False)
+            ]
     settings["solvers"] = whole
     return faults
 
@@ -273,4 +254,4 @@ def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[s
     if len(location) > 1 and (own := sections_of_ours.get(str(location[0]))):
         return list(own.model_fields)
     keys = [name for name in Config.model_fields if name != "solvers"]
-    return [*keys, *(sections.having(None) if sections else ())]
+    return [*keys, *(sections.names() if sections else ())]

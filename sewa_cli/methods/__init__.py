@@ -9,8 +9,8 @@ are keyword-only arguments with defaults. It returns k coefficients in step orde
         '''The last K checkpoints, equally. c_i = 1/K for i > k − K.'''
         return mean_of(range(run.k - K, run.k), run.k)
 
-A user's own methods are registered the same way, from a Python file (`--methods-from`) or from an
-entry point in the group `sewa.methods`.
+A user's own methods are registered the same way, from a Python file (`compare.methods_from`) or
+from an entry point in the group `sewa.methods`.
 """
 
 from __future__ import annotations

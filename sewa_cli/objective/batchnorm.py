@@ -53,7 +53,7 @@ def tracking(model: nn.Module) -> Iterator[dict[int, int]]:
         if not layer.training:
             raise TaskError(
                 "predict(): the model is put into eval mode while BatchNorm statistics are "
-                "recomputed; leave the mode alone, or use --bn off"
+                "recomputed; leave the mode alone, or use --set bn=off"
             )
         x: Tensor = inputs[0]
         assert isinstance(layer, _BatchNorm)

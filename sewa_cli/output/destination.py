@@ -214,7 +214,7 @@ def outputs_at(
     form = config.output_format or form_of(average, like)
     shard_size, is_adapter = config.shard_size, like.kind == "adapter"
     if form == "dcp" and not isinstance(average, Path | None):
-        raise ConfigError("--output-format dcp: is a folder; name one with --output")
+        raise ConfigError("output_format=dcp: is a folder; name one with --output")
     if shard_size is not None and (form != "file" and (form != "folder" or is_adapter)):
         what = "an adapter" if is_adapter else "a PyTorch file or distributed checkpoint"
         raise ConfigError(f"--shard-size: {what} is always one file; leave it out")

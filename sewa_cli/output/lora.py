@@ -39,7 +39,7 @@ def check_lora(config: Config, newest: Checkpoint) -> None:
 def warn_of_factors(lora: Lora | None, events: Events) -> None:
     """`factors` is a choice that a user should know of."""
     if lora is not None and lora.mode == "factors" and lora.largest >= 1e-6:
-        merged = "--lora merged (of select and average) averages the products"
+        merged = "--set lora=merged averages the products"
         events.warn(f"{describe_lora(lora)}; {merged}")
 
 
@@ -68,7 +68,7 @@ def _factors(average: Average) -> Iterator[tuple[tuple[str, str], list[Tensor], 
     written = {source: name for name, source in average.names.items()}
     for a, b in pairs(average.sources[0].tensors):
         if a not in written or b not in written:
-            raise ConfigError(f"--lora: {a} and {b} are not both in the model")
+            raise ConfigError(f"lora: {a} and {b} are not both in the model")
         As = [_finite(checkpoint, a) for checkpoint in average.sources]
         Bs = [_finite(checkpoint, b) for checkpoint in average.sources]
         yield (written[a], written[b]), As, Bs

@@ -78,11 +78,8 @@ class _Sections:
         known = [name for name in dict.fromkeys(self._known) if name in wanted]
         return {name: solvers.find(name).Settings if self._looks else None for name in known}
 
-    def having(self, key: str | None) -> list[str]:
-        if key is None:
-            return list(dict.fromkeys(self._known))
-        known = {name: solvers.find(name) for name in solvers.names()}
-        return [name for name, solver in known.items() if key in solver.Settings.model_fields]
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(self._known))
 
 
 def list_solvers(config: Config) -> dict[str, str]:

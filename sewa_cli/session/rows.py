@@ -86,7 +86,7 @@ class CheckpointRows:
             reason = f"{broken} holds NaN or Inf"
             if session.config.nonfinite == "error":
                 raise CheckpointError(
-                    f"{checkpoint.path}: {reason}; --nonfinite skip leaves it out"
+                    f"{checkpoint.path}: {reason}; --set nonfinite=skip leaves it out"
                 )
             session.events.warn(f"{checkpoint.path}: left out: {reason}")
             if len(self.left_out) == self.count:

@@ -10,7 +10,7 @@
     register("newest", Newest)
 
 A solver of ours is a module here and a line in BUILTIN. A user's own is registered the same way,
-from a Python file (`--solver-from`) or an entry point in the group `sewa.solvers`.
+from a Python file (`solver_from`) or an entry point in the group `sewa.solvers`.
 """
 
 from __future__ import annotations

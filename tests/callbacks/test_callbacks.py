@@ -123,7 +123,7 @@ def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(
     exec(recipe, {"model": model, "steps": 1000, "train_one_step": train_one_step})
     assert steps(tmp_path / "ckpts") == list(range(750, 1001, 50))
     Path("task.py").write_text(TASK)
-    ended = sewa("select", "ckpts/", "--task", "task.py", "--K", 2, "--iterations", 3)
+    ended = sewa("select", "ckpts/", "--task", "task.py", "--K", 2, "--set", "gumbel.iterations=3")
     assert ended.code == 0, ended.err
 
 

@@ -73,19 +73,21 @@ def test_what_is_not_a_file_is_refused_and_never_waited_for(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("flag", ["--config", "--methods-from"])
+@pytest.mark.parametrize("flag", ["--config", "--set"])
 def test_a_pipe_is_no_file_of_settings_or_code(tmp_path: Path, sewa: Sewa, flag: str) -> None:
     os.mkfifo(tmp_path / "pipe.py")
-    ended = sewa("methods", flag, tmp_path / "pipe.py")
+    key = "compare.methods_from=" if flag == "--set" else ""
+    ended = sewa("methods", flag, f"{key}{tmp_path / 'pipe.py'}")
     assert ended.code == (2 if flag == "--config" else 4)
     assert "pipe.py: is a pipe, not a file" in ended.error
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("flags", [["select", "--task"], ["solvers", "--solver-from"]])
+@pytest.mark.parametrize("flags", [["select", "--task="], ["solvers", "--set=solver_from="]])
 def test_a_pipe_is_no_python_file(run_dir: Path, sewa: Sewa, flags: list[str]) -> None:
     os.mkfifo(run_dir / "pipe.py")
-    ended = sewa(*flags, run_dir / "pipe.py")
+    command, flag = flags
+    ended = sewa(command, f"{flag}{run_dir / 'pipe.py'}")
     assert ended.code == 4
     assert "pipe.py: is a pipe, not a file" in ended.error
 

@@ -95,7 +95,7 @@ def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported
     best = comparison["rows"][comparison["best"]]["heldout_loss"]
     assert heldout_loss(task, loaded("best")) == pytest.approx(best, abs=1e-5)
     for mode in ("factors", "merged"):
-        ended = sewa(*SELECT, "--lora", mode, "-o", mode)
+        ended = sewa(*SELECT, "--set", f"lora={mode}", "-o", mode)
         assert ended.code == 0, ended.err
         report = json.loads(ended.out)
         assert report["lora"]["mode"] == mode
@@ -135,12 +135,12 @@ def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa
         mean = torch.stack([p[name] for p in every]).mean(0)
         gaps.append(float((product - mean).norm() / mean.norm()))
     assert f"by {max(gaps):.2%} at most, {sum(gaps) / len(gaps):.2%} on average" in ended.err
-    assert "--lora merged (of select and average) averages the products" in ended.err
+    assert "--set lora=merged averages the products" in ended.err
 
 
 def test_merged_averages_the_products_and_tells_the_error(task: ModuleType, sewa: Sewa) -> None:
     del task
-    ended = sewa("average", "run", "-o", "out", "--lora", "merged")
+    ended = sewa("average", "run", "-o", "out", "--set", "lora=merged")
     assert ended.code == 0, ended.err
     every = [products(f"run/checkpoint-{step}") for step in range(2, 17, 2)]
     errors = []
@@ -160,7 +160,7 @@ def test_merged_is_for_adapters_and_not_for_compare(
     task: ModuleType, run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     del task
-    ended = sewa("average", run_dir / "ckpts", "--lora", "merged", "-o", "x.safetensors")
+    ended = sewa("average", run_dir / "ckpts", "--set", "lora=merged", "-o", "x.safetensors")
     assert ended.code == 2
     assert "is not a PEFT adapter" in ended.error
     monkeypatch.chdir(tmp_path / "work")
@@ -182,7 +182,7 @@ def test_dora_cannot_be_merged(task: ModuleType, sewa: Sewa) -> None:
     del task
     for path in Path("run").glob("checkpoint-*/adapter_config.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
-    ended = sewa("average", "run", "--lora", "merged")
+    ended = sewa("average", "run", "--set", "lora=merged")
     assert ended.code == 2
     assert "DoRA" in ended.error
 
@@ -211,7 +211,7 @@ def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(
         path = Path(f"run/checkpoint-{step}/adapter_model.safetensors")
         extra = {"base_model.model.score.weight": torch.full((2,), float(step))}
         save_file({**load_file(path), **extra}, path)
-    assert sewa("average", "run", "-o", "out", "--lora", "merged").code == 0
+    assert sewa("average", "run", "-o", "out", "--set", "lora=merged").code == 0
     written = load_file("out/adapter_model.safetensors")
     assert written["base_model.model.score.weight"].tolist() == [9.0, 9.0]
 
@@ -221,8 +221,8 @@ def test_the_forecast_counts_what_adapters_will_read(
     task: ModuleType, sewa: Sewa, mode: str
 ) -> None:
     del task
-    forecast = json.loads(sewa(*SELECT, "--lora", mode, "--dry-run").out)
-    report = json.loads(sewa(*SELECT, "--lora", mode, "-o", "out").out)
+    forecast = json.loads(sewa(*SELECT, "--set", f"lora={mode}", "--dry-run").out)
+    report = json.loads(sewa(*SELECT, "--set", f"lora={mode}", "-o", "out").out)
     assert forecast["bytes_read"] == report["cost"]["bytes_read"]
 
 
@@ -233,7 +233,7 @@ def test_an_adapter_with_nan_is_named(task: ModuleType, sewa: Sewa, mode: str) -
     tensors = load_file(path)
     next(iter(tensors.values()))[0, 0] = float("nan")
     save_file(tensors, path)
-    ended = sewa("average", "run", "--lora", mode)
+    ended = sewa("average", "run", "--set", f"lora={mode}")
     assert ended.code == 3
     assert "run/checkpoint-4: " in ended.error
     assert "holds NaN or Inf; leave it out" in ended.error

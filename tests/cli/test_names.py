@@ -303,7 +303,7 @@ def test_a_new_folder_with_a_line_break_is_refused_too(
 def test_what_was_written_is_named_on_one_line(hostile: list[Path], sewa: Sewa) -> None:
     ended = sewa("average", hostile[0], "-o", "out\nerror: forged.safetensors")
     assert ended.code == 0, ended.err
-    assert ended.err == "wrote out\\nerror: forged.safetensors\n"
+    assert ended.err == "wrote out\\nerror: forged.safetensors: uniform of 1 checkpoint\n"
 
 
 # ---- what no report could hold is told before the work ------------------------------------------

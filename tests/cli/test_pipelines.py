@@ -188,7 +188,7 @@ def test_the_bare_command_shows_the_help_and_no_error() -> None:
 def test_a_terminal_sees_the_loss_while_it_learns() -> None:
     if not shutil.which("script"):
         pytest.skip("no `script` to make a terminal with")
-    ended = shell("script -qec 'sewa select --iterations 150' /dev/null")
+    ended = shell("script -qec 'sewa select --set gumbel.iterations=150' /dev/null")
     assert ended.returncode == 0, ended.stdout
     assert "learning" in ended.stdout
     assert re.search(r"loss \d\.\d+", ended.stdout)

@@ -518,7 +518,9 @@ def test_a_users_method_that_fails_is_told_as_the_users(sewa: Sewa) -> None:
         "    'Fails.'\n    return {}['no']\n"
     )
     try:
-        ended = sewa("average", "ckpts", "--method", "broken", "--methods-from", "own.py")
+        ended = sewa(
+            "average", "ckpts", "--method", "broken", "--set", "compare.methods_from=own.py"
+        )
     finally:
         REGISTRY.clear()
         REGISTRY.update(kept)

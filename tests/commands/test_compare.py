@@ -311,7 +311,7 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
         (["--methods", "lawa", "--K", "0"], 2, "greater than or equal to 1"),
         (["--methods", "lawa", "--format", "xml"], 2, "--format: must be one of table"),
         (["--methods", "lawa", "--plot", "x.bmp"], 2, "x.bmp: unknown kind of picture"),
-        (["--methods", "mine", "--methods-from", "gone.py"], 4, "gone.py: no such"),
+        (["--methods", "mine", "--set", "compare.methods_from=gone.py"], 4, "gone.py: no such"),
     ],
 )
 def test_bad_input_gets_one_clear_line(
@@ -355,17 +355,19 @@ def own_methods(run_dir: Path) -> Any:
 
 @pytest.mark.usefixtures("own_methods")
 def test_methods_of_a_users_file_appear_by_their_names(sewa: Sewa) -> None:
-    listed = sewa("methods", "--methods-from", "own.py").out
+    listed = sewa("methods", "--set", "compare.methods_from=own.py").out
     assert re.search(r"ends +The first and the last\. \[heavy=0\.5\]", listed)
-    found = compare(sewa, "--methods", "ends:heavy=0.75,worst,best", "--methods-from", "own.py")
+    found = compare(
+        sewa, "--methods", "ends:heavy=0.75,worst,best", "--set", "compare.methods_from=own.py"
+    )
     assert [row["method"] for row in found["rows"]] == ["ends:heavy=0.75", "worst", "best"]
     assert found["rows"][0]["coefficients"][0] == [0.25, *[0.0] * 10, 0.75]
     assert found["rows"][1]["selection_loss"] > found["rows"][2]["selection_loss"]
-    ended = sewa("compare", "--methods", "broken", "--methods-from", "own.py")
+    ended = sewa("compare", "--methods", "broken", "--set", "compare.methods_from=own.py")
     assert ended.code == 4
     assert "broken() raised KeyError: 'my own fault'" in ended.error
     assert "own.py" in ended.err
-    ended = sewa("average", "ckpts", "--method", "worst", "--methods-from", "own.py")
+    ended = sewa("average", "ckpts", "--method", "worst", "--set", "compare.methods_from=own.py")
     assert ended.code == 2
 
 
@@ -534,7 +536,7 @@ def test_an_average_is_judged_with_the_integers_its_file_has(sewa: Sewa) -> None
         keep = torch.tensor([1, 1]) if step < 120 else torch.tensor([9, 0])
         save_file({**load_file(path), "keep": keep}, path)
     Path("own.py").write_text(EARLY)
-    arguments = ["--methods", "early,last", "--methods-from", "own.py"]
+    arguments = ["--methods", "early,last", "--set", "compare.methods_from=own.py"]
     found = compare(sewa, *arguments, "--output-best", "best.safetensors")
     best = found["rows"][found["best"]]
     assert best["method"] == "early"

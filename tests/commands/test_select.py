@@ -144,7 +144,7 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
     # selection labels are inverted, so that what is chosen is bad held out
     task = TASK.replace("return data(1)", "return [(x, 1 - y) for x, y in data(1)]")
     Path("task.py").write_text(task)
-    ended = sewa("select", "--strict", "--K", 1, "--iterations", 40)
+    ended = sewa("select", "--strict", "--K", 1, "--set", "gumbel.iterations=40")
     assert ended.code == 5
     report = report_of()
     assert report["beaten_by"]
@@ -168,7 +168,7 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
     [told] = [text for text in report["warnings"] if "over-fitted" in text]
     assert f"{other['selection_loss'] - own['selection_loss']:.3g} below `{best['name']}`" in told
     assert told.endswith("choose by more rows, or leave out --K")
-    assert sewa("select", "--K", 1, "--iterations", 40).code == 0
+    assert sewa("select", "--K", 1, "--set", "gumbel.iterations=40").code == 0
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -242,7 +242,7 @@ def test_tied_weights_are_written_once_and_load_into_the_users_model(
         else:
             prefix = "module._orig_mod." if how == "wrapped" else ""
             save_file({prefix + n: t.clone() for n, t in model.state_dict().items()}, path)
-    ended = sewa("select", "ckpts", "--K", 3, "--task", "task.py", "--iterations", 5)
+    ended = sewa("select", "ckpts", "--K", 3, "--task", "task.py", "--set", "gumbel.iterations=5")
     assert ended.code == 0, ended.err
     written = load_file("averaged.safetensors")
     assert len(written) == 2
@@ -304,7 +304,7 @@ def test_init_writes_a_task_and_a_config_that_work_as_they_are(
         save_file(model.state_dict(), f"ckpts/step-{step}.safetensors")
     assert sewa("validate").code == 0
     assert sewa("select").code == 0
-    assert sewa("select", "--K", 10, "--iterations", 3).code == 0
+    assert sewa("select", "--K", 10, "--set", "gumbel.iterations=3").code == 0
     again = sewa("init")
     assert again.code == 3
     assert again.error == (
@@ -322,7 +322,7 @@ def test_init_writes_a_task_and_a_config_that_work_as_they_are(
 
 @pytest.mark.usefixtures("run_dir")
 def test_a_closer_look_at_the_learned_mask_pays_on_the_selection_data(sewa: Sewa) -> None:
-    assert sewa("select", "--iterations", 100).code == 0
+    assert sewa("select", "--set", "gumbel.iterations=100").code == 0
     report = report_of()
     chosen = report["average"]["selection_loss"]
     assert chosen < min(s["selection_loss"] for s in report["references"].values())
@@ -351,7 +351,13 @@ def test_select_on_cuda_finds_a_loss_like_the_cpus(sewa: Sewa) -> None:
     losses = []
     for device in ("cpu", "cuda"):
         ended = sewa(
-            "select", "--device", device, "--iterations", 100, "-o", f"{device}.safetensors"
+            "select",
+            "--device",
+            device,
+            "--set",
+            "gumbel.iterations=100",
+            "-o",
+            f"{device}.safetensors",
         )
         assert ended.code == 0, ended.err
         losses.append(report_of(f"{device}.report.json")["average"]["selection_loss"])

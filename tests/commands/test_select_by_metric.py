@@ -247,7 +247,7 @@ def test_few_parts_are_taken_at_their_word(sewa: Sewa) -> None:
         (("--K", 12), "K must be at most 11"),
         (("--dry-run",), "only score() knows what a metric takes"),
         (("--solver", "reinforce"), "K: auto needs a solver that finds K: --solver race; or name"),
-        (("--part-timeout", "soon"), "must be a time such as 30s"),
+        (("--set", "objective.part_timeout=soon"), "must be a time such as 30s"),
     ],
 )
 def test_what_is_refused(sewa: Sewa, flags: tuple[object, ...], words: str) -> None:
@@ -481,7 +481,7 @@ def test_workers_say_the_same_and_what_hangs_is_given_up(sewa: Sewa, task: Path)
         "    if part == 14:\n        time.sleep(600)\n    return old(model, part)\n"
     )
     began = time.monotonic()
-    flags = ("--workers", 2, "--part-timeout", "1s", "--budget", 8, "--force")
+    flags = ("--workers", 2, "--set", "objective.part_timeout=1s", "--budget", 8, "--force")
     ended = sewa("select", *flags)
     assert report_of(ended)["contest"]["evaluations"] == 8
     assert "part 14 has failed: took longer than 1 s" in ended.err

@@ -302,13 +302,6 @@ def test_the_live_keys_of_the_template_are_those_without_a_default() -> None:
 # ---- sections of solvers ---------------------------------------------------------------------
 
 
-def test_a_flag_for_the_solver_goes_to_the_one_that_is_chosen() -> None:
-    config = load_config(None, {"solver": "linear", "solver.iterations": "7"})
-    assert config.solvers["linear"]["iterations"] == 7
-    config = load_config(None, {"K": "4", "solver.iterations": 9})
-    assert config.solvers["gumbel"]["iterations"] == 9
-
-
 @pytest.mark.parametrize(
     ("flags", "serves"),
     [
@@ -327,11 +320,6 @@ def test_where_no_solver_is_named_k_says_which_one_serves(
     assert config.solver == flags.get("solver")
     assert solver_for(config, config.K) == serves
     assert config.solvers.keys() == {serves}
-
-
-def test_a_flag_that_the_solver_does_not_have_names_those_that_do() -> None:
-    [fault] = faults(None, {"solver.iterations": "9"})
-    assert fault == "--iterations: not a setting of the aggregate solver; gumbel, linear have it"
 
 
 def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
@@ -374,11 +362,6 @@ def test_a_solver_of_the_wrong_kind_is_a_fault_in_every_command(
     with pytest.raises(ConfigError) as caught:
         load_config(None, {}, sets, with_solver=with_solver)
     assert any(words in fault for fault in caught.value.faults), caught.value.faults
-
-
-def test_set_reaches_the_section_of_the_chosen_solver_too() -> None:
-    config = load_config(None, {"solver": "linear"}, ["solver.iterations=7"])
-    assert config.solvers["linear"]["iterations"] == 7
 
 
 def test_an_unknown_solver_is_one_fault_whatever_else_is_asked_of_it() -> None:

@@ -62,7 +62,7 @@ class Case:
         shards = ["--shard-size", SIZES[self.form]] if self.form in SIZES else []
         report = ["--report", self.report_name] if self.report == "report" else []
         size = ["--set", f"shard_size={SIZES[self.form]}"] if shards else []
-        quick = ["--K", "3", "--solver", "gumbel", "--iterations", "2"]
+        quick = ["--K", "3", "--solver", "gumbel", "--set", "gumbel.iterations=2"]
         few = ["--methods", "uniform,lawa", "--K", "3", "--set", "compare.bootstrap=100"]
         own = {
             "average": ["average", self.inputs, *name, *shards, *report],

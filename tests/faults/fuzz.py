@@ -199,7 +199,7 @@ def seeds() -> dict[str, Seed]:
         "adapter": Seed(
             _run(_adapter),
             {"run/step-1/adapter_config.json": forge_json},
-            ["average run -o out", "average run -o out --lora merged"],
+            ["average run -o out", "average run -o out --set lora=merged"],
         ),
         "yaml": Seed(
             {**two, "sewa.yaml": YAML},

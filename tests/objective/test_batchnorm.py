@@ -82,7 +82,7 @@ def test_the_expected_loss_is_that_of_the_file_with_its_own_statistics(
 
 
 def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
-    assert sewa("select", "--bn", "off", "-o", "out.safetensors").code == 0
+    assert sewa("select", "--set", "bn=off", "-o", "out.safetensors").code == 0
     report = json.loads((bn_run / "out.report.json").read_text())
     assert report["batchnorm"]["data"] is None
     selected = [load_file(path)["norm.running_var"] for path in report["selected_paths"]]
@@ -100,7 +100,7 @@ def test_without_training_data_the_selection_data_serve(bn_run: Path, sewa: Sewa
 
 
 def test_on_without_batchnorm_is_told(run_dir: Path, sewa: Sewa) -> None:
-    ended = sewa("select", "--bn", "on")
+    ended = sewa("select", "--set", "bn=on")
     assert ended.code == 2
     assert "no BatchNorm layer" in ended.error
     assert not (run_dir / "averaged.safetensors").exists()
@@ -193,7 +193,9 @@ def test_a_predict_that_sets_the_mode_is_told(
 def test_compare_recomputes_the_statistics_of_every_row_alike(sewa: Sewa) -> None:
     tables = {}
     for mode in ("auto", "off"):
-        ended = sewa("compare", "--methods", "last,uniform", "--bn", mode, "--format", "json")
+        ended = sewa(
+            "compare", "--methods", "last,uniform", "--set", f"bn={mode}", "--format", "json"
+        )
         assert ended.code == 0, ended.err
         tables[mode] = json.loads(ended.out)
     assert tables["auto"]["batchnorm"] == "training_data"
@@ -215,7 +217,9 @@ def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Se
 
 
 @pytest.mark.usefixtures("bn_run")
-@pytest.mark.parametrize("arguments", [[], ["--bn", "off"], ["--bn", "on", "--K", 1], ["--K", 1]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--set", "bn=off"], ["--set", "bn=on", "--K", 1], ["--K", 1]]
+)
 def test_a_forecast_counts_the_passes_for_batchnorm(sewa: Sewa, arguments: list[object]) -> None:
     ended = sewa("select", "--dry-run", "--json", *arguments)
     assert ended.code == 0, ended.err
@@ -280,7 +284,7 @@ def test_off_learns_with_averaged_statistics_too(bn_run: Path, sewa: Sewa) -> No
     assert bn_run.exists()
     found = {}
     for mode in ("auto", "off"):
-        ended = sewa("select", "--bn", mode, "--json", "-o", f"{mode}.safetensors")
+        ended = sewa("select", "--set", f"bn={mode}", "--json", "-o", f"{mode}.safetensors")
         assert ended.code == 0, ended.err
         found[mode] = json.loads(ended.out)["history"]
     assert found["auto"] != found["off"]

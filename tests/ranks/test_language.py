@@ -86,7 +86,7 @@ def test_an_average_as_a_distributed_checkpoint_is_loaded_by_torch(
 
     arguments = ["select", "--solver", "gumbel"]
     assert sewa(*arguments, "-o", "one.safetensors").code == 0
-    arguments += ["--output-format", "dcp", "-o", "averaged"]
+    arguments += ["--set", "output_format=dcp", "-o", "averaged"]
     ended = sewa(*arguments) if ranks == 1 else sewa_on(ranks, *arguments)
     assert ended.code == 0, ended.err
     expected = load_file(run_dir / "one.safetensors")

@@ -51,7 +51,7 @@ def test_a_sample_without_a_task_runs_as_its_readme_says(
     monkeypatch.chdir(tmp_path / "run")
     train_sample(monkeypatch)
     # fewer rows and iterations than the sample has, to be quick
-    ended = sewa("select", "--iterations", 20, "--set", f"args.limit={rows}")
+    ended = sewa("select", "--set", "gumbel.iterations=20", "--set", f"args.limit={rows}")
     assert ended.code == 0, ended.err
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["k"] == checkpoints
@@ -70,7 +70,7 @@ def test_the_batchnorm_sample_trains_and_selects(
     )
     monkeypatch.chdir(tmp_path / "run")
     train_sample(monkeypatch)
-    ended = sewa("select", "--iterations", 50)
+    ended = sewa("select", "--set", "gumbel.iterations=50")
     assert ended.code == 0, ended.err
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["k"] == 30

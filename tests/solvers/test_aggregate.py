@@ -812,7 +812,7 @@ register("newest", Newest)
     )
     train_tiny(run_dir / "ckpts", 12)
     for K in range(2, 11):
-        flags = ["--solver-from", "newest.py", "--solver", "newest", "--K", K, "--force"]
+        flags = ["--set", "solver_from=newest.py", "--solver", "newest", "--K", K, "--force"]
         ended = sewa("select", *flags)
         assert ended.code == 0, ended.err
         report = report_of()

@@ -207,7 +207,7 @@ def test_memory_does_not_grow_with_the_number_of_checkpoints_beyond_the_cache(
         state = {"weight": torch.randn(1000, 1000) / 30, "bias": torch.zeros(1000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
     command = "select ckpts/ --task task.py --K 3 --solver linear --device cpu --memory 200MB"
-    command += " --set linear.swaps=2 --iterations 2"
+    command += " --set linear.swaps=2 --set linear.iterations=2"
     few, many = peaks(f"{command} --last {k} -o {k}.safetensors" for k in (10, 60))
     assert many < 200e6
     # W of the other 50 would be 200 MB. The same command twice differs by up to 50 MB: simple
@@ -248,7 +248,7 @@ def test_large_outputs_stay_within_the_cap(tmp_path: Path, monkeypatch: pytest.M
         state = {"weight": torch.randn(24000, 8) / 3, "bias": torch.zeros(24000)}
         save_file(state, f"ckpts/step-{n + 1}.safetensors")
     command = "select ckpts/ --task task.py --solver linear --device cpu --memory 200MB"
-    command += " --set linear.folds=2 --set linear.swaps=2 --iterations 2"
+    command += " --set linear.folds=2 --set linear.swaps=2 --set linear.iterations=2"
     for peak in peaks(f"{command} --K {K} -o {K}.safetensors" for K in (3, "auto")):
         # vmap and autograd take some forty MB when they are first used, malloc what it likes
         assert peak < 200e6 + 90e6
@@ -655,7 +655,7 @@ def test_a_forecast_with_a_fallback_is_no_less_than_the_run(
 
 def test_batches_of_one_row_are_mixed_up_among_each_other(run_dir: Path, sewa: Sewa) -> None:
     (run_dir / "task.py").write_text(TASK.replace("split(128)", "split(1)").replace("300", "40"))
-    ended = sewa(*LINEAR, "--K", 2, "--iterations", 5)
+    ended = sewa(*LINEAR, "--K", 2, "--set", "linear.iterations=5")
     assert ended.code == 0, ended.err
     assert report_of()["labels"] == "matter"
     assert "whatever rows" not in ended.err

@@ -14,7 +14,7 @@ from helpers.tiny import Sewa
 from sewa_cli import solvers
 
 PAGE = Path(__file__).parents[2] / "docs" / "solvers.md"
-OWN = ["--solver", "climb", "--solver-from", "climb.py"]
+OWN = ["--solver", "climb", "--set", "solver_from=climb.py"]
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_its_settings_are_checked_under_its_name(sewa: Sewa, run_dir: Path) -> N
 
 @pytest.mark.usefixtures("climb")
 def test_it_is_listed_planned_and_refused_as_ours_are(sewa: Sewa) -> None:
-    listed = sewa("solvers", "--solver-from", "climb.py").out
+    listed = sewa("solvers", "--set", "solver_from=climb.py").out
     assert re.search(r"^climb +From the K newest, one random swap", listed, re.MULTILINE)
     forecast = json.loads(sewa("select", *OWN, "--dry-run", "--json").out)
     assert forecast["at_most"]  # it has not said what it costs
@@ -178,7 +178,7 @@ def test_what_is_no_solver_is_refused_when_it_is_registered(
 def test_a_name_that_is_a_key_of_the_config_is_refused(sewa: Sewa) -> None:
     path = Path("climb.py")
     path.write_text(path.read_text().replace('register("climb"', 'register("task"'))
-    ended = sewa("select", "--solver", "task", "--solver-from", "climb.py")
+    ended = sewa("select", "--solver", "task", "--set", "solver_from=climb.py")
     assert ended.code == 2
     assert "'task' is a key of sewa.yaml" in ended.error
 

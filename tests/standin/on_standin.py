@@ -88,7 +88,7 @@ def test_no_step_waits_for_the_device(sewa: Sewa) -> None:
     counted = []
     for iterations in (2, 9):  # both look once on the way
         with standin.counting() as waits:
-            chosen(sewa, NAME, "--solver", "gumbel", "--iterations", iterations)
+            chosen(sewa, NAME, "--solver", "gumbel", "--set", f"gumbel.iterations={iterations}")
         counted.append(waits)
     assert counted[0], "the stand-in sees what is looked at"
     assert len(counted[1]) == len(counted[0]), sorted(set(counted[1]))
@@ -140,7 +140,7 @@ def test_adapters_of_a_language_model_need_yaml_alone(
     )
     found = []
     for device in (NAME, "cpu"):
-        ended = sewa("select", "--device", device, "-o", device, "--lora", mode, "--json")
+        ended = sewa("select", "--device", device, "-o", device, "--set", f"lora={mode}", "--json")
         assert ended.code == 0, ended.err
         found.append(json.loads(ended.out))
     assert found[0]["selected"] == found[1]["selected"]

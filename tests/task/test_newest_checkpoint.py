@@ -186,7 +186,7 @@ def on_base(folder: str) -> Any:
 @pytest.mark.parametrize("mode", ["factors", "merged"])
 def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
     shown = transformers.utils.logging.is_progress_bar_enabled()
-    ended = sewa("select", "lora", "--lora", mode, "-o", "best", "--json")
+    ended = sewa("select", "lora", "--set", f"lora={mode}", "-o", "best", "--json")
     assert ended.code == 0, ended.err
     said = " ".join(ended.err.split())
     assert "adapters on the base model base, tokenizer from lora" in said
@@ -238,7 +238,7 @@ def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
     names = set(load_file("heads/checkpoint-5/adapter_model.safetensors"))
     assert any(name.endswith(("base_layer.weight", "embed_tokens.weight")) for name in names)
     with third_party():  # PEFT warns of targets that are tied
-        ended = sewa("select", "heads", "--lora", mode, "-o", "best", "--json")
+        ended = sewa("select", "heads", "--set", f"lora={mode}", "-o", "best", "--json")
     assert ended.code == 0, ended.err
     assert set(load_file("best/adapter_model.safetensors")) == names
     assert heldout(here, on_base("best")) == pytest.approx(

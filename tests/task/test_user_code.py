@@ -223,7 +223,7 @@ def test_float8_checkpoints_are_averaged_in_float32(sewa: Sewa) -> None:
 
 @pytest.mark.usefixtures("run_dir")
 def test_a_very_cold_mask_of_one_is_no_fault_of_the_loss(sewa: Sewa) -> None:
-    settings = ["--set", "gumbel.temperature=1e-4", "--iterations", 50]
+    settings = ["--set", "gumbel.temperature=1e-4", "--set", "gumbel.iterations=50"]
     assert sewa("select", "--K", 1, *settings).code == 0
 
 

@@ -115,7 +115,15 @@ def caps() -> dict[str, int]:
 def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
     name = f"{tier}.safetensors"
     ended = sewa(
-        "select", "--memory", caps()[tier], "--iterations", 30, "-o", name, "--force", *arguments
+        "select",
+        "--memory",
+        caps()[tier],
+        "--set",
+        "gumbel.iterations=30",
+        "-o",
+        name,
+        "--force",
+        *arguments,
     )
     assert ended.code == 0, ended.err
     report: dict[str, Any] = json.loads(Path(f"{tier}.report.json").read_text())
@@ -381,7 +389,8 @@ def test_a_trajectory_four_times_the_cap_stays_within_it(
     for step in range(200):
         state = {"weight": weight + noise.roll(step, 1), "bias": noise[step].clone()}
         save_file(state, f"ckpts/step-{step}.safetensors")
-    command = "select ckpts --task task.py --K 8 --device cpu --iterations 2 --set gumbel.samples=1"
+    command = "select ckpts --task task.py --K 8 --device cpu"
+    command += " --set gumbel.iterations=2 --set gumbel.samples=1"
     capped, free = peaks(f"{command} --memory {m} -o {m}.safetensors" for m in ("200MB", "2GB"))
     assert capped < 200e6
     assert free > 800e6
