@@ -96,9 +96,11 @@ class Found(NamedTuple):
 
 
 def start(folder: Path, ranks: int, output: str = "out") -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "sewa_cli", "select", "-v", "--force"]
+    sewa = [sys.executable, "-m", "sewa_cli"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node"]
+    command = sewa if ranks == 1 else [*torchrun, str(ranks), *sewa]
     return subprocess.Popen(
-        [*command, "-o", f"{output}.safetensors", "--ranks", str(ranks)],
+        [*command, "select", "-v", "--force", "-o", f"{output}.safetensors"],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

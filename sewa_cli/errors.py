@@ -6,7 +6,8 @@
     │   └── Unfinished       3   one that is half-written; the newest of a folder is left out
     ├── OutputError          3   the files we write
     ├── TaskError            4   the user's module
-    │   └── UserCodeError    4   an exception raised inside it; carries the user's frames
+    │   ├── UserCodeError    4   an exception raised inside it; carries the user's frames
+    │   └── RankLost         4   it, or the system, has ended another rank of torchrun
     └── BaselineWins         5   --strict, and a simple average did better
 
 Raised where the fault is found; only `cli` turns them into a line and an exit code.
@@ -49,6 +50,9 @@ class UserCodeError(TaskError):
     def __init__(self, message: str, frames: str = "") -> None:  # made without them when unpickled
         super().__init__(message)
         self.frames = frames
+
+
+class RankLost(TaskError): ...
 
 
 class BaselineWins(SewaError):

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 CODE = 130
 LINE = "interrupted; nothing half-written is left"
-LAUNCHED = "SEWA_LAUNCHED"  # in the environment of ranks whose launcher, ours, says it for them
 NUMBERS = [
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
@@ -76,18 +75,13 @@ def _end(number: int, _frame: FrameType | None) -> None:
             raise KeyboardInterrupt
         frame = frame.f_back
     try:
-        if _decided is None and speaks():
+        if _decided is None:
             os.write(2, f"{LINE}\n".encode())
     finally:  # whether anybody hears it or not
         os._exit(CODE if _decided is None else _decided)
 
 
 def _say_nothing(*_: object) -> None: ...
-
-
-def speaks() -> bool:
-    """Whether it is this process that tells the user."""
-    return not (LAUNCHED in os.environ and "RANK" in os.environ)
 
 
 def came() -> bool:

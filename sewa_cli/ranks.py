@@ -3,16 +3,21 @@
 Every rank runs the whole program and decides alike, from the same numbers; what differs is which
 columns of W it holds and which rows it runs. The engine is torch.distributed. Alone, every method
 gives back what it was given, and torch is not imported.
+
+Rank 0 speaks. torchrun's agent ends the other ranks when one dies; the rank that was the cause, or
+else the first to see that another is gone, claims the one line of the error in torchrun's store.
 """
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sewa_cli.errors import ConfigError
+from sewa_cli.errors import ConfigError, RankLost
 from sewa_cli.text import one_line
 
 if TYPE_CHECKING:
@@ -23,7 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MEETING = timedelta(minutes=2)  # for all ranks to be there
 SOON = 5.0  # seconds by which ranks that fail alike may be apart
-FOREVER = timedelta(days=7)  # what a rank may wait for another; one that has died is told of
+MOMENT = 1.0  # seconds after which torchrun's agent has cleared away a rank that has died
+FOREVER = timedelta(days=7)  # what a rank may wait for another; torchrun ends all when one dies
 
 
 class Ranks:
@@ -61,6 +67,14 @@ class Ranks:
         """Whether every rank gets here soon, though some may wait for each other elsewhere."""
         return True
 
+    def cause_of(self, error: BaseException, told: bool) -> BaseException | None:
+        """Return the error that this rank reports, or None where another rank does.
+
+        `told`: the rank was told to end, by Ctrl-C or by torchrun.
+        """
+        del told
+        return error
+
     def send(self, array: Array) -> None:
         """To rank 0."""
         raise NotImplementedError
@@ -90,7 +104,7 @@ class Ranks:
 
 
 class _Several(Ranks):
-    """Those that torchrun, or `--ranks`, has started."""
+    """Those that torchrun has started."""
 
     def __init__(self) -> None:
         import torch
@@ -99,17 +113,23 @@ class _Several(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        # Python's own handlers would not be called while torch waits
+        handler = signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
             distributed.init_process_group(backend, timeout=MEETING)
         except (RuntimeError, ValueError) as error:  # torch's own errors are RuntimeErrors
             raise ConfigError(
-                f"the other ranks of torchrun were waited for in vain ({one_line(error, 100)}); "
-                "--ranks 1 runs alone"
+                f"the other ranks of torchrun did not come ({one_line(error, 100)}); "
+                "without TORCHELASTIC_RUN_ID in the environment, sewa runs alone"
             ) from error
+        finally:
+            signal.signal(signal.SIGTERM, handler)
         distributed.distributed_c10d._set_pg_timeout(FOREVER)
         self._torch, self._group, self._calls = torch, distributed, 0
+        self._store = distributed.distributed_c10d._get_default_store()
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.on_this_host = int(os.environ.get("LOCAL_WORLD_SIZE", str(self.size)))
+        self._processes = self.gather((socket.gethostname(), os.getpid()))
 
     def sum(self, numbers: Tensor) -> Tensor:
         parts = self.gather_rows(numbers.detach())
@@ -140,7 +160,7 @@ class _Several(Ranks):
         return [one.view(rows.dtype).view(rows.shape).to(device) for one in found]
 
     def all_come(self) -> bool:
-        store = self._group.distributed_c10d._get_default_store()
+        store = self._store
         self._calls += 1
         key, end = f"come {self._calls}", time.monotonic() + SOON
         count = store.add(key, 1)
@@ -150,6 +170,37 @@ class _Several(Ranks):
         if count < self.size:
             store.add(key, -self.size)  # whoever comes later does not wait
         return bool(count >= self.size)
+
+    def cause_of(self, error: BaseException, told: bool) -> BaseException | None:
+        # rank 0 goes first: an error that all have is reported without a rank's number
+        end = time.monotonic() + (0 if told else MOMENT if self.rank == 0 else 3 * MOMENT)
+        try:
+            while not self._store.check(["said"]):
+                lost = self._lost()
+                if lost is None and time.monotonic() < end:
+                    time.sleep(0.1)
+                    continue
+                own = str(self.rank)
+                if self._store.compare_set("said", "", own) != own.encode():
+                    return None
+                if lost is None:
+                    return error
+                return RankLost(
+                    f"rank {lost} was killed or has ended by itself, torchrun shows its exit code; "
+                    "nothing was written"
+                )
+        except RuntimeError:  # torchrun's agent is gone, and the store with it
+            return error
+        return None
+
+    def _lost(self) -> int | None:
+        """A rank whose process on this host is gone."""
+        import psutil
+
+        for rank, (host, process) in enumerate(self._processes):
+            if host == socket.gethostname() and not psutil.pid_exists(process):
+                return rank
+        return None
 
     def send(self, array: Array) -> None:
         self._group.send(self._torch.from_numpy(_bytes(array)), 0)
@@ -167,6 +218,7 @@ class _Several(Ranks):
         return self._gloo
 
     def end(self) -> None:
+        self.gather(None)  # while one is at work, all are there: whoever is not was lost
         self._group.destroy_process_group()
 
 
@@ -193,11 +245,6 @@ def are_several() -> bool:
     wanted = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
     size = os.environ.get("WORLD_SIZE", "")
     return all(name in os.environ for name in wanted) and size.isdecimal() and int(size) > 1
-
-
-def be_alone() -> None:
-    """Whatever the environment says of others, as a script's that torchrun has started."""
-    os.environ["WORLD_SIZE"] = "1"
 
 
 def join() -> Ranks:

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sewa_cli import ranks
 from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.main import called_from, without_blas
 from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
 from sewa_cli.cli.pictures import check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 from sewa_cli.files import real
-from sewa_cli.ranks import are_several
 
 SPAN = "last every from_step to_step"
 START, AVERAGE, INSPECT, REPRODUCE = "Start", "Average", "Inspect", "Reproduce"
@@ -103,20 +103,20 @@ def demo(request: Request, demo_folder: Path) -> None:
 @command(
     f"ckpts task K metric output force config sets dry_run {SPAN} state_key effort workers sparse "
     "solver guard fallback report output_dtype shard_size plot html log paths_format json print0 "
-    f"memory cache ranks device seed strict {TALK}",
+    f"memory cache device seed strict {TALK}",
     AVERAGE,
     "sewa select ckpts/ --task task.py",
     "sewa select ckpts/ --K 10 -o best.safetensors --plot weights.png",
     "sewa select ckpts/ --metric accuracy --budget 10m --json | jq .average",
 )
-def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
+def select(request: Request, dry_run: bool) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
 
     Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
     scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
     """
-    if request.config.objective.metric is not None and are_several():
-        raise ConfigError("--metric: parts are evaluated by --workers, not by ranks; drop --ranks")
+    if request.config.objective.metric is not None and ranks.here().several:
+        raise ConfigError("--metric: parts are evaluated by --workers, not by torchrun's ranks")
     if dry_run:
         if request.config.objective.metric is not None:
             raise ConfigError(
@@ -127,10 +127,13 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
             raise ConfigError("--plot: a forecast has no picture; leave out --dry-run")
         from sewa_cli.commands.forecast import run_forecast
 
+        here = ranks.here()
+        ranks.leave()
+        if here.rank > 0:
+            return
         with request.talk as talk:
-            count = int(ranks or 1)
             task = request.load_task()
-            forecast = run_forecast(request.config, task, talk, ranks=count)
+            forecast = run_forecast(request.config, task, talk, ranks=here.size)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return
@@ -174,7 +177,7 @@ def select(request: Request, dry_run: bool, ranks: str | None = None) -> None:
 
 @command(
     f"ckpts task methods budgets metric output_best force config sets {SPAN} state_key effort "
-    f"workers fast solver best_report output_dtype plot html log {DATA} memory cache ranks device "
+    f"workers fast solver best_report output_dtype plot html log {DATA} memory cache device "
     f"seed {TALK}",
     AVERAGE,
     "sewa compare ckpts/ --methods lawa,swa,ema --K 5,10,20",
@@ -210,7 +213,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts task measured force config sets state_key plot html log {DATA} cache ranks device "
+    f"ckpts task measured force config sets state_key plot html log {DATA} cache device "
     f"seed {TALK}",
     INSPECT,
     "sewa evaluate averaged.safetensors ckpts/step-900.safetensors",

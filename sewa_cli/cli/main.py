@@ -18,6 +18,7 @@ from sewa_cli.errors import CheckpointError, OutputError, SewaError, UserCodeErr
 from sewa_cli.text import one_line, shown, shown_lines
 
 LONGEST = 2_000  # characters of an error's line
+ON_RANKS = ("select", "compare", "evaluate")  # commands whose work torchrun's ranks share
 
 
 @dataclass
@@ -39,25 +40,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = interrupts.work(lambda: _run(arguments))
     except BaseException as error:
-        several = ranks.here().several
-        with _collected(several) as lines:
-            if interrupts.came() or isinstance(error, KeyboardInterrupt):
-                code = interrupts.CODE
-                if several:
-                    lines.append(f"{interrupts.LINE}\n")
-            else:
-                code = _tell(error, typed.verbose)
-        if several:
-            from sewa_cli.cli import together
-
-            code = together.fail(error, code, lines)
-            interrupts.decide(code)
-            os._exit(code)  # the others may be waited for at exit, and will not come
+        code = _fail(error)
     interrupts.decide(code)
-    if code == interrupts.CODE and interrupts.speaks():
+    if code == interrupts.CODE:
         _say(interrupts.LINE)
+    if ranks.here().several:
+        os._exit(code)  # torch would wait for the others at exit, and they will not come
     interrupts.give_back(handlers)
     return code
+
+
+def _fail(error: BaseException) -> int:
+    """Report what ended the command, or let another rank do it. Returns the exit code."""
+    told, here = interrupts.came() or isinstance(error, KeyboardInterrupt), ranks.here()
+    if here.several:
+        interrupts.ignore()  # torchrun tells the others to end as soon as one has
+    cause = here.cause_of(error, told)
+    if cause is None:
+        _hush(sys.stderr)
+    elif here.rank > 0:
+        _speak_as(here.rank if cause is error else None)
+    if told and cause in (error, None):
+        return interrupts.CODE
+    return _tell(error if cause is None else cause, typed.verbose)
+
+
+_stderr = 2  # where a rank that is silent could speak
+_rank = ""  # begins the lines of a rank that reports its own error
+
+
+def _join_ranks() -> None:
+    """Be one of torchrun's ranks, if it has started us; all but rank 0 fall silent."""
+    global _stderr
+    if not ranks.are_several():
+        return
+    if os.environ["RANK"] != "0":
+        _stderr, void = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(void, 1)
+        os.dup2(void, 2)
+    ranks.join()
+    import torch.distributed.fsdp  # noqa: F401  # seconds, before any clock is started
+
+
+def _speak_as(rank: int | None) -> None:
+    global _rank
+    os.dup2(_stderr, 2)
+    _rank = "" if rank is None else f"rank {rank}: "
 
 
 def _run(arguments: list[str]) -> int:
@@ -65,11 +93,14 @@ def _run(arguments: list[str]) -> int:
     # OpenMP's threads spin while they wait; on a busy machine that makes a small run many times
     # slower. Only takes effect before torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if arguments[:1] and arguments[0] in ON_RANKS:
+        _join_ranks()
     from sewa_cli.cli.app import app
 
     code = app(arguments, prog_name="sewa", standalone_mode=False)
     if sys.stdout is not None:
         sys.stdout.flush()
+    ranks.leave()
     return code if isinstance(code, int) else 0
 
 
@@ -238,7 +269,7 @@ def _hush(stream: TextIO) -> None:
 
 def _say_error(fault: str) -> None:
     """One line, whatever the names in it are."""
-    _say(f"error: {shown(fault, LONGEST)}")
+    _say(f"error: {_rank}{shown(fault, LONGEST)}")
 
 
 def _say_traceback(error: BaseException) -> None:
@@ -247,24 +278,7 @@ def _say_traceback(error: BaseException) -> None:
         _say(f"  {shown(line)}")
 
 
-_lines: list[str] | None = None  # what is said, where it is not to be said yet
-
-
-@contextmanager
-def _collected(several: bool) -> Iterator[list[str]]:
-    """Of several ranks one speaks, and which is not known yet."""
-    global _lines
-    kept: list[str] = []
-    _lines = kept if several else None
-    try:
-        yield kept
-    finally:
-        _lines = None
-
-
 def _say(text: str) -> None:
-    if text and _lines is not None:
-        _lines.append(f"{text}\n")
-    elif text:
+    if text:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()

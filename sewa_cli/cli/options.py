@@ -12,11 +12,9 @@ import typer
 from typer.core import TyperCommand, TyperOption
 
 from sewa_cli import ranks
-from sewa_cli.cli import launching, together
 from sewa_cli.cli.console import Talk
-from sewa_cli.cli.guard import check_address_space, says_what_was_cut
 from sewa_cli.cli.main import stdout_for_data, typed
-from sewa_cli.cli.memory import keep_memory
+from sewa_cli.cli.memory import check_address_space, keep_memory
 from sewa_cli.cli.pictures import (
     check_apart,
     check_no_input,
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from sewa_cli.task import Task
 
 FORMATS: Final = tuple(FORMS)
+STDIN: Final = "-"
 STDOUT: Final = "-"
 WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema", "cache")
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
@@ -178,7 +177,6 @@ _RUN: Final = {
     "cache": Flag("--cache DIR", "Keep results here; after a kill, the same command goes on."),
     "cache_folder": Flag("DIR", "What --cache named.", None, ...),
     "clear": Flag("--clear", "Remove all that is in it.", None),
-    "ranks": Flag("--ranks N", "On so many processes, as under torchrun; each has its part.", None),
     "device": Flag("--device DEVICE", "cpu, cuda, cuda:1, mps.", shown="auto"),
     "seed": Flag("--seed N", "The same seed gives the same bytes.", shown="0"),
     "strict": Flag("--strict", "Exit with 5 if a baseline has a lower held-out loss."),
@@ -386,14 +384,11 @@ def add_command(
             check_address_space((768 if with_torch else 160) * MIB)
             if with_torch:
                 keep_memory()
-            if "ranks" in given and not launching.begin(given):
-                return
-            with says_what_was_cut(), stdout_for_data() as stdout:
+            if ranks.here().several and STDIN in (given.get("ckpts") or []):
+                raise ConfigError("-: paths on standard input reach one rank only; name them")
+            with stdout_for_data() as stdout:
                 request = Request(given, stdout)
                 function(request, **given)
-            if "ranks" in names:
-                together.leave()
-                ranks.leave()
 
         hints = {name: Annotated[FLAGS[name].type, _typer_info(name)] for name in names}
         defaults = {name: FLAGS[name].default for name in names}

@@ -1,4 +1,4 @@
-"""A command on several ranks of this host, and whether it has come to what one comes to."""
+"""Run a command on several ranks of this host, and compare its report with that of one rank."""
 
 from __future__ import annotations
 
@@ -13,14 +13,23 @@ import pytest
 from helpers.shells import environment
 from helpers.tiny import Ended
 
-SEWA = [sys.executable, "-m", "sewa_cli"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+
+
+def on_ranks(ranks: int, *arguments: object) -> list[str]:
+    """Return the command line that runs `sewa` on so many ranks of this host."""
+    start = [*TORCHRUN, "--nproc-per-node", str(ranks), "--no-python"]
+    return [*start, sys.executable, "-m", "sewa_cli", *map(str, arguments)]
 
 
 def sewa_on(ranks: int, *arguments: object, **more: str) -> Ended:
-    """A command on so many ranks of this host."""
-    command = [*SEWA, *map(str, arguments), "--ranks", str(ranks)]
+    """Run a command on so many ranks of this host; torchrun's exit code is 0 or 1."""
     ended = subprocess.run(
-        command, capture_output=True, text=True, env={**environment(), **more}, check=False
+        on_ranks(ranks, *arguments),
+        capture_output=True,
+        text=True,
+        env={**environment(), **more},
+        check=False,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 

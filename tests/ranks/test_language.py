@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.shells import environment
 from helpers.tiny import Sewa
-from helpers.together import alike, report_of, sewa_on
+from helpers.together import TORCHRUN, alike, report_of, sewa_on
 from helpers.trainers import (
     LANGUAGE,
     heldout_loss,
@@ -20,7 +19,7 @@ from helpers.trainers import (
     write_task,
 )
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.breadth
 SETTINGS = "task: ./task.py\nK: 3\nsolver: gumbel\ndevice: cpu\ngumbel: {iterations: 6}\n"
 
 
@@ -55,9 +54,8 @@ def test_a_checkpoint_that_two_processes_saved_with_fsdp_is_read_by_slices(
     write_task(tmp_path, LANGUAGE)
     Path("sewa.yaml").write_text(SETTINGS)
     script = Path(__file__).with_name("train_fsdp.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     trained = subprocess.run(
-        [*command, str(script), "task.py", "ckpts"],
+        [*TORCHRUN, "--nproc-per-node", "2", str(script), "task.py", "ckpts"],
         capture_output=True,
         text=True,
         env=environment(),

@@ -12,12 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from sewa_cli.config.yaml_file import MOST_BYTES, read_value
+import yaml
+
+from sewa_cli.config.yaml_file import read_value
 from sewa_cli.files import MIB, parse_json, read_bytes, real
 
 # what trainers leave beside a model and can be read without running anything: never *.bin
 RECORDS: Final = ("training_args.json", "trainer_state.json", "args.json", "README.md")
 _MOST = 16 * MIB
+_MOST_CARD = MIB // 4  # PyYAML takes a second for it
 _TRAINED: Final = {"train", "training", "trainset", "traindata"}
 _FRESH: Final = {
     *("val", "valid", "validation", "validate", "dev", "test", "eval", "evaluation", "heldout"),
@@ -55,17 +58,19 @@ def _says_train(path: Path) -> bool:
 def _named_in(places: Iterable[Path]) -> Iterator[tuple[Path, str]]:
     """Each text in a record that may be the name of training data, with the record."""
     for record in dict.fromkeys(place / name for place in places for name in RECORDS):
-        with suppress(OSError, ValueError):  # a courtesy: what cannot be read says nothing
+        with suppress(OSError, ValueError, yaml.YAMLError):  # only hints
             for text in _texts(_content(record), ()):
                 yield record, text
 
 
 def _content(record: Path) -> Any:
-    content = read_bytes(record, MOST_BYTES if record.suffix == ".md" else _MOST)
+    content = read_bytes(record, _MOST_CARD if record.suffix == ".md" else _MOST)
     if record.suffix == ".json":
         return parse_json(content)
     head = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8"), re.DOTALL)
-    return read_value(head[1]) if head else None
+    if head is None or any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head[1])):
+        return None  # a card is a stranger's, and a few aliases can stand for millions of values
+    return read_value(head[1])
 
 
 def _texts(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
