@@ -1,6 +1,6 @@
 """The README's table: `python benchmarks/demo_seeds.py [SEEDS]`, the demo over several seeds.
 
-Held-out loss (and accuracy) of the default beside SeWA's mask of ten and simple averages, in
+Held-out loss (and accuracy) of the default beside SeWA's mask of ten and baselines, in
 Markdown; a `*` marks the lowest loss of a row, whoever's it is. One seed trains one run.
 """
 
@@ -22,7 +22,7 @@ from sewa_cli.task import load_task
 NAMES = {
     "default": "the default",
     "mask": "SeWA's mask, K=10",
-    "simple": "best simple by selection rows",
+    "baseline": "best baseline by selection rows",
     "last": "last",
     "uniform": "mean of all 100",
 }
@@ -55,8 +55,8 @@ def main(seeds: int) -> None:
             flags = {"K": 10, "seed": seed, "checkpoints": (folder / "ckpts",)}
             config = load_settings(folder / "sewa.yaml", flags)
             mask = run_select(config, load_task(str(folder / "task.py"), {}), write=False).report
-        simple = next(iter(report.references.values()))
-        scores = {"default": report.average, "mask": mask.average, "simple": simple}
+        baseline = next(iter(report.references.values()))
+        scores = {"default": report.average, "mask": mask.average, "baseline": baseline}
         scores |= report.references
         table.append([numbers(scores[name]) for name in NAMES])
         print(row(str(seed), table[-1]), flush=True)

@@ -1,21 +1,24 @@
-"""The demo: real digits, a real run, and a claim that is checked on five seeds."""
+"""The demo: real digits, a real run, and a claim that is checked on three seeds."""
 
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from helpers.once import Demo
 from helpers.tiny import Sewa
+from safetensors.torch import load_file
 
 from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
 
 
 def test_the_learned_average_beats_the_last_checkpoint_on_held_out_digits(tmp_path: Path) -> None:
-    """In the mean: on one processor a seed is another run than on the next, and may end well."""
+    """The learned average beats the last checkpoint on each seed, in the mean by a half."""
     ahead = []
-    for seed in range(5):
+    for seed in range(1, 4):
         report = run_demo(tmp_path / f"demo {seed}", seed, Events()).report
         assert report.k == 100
         assert report.config["solver"] == "aggregate"
@@ -27,8 +30,14 @@ def test_the_learned_average_beats_the_last_checkpoint_on_held_out_digits(tmp_pa
         assert last is not None
         assert report.average.heldout_loss is not None
         ahead.append(last / report.average.heldout_loss)
-    assert sum(ahead) / len(ahead) > 1.2
-    assert sum(one > 1 for one in ahead) >= 4
+    assert sum(ahead) / len(ahead) > 1.5
+    assert min(ahead) > 1.2
+
+
+def test_the_demo_trains_to_the_same_checkpoints_on_every_processor(demo: Demo) -> None:
+    newest = load_file(demo.folder / "ckpts" / "step-3000.safetensors")
+    found = sha256(b"".join(newest[name].numpy().tobytes() for name in sorted(newest)))
+    assert found.hexdigest()[:16] == "f7734c1eb9a66122"
 
 
 def test_the_demo_leaves_a_folder_that_the_next_commands_work_in(
