@@ -1,11 +1,11 @@
 """The two products with W, from memory and from files: `python benchmarks/products.py`.
 
 In plain reads of W by as many threads (`limit`): mixing and pulling back by tiles, with M samples.
-Beside it, what one call of torch's BLAS over 50 rows takes, which splits the work itself, and what
-the tiles take with NumPy's BLAS. From files, all in the page cache: in raw reads of the mapped
-bytes; `rows` copies whole rows and multiplies them, as is done for files that cannot be mapped.
+Next to it, what one call of torch's BLAS over 50 rows takes, which splits the work itself. From
+files, all in the page cache: in raw reads of the mapped bytes; `rows` copies whole rows and
+multiplies them, as is done for files that cannot be mapped.
 
-Then averages of 16-bit numbers, with torch at hand and without; mixing from files that are not in
+Then averages of 16-bit numbers; mixing from files that are not in
 the page cache, beside a plain read of each, one after the other.
 With `--before CHECKOUT`, an older version of sewa takes turns with `sewa select`, W streamed from
 the files: whole commands.
@@ -22,9 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from math import inf
 from pathlib import Path
@@ -38,13 +37,12 @@ from torch import Tensor, nn
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.events import Events
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.output import halves
 from sewa_cli.output.mean import Room, in_order, pieces, weighted_mean
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.session.session import open_session
 from sewa_cli.task import make_task
-from sewa_cli.trajectory import Layout, Trajectory, products
+from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory.deltas import Deltas
 from sewa_cli.trajectory.dense import Dense
 from sewa_cli.trajectory.streamed import Streamed
@@ -55,16 +53,6 @@ FILES = (60, 2 * 10**6)
 COMMAND = (200, 10**6)
 ROWS = 50
 Contestants = dict[str, Callable[[], object]]
-
-
-@contextmanager
-def numpy_blas() -> Iterator[None]:
-    kept = products.prefers_numpy
-    products.prefers_numpy = lambda: True  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        products.prefers_numpy = kept
 
 
 def both(W: Trajectory, M: int) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -90,14 +78,6 @@ def by_one_call(W: Tensor, M: int) -> tuple[Callable[[], object], Callable[[], o
     return mix, pull_back
 
 
-def with_numpy(work: Callable[[], object]) -> Callable[[], object]:
-    def run() -> None:
-        with numpy_blas():
-            work()
-
-    return run
-
-
 def read_by_threads(parts: list[np.ndarray[tuple[int, ...], np.dtype[np.uint64]]]) -> None:
     """Every byte once, into registers."""
     threads = torch.get_num_threads()
@@ -116,14 +96,11 @@ def in_memory(rounds: int) -> list[dict[str, object]]:
             ways = {"tiles": both(held, M), "one call": by_one_call(held.W, M)}
             for name, (mix, pull) in ways.items():
                 contestants[f"{name} mix {M}"], contestants[f"{name} pull {M}"] = mix, pull
-            mix, pull = ways["tiles"]
-            contestants[f"numpy mix {M}"] = with_numpy(mix)
-            contestants[f"numpy pull {M}"] = with_numpy(pull)
         best = race(contestants, rounds)
         for M in SAMPLES:
             row: dict[str, object] = {"k": k, "P": f"{P:.0e}", "M": M}
             row["GB/s of the limit"] = 4 * k * P / best["limit"] / 1e9
-            for name in ("tiles", "one call", "numpy"):
+            for name in ("tiles", "one call"):
                 for what in ("mix", "pull"):
                     row[f"{name}: {what}"] = best[f"{name} {what} {M}"] / best["limit"]
             pair, alone = (
@@ -236,10 +213,7 @@ def from_disk(rounds: int, folder: Path) -> list[dict[str, object]]:
 
 
 def averages(rounds: int) -> list[dict[str, object]]:
-    """The mean of 20 arrays of 10⁷ numbers of 16 bits; float16 with torch hidden and not.
-
-    And as it was before there was `halves`: each number converted by NumPy.
-    """
+    """Time the mean of 20 arrays of 10⁷ numbers of 16 bits."""
     base = torch.randn(10**7) * 0.05
     weights = [1 / 20] * 20
 
@@ -256,42 +230,11 @@ def averages(rounds: int) -> list[dict[str, object]]:
     def one(piece: Sequence[Array], room: Room) -> Array:
         return weighted_mean(piece, weights, None, room)
 
-    def by_numpy(work: Callable[[], object]) -> Callable[[], object]:
-        def run() -> None:
-            hidden = sys.modules.pop("torch")
-            try:
-                work()
-            finally:
-                sys.modules["torch"] = hidden
-
-        return run
-
-    def as_before() -> None:
-        ours = halves.by_bits, halves._by_torch
-        halves.by_bits, halves._by_torch = lambda: False, _converted
-        try:
-            half()
-        finally:
-            halves.by_bits, halves._by_torch = ours
-
-    half = mean_of(torch.float16)
-    best = race(
-        {
-            "bfloat16": mean_of(torch.bfloat16),
-            "float16": half,
-            "float16, no torch": by_numpy(half),
-            "float16 by NumPy, as before": as_before,
-        },
-        rounds,
-    )
+    best = race({"bfloat16": mean_of(torch.bfloat16), "float16": mean_of(torch.float16)}, rounds)
     return [
         {"mean of 20": name, "ms": 1e3 * seconds, "/ bfloat16": seconds / best["bfloat16"]}
         for name, seconds in best.items()
     ]
-
-
-def _converted(source: Array, target: Array) -> None:
-    target[...] = source
 
 
 TASK = """

@@ -24,12 +24,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sewa_cli.dtypes import Array
-from sewa_cli.output import halves
 
 T = TypeVar("T")
 BLOCK = 2**19  # elements: a sum and a scratch of them stay in a cache; fewer make more calls
 PIECE = 2**19  # elements that a thread makes at a time: handing over costs a tenth of a millisecond
-LARGE = 2.0**14  # a coefficient that no float32 would hold 2¹¹² times
 AHEAD = 2  # pieces begun for each thread before the first of them is asked for
 MOST_THREADS = 16  # more than keep a machine's memory busy
 
@@ -78,7 +76,7 @@ def weighted_mean(
             total = out if out.dtype == wide else room.array("total", out.size, wide)
             _sum_up([part[at] for part in parts], coefficients, total, scratch)
             if total is not out:
-                _round(total, out, scratch)
+                _round(total, out)
             if not _is_finite(out, scratch):
                 fits = total is not out and _is_finite(total, scratch)
                 what, where = ("mean", result.dtype) if fits else ("sum", wide)
@@ -91,36 +89,26 @@ def _sum_up(
 ) -> None:
     """Σ c_i x_i into `total`, in the order of the parts."""
     number, wide = total.dtype.type, total.dtype  # of float32 inputs NumPy makes a float32 product
-    widened: Callable[[Array, Array], Array] = _widened
-    scale = number(1)
-    is_half = parts[0].dtype == np.float16 and wide == np.float32
-    if is_half and halves.by_bits() and max(map(abs, coefficients)) < LARGE:
-        widened, scale = halves.shrunk, halves.SHRUNK_BY
     if len(set(coefficients)) == 1:
-        _add_up(parts, total, scratch, widened)
-        np.divide(total, number(1 / coefficients[0]) / scale, out=total)
+        _add_up(parts, total, scratch)
+        np.divide(total, number(1 / coefficients[0]), out=total)
         return
-    np.multiply(widened(parts[0], scratch), scale * number(coefficients[0]), out=total, dtype=wide)
+    np.multiply(_widened(parts[0], scratch), number(coefficients[0]), out=total, dtype=wide)
     for part, c in zip(parts[1:], coefficients[1:], strict=True):
-        np.multiply(widened(part, scratch), scale * number(c), out=scratch, dtype=wide)
+        np.multiply(_widened(part, scratch), number(c), out=scratch, dtype=wide)
         np.add(total, scratch, out=total)
 
 
-def _add_up(
-    parts: Sequence[Array],
-    total: Array,
-    scratch: Array,
-    widened: Callable[[Array, Array], Array],
-) -> None:
+def _add_up(parts: Sequence[Array], total: Array, scratch: Array) -> None:
     """Σ x_i into `total`, in the order of the parts."""
     if len(parts) == 1 or parts[0].dtype != total.dtype:
-        total[...] = widened(parts[0], scratch)
+        total[...] = _widened(parts[0], scratch)
         rest = parts[1:]
     else:  # one pass less over `total`
         np.add(parts[0], parts[1], out=total)
         rest = parts[2:]
     for part in rest:
-        np.add(total, widened(part, scratch), out=total)
+        np.add(total, _widened(part, scratch), out=total)
 
 
 def _widened(part: Array, scratch: Array) -> Array:
@@ -131,10 +119,7 @@ def _widened(part: Array, scratch: Array) -> Array:
         return np.take(
             _values_of(part.dtype, scratch.dtype), part.view(np.uint8), out=scratch, mode="clip"
         )
-    if part.dtype == np.float16 and scratch.dtype == np.float32:
-        halves.widen(part, scratch)
-    else:
-        scratch[...] = part
+    scratch[...] = part
     return scratch
 
 
@@ -144,20 +129,14 @@ def _values_of(dtype: np.dtype[Any], wide: np.dtype[Any]) -> Array:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32).astype(wide)
 
 
-def _round(total: Array, out: Array, scratch: Array) -> None:
+def _round(total: Array, out: Array) -> None:
     """To the nearest, ties to even; from float64 to 16 bits by way of float32, as torch does it."""
     narrow = out.dtype.itemsize < 4 and total.dtype == np.float64
-    total = total.astype(np.float32) if narrow else total
-    if out.dtype == np.float16 and total.dtype == np.float32:
-        halves.narrow(total, out, scratch.view(np.float32)[: total.size])
-    else:
-        out[...] = total
+    out[...] = total.astype(np.float32) if narrow else total
 
 
 def _is_finite(x: Array, scratch: Array) -> bool:
     """NaN is both the least and the greatest of any numbers."""
-    if x.dtype == np.float16:
-        return not halves.has_inf_or_nan(x)
     wide = _widened(x, scratch)
     return x.size == 0 or (isfinite(wide.min()) and isfinite(wide.max()))
 

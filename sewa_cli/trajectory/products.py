@@ -9,24 +9,16 @@ are made in one order, so the bytes are the same however many threads there are.
 the whole matrix with threads of its own is slower besides: on an Intel Xeon, k = 100, P = 2·10⁶, in
 plain reads of W: mixing 1.7 and pulling back 1.6 with M = 1 (tiles: 0.9, 0.9), 1.9 and 4.6 with
 M = 4 (tiles: 1.1, 1.7).
-
-Which BLAS multiplies a tile depends on the processor and on M, never on a stopwatch. PyTorch brings
-MKL, which is fast on Intel's own processors. On an AMD EPYC, in plain reads of W: mixing with
-M = 1, 4 takes 0.7 and 3.0 with MKL, 0.6 and 1.1 with NumPy's OpenBLAS; pulling back with M = 1, 2,
-4, 8 takes 0.9, 1.3, 2.4, 2.9 with MKL and 0.7, 2.1, 2.3, 2.3 with OpenBLAS.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext, suppress
-from functools import cache, cached_property
-from pathlib import Path
-from threading import Lock, local
-from typing import Any
+from contextlib import contextmanager
+from functools import cache
+from threading import local
 
 import numpy as np
 import torch
@@ -47,13 +39,16 @@ _own = local()
 
 def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
     """a [M, k] float32 → out [M, P]; so many numbers in a tile."""
-    multiply_add = _mix_by_numpy if prefers_numpy() else _mix_by_torch
     tiles = _tiles(a.shape[1], out.shape[1], numbers)
 
     def work(columns: slice, scratch: Tensor) -> None:
         part = out[:, columns]
         for some in _steps(a.shape[1], max(1, numbers // (columns.stop - columns.start))):
-            multiply_add(a[:, some], tile(some, columns, scratch), part, some.start > 0)
+            W = tile(some, columns, scratch)
+            if some.start > 0:
+                part.addmm_(a[:, some], W)
+            else:
+                torch.mm(a[:, some], W, out=part)
 
     _over(tiles, work, a.shape[1])
 
@@ -61,44 +56,17 @@ def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
 def pull_back(tile: Tile, numbers: int, G: Tensor, k: int) -> Tensor:
     """G [M, Q] float32 → [M, k]; so many numbers in a tile."""
     M, Q = G.shape
-    # two or three samples are too few for OpenBLAS's matrix kernel, and too many for its vector one
-    multiply = _pull_by_numpy if prefers_numpy() and M not in (2, 3) else _pull_by_torch
     tiles = _tiles(k, Q, numbers)
     sums = torch.empty(len(tiles), M, k, dtype=torch.float32)
 
     def work(columns: slice, scratch: Tensor) -> None:
         part, total = G[:, columns], sums[columns.start // tiles[0].stop]
         for some in _steps(k, max(1, numbers // (columns.stop - columns.start))):
-            multiply(part, tile(some, columns, scratch), total[:, some])
+            torch.mm(part, tile(some, columns, scratch).T, out=total[:, some])
 
     _over(tiles, work, k)
     # thousands of tiles: their sum is not to lose digits; NumPy's has one order
     return torch.from_numpy(sums.numpy().sum(0, dtype=np.float64).astype(np.float32))
-
-
-def _mix_by_torch(a: Tensor, W: Tensor, out: Tensor, more: bool) -> None:
-    if more:
-        out.addmm_(a, W)
-    else:
-        torch.mm(a, W, out=out)
-
-
-def _mix_by_numpy(a: Tensor, W: Tensor, out: Tensor, more: bool) -> None:
-    if more:
-        out.numpy()[...] += a.numpy() @ W.numpy()
-    else:
-        np.matmul(a.numpy(), W.numpy(), out=out.numpy())
-
-
-def _pull_by_torch(G: Tensor, W: Tensor, out: Tensor) -> None:
-    torch.mm(G, W.T, out=out)
-
-
-def _pull_by_numpy(G: Tensor, W: Tensor, out: Tensor) -> None:
-    if len(G) == 1:
-        out.numpy()[0] = W.numpy() @ G.numpy()[0]
-    else:
-        out.numpy()[...] = G.numpy() @ W.numpy().T
 
 
 def _steps(size: int, step: int) -> list[slice]:
@@ -133,7 +101,7 @@ def _over(tiles: list[slice], work: Callable[[slice, Tensor], None], k: int) -> 
             raise
 
     others = 0 if k * tiles[-1].stop < ALONE else min(threads, len(tiles)) - 1
-    with _one_thread_each():
+    with _threads_kept():
         begun = [_pool(threads).submit(take) for _ in range(others)]
         try:
             take()  # while the others wake up
@@ -160,61 +128,14 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """No BLAS has threads of its own for a tile. Torch's number of them is told anew afterwards:
+def _threads_kept() -> Iterator[None]:
+    """Tell torch its number of threads again afterwards, which tiles set to one.
 
-    it is each thread's own, but threads that begin later take the one that was told last.
+    It is each thread's own, but threads that begin later take the one that was told last.
     """
     threads = torch.get_num_threads()
     try:
-        with _numpy_blas.held() if prefers_numpy() else nullcontext():
-            yield
+        yield
     finally:
         if threads > 1:
             torch.set_num_threads(threads)
-
-
-class _NumpyBlas:
-    """NumPy's number of threads is the process's: the first holds it down, the last lets go."""
-
-    def __init__(self) -> None:
-        self._lock, self._holders = Lock(), 0
-        self._limit: Any = None
-
-    @cached_property
-    def _controller(self) -> Any:
-        """Looked for once: going through all libraries of the process takes a millisecond."""
-        from threadpoolctl import ThreadpoolController
-
-        return ThreadpoolController().select(user_api="blas")
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self._lock:
-            if self._holders == 0:
-                self._limit = self._controller.limit(limits=1)
-            self._holders += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._holders -= 1
-                if self._holders == 0:
-                    self._limit.restore_original_limits()
-
-
-_numpy_blas = _NumpyBlas()
-
-
-@cache
-def prefers_numpy() -> bool:
-    """Whether NumPy's BLAS is the faster one here."""
-    has_mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return has_mkl and "GenuineIntel" not in _processor()
-
-
-def _processor() -> str:
-    """With its maker's name, as the system tells it; «GenuineIntel» where it does not."""
-    with suppress(OSError):
-        return Path("/proc/cpuinfo").read_text()[:10_000]
-    return platform.processor() or "GenuineIntel"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -169,23 +168,6 @@ def test_any_float16_numbers_are_summed_to_the_bits_of_torch(
     expected = raw(naive_mean(drawn, weights, torch.float32))
     arrays, wide = [tensor.numpy() for tensor in drawn], np.dtype(np.float32)
     assert weighted_mean(arrays, weights, wide).tobytes() == expected
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "torch")  # by their bits
-        assert weighted_mean(arrays, weights, wide).tobytes() == expected
-
-
-@given(seed=st.integers(0, 10**6), size=st.integers(1, 9))
-def test_torch_and_numpy_convert_float16_to_the_same_bits_both_ways(seed: int, size: int) -> None:
-    rng = np.random.default_rng(seed)
-    sources = [rng.standard_normal(size).astype(np.float16) for _ in range(3)]
-    for source in sources:
-        source.setflags(write=False)  # as from a mapped file
-    weights = [0.2, 0.3, 0.5]
-    by_torch = weighted_mean(sources, weights)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "torch")
-        by_numpy = weighted_mean(sources, weights)
-    assert by_torch.tobytes() == by_numpy.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (3, 4), ()])

@@ -1,4 +1,4 @@
-"""Products by tiles: what the naive product gives, whatever the BLAS, the threads and the files."""
+"""Products by tiles: what the naive product gives, whatever the threads and the files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from helpers.problems import dense
 from helpers.tiny import Sewa
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
-from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from sewa_cli.config import load_config
@@ -51,12 +50,7 @@ def naive(W: Tensor, a: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("by_numpy", [False, True])
-def test_tiles_of_every_shape_give_the_naive_product_with_either_blas(
-    monkeypatch: pytest.MonkeyPatch, by_numpy: bool
-) -> None:
-    monkeypatch.setattr(products, "prefers_numpy", lambda: by_numpy)
-
+def test_tiles_of_every_shape_give_the_naive_product() -> None:
     @settings(max_examples=30)
     @given(st.integers(1, 120), st.integers(1, 60), st.integers(1, 5), st.integers(0, 10**6))
     def check(k: int, P: int, M: int, seed: int) -> None:
@@ -71,12 +65,8 @@ def test_tiles_of_every_shape_give_the_naive_product_with_either_blas(
     check()
 
 
-@pytest.mark.parametrize("by_numpy", [False, True])
 @pytest.mark.parametrize("kind", [Dense, Deltas])
-def test_the_bytes_are_the_same_with_one_two_and_four_threads(
-    monkeypatch: pytest.MonkeyPatch, by_numpy: bool, kind: type[Trajectory]
-) -> None:
-    monkeypatch.setattr(products, "prefers_numpy", lambda: by_numpy)
+def test_the_bytes_are_the_same_with_one_two_and_four_threads(kind: type[Trajectory]) -> None:
     torch.manual_seed(0)
     P = 5 * products.COLUMNS + 123
     W, a, G = torch.randn(70, P), torch.rand(3, 70), torch.randn(3, P)
@@ -92,19 +82,6 @@ def test_the_bytes_are_the_same_with_one_two_and_four_threads(
     for mixed, pulled in found[1:]:
         assert torch.equal(mixed, found[0][0])
         assert torch.equal(pulled, found[0][1])
-
-
-def test_the_blas_goes_by_the_processors_maker_and_by_nothing_that_is_timed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = {}
-    for maker in ("GenuineIntel", "AuthenticAMD"):
-        monkeypatch.setattr(products, "_processor", lambda maker=maker: f"vendor_id : {maker}")
-        products.prefers_numpy.cache_clear()
-        found[maker] = products.prefers_numpy()
-    products.prefers_numpy.cache_clear()
-    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    assert found == {"GenuineIntel": False, "AuthenticAMD": has_mkl}
 
 
 def test_what_a_thread_raises_is_raised() -> None:
@@ -229,22 +206,6 @@ def test_after_an_interrupt_no_more_tiles_are_begun_than_are_in_hand() -> None:
     with pytest.raises(KeyboardInterrupt):
         products.mix(tile, 64, torch.ones(1, 2), torch.empty(1, 8 * 500))
     assert len(begun) <= 6
-
-
-def test_numpys_threads_are_as_before_whoever_held_them_down_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(products, "prefers_numpy", lambda: True)
-    held = dense(torch.randn(5, 300))
-
-    def threads_of_blas() -> list[int]:
-        return [lib["num_threads"] for lib in threadpool_info() if lib["user_api"] == "blas"]
-
-    with threadpool_limits(2, "blas"):
-        before = threads_of_blas()
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: held.mix(torch.rand(2, 5)), range(40)))
-        assert threads_of_blas() == before
 
 
 def test_a_task_that_changes_the_default_dtype_changes_no_product() -> None:
