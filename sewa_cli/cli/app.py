@@ -102,7 +102,7 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 @command(
     f"ckpts task K metric output force config sets dry_run {SPAN} state_key effort workers sparse "
-    "solver guard fallback report output_dtype shard_size plot html log paths_format json print0 "
+    "incumbent solver guard fallback report output_dtype shard_size plot html log paths_format json print0 "
     f"memory cache device seed strict {TALK}",
     AVERAGE,
     "sewa select ckpts/ --task task.py",

@@ -138,6 +138,12 @@ _HOW: Final = {
         "objective.budget",
         shown="500",
     ),
+    "incumbent": Flag(
+        "--incumbent NAME",
+        "The average to beat by the metric, from `sewa methods`.",
+        "objective.incumbent",
+        shown="the choice by the loss",
+    ),
     "workers": Flag(
         "--workers N", "Processes that evaluate the metric.", "objective.workers", shown="1"
     ),

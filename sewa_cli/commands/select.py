@@ -201,9 +201,9 @@ def _by_metric(run: Run) -> _Found:
         with session.clock("learn"):
             choice = run.solver.choose(metric.problem(), session.config.K)
         with session.clock("evaluate"):
+            choice, contest = judge(metric, choice)
             with seeded(session.config.seed):
                 average, scored = _finish(run, choice.coefficients, choice.name)
-            contest = judge(metric, choice)
     finally:
         metric.close()
     history = [finite(metric.score(loss)) for loss in choice.history]

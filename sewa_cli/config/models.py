@@ -97,6 +97,11 @@ class ObjectiveConfig(Settings):
         "where the name does not tell; null: the loss",
     )
     goal: Goal | None = Field(None, description="null: by the metric's name, or else max")
+    incumbent: str | None = Field(
+        None,
+        description="a method to be beaten, of those that look at no loss; null: the choice by the "
+        "loss, else the better of last and the best baseline",
+    )
     budget: Effort = Field(500, description="evaluations of a part to choose by, or a time, 10m")
     workers: Count = Field(1, description="processes that evaluate parts")
     part_timeout: Duration | None = Field(

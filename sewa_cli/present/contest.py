@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sewa_cli.direction import loss_of
+from sewa_cli.direction import comparative, loss_of
 from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside
 from sewa_cli.text import few, number, with_K
 
@@ -87,6 +87,11 @@ def _range(interval: Interval | None) -> str:
 def verdict(found: Contest) -> str:
     """Who was taken, and why."""
     written = next(iter(found.scores))
+    if found.overruled is not None:
+        return (
+            f"`{written}` was taken: it is significantly better than `{found.overruled}`, "
+            "which the contest chose"
+        )
     if found.leader == found.incumbent:
         return _no_leader(found, written)
     if not any(entry.ahead is not None for entry in found.entries if _leads(entry, found)):
@@ -101,6 +106,12 @@ def verdict(found: Contest) -> str:
         return (
             f"`{written}` was taken: shown to be better than `{found.incumbent}` by {parts} that "
             f"had no say in its lead (e-value {found.evidence:.3g}, {ASKED} is asked for)"
+        )
+    if found.leader == written:
+        return (
+            f"`{written}` was taken, the best baseline: better than `{found.incumbent}` on the "
+            f"parts that both met, but not significantly (e-value {found.evidence:.3g}, {ASKED} is "
+            "asked for)"
         )
     if found.evidence == 1:  # it has met nobody there, or does the very same
         return (
@@ -142,7 +153,7 @@ def _no_leader(found: Contest, written: str) -> str:
     met = _met(found)
     if met == 0 and (found.asked or 0) <= 1:
         return _nothing_told(written)
-    who = f"`{written}` was taken, which was there without {found.metric}"
+    who = f"`{written}` was taken"
     if met == 0:
         return f"{who}: a search among {found.asked:,} averages has led to no other"
     if met == 1:
@@ -165,12 +176,14 @@ def heldout(found: Contest) -> str:
     said = f"held-out {found.metric} of `{written}` {number(scores.heldout)}"
     if scores.interval:
         said += f" (95 %: {_range(scores.interval)})"
-    return f"{said}{_against(found.gained) if found.gained else ''}"
+    return said + "".join(map(_against, filter(None, (found.over_last, found.gained))))
 
 
 def _against(gained: MetricGain) -> str:
     low, high = (gained.interval.low, gained.interval.high) if gained.interval else (None, None)
     by, way = abs(gained.by), "better" if gained.by >= 0 else "worse"
+    if low == high == 0 or (by == 0 and low is None):
+        return f", equal to that of `{gained.over}`"
     if low is None or high is None:
         return f", {number(by)} {way} than `{gained.over}`; too few parts to rule out luck"
     sure = f"{number(gained.by)} (95 %: {number(low, 4)} .. {number(high, 4)})"
@@ -236,11 +249,16 @@ def effort(found: Contest) -> str:
     """What was asked."""
     spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
     of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
-    said = f"{spent}{of} to choose by, over {found.parts:,} part{'' if found.parts == 1 else 's'}"
+    said = (
+        f"{spent}{of} to choose by {found.metric} ({comparative(found.goal)} is better), over "
+        f"{found.parts:,} part{'' if found.parts == 1 else 's'}"
+    )
     if found.heldout_evaluations:
         said += f"; {found.heldout_evaluations:,} held out"
     if found.failures:
         said += f"; {len(found.failures)} failed"
+    if found.unspent:
+        said += f"; the rest is unspent: {found.unspent}"
     return f"{said}; interrupted" if found.interrupted else said
 
 

@@ -18,7 +18,12 @@ class Entry(Part):
 
     name: str
     K: int | None
-    size: int = Field(description="checkpoints with a weight other than zero")
+    size: int = Field(description="checkpoints with a coefficient other than zero")
+    selected: list[int] = Field([], description="these checkpoints, as indices of `candidates`")
+    selected_steps: list[int | None] | None = Field(None, description="their steps")
+    coefficients: list[float] = Field(
+        [], description="their coefficients: `sewa average --weights`"
+    )
     parts: int
     score: float | None = Field(description="mean over those parts; null: one has failed")
     error: float | None = Field(description="standard error of that mean; null: too few parts")
@@ -59,9 +64,7 @@ class MetricScores(Part):
 class MetricGain(Part):
     """What was written beside another average, on the same held-out parts."""
 
-    over: str = Field(
-        description="the incumbent; where that was written, who led, or the best simple average"
-    )
+    over: str = Field(description="that average")
     by: float = Field(description="how much better than that average; negative: worse")
     interval: Interval | None = Field(description="95 %, paired by part; null: too few parts")
     more: int | None = Field(
@@ -90,9 +93,14 @@ class Contest(Part):
         "worse than all there are; null: there was none",
     )
     incumbent: str = Field(
-        description="what is taken unless another is shown to be better: the choice by the loss, "
-        "or a simple average where there is no loss"
+        description="what another had to be shown to be better than: the choice by the loss, the "
+        "one named by --incumbent, or the better of `last` and the best baseline"
     )
+    overruled: str | None = Field(
+        None,
+        description="the contest's choice; `last` was written, as it is significantly better",
+    )
+    unspent: str | None = Field(None, description="why evaluations of the budget are left")
     leader: str = Field(description="the best on the parts to choose by")
     asked: int | None = Field(None, description="averages that were asked on any part")
     met: int | None = Field(
@@ -111,7 +119,13 @@ class Contest(Part):
     dueled: int | None = Field(None, description="such parts that both have met")
     entries: list[Entry] = Field(description="best first; of many masks, the best")
     scores: dict[str, MetricScores] = Field(description="the one that was written is the first")
-    gained: MetricGain | None = None
+    gained: MetricGain | None = Field(
+        None,
+        description="over the incumbent; where that was written, over who led or the best baseline",
+    )
+    over_last: MetricGain | None = Field(
+        None, description="over the last checkpoint; null: that was written, or `gained` says it"
+    )
 
     @property
     def heldout_used(self) -> int:

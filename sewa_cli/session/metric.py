@@ -17,8 +17,9 @@ from sewa_cli.config import Config
 from sewa_cli.direction import score_of
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
-from sewa_cli.methods import Coefficients
-from sewa_cli.methods.family import Name, family
+from sewa_cli.methods import Coefficients, parse_one
+from sewa_cli.methods import Run as Methods
+from sewa_cli.methods.family import Name
 from sewa_cli.objective.board import (
     TOLD,
     Answer,
@@ -34,7 +35,7 @@ from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.jobs import Examiner, Failure, Job, Kind, Places, Recipe, parts_of, told
 from sewa_cli.session.session import Run
 from sewa_cli.session.workers import InProcess, Workers
-from sewa_cli.settings import seconds_of
+from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.solvers.contest import FEWEST as CAN_TELL
 from sewa_cli.task.scoring import METRICS, Score
@@ -122,10 +123,6 @@ class Metric:
         self._pool.close()
 
     @property
-    def simple(self) -> dict[Name, Coefficients]:
-        return family(self.run.trajectory.k)
-
-    @property
     def heldout_parts(self) -> int | None:
         found = self.places.get("heldout")
         return None if found is None else len(found.at)
@@ -135,8 +132,25 @@ class Metric:
         problem, self.board = self.run.problem(), self._open_board()
         if self.board.seconds is not None:
             self._pool.warm()
-        by_loss = partial(self._by_loss, problem) if self.run.session.task.has_loss else None
-        return replace(problem, board=self.board, by_loss=by_loss)
+        return replace(
+            problem,
+            steps=[checkpoint.step for checkpoint in self.run.used],
+            board=self.board,
+            incumbent=self._incumbent(),
+            by_loss=partial(self._by_loss, problem) if self.run.session.task.has_loss else None,
+        )
+
+    def _incumbent(self) -> tuple[Name, Coefficients] | None:
+        """The baseline that the user names."""
+        config, k = self.run.session.config, self.run.trajectory.k
+        if (named := config.objective.incumbent) is None:
+            return None
+        call, K = parse_one(named, "incumbent"), None
+        if call.method.needs_loss or call.method.needs_metric:
+            raise ConfigError(f"incumbent: {named} looks at a loss; name a method such as last")
+        if call.method.has_budget:
+            K = min(USUAL, k) if config.K == AUTO else config.K
+        return (call.label, K), call(Methods.at([c.step for c in self.run.used], config.seed), K)[0]
 
     def _by_loss(self, problem: Problem, K: int) -> Choice:
         """By batches that are not kept aside as held-out parts."""

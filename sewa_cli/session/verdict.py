@@ -18,7 +18,7 @@ from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores
 from sewa_cli.report.shared import Interval
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice
-from sewa_cli.solvers.contest import Entrant, Outcome
+from sewa_cli.solvers.contest import Outcome
 from sewa_cli.task.scoring import Score
 from sewa_cli.text import finite
 
@@ -68,31 +68,40 @@ def meet(losses: Tensor) -> Met:
     return Met(some.where(known, worst), known, kept, worst)
 
 
-def judge(metric: Metric, choice: Choice) -> Contest:
-    """The one that is written, those it had to beat, and who led, held out."""
+def judge(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
+    """Score the choice, those it had to beat, and who led, on held-out parts.
+
+    The choice is the last checkpoint where any parts show that to be better.
+    """
     outcome, config, board = choice.outcome, metric.run.session.config, metric.board
     assert outcome is not None
-    taken = outcome.leader
-    if outcome.leader.average != tuple(choice.coefficients):
-        taken = outcome.incumbent
-    k = metric.run.trajectory.k
-    shown = {
-        entrant.label: entrant.average for entrant in (taken, outcome.incumbent, outcome.leader)
-    }
-    simple = _best_simple(metric, outcome)
-    if simple is not None:
-        shown.setdefault(simple.label, simple.average)
+    taken, k = outcome.taken, metric.run.trajectory.k
+    others = (outcome.incumbent, outcome.leader, outcome.baseline)
+    shown = {entrant.label: entrant.average for entrant in (taken, *others) if entrant is not None}
     for name, some in (("last", [k - 1]), ("uniform", range(k))):
         if (average := tuple(mean_of(some, k))) not in shown.values():
             shown[name] = average
-    scored = _scored(metric, [*shown.values()])
+    names, averages = [*shown], [*shown.values()]
+    last = averages.index(tuple(mean_of([k - 1], k)))
+    scored = _scored(metric, averages)
     met = meet(torch.stack([metric.heldout_losses(found) for found in scored])) if scored else None
-    scores = dict(zip(shown, _scores(metric, [*shown.values()], scored, met), strict=True))
-    gained, over = None, _rival(outcome, taken, simple)
-    if met is not None and over is not None:
-        names = [*shown]
-        gained = _gain(metric, met, over.label, names.index(over.label), names.index(taken.label))
-    return Contest(
+    scores = dict(zip(shown, _scores(metric, averages, scored, met), strict=True))
+
+    def gain(over: str, own: str) -> MetricGain | None:
+        if met is None or over == own:
+            return None
+        return _gain(metric, met, over, names.index(over), names.index(own))
+
+    over_last, overruled = gain(names[last], taken.label), None
+    if _is_worse(over_last) or _is_worse(_searched(metric, taken.average, averages[last])):
+        overruled, over_last = taken.label, None
+        scores = {names[last]: scores[names[last]], **scores}
+        choice = Choice([*averages[last]], names[last], outcome=outcome, history=choice.history)
+    over = _rival(outcome) if overruled is None else overruled
+    gained = None if over is None else gain(over, next(iter(scores)))
+    if gained is not None and gained.over == names[last]:
+        over_last = None
+    return choice, Contest(
         metric=metric.name,
         goal=metric.goal,
         budget=config.objective.budget,
@@ -105,6 +114,8 @@ def judge(metric: Metric, choice: Choice) -> Contest:
         heldout_left_out=met.left_out if met else 0,
         failure_counts_as=_score(metric, met.worst) if met else None,
         incumbent=outcome.incumbent.label,
+        overruled=overruled,
+        unspent=outcome.unspent,
         leader=outcome.leader.label,
         asked=sum(bool(board.parts_of(average)) for average in board.found),
         met=_met(metric, outcome),
@@ -115,7 +126,24 @@ def judge(metric: Metric, choice: Choice) -> Contest:
         entries=[_entry(metric, outcome, entry) for entry in outcome.entries],
         scores=scores,
         gained=gained,
+        over_last=over_last,
     )
+
+
+def _searched(metric: Metric, own: Average, last: Average) -> MetricGain | None:
+    """What was written next to the last checkpoint, on the parts to choose by that both met."""
+    board = metric.board
+    parts = sorted({*board.parts_of(own)} & {*board.parts_of(last)})
+    if not parts:
+        return None
+    losses = board.losses(last, parts), board.losses(own, parts)
+    by, interval = difference(*losses, board.weights[parts], metric.run.session.config.seed)
+    return MetricGain(over="last", by=by, interval=interval, more=None)
+
+
+def _is_worse(gain: MetricGain | None) -> bool:
+    """Whether that is significant."""
+    return gain is not None and gain.interval is not None and (gain.interval.high or 0.0) < 0
 
 
 def _scored(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]:
@@ -135,31 +163,13 @@ def _scored(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]:
     return [scores for scores in found if scores is not None]
 
 
-def _best_simple(metric: Metric, outcome: Outcome) -> Entrant | None:
-    """Of the simple averages in the contest, the best by the parts to choose by.
-
-    Of those that were asked on the most: a race asks who leads on more, and by the few parts that
-    those have too who were set aside early, luck would decide.
-    """
-    board = metric.board
-    parts = {
-        Entrant(*name, tuple(weights)): {*board.parts_of(tuple(weights))}
-        for name, weights in metric.simple.items()
-        if tuple(weights) != outcome.incumbent.average
-    }
-    most = max(map(len, parts.values()), default=0)
-    front = [entrant for entrant, own in parts.items() if most and len(own) == most]
-    if not front:
-        return None
-    common = sorted(set.intersection(*(parts[entrant] for entrant in front)))
-    return min(front, key=lambda entrant: board.mean(entrant.average, common))
-
-
-def _rival(outcome: Outcome, taken: Entrant, simple: Entrant | None) -> Entrant | None:
+def _rival(outcome: Outcome) -> str | None:
     """The one to be paired with what is written."""
-    if taken.average != outcome.incumbent.average:
-        return outcome.incumbent
-    return simple if outcome.leader.average == taken.average else outcome.leader
+    if outcome.taken.average != outcome.incumbent.average:
+        return outcome.incumbent.label
+    if outcome.leader.average != outcome.taken.average:
+        return outcome.leader.label
+    return None if outcome.baseline is None else outcome.baseline.label
 
 
 def _met(metric: Metric, outcome: Outcome) -> int:

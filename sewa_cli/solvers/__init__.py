@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -76,7 +76,9 @@ class Problem:
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
     kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
     memo: Memo = field(default_factory=Memo)  # of these checkpoints, from one process to the next
+    steps: Sequence[int | None] = ()  # of the checkpoints, where they are known
     board: Board | None = None  # where a metric is to be chosen by
+    incumbent: tuple[Name, list[float]] | None = None  # named by the user, to be beaten
     by_loss: Callable[[int], Choice] | None = None  # what would be chosen without it
 
 

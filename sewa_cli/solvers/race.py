@@ -1,6 +1,6 @@
 """A race of averages by a metric: many start, the budget goes to those that lead.
 
-Who starts: the choice by the loss where there is one, the simple averages, stretches of the run and
+Who starts: the choice by the loss where there is one, the baselines, stretches of the run and
 single checkpoints; where there is no loss, random masks too. All meet the same parts in the same
 order. In each heat all that are left are asked on more parts, at least twice as many; who is worse
 than the leader beyond doubt (an anytime-valid test, for all of them at once) is dropped, and of the
@@ -65,13 +65,15 @@ def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
     Of single checkpoints at most as many as there are others, and if not all can start, a third of
     those that do: what is good may be without the end of the run, and no average may be.
     """
-    most = max(2, budget // (2 * min(LEAST, len(contest.searched))))
+    most = max(3, budget // (2 * min(LEAST, len(contest.searched))))
+    first = list(dict.fromkeys((contest.incumbent, *contest.entrants.values())))
     listed, alone = list(_candidates(contest, K)), list[Named]()
+    listed = [one for one in listed if tuple(one[2]) not in contest.entrants]
     if K == AUTO:
         others = 1 + len(listed)
-        alone = list(_singles(contest.k, min(others, max(most - others, most // 3))))
-    listed = _thinned(listed, most - 1 - len(alone))
-    started = [contest.incumbent, *(contest.enter(*one) for one in (*listed, *alone))]
+        alone = list(_singles(contest, min(others, max(most - others, most // 3))))
+    listed = _thinned(listed, most - len(first) - len(alone))
+    started = [*first, *(contest.enter(*one) for one in (*listed, *alone))]
     return list({entrant.average: entrant for entrant in started}.values())[:most]
 
 
@@ -81,11 +83,12 @@ def _thinned(some: list[Named], most: int) -> list[Named]:
     return [some[n * len(some) // count] for n in range(count)]
 
 
-def _singles(k: int, count: int) -> Iterator[Named]:
+def _singles(contest: Contest, count: int) -> Iterator[Named]:
     """Checkpoints alone, from one end of the run to the other; the first half is spread too."""
+    k = contest.k
     order = (0, *range(count - 1, 0, -2), *range(count - 2, 0, -2)) if count > 1 else ()
     for i in dict.fromkeys(round(n * (k - 1) / (count - 1)) for n in order):
-        yield f"checkpoint {i}", None, mean_of([i], k)
+        yield contest.name_of(i), None, mean_of([i], k)
 
 
 def _candidates(contest: Contest, K: int) -> Iterator[Named]:
@@ -103,7 +106,7 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
                 some = range(n * k // pieces, (n + 1) * k // pieces)
                 if len(some) > 1:
                     yield f"{_ORDINAL[n]} {_PIECE[pieces]}", None, mean_of(some, k)
-        yield from _singles(k, SINGLES)
+        yield from _singles(contest, SINGLES)
     else:
         # a window of K weighs more than K, or not equally
         names = [name for name, weights in every.items() if sum(w != 0 for w in weights) == K]
@@ -113,7 +116,7 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
         windows = min(WINDOWS, k // K)
         for n in range(windows):
             end = k - round(n * (k - K) / max(1, windows - 1))
-            yield f"stretch to {end - 1}", K, mean_of(range(end - K, end), k)
+            yield contest.name_of(*{end - K: 0, end - 1: 0}), K, mean_of(range(end - K, end), k)
     sizes = [K] if K != AUTO else [size for size in grid(k) if 1 < size <= 50] or [max(1, k // 2)]
     if K != AUTO or contest.by_loss is None:
         for n in range(MASKS):

@@ -67,7 +67,7 @@ def score(model, part):
 def task(run_dir: Path) -> Path:
     (run_dir / "sewa.yaml").write_text(
         "task: ./task.py\ncheckpoints: ckpts/\ndevice: cpu\noutput: o.safetensors\n"
-        "objective: {metric: return, budget: 150}\n"
+        "objective: {metric: return, budget: 150, incumbent: uniform}\n"
     )
     (run_dir / "task.py").write_text(HEAD + GROWS)
     return run_dir / "task.py"
@@ -353,12 +353,12 @@ def test_a_search_that_comes_back_is_not_a_budget_that_was_too_small(
     sewa: Sewa, task: Path
 ) -> None:
     task.write_text(f"{HEAD}\ndef score(model, part):\n    return float(far(model, LAST) < 1e-4)\n")
-    flags = ("--last", 2, "--K", 1, "--solver", "reinforce", "--budget", 60)
+    flags = ("--last", 2, "--K", 1, "--solver", "reinforce", "--budget", 60, "--incumbent", "last")
     contest, ended = select(sewa, *flags)
     assert contest["leader"] == contest["incumbent"]
-    assert (contest["asked"], contest["met"]) == (2, 1)
+    assert contest["asked"] == contest["met"] + 1 > 1
     assert "the budget was too small" not in ended.err
-    assert "which was there without return: one other met it on the same parts" in ended.err
+    assert "met it on the same parts, and none came to lead" in ended.err
 
 
 def test_it_is_said_how_many_met(sewa: Sewa, task: Path) -> None:

@@ -103,7 +103,7 @@ def test_without_held_out_parts_some_are_kept_aside_and_it_says_so(
 def test_a_score_that_ignores_its_part_is_one_part(write: Path, sewa: Sewa) -> None:
     """Then the lead over ten parts is no better shown than that over one."""
     write.write_text(HEAD + SCORE + "def score_parts():\n    return range(100)\n")
-    ended = sewa("select", "--budget", 200)
+    ended = sewa("select", "--budget", 200, "--incumbent", "uniform")
     assert "score() gives an average the same on every part" in ended.err
     contest = json.loads(Path("o.report.json").read_text())["contest"]
     assert contest["crowned"] is None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sewa_cli import solvers
 from sewa_cli.events import Events
+from sewa_cli.objective import board
 from sewa_cli.objective.board import Answer, Asked, Average, Board, Failed, Spent
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Choice, Problem
@@ -49,8 +50,9 @@ class Played:
     def _evaluate(
         self, asked: Sequence[Asked], until: float | None
     ) -> Iterator[tuple[int, Answer]]:
-        del until
         for place, one in enumerate(asked):
+            if until is not None and board.time.monotonic() > until:
+                return
             self.calls.append(one)
             found = [self.loss(one.average, part) for part in one.parts]
             failed = next((loss for loss in found if isinstance(loss, Failed)), None)

@@ -21,7 +21,8 @@ from sewa_cli.solvers import LEARNED
 from sewa_cli.solvers.contest import Contest
 
 k, K = 12, 3
-LATEST = tuple(mean_of(range(k - K, k), k))
+LAST, LATEST = (tuple(mean_of(range(k - size, k), k)) for size in (1, K))
+UNCONFIRMED = {LAST, LATEST, tuple(mean_of([2, 5, 8], k)), tuple(mean_of([3, 7, 11], k))}
 BEST = frozenset({1, 4, 8})
 NEEDED = {"race": 3000, "reinforce": 1000}  # evaluations
 
@@ -43,8 +44,8 @@ def test_pure_noise_crowns_nobody(solver: str, kind: str) -> None:
         choice = played.choose(solver, k, K, seed)
         outcome = outcome_of(choice)
         assert outcome.crowned is False, (seed, outcome.evidence)
-        assert tuple(choice.coefficients) == outcome.incumbent.average == LATEST
-        assert outcome.leader.average != LATEST or solver == "race"
+        assert tuple(choice.coefficients) == outcome.taken.average
+        assert outcome.taken.average in UNCONFIRMED
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -72,7 +73,7 @@ def test_the_budget_of_a_race_goes_to_those_that_lead(of: int, size: int) -> Non
     searched = {*Contest(played.problem(of), size).searched}
     met = sorted(len(row.keys() & searched) for row in played.board.found.values())
     assert len(met) > 20
-    assert met[len(met) // 2] <= 4
+    assert met[len(met) // 2] <= 5
     assert met[-2] >= 16
     assert sum(met) <= 0.7 * 500
 
@@ -89,10 +90,12 @@ def test_budgets_hold(solver: str, parts: int, at_once: int) -> None:
         assert all(len(call.parts) <= at_once for call in played.calls)
         asked = [(call.average, part) for call in played.calls for part in call.parts]
         assert len({*asked}) == len(asked)  # nothing twice
-        assert sum(c != 0 for c in choice.coefficients) == K
+        chosen = tuple(choice.coefficients)
+        assert chosen == LAST or sum(c != 0 for c in chosen) == K
         assert (outcome.crowned is None) == (parts < 25)
+        assert (outcome.unspent is None) == (played.evaluations == budget)
         if budget <= 2:  # for one average, or for two of them on one part
-            assert tuple(choice.coefficients) == LATEST or parts < 25
+            assert chosen in UNCONFIRMED or parts < 25
 
 
 def test_the_duel_is_on_parts_that_had_no_say() -> None:
@@ -146,7 +149,7 @@ def test_an_interrupt_at_any_time_leaves_a_choice(solver: str, calls: int) -> No
 
     played = Played(interrupted, parts=60, budget=300)
     choice = played.choose(solver, k, K)
-    assert tuple(choice.coefficients) == LATEST
+    assert tuple(choice.coefficients) in UNCONFIRMED
     assert not outcome_of(choice).crowned
 
 
