@@ -102,8 +102,8 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 @command(
     f"ckpts task K metric output force config sets dry_run {SPAN} state_key effort workers sparse "
-    "incumbent solver guard fallback report output_dtype shard_size plot html log paths_format json print0 "
-    f"memory cache device seed strict {TALK}",
+    "incumbent solver guard fallback report output_dtype shard_size plot html log paths_format "
+    f"json print0 memory cache device seed strict {TALK}",
     AVERAGE,
     "sewa select ckpts/ --task task.py",
     "sewa select ckpts/ --K 10 -o best.safetensors --plot weights.png",
