@@ -36,6 +36,11 @@ def number(value: float | None, digits: int = 5) -> str:
     return f"{value:.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits - 1}e}"
 
 
+def examples(count: int, groups: int | None, alone: str = "") -> str:
+    """1,200 examples in 40 groups; where each stands for itself, the number alone."""
+    return f"{count:,}{alone}" if groups is None else f"{count:,} examples in {groups:,} groups"
+
+
 def or_inf(value: float) -> float:
     """What is not finite is behind all else."""
     return value if isfinite(value) else inf

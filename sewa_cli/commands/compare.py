@@ -54,6 +54,8 @@ def run_compare(
             outputs = outputs_at(config, output_best, report, force, like, events.command)
             outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
         outputs = outputs.shared()
+        if not by_metric:
+            session.warn_of_overlap(training=session.objective.batch_statistics)
         run = comparing(session)
         evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
         every = [one for draft in drafts for one in draft.evaluated]
@@ -64,8 +66,6 @@ def run_compare(
         table = compare_drafts(drafts, config.seed, samples, events, judged)
         for text in far_off(evaluator, asked, drafts) if evaluator.fast else ():
             events.warn(text)
-        if judged is None:
-            session.warn_of_overlap(training=session.objective.batch_statistics)
         if judged is None and task.heldout_data is None:
             events.warn(
                 "no held-out data: no held-out loss, interval, tie or winner can be reported, and "
@@ -81,6 +81,8 @@ def run_compare(
                 **run.report(),
                 selection_rows=every[0].selection_rows,
                 heldout_rows=every[0].heldout_rows,
+                selection_groups=session.objective.count_groups(session.objective.selection),
+                heldout_groups=every[0].heldout_groups,
                 unit=table.unit,
                 rows=table.rows,
                 judged=table.judged,

@@ -154,6 +154,8 @@ def _select(
             selected_paths=paths,
             selection_rows=scored.selection_rows,
             heldout_rows=scored.heldout_rows,
+            selection_groups=session.objective.count_groups(session.objective.selection),
+            heldout_groups=scored.heldout_groups,
             average=scored.scores,
             written=found.written,
             labels=choice.labels,
@@ -214,6 +216,7 @@ def _by_metric(run: Run) -> _Found:
 def _by_loss(run: Run) -> _Found:
     """Read, choose, score the choice beside simple averages; one of these may be taken instead."""
     session, config, events = run.session, run.session.config, run.session.events
+    session.warn_of_overlap(training=session.objective.batch_statistics)
     choice, simple, average, scored, references = _learn(run, config.K)
     # what was chosen may be one of them, or equal to all, and has then nothing to gain
     others = {
@@ -227,7 +230,6 @@ def _by_loss(run: Run) -> _Found:
         gain = gained(scored.heldout, others[over].heldout, config.seed)
     beaten_by = _better(scored, others, config.seed)
     _warn(session, choice, scored.scores, beaten_by, others)
-    session.warn_of_overlap(training=session.objective.batch_statistics)
     written, instead_of, learned, weights = choice.name, None, None, choice.coefficients
     if config.fallback and beaten_by:
         written, instead_of, learned = beaten_by[0].name, choice.name, scored.scores

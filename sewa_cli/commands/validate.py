@@ -40,6 +40,7 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         loss, batch, score = None, (), None
         if task.has_loss:
             batch = next(session.objective.batches())
+            session.objective.groups([batch])  # one label for each example
             loss = float(session.objective.gradient(row, [batch])[0])
         if config.objective.metric is not None or not task.has_loss:
             session.model.set(row)

@@ -15,7 +15,7 @@ from sewa_cli.direction import score_of
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, mean_of, parse
-from sewa_cli.objective.intervals import FEWEST, Spread, compare_rows, paired
+from sewa_cli.objective.intervals import FEWEST, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.compare import Judged, Row, RowScore
@@ -91,6 +91,7 @@ class Draft:
             torch.stack([units.batches for units in found]).mean(0),
             found[0].counts,
             torch.stack(by_row).mean(0) if len(by_row) == len(found) else None,
+            groups=found[0].groups,
         )
 
 
@@ -165,7 +166,7 @@ class Table:
 
     rows: list[Row]
     best: int | None
-    unit: Literal["rows", "batches", "parts"] | None  # what was resampled
+    unit: Unit | Literal["parts"] | None  # what was resampled
     judged: Judged | None = None  # by what, and on which parts
 
     @property
@@ -188,7 +189,7 @@ def compare_drafts(
         drafts, failed, judged = _on_common_parts(drafts, judged)
     units = {i: found for i, draft in enumerate(drafts) if (found := draft.heldout) is not None}
     spread: Spread | None = None
-    unit: Literal["rows", "batches", "parts"] | None = None
+    unit: Unit | Literal["parts"] | None = None
     if units:
         losses, weights, unit = paired(list(units.values()))
         unit = unit if judged is None else "parts"

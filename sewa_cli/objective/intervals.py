@@ -1,6 +1,6 @@
-"""Is a difference real? Intervals by resampling examples.
+"""Is a difference real? Intervals by resampling units: examples, groups of them, or batches.
 
-Losses come as a matrix [R, n]: R averages on the same n examples (or batches), so that differences
+Losses come as a matrix [R, n]: R averages on the same n units, so that differences
 are paired. The best of many is lucky by selection alone; the intervals of differences therefore
 hold for all pairs of rows at once, by the bootstrapped maximum of the studentised differences.
 """
@@ -18,8 +18,9 @@ from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.shared import Interval
 
 LEVEL = 0.95
+Unit = Literal["rows", "groups", "batches"]
 Gain = tuple[float, Interval | None]  # a mean difference, and its interval where rows are enough
-FEWEST = 20  # with fewer examples than this, resampling them says too little
+FEWEST = 20  # with fewer units than this, resampling them says too little
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 
     """
     rows, n = losses.shape
     if n < FEWEST:
-        raise ValueError(f"{n} examples are too few to resample; it takes {FEWEST}")
+        raise ValueError(f"{n} units are too few to resample; it takes {FEWEST}")
     means = losses @ weights / weights.sum()
     best = int(means.argmin())
     resampled = _resample(losses, weights, seed, samples)  # [B, R]
@@ -91,13 +92,14 @@ def gained(learned: UnitLosses | None, over: UnitLosses | None, seed: int) -> Ga
     return over.mean - learned.mean, interval
 
 
-def paired(units: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Literal["rows", "batches"]]:
-    """Losses [R, n] of the same rows, their weights [n]; of batches where any does not split."""
-    by_row = [u.rows for u in units if u.rows is not None]
-    if len(by_row) == len(units):
-        losses = torch.stack(by_row)
-        return losses, torch.ones_like(losses[0]), "rows"
-    return torch.stack([u.batches for u in units]), units[0].counts, "batches"
+def paired(found: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Unit]:
+    """Losses [R, n] of the same units, and their weights [n]; of batches where any has no rows."""
+    by_row = [one.rows for one in found if one.rows is not None]
+    splits = len(by_row) == len(found)
+    units = found[0].grouping(splits)
+    losses = torch.stack(by_row if splits else [one.batches for one in found])
+    unit: Unit = "rows" if found[0].group_count is None else "groups"
+    return units.means(losses), units.weights, unit if splits else "batches"
 
 
 def _for_few(z: float, n: int) -> float:

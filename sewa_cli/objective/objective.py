@@ -5,7 +5,7 @@ Gets callables and tensors only; what the callables are (the user's functions) i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +22,16 @@ from sewa_cli.objective.memo import Memo, Tensors, are_numbers, number
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.shares import Shares
 from sewa_cli.objective.tree import rows, to_device, unchanged
-from sewa_cli.objective.units import UnitLosses, are_parts, row_losses
+from sewa_cli.objective.units import (
+    Label,
+    UnitLosses,
+    are_parts,
+    count_groups,
+    groups_of,
+    labels_of,
+    number_groups,
+    row_losses,
+)
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
@@ -38,12 +47,13 @@ class Passes:
 
 @dataclass(frozen=True)
 class _Evaluated:
-    """A batch: its rows, its loss 0-d, that of each row where it is known, and what was seen."""
+    """A batch: its rows, its loss 0-d, that of each row, what was seen, and labels of groups."""
 
     n: int
     loss: Tensor
     rows: Tensor | None
     seen: tuple[Tensor, ...]
+    groups: Sequence[Hashable] = ()
 
 
 @dataclass
@@ -54,6 +64,7 @@ class Objective:
     observe    (outputs, batch) ↦ numbers to keep of a batch whose classes are not known
     summarize  what was kept of all batches (losses and hits of the targets; else what was
                observed) ↦ metrics
+    label_groups  batch ↦ the label of each example's group; None: each stands for itself
     """
 
     model: FlatModel
@@ -69,6 +80,7 @@ class Objective:
     classes: Classes | None = None
     observe: Callable[[Any, Batch], Tensor] | None = None
     summarize: Callable[..., Mapping[str, float]] | None = None
+    label_groups: Label | None = None
     memo: Memo = field(default_factory=Memo)
     events: Events = field(default_factory=Events, repr=False)
     known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
@@ -277,8 +289,10 @@ class Objective:
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         seen: list[tuple[Tensor, ...]] = []
+        labels: list[Hashable] = []
         splits = True
         for found in self._evaluated(data, by_row=True):
+            labels += found.groups
             by_batch.append((float(found.loss), found.n))
             splits = splits and found.rows is not None
             if found.rows is not None:
@@ -288,7 +302,18 @@ class Objective:
         metrics = None
         if self.summarize is not None:
             metrics = self.summarize(*(torch.cat(each) for each in zip(*seen, strict=True)))
-        return UnitLosses(values, counts, torch.cat(by_row).cpu() if splits else None, metrics)
+        every = torch.cat(by_row).cpu() if splits else None
+        groups = None if self.label_groups is None else number_groups(labels)
+        return UnitLosses(values, counts, every, metrics, groups)
+
+    def groups(self, batches: Iterable[Batch]) -> Tensor | None:
+        """The number of each example's group, [n]; None: each example stands for itself."""
+        return groups_of(batches, self.label_groups)
+
+    def count_groups(self, data: Data) -> int | None:
+        """How many groups the examples are of; None: each stands for itself."""
+        groups = self.groups(data)
+        return None if groups is None else count_groups(groups)
 
     def _evaluated(self, data: Data, by_row: bool = False) -> Iterator[_Evaluated]:
         """The batches of `data`; `by_row`: with losses of rows, until a batch has none."""
@@ -303,6 +328,8 @@ class Objective:
                 else:
                     found = self._by_loss(batch, by_row)
                 by_row = by_row and found.rows is not None
+                if self.label_groups is not None:
+                    found = replace(found, groups=labels_of(batch, self.label_groups))
                 yield found
         if empty:
             raise _no_rows(data)

@@ -38,6 +38,10 @@ class Scored:
     def heldout_rows(self) -> int | None:
         return None if self.heldout is None else int(self.heldout.counts.sum())
 
+    @property
+    def heldout_groups(self) -> int | None:
+        return None if self.heldout is None else self.heldout.group_count
+
 
 @dataclass
 class Scorer:

@@ -1,4 +1,4 @@
-"""Rows of the selection data kept aside, if there are no held-out data."""
+"""Selection examples kept aside, if there are no held-out data."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.objective import Batch, Data
 from sewa_cli.objective.tree import rows, take_rows
+from sewa_cli.objective.units import Label, groups_of
 
 
 @dataclass(frozen=True)
@@ -29,17 +30,25 @@ class Sample:
         return iter(self.batches)
 
 
-def keep_aside(data: Data, share: float, seed: int) -> tuple[list[Batch], list[Batch]]:
-    """The batches without a share of their rows, drawn at random; and these rows, in batches.
+def keep_aside(
+    data: Data, share: float, seed: int, label: Label | None
+) -> tuple[list[Batch], list[Batch]]:
+    """Split the batches: those without a share of their examples, and these, drawn at random.
 
-    All of them are held in memory from here on: a loader that shuffles would mix the two.
+    `label` names the group of each example, and whole groups are drawn. All examples are held in
+    memory from here on: a loader that shuffles would mix the two.
     """
     batches = [batch for batch in data if rows(batch) > 0]
     counts = [rows(batch) for batch in batches]
-    total, kept = sum(counts), round(share * sum(counts))
-    if not 0 < kept < total:
-        raise TaskError(f"--guard {share}: cannot keep {kept} of {total} selection rows aside")
-    aside = draw_rows(counts, kept, seed)
+    found = groups_of(batches, label)
+    of, what = (torch.arange(sum(counts)), "rows") if found is None else (found, "groups")
+    units = int(of.max()) + 1 if len(of) else 0
+    kept = round(share * units)
+    if not 0 < kept < units:
+        raise TaskError(f"--guard {share}: cannot keep {kept} of {units} selection {what} aside")
+    [drawn] = draw_rows([units], kept, seed)
+    aside = torch.split(drawn[of], counts)
+    total, kept = sum(counts), int(drawn[of].sum())
     parts = list(zip(batches, counts, aside, strict=True))
 
     def side(which: bool) -> list[Batch]:

@@ -1,8 +1,12 @@
-"""Losses of single rows, where the user's loss is a mean over rows; of whole batches else."""
+"""Units: what is resampled, left out in folds and kept aside, always as a whole.
+
+A unit is a group of examples, or one example where the task names no groups. Where the user's loss
+does not split into examples, it is a batch, or all batches that share a group.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -10,23 +14,105 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sewa_cli.errors import TaskError
 from sewa_cli.objective.memo import Tensors, are_numbers, number
-from sewa_cli.objective.tree import WALK, change, has_other_rows, has_rows, take_rows, tensors
+from sewa_cli.objective.tree import WALK, change, has_other_rows, has_rows, rows, take_rows, tensors
 
 METRIC = "metric "  # before a metric's name, in a memo
+
+
+Label = Callable[[Any], Sequence[Hashable]]  # a batch ↦ the label of each example's group
+
+
+def labels_of(batch: Any, label: Label) -> Sequence[Hashable]:
+    """The label of each example's group."""
+    n = max(0, rows(batch))
+    found = label(batch) if n else ()
+    if len(found) != n:
+        raise TaskError(
+            f"groups() must return one label for each of the {n} examples of a batch, found "
+            f"{len(found)}"
+        )
+    return found
+
+
+def groups_of(batches: Iterable[Any], label: Label | None) -> Tensor | None:
+    """The number of each example's group, [n]; None: each example stands for itself."""
+    if label is None:
+        return None
+    return number_groups(one for batch in batches for one in labels_of(batch, label))
+
+
+def number_groups(labels: Iterable[Hashable]) -> Tensor:
+    """Number the groups of examples from 0, in the order in which they come, [n]."""
+    numbers: dict[Hashable, int] = {}
+    return torch.tensor([numbers.setdefault(label, len(numbers)) for label in labels])
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which unit each part of the data belongs to; a part is an example or a batch.
+
+    of     [parts] numbers from 0, in the order in which the units come
+    sizes  [parts] examples in each part, float64
+    """
+
+    of: Tensor
+    sizes: Tensor
+
+    @classmethod
+    def make(cls, counts: Sequence[int], by_row: bool, groups: Tensor | None) -> Grouping:
+        """Make units of batches with `counts` examples; `groups` [n] numbers those of examples."""
+        sizes = torch.ones(sum(counts)) if by_row else torch.tensor(counts)
+        of = torch.arange(len(sizes))
+        if groups is not None:
+            of = groups if by_row else _join_batches(counts, groups)
+        return cls(of, sizes.double())
+
+    @property
+    def weights(self) -> Tensor:
+        """Examples in each unit, [units]."""
+        found = torch.zeros(int(self.of.max()) + 1, dtype=torch.float64)
+        return found.index_add_(0, self.of, self.sizes)
+
+    def means(self, losses: Tensor) -> Tensor:
+        """Losses of parts [..., parts] → those of units [..., units]."""
+        weights = self.weights
+        if len(weights) == len(self.of):  # each part is a unit
+            return losses
+        found = weights.new_zeros(*losses.shape[:-1], len(weights))
+        return found.index_add_(-1, self.of, losses * self.sizes) / weights
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of units [..., units] → the same for each of their parts [..., parts]."""
+        return values[..., self.of]
+
+
+def _join_batches(counts: Sequence[int], groups: Tensor) -> Tensor:
+    """The unit of each batch [b]: batches that share a group are one, directly or by others."""
+    batch = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    of, before = torch.arange(len(counts)), None
+    while before is None or not torch.equal(of, before):
+        before = of
+        least = torch.full((int(groups.max()) + 1,), len(counts))
+        least.scatter_reduce_(0, groups, of[batch], "amin")
+        of = before.scatter_reduce(0, batch, least[groups], "amin")
+    return number_groups(of.tolist())
 
 
 @dataclass(frozen=True)
 class UnitLosses:
     """Losses of whole batches [b] and the rows in each [b]; of single rows [n] where they split.
 
-    metrics: what the task makes of all targets, from the same pass.
+    groups   [n] numbers of the rows' groups; None: each row stands for itself
+    metrics  what the task makes of all targets, from the same pass
     """
 
     batches: Tensor
     counts: Tensor
     rows: Tensor | None
     metrics: Mapping[str, float] | None = None
+    groups: Tensor | None = None
 
     @property
     def mean(self) -> float:
@@ -36,10 +122,20 @@ class UnitLosses:
     def is_finite(self) -> bool:
         return bool(torch.isfinite(self.batches).all())
 
+    @property
+    def group_count(self) -> int | None:
+        """How many groups the rows are of; None: each row stands for itself."""
+        return None if self.groups is None else count_groups(self.groups)
+
+    def grouping(self, by_row: bool) -> Grouping:
+        """Which unit each row belongs to, or each batch."""
+        return Grouping.make(self.counts.int().tolist(), by_row, self.groups)
+
     def tensors(self) -> Tensors:
         """For a memo; `of` is the way back."""
         found = {"batches": self.batches, "counts": self.counts}
         found |= {} if self.rows is None else {"rows": self.rows}
+        found |= {} if self.groups is None else {"groups": self.groups}
         return found | {METRIC + name: number(x) for name, x in (self.metrics or {}).items()}
 
     @classmethod
@@ -49,7 +145,8 @@ class UnitLosses:
             for name, value in found.items()
             if name.startswith(METRIC)
         }
-        return cls(found["batches"], found["counts"], found.get("rows"), metrics or None)
+        batches, counts = found["batches"], found["counts"]
+        return cls(batches, counts, found.get("rows"), metrics or None, found.get("groups"))
 
     @classmethod
     def fits(cls, found: Tensors) -> bool:
@@ -57,7 +154,14 @@ class UnitLosses:
         if batches is None or counts is None or batches.shape != counts.shape or counts.ndim != 1:
             return False
         metrics = {name: value for name, value in found.items() if name.startswith(METRIC)}
-        return are_numbers(metrics) and (rows is None or rows.shape == (int(counts.sum()),))
+        by_row = [x for x in (rows, found.get("groups")) if x is not None]
+        return are_numbers(metrics) and all(x.shape == (int(counts.sum()),) for x in by_row)
+
+
+def count_groups(groups: Tensor) -> int | None:
+    """How many groups there are of numbered ones [n]; None: as many as examples."""
+    found = int(groups.max()) + 1
+    return found if found < len(groups) else None
 
 
 def are_parts(rows: Tensor, loss: Tensor) -> bool:

@@ -88,8 +88,8 @@ def blend(report: Report) -> str:
     named = [f"{with_K(r.name, r.K)} ({percent(r.share)})" for r in rungs if r.share >= 0.05]
     start = few(named or [with_K(rungs[0].name, rungs[0].K)])
     how = "nothing was learned on top"
-    if report.selection_rows < found.FEW:
-        how += f", which takes {found.FEW} rows"
+    if (report.selection_groups or report.selection_rows) < found.FEW:
+        how += f", which takes {found.FEW} {'groups' if report.selection_groups else 'rows'}"
     if found.learned >= found.UNMOVED:
         pull = max(found.path, key=lambda pull: pull.share)
         under = "" if pull.strength is None else f", most under a pull of {pull.strength:g}"

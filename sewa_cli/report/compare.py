@@ -9,7 +9,15 @@ from pydantic import Field
 from sewa_cli.direction import Goal
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
-from sewa_cli.report.shared import Candidate, Cost, Interval, LeftOut, Placement, TaskHead
+from sewa_cli.report.shared import (
+    GROUPS,
+    Candidate,
+    Cost,
+    Interval,
+    LeftOut,
+    Placement,
+    TaskHead,
+)
 from sewa_cli.report.standing import Standing
 
 
@@ -108,7 +116,9 @@ class Comparison(TaskHead):
     left_out: list[LeftOut]
     selection_rows: int
     heldout_rows: int | None
-    unit: Literal["rows", "batches", "parts"] | None = Field(
+    selection_groups: int | None = Field(None, description=GROUPS)
+    heldout_groups: int | None = Field(None, description=GROUPS)
+    unit: Literal["rows", "groups", "batches", "parts"] | None = Field(
         description="what the bootstrap resamples"
     )
     rows: list[Row]

@@ -10,6 +10,7 @@ from sewa_cli.report.metric import Contest
 from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import (
+    GROUPS,
     Candidate,
     Cost,
     Interval,
@@ -150,6 +151,8 @@ class Report(TaskHead):
     )
     selection_rows: int
     heldout_rows: int | None
+    selection_groups: int | None = Field(None, description=GROUPS)
+    heldout_groups: int | None = Field(None, description=GROUPS)
     average: Scores
     references: dict[str, Scores]
     beaten_by: list[Better]

@@ -9,6 +9,8 @@ from pydantic import Field
 
 from sewa_cli.report.part import SCHEMA_VERSION, Part
 
+GROUPS = "groups that the rows are of, by groups(batch); null: each row stands for itself"
+
 
 class Versions(Part):
     sewa: str

@@ -56,7 +56,7 @@ def with_whole_batches(task: Task) -> Task:
 
 def guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
     """The task with a share of its selection rows as held-out data, never to choose by."""
-    selection, heldout = keep_aside(task.selection_data, share, seed)
+    selection, heldout = keep_aside(task.selection_data, share, seed, task.groups)
     with_guard = replace(
         task,
         selection_data=Batches(lambda: selection, "selection_data"),
@@ -81,6 +81,7 @@ def build_objective(
         classes=_classes(config, task, events),
         observe=task.observe,
         summarize=task.summarize,
+        label_groups=task.groups,
         has_loss=task.has_loss,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0

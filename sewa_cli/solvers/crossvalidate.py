@@ -1,9 +1,9 @@
 """K by cross-validation in output space: what would have been chosen, on rows it has not seen.
 
-For each fold of the selection rows, masks of every size are learned on the other folds and
+For each fold of the selection units, masks of every size are learned on the other folds and
 evaluated on this one, beside the simple averages, which learn nothing. Differences are paired by
-row, so one standard error of a difference is a fair margin: within it of the best, a simple average
-is taken before a learned one, and a larger K before a smaller.
+unit, so one standard error of a difference is a fair margin: within it of the best, a simple
+average is taken before a learned one, and a larger K before a smaller.
 
 What to expect of that is found with one fold more left out: masks without each two folds say what
 would have been taken without the one, and that is judged on it.
@@ -179,14 +179,16 @@ def _decide(
 
 
 class _Folds:
-    """Folds of the rows; of whole batches, if the loss does not split into rows."""
+    """Folds of the units."""
 
     def __init__(self, surrogate: Surrogate, folds: int, seed: int) -> None:
         self._surrogate = surrogate
         self.units = units = Units(surrogate.outputs, surrogate.base)
         if len(units) < folds:
-            what = "rows" if units.by_row else "batches (the loss does not split into rows)"
-            raise TaskError(f"K: auto needs {folds} or more selection {what}, found {len(units)}")
+            why = "" if units.by_row else " (the loss does not split into rows)"
+            raise TaskError(
+                f"K: auto needs {folds} or more selection {units.kind}{why}, found {len(units)}"
+            )
         generator = torch.Generator().manual_seed(seed)
         self.assigned = torch.randperm(len(units), generator=generator) % folds  # of each unit
 
@@ -210,6 +212,5 @@ class _Folds:
             yield found
 
     def without(self, fold: int) -> Surrogate:
-        """On all rows but the fold's."""
-        rest = self.assigned != fold
-        return self._surrogate.on(rest) if self.units.by_row else self._surrogate.on_batches(rest)
+        """On all units but the fold's."""
+        return self.units.on(self._surrogate, self.assigned != fold)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -47,6 +47,7 @@ OPTIONAL = (
     "heldout_data",
     "training_data",
     "metrics",
+    "groups",
     "targets",
     "features",
     "head",
@@ -110,6 +111,7 @@ class Task:
     heldout_data: Batches | None = None
     training_data: Batches | None = None
     metrics: Callable[[nn.Module], dict[str, float]] | None = None
+    groups: Callable[[Any], list[Hashable]] | None = None  # a label for each example of a batch
     targets: Callable[[Any], tuple[Tensor, Tensor | None]] | None = None
     features: Callable[[nn.Module, Any], Tensor | None] | None = None
     head: Callable[[nn.Module, Tensor], Tensor] | None = None
@@ -201,6 +203,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         heldout_data=batches("heldout_data"),
         training_data=batches("training_data"),
         metrics=optional("metrics", _checked_metrics),
+        groups=optional("groups", _checked_groups),
         targets=optional("targets", _checked_targets),
         features=optional("features", partial(_checked_tensor, "features")),
         head=optional("head", partial(_checked_tensor, "head")),
@@ -316,6 +319,18 @@ def _checked_loss(value: Any) -> Tensor:
             "(.detach(), .item(), no_grad, argmax)"
         )
     return value
+
+
+def _checked_groups(value: Any) -> list[Hashable]:
+    """Labels, as Python's own numbers where they come as an array."""
+    found = value.tolist() if hasattr(value, "tolist") else value
+    is_list = isinstance(found, list | tuple)
+    if not is_list or not all(isinstance(label, Hashable) for label in found):
+        raise TaskError(
+            "groups() must return a list of labels, one for each example of the batch, found "
+            f"{type(value).__name__}"
+        )
+    return list(found)
 
 
 def _checked_targets(value: Any) -> tuple[Tensor, Tensor | None]:

@@ -38,6 +38,16 @@ def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: st
 
 
 @pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("command", ["select", "compare"])
+def test_it_is_reported_before_anything_is_learned(sewa: Sewa, command: str) -> None:
+    broken = "\n\ndef loss(outputs, batch):\n    raise ValueError('here learning begins')\n"
+    Path("task.py").write_text(Path("task.py").read_text() + ALL_HELDOUT + broken)
+    ended = sewa(command)
+    assert ended.code == 4
+    assert "are in heldout_data too" in ended.err
+
+
+@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("command", ["select", "compare", "validate"])
 def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command: str) -> None:
     """Nothing else needs them here, and a courtesy is no reason to lose hours of work."""

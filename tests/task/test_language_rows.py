@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.hf_runs import config_of, tokenizer, write_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
-from sewa_cli.task.ready.language import Language
+from sewa_cli.task.ready.language import Language, label_of
 from sewa_cli.task.ready.tables import Row
 from sewa_cli.task.ready.text import Example
 
@@ -320,3 +321,48 @@ def test_only_rows_that_lose_tokens_are_told_of(tmp_path: Path) -> None:
     assert "1 of 3 rows for selection are longer than max_length" in note
     write_rows(tmp_path / "rows.jsonl", [{"text": text, "label": 1} for text in given[:2]])
     assert load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"}).notes == ()
+
+
+# ---- texts as groups, and what transformers makes of the same tokens -----------------------------
+
+
+def test_rows_of_one_text_have_its_label_and_packed_ones_that_of_their_middle() -> None:
+    several = ["return the object", "a list with the object", "None"]
+    ids = [WORDS(text)["input_ids"] for text in several]
+    language = Language(WORDS, 2, pack=False)
+    examples = language.causal(language.texts(rows(*({"text": t} for t in several)), "text"))
+    cut = [label_of(own) for own in ids for _ in range(max(1, -(-(len(own) - 1) // 2)))]
+    assert [x.text for x in examples] == cut
+    assert len(set(cut)) == 3
+    packed = Language(WORDS, 4, pack=True)
+    examples = packed.causal(packed.texts(rows(*({"text": t} for t in several)), "text"))
+    stream = [label_of(own) for own in ids for _ in [*own, END]]
+    targets = [stream[i : i + 4] for i in range(1, len(stream), 4)]
+    assert [x.text for x in examples] == [some[len(some) // 2] for some in targets]
+    masked = Language(BRACKETS, 5, pack=False).masked(rows({"text": several[1]}), "text", 0.5, 0)
+    assert len(masked) > 1
+    assert len({x.text for x in masked}) == 1
+
+
+def test_a_row_has_the_loss_that_transformers_gives_for_max_length_and_one_more_tokens(
+    tmp_path: Path,
+) -> None:
+    import transformers
+
+    words = [WORDS.decode([token]) for token in range(20, 29)]
+    write_rows(tmp_path / "rows.jsonl", [{"text": " ".join(words)}])
+    config_of("causal-lm").save_pretrained(tmp_path / "model")
+    WORDS.save_pretrained(tmp_path / "model")
+    ids = WORDS(" ".join(words), return_tensors="pt")["input_ids"]
+    args = {"kind": "causal-lm", "model": str(tmp_path / "model")}
+    args |= {"selection": str(tmp_path / "rows.jsonl"), "max_length": ids.shape[1] - 1}
+    task = load_task("huggingface", args)
+    [batch] = task.selection_data
+    assert batch["input_ids"].shape == batch["targets"].shape == (1, ids.shape[1] - 1)
+    model = transformers.GPT2LMHeadModel(config_of("causal-lm")).eval()
+    with torch.no_grad():
+        theirs = float(model(input_ids=ids, labels=ids).loss)
+        ours = float(task.loss(task.predict(model, batch), batch))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+    assert task.groups
+    assert task.groups(batch) == [label_of(ids[0].tolist())]

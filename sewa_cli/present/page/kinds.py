@@ -27,8 +27,8 @@ from sewa_cli.present.page.shared import (
     standing_of,
     upper,
 )
-from sewa_cli.present.sheet import Cell, Rows
-from sewa_cli.text import duration, number, size, with_K
+from sewa_cli.present.sheet import Rows
+from sewa_cli.text import duration, examples, number, size, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.average import AverageReport
@@ -227,8 +227,10 @@ def other(report: Head, name: str | None) -> Chapter:
 
 
 def _rows_of(report: Comparison) -> str:
-    heldout: Cell = "" if report.heldout_rows is None else f", {report.heldout_rows:,} held out"
-    return f"{report.selection_rows:,} selection rows{heldout}"
+    own, heldout = report.selection_rows, report.heldout_rows
+    said = examples(own, report.selection_groups, " selection rows")
+    held = "" if heldout is None else f", {examples(heldout, report.heldout_groups)} held out"
+    return said + held
 
 
 CHAPTERS: Final[dict[str, Callable[..., Chapter]]] = {

@@ -19,7 +19,7 @@ from sewa_cli.present.page.shared import (
     upper,
 )
 from sewa_cli.present.sheet import Rows
-from sewa_cli.text import duration, number, with_K
+from sewa_cli.text import duration, examples, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.select import Report
@@ -56,8 +56,9 @@ def select(report: Report, name: str | None) -> Chapter:
     best, scores = next(iter(report.references.items()))
     tiles = []
     if report.heldout_rows is not None:
+        held = examples(report.heldout_rows, report.heldout_groups, " rows")
         tiles += [
-            Tile("held-out loss", report.average.heldout_loss, f"{report.heldout_rows:,} rows"),
+            Tile("held-out loss", report.average.heldout_loss, held),
             Tile("best simple average", scores.heldout_loss, best),
         ]
     if report.gained:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside, plain
+from sewa_cli.text import examples
 
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison, Row, RowContest, RowScore
@@ -23,6 +24,7 @@ def select(report: Report) -> Sheet:
     elif report.written not in report.references:
         chosen = {report.written: report.average}
     best = next(iter(report.references), None)
+    own = examples(report.selection_rows, report.selection_groups)
     titles = {"uniform": f"uniform (all {report.k})"}
     if best is not None:
         titles[best] = f"{titles.get(best, best)} (best simple)"
@@ -37,13 +39,14 @@ def select(report: Report) -> Sheet:
         losses: dict[str, Cell] = {"selection_loss": scores.selection_loss}
         cells: dict[str, Cell] = {
             "average": titles.get(name, name),
-            f"selection loss ({report.selection_rows})": scores.selection_loss,
+            f"selection loss ({own})": scores.selection_loss,
         }
         if expected:
             losses["expected_loss"] = cells["expected loss"] = expected.get(name)
         losses["heldout_loss"] = scores.heldout_loss
         if report.heldout_rows is not None:
-            cells[f"held-out loss ({report.heldout_rows})"] = scores.heldout_loss
+            held = examples(report.heldout_rows, report.heldout_groups)
+            cells[f"held-out loss ({held})"] = scores.heldout_loss
         metrics = beside(scores.metrics, {*cells, *losses})
         rows.append({"average": name, **losses, **metrics})
         seen.append({**cells, **metrics})

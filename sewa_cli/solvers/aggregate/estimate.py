@@ -86,7 +86,7 @@ def estimate(
     The path is solved side by side on all units, without each fold, and without each two.
     """
     count, weights = len(units), units.weights
-    few = are_few(weights)
+    few = are_few(units)
     generator = torch.Generator().manual_seed(problem.seed)
     fold = torch.randperm(count, generator=generator) % folds  # of each unit
     # the answers to go on from differ by which of the two is the outer fold
@@ -162,9 +162,9 @@ def behind_in_errors(losses: Tensor, weights: Tensor) -> Tensor:
     return torch.where(torch.isfinite(z), z.clamp_min(0.0), inf)
 
 
-def are_few(weights: Tensor) -> bool:
-    """Whether what their rows teach on top of π is mostly luck; `weights` [units]."""
-    return float(weights.sum()) < Blend.FEW
+def are_few(units: Units) -> bool:
+    """Whether what they teach on top of π is mostly luck."""
+    return units.independent < Blend.FEW
 
 
 def path_shares(losses: Tensor, weights: Tensor, few: bool = False) -> Tensor:

@@ -167,7 +167,7 @@ class _Search:
     def _may_count(self, parts: Mapping[Name, Tensor]) -> bool:
         """By few rows the best of four parts of the run is ahead by luck: it must be far ahead."""
         weights = self._units.weights
-        if not parts or not are_few(weights):
+        if not parts or not are_few(self._units):
             return True
         best = min(parts.values(), key=self._units.mean)
         every = torch.stack([*self._losses.values(), best])
@@ -299,7 +299,7 @@ class _Search:
         """
         first = int(shares.argmax())
         is_one = first < len(self._rungs) and float(shares[first]) > 1 - Blend.UNMOVED
-        is_it = is_one and moved < Blend.UNMOVED and are_few(self._units.weights)
+        is_it = is_one and moved < Blend.UNMOVED and are_few(self._units)
         return self._averages[self._rungs[first]] if is_it else c
 
     def _nothing_to_learn(self) -> str | None:

@@ -277,16 +277,26 @@ class Digest(Outputs):
     # ---- labels --------------------------------------------------------------------------------
 
     def _pair_up(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Rows in pairs, drawn at random: the pair of each row [n], and the class that each target
+        """Pair groups of rows at random: the pair of each row [n], and the class that each target
         would have, were the labels of its pair exchanged [T]: the other row's, as many places in.
         """
         n = sum(self._counts)
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
-        pairs, partner = torch.empty(n, dtype=torch.long), torch.arange(n)
-        pairs[order] = torch.arange(n) // 2
-        half = n // 2
-        partner[order[0 : 2 * half : 2]] = order[1 : 2 * half : 2]
-        partner[order[1 : 2 * half : 2]] = order[0 : 2 * half : 2]
+        groups = torch.arange(n) if self.groups is None else self.groups
+        rows_of = torch.bincount(groups)
+        count, half = len(rows_of), len(rows_of) // 2
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        pairs, other = torch.empty(count, dtype=torch.long), torch.arange(count)
+        pairs[order] = torch.arange(count) // 2
+        other[order[0 : 2 * half : 2]] = order[1 : 2 * half : 2]
+        other[order[1 : 2 * half : 2]] = order[0 : 2 * half : 2]
+        pairs = pairs[groups]
+        # of the other group the row at the same place; of a shorter one, beginning again
+        by_group = groups.argsort(stable=True)
+        begin = rows_of.cumsum(0) - rows_of
+        within = torch.empty(n, dtype=torch.long)
+        within[by_group] = torch.arange(n) - begin[groups[by_group]]
+        theirs = other[groups]
+        partner = by_group[begin[theirs] + within % rows_of[theirs]]
         of_row, label = self._rows.cpu(), self._label.cpu()
         sizes = torch.bincount(of_row, minlength=n)
         first = sizes.cumsum(0) - sizes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from math import inf
 from typing import Literal, Self
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import Nest
+from sewa_cli.objective.units import Grouping
 
 MIXINGS = 39  # of the rows; by luck, one in forty is below all of them
 ENOUGH_MIXINGS = 20  # that change anything; fewer prove nothing
@@ -65,6 +67,11 @@ class Outputs(ABC):
     @abstractmethod
     def batches(self) -> list[Nest]:
         """The examples that take part, in batches as the user made them."""
+
+    @cached_property
+    def groups(self) -> Tensor | None:
+        """The number of each example's group, [n]; None: each example stands for itself."""
+        return self._objective.groups(self.batches)
 
     # ---- of a model ----------------------------------------------------------------------------
 
@@ -193,7 +200,7 @@ class Outputs(ABC):
         own, blank = self.unit_losses(outputs), None if mean is None else self.unit_losses(mean)
         if own is None or blank is None:
             return True  # cannot be told; mixed-up rows have fitted as well
-        behind = own - blank
+        behind = Grouping.make(self.counts, True, self.groups).means(own - blank)
         return not float(behind.mean()) <= SURE * float(behind.std()) / len(behind) ** 0.5
 
     @abstractmethod

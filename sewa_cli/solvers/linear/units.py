@@ -1,6 +1,7 @@
-"""Losses by row, and the mean loss and its gradient on many samples of the rows at once.
+"""Losses by unit, and the mean loss and its gradient on many samples of the units at once.
 
-Where the loss is no mean over rows, whole batches take their place.
+A unit is a row, or a group of rows where the task names groups; where the loss is no mean over
+rows, whole batches take the place of rows.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
+from sewa_cli.objective.units import Grouping
 from sewa_cli.solvers.linear.outputs import Outputs
 from sewa_cli.solvers.linear.pull import Gradient
 from sewa_cli.solvers.linear.surrogate import Surrogate
@@ -23,15 +25,14 @@ COPIES = 8  # of these, mixed, differentiated and inside the user's loss
 
 
 class Units:
-    """The rows of the selection data (or its batches), each with its weight in the mean."""
+    """Units of the selection data, each with its weight in the mean."""
 
     def __init__(self, outputs: Outputs, at: Tensor) -> None:
         """`at`: outputs [O] of any average, to see whether the loss splits into rows."""
         self._outputs = outputs
         self.by_row = outputs.splits(at) or (outputs.take_apart() and outputs.splits(at))
-        counts = outputs.counts
-        each = [1] * sum(counts) if self.by_row else counts
-        self.weights = torch.tensor(each, dtype=torch.float64)
+        self._grouping = Grouping.make(outputs.counts, self.by_row, outputs.groups)
+        self.weights = self._grouping.weights
 
     def by(self, outputs: Outputs) -> Units:
         """The same units, of outputs that are kept in another way."""
@@ -43,8 +44,15 @@ class Units:
         return len(self.weights)
 
     @property
-    def kind(self) -> Literal["rows", "batches"]:
-        return "rows" if self.by_row else "batches"
+    def kind(self) -> Literal["rows", "groups", "batches"]:
+        is_grouped = len(self) < len(self._grouping.of)
+        return "batches" if not self.by_row else "groups" if is_grouped else "rows"
+
+    @property
+    def independent(self) -> int:
+        """How many groups there are; without them, how many rows."""
+        groups = self._outputs.groups
+        return int(self.weights.sum()) if groups is None else int(groups.max()) + 1
 
     def mean(self, losses: Tensor) -> float:
         """Of losses [units]; what is not finite is behind all else."""
@@ -57,20 +65,25 @@ class Units:
     def losses(self, outputs: Tensor) -> Tensor:
         """outputs [O] → the loss of each unit, [units] float64; Inf if their mean is not finite."""
         if not self.by_row:
-            return self._outputs.batch_losses(outputs)
+            return self._grouping.means(self._outputs.batch_losses(outputs))
         found = self._outputs.unit_losses(outputs)
         if found is None and not isfinite(self._outputs.loss(outputs)):
             return torch.full_like(self.weights, inf)
         if found is None:
             raise TaskError("loss() splits into rows at one average and not at another")
-        return found
+        return self._grouping.means(found)
 
     def losses_of(self, surrogate: Surrogate, C: Tensor) -> Tensor:
         """Predicted, of mixtures C [m, k], [m, units] float64."""
         if surrogate.outputs.adds_up:
-            found = surrogate.row_losses(C)
+            found = self._grouping.means(surrogate.row_losses(C))
             return torch.where(torch.isfinite(found.sum(1, keepdim=True)), found, inf)
         return torch.stack([self.losses(surrogate.mix(c)) for c in C])
+
+    def on(self, surrogate: Surrogate, chosen: Tensor) -> Surrogate:
+        """The surrogate on some of the units, [units] bool."""
+        parts = self._grouping.spread(chosen)
+        return surrogate.on(parts) if self.by_row else surrogate.on_batches(parts)
 
     def side_by_side(self, surrogate: Surrogate) -> int:
         """How many samples of the units, whose factors are held as numbers of outputs."""
@@ -82,10 +95,10 @@ class Units:
         The p-th is the mean over the p-th sample of the units: which are in it, or how often.
         `room`: bytes to work in.
         """
-        outputs = surrogate.outputs
+        outputs, members = surrogate.outputs, self._grouping.spread(members)
         at_once = max(1, min(AT_ONCE, room // (4 * COPIES)) // outputs.block)
         parts = torch.split(torch.arange(len(members)), at_once)
-        shares = members.double() * self.weights
+        shares = members.double() * self._grouping.sizes
         shares = shares / shares.sum(1, keepdim=True)
         if self.by_row and not outputs.is_by_row:
             # some outputs belong to no row: the loss is called on just those rows

@@ -304,6 +304,8 @@ class Whole(Outputs):
 
     def _mixed_up(self, alike: list[list[int]], generator: torch.Generator) -> Self:
         """All outputs, each with another row: of another batch too, where that has its shapes."""
+        if self.groups is not None:
+            return self._with_groups_mixed_up(self.groups, alike, generator)
         order = list(range(len(self._parts)))
         for group in alike:
             for place, drawn in enumerate(torch.randperm(len(group), generator=generator).tolist()):
@@ -316,6 +318,21 @@ class Whole(Outputs):
             ]
         )
 
+    def _with_groups_mixed_up(
+        self, groups: Tensor, alike: list[list[int]], generator: torch.Generator
+    ) -> Self:
+        """Keep the rows of a group together: they are alike, so mixing them would change little."""
+        parts, of = list(self._parts), torch.split(groups, self.counts)
+        for places in alike:
+            joined = join_rows([parts[p].batch for p in places], [parts[p].n for p in places])
+            apart = [([p], parts[p].batch) for p in places]
+            for some, batch in apart if joined is None else [(places, joined)]:
+                counts = [parts[p].n for p in some]
+                index = _mix_groups(torch.cat([of[p] for p in some]), generator)
+                for p, own in zip(some, torch.split(index, counts), strict=True):
+                    parts[p] = replace(parts[p], batch=take_rows(batch, sum(counts), own))
+        return self._with(parts)
+
     def _alike(self) -> list[list[int]]:
         """Places of batches with the same shapes throughout."""
         groups: dict[str, list[int]] = {}
@@ -323,6 +340,17 @@ class Whole(Outputs):
             shapes = str(shapes_of((part.template, part.batch), all_of=True))
             groups.setdefault(shapes, []).append(place)
         return list(groups.values())
+
+
+def _mix_groups(groups: Tensor, generator: torch.Generator) -> Tensor:
+    """A permutation of rows [n]: groups in one random order take the place of those in another."""
+    one, two = (
+        torch.randperm(int(groups.max()) + 1, generator=generator)[groups].argsort(stable=True)
+        for _ in range(2)
+    )
+    index = torch.empty_like(one)
+    index[one] = two
+    return index
 
 
 def _joined(group: list[Part]) -> list[Part]:

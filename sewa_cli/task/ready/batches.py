@@ -1,7 +1,8 @@
 """Batches of the ready-made tasks: how they are made, and their loss and metrics.
 
 A batch is a dict: what the model takes, `targets` [n] or [n, T] (-100: none), and
-`targets_per_row`, their mean number over *all* rows of the data. The loss of a batch is
+`targets_per_row`, their mean number over *all* rows of the data. In a batch of a language model,
+`texts` [n] labels the text that each row was cut from. The loss of a batch is
 
     sum of the losses of its targets / (n · targets_per_row),
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 IGNORED = -100
+TEXTS = "texts"
 KEPT_BYTES = 2**30
 Batch = dict[str, Any]
 Predict = Callable[[nn.Module, Batch], Tensor]
@@ -86,6 +89,8 @@ def functions_of(
     elif args.metrics:
         functions |= {"observe": deviations, "summarize": mean_absolute_error}
     functions |= head or {}
+    if head is not None:
+        functions["groups"] = itemgetter(TEXTS)
     scores = Scores(batches, functions, IGNORED, language=head is not None)
     functions |= {"score": scores.score}
     for name, part in (("score_parts", "selection"), ("heldout_parts", "heldout")):
@@ -147,7 +152,8 @@ def _number(batch: Batch) -> float:
 
 def inputs_of(batch: Batch) -> Batch:
     """The part of a batch that is for the model."""
-    return {key: x for key, x in batch.items() if key not in ("targets", "targets_per_row")}
+    own = ("targets", "targets_per_row", TEXTS)
+    return {key: x for key, x in batch.items() if key not in own}
 
 
 # metrics, over all targets: of the losses of each and whether it was found, or of what was observed

@@ -3,14 +3,19 @@
 A text that is too long is cut into rows, not truncated. In a causal row every token is predicted
 from those before it in the row, and the last one predicts the first of the next row: so every token
 of a text but its first is a target exactly once, and none is read twice.
+
+Rows of one text depend on each other, so each has a label of its text. A packed row has that of the
+text in its middle: whichever fills more than half of it.
 """
 
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 from sewa_cli.errors import ConfigError, TaskError
@@ -108,32 +113,38 @@ class Language:
 
     def causal(self, texts: Sequence[Tokens]) -> list[Example]:
         """Every wanted token is the target of the one before it."""
-        some = [self._joined(texts)] if self.pack else texts
-        return [example for text in some for example in self._cut(text)]
+        labelled = [(text, [label_of(text.ids)] * len(text.ids)) for text in texts]
+        if self.pack:
+            labelled = [self._joined(labelled)]
+        return [example for one in labelled for example in self._cut(*one)]
 
-    def _cut(self, text: Tokens) -> Iterator[Example]:
+    def _cut(self, text: Tokens, labels: Sequence[int]) -> Iterator[Example]:
         """Its rows; those with nothing to predict are left out, unless there are no others."""
         targets = [i if w else IGNORED for i, w in zip(text.ids, text.wanted, strict=True)][1:]
         if all(target == IGNORED for target in targets):
-            yield self._example(text.ids[:1], [IGNORED])
+            yield self._example(text.ids[:1], [IGNORED], labels[:1])
             return
         for start in range(0, len(targets), self.max_length):
             end = min(start + self.max_length, len(targets))
             if any(target != IGNORED for target in targets[start:end]):
-                yield self._example(text.ids[start:end], targets[start:end])
+                of_targets = labels[start + 1 : end + 1]
+                yield self._example(text.ids[start:end], targets[start:end], of_targets)
 
-    def _joined(self, texts: Sequence[Tokens]) -> Tokens:
-        """One after the other, each ended by the token for that."""
+    def _joined(self, texts: Sequence[tuple[Tokens, list[int]]]) -> tuple[Tokens, list[int]]:
+        """One after the other, each ended by the token for that, and the label of each token."""
         end = self._end(self.tokenizer.eos_token_id)
         ids: list[int] = []
         wanted: list[bool] = []
-        for text in texts:
+        labels: list[int] = []
+        for text, of_text in texts:
             ids += text.ids
             wanted += text.wanted
+            labels += of_text
             if text.ids[-1:] != [end]:
                 ids.append(end)
                 wanted.append(all(text.wanted))  # of a chat, only the answers
-        return Tokens(ids, wanted)
+                labels.append(labels[-1] if labels else 0)
+        return Tokens(ids, wanted), labels
 
     def _end(self, *tokens: int | None) -> int:
         found = next((token for token in tokens if token is not None), None)
@@ -154,7 +165,8 @@ class Language:
         special = set(self.tokenizer.all_special_ids)
         words = [i for i in range(len(self.tokenizer)) if i not in special]
         examples = []
-        for ids in self._bracketed(self._encode([as_text(r, column) for r in rows], special=False)):
+        texts = self._encode([as_text(r, column) for r in rows], special=False)
+        for ids, label in self._bracketed(texts):
             targets = [IGNORED] * len(ids)
             seen = list(ids)
             for place, token in enumerate(ids):
@@ -166,23 +178,26 @@ class Language:
                     seen[place] = self.tokenizer.mask_token_id
                 elif fate >= _KEPT:
                     seen[place] = draw.choice(words)
-            examples.append(self._example(seen, targets))
+            examples.append(self._example(seen, targets, [label]))
         return examples
 
-    def _bracketed(self, texts: list[list[int]]) -> Iterator[list[int]]:
-        """Rows of texts without special tokens, each with those that the tokenizer puts around."""
+    def _bracketed(self, texts: list[list[int]]) -> Iterator[tuple[list[int], int]]:
+        """Rows of texts, with the tokenizer's special tokens around each, and their labels."""
         before, after = self._brackets
         room = self.max_length - len(before) - len(after)
         if room < 1:
             raise ConfigError(
                 f"args.max_length: {self.max_length} leaves no room between the special tokens"
             )
+        labels = [[label_of(ids)] * (len(ids) + 1) for ids in texts]
         if self.pack:
             end = self._end(self.tokenizer.eos_token_id, self.tokenizer.sep_token_id)
+            labels = [[label for own in labels for label in own]]
             texts = [[token for ids in texts for token in [*ids, end]][:-1]]
-        for ids in texts:
+        for ids, own in zip(texts, labels, strict=True):
             for start in range(0, max(1, len(ids)), room):
-                yield [*before, *ids[start : start + room], *after]
+                here = slice(start, start + room)
+                yield [*before, *ids[here], *after], _middle(own[here])
 
     @cached_property
     def _brackets(self) -> tuple[list[int], list[int]]:
@@ -191,8 +206,18 @@ class Language:
         start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
         return whole[:start], whole[start + len(bare) :]
 
-    def _example(self, ids: list[int], targets: list[int]) -> Example:
+    def _example(self, ids: list[int], targets: list[int], labels: Sequence[int]) -> Example:
         inputs = {"input_ids": ids, "attention_mask": [1] * len(ids)}
         if "token_type_ids" in self.tokenizer.model_input_names:
             inputs["token_type_ids"] = [0] * len(ids)
-        return Example(inputs, targets)
+        return Example(inputs, targets, text=_middle(labels))
+
+
+def label_of(ids: list[int]) -> int:
+    """A number that only texts with the same tokens share."""
+    digest = blake2b(array("q", ids).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _middle(labels: Sequence[int]) -> int:
+    return labels[len(labels) // 2] if labels else 0

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.task.ready.batches import IGNORED, Batch
+from sewa_cli.task.ready.batches import IGNORED, TEXTS, Batch
 from sewa_cli.task.ready.labels import Labels
 from sewa_cli.task.ready.tables import Row
 
@@ -23,6 +23,7 @@ class Example:
     inputs: dict[str, list[int]]
     targets: list[int] | float | int
     is_cut: bool = False  # tokens were lost
+    text: int | None = None  # of language models: a label of the text that the row was cut from
 
     @property
     def number_of_targets(self) -> int:
@@ -106,6 +107,8 @@ class Reader:
             batch["targets"] = _pad(targets, IGNORED)  # type: ignore[arg-type]
         else:
             batch["targets"] = torch.tensor(targets)
+        if examples[0].text is not None:
+            batch[TEXTS] = torch.tensor([example.text for example in examples])
         return {**batch, "targets_per_row": per_row}
 
 

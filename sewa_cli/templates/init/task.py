@@ -44,6 +44,11 @@ def heldout_data():
 #     """Batches to recompute BatchNorm statistics on. Left out: the selection data."""
 
 
+# def groups(batch):
+#     """A label for each example, if some depend on each other: the document it was cut from."""
+#     return batch[2]
+
+
 # def targets(batch):
 #     """Classes, if `loss` is the mean of their cross-entropies: logits are made in pieces then."""
 #     return batch[1]
