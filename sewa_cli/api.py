@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ def select(
     heldout_data: Data | None = None,
     training_data: Data | None = None,
     metrics: Callable[[nn.Module], Mapping[str, float]] | None = None,
+    groups: Callable[[Any], Sequence[Hashable] | Tensor] | None = None,
     targets: Callable[[Any], Tensor | tuple[Tensor, Tensor]] | None = None,
     features: Callable[[nn.Module, Any], Tensor] | None = None,
     head: Callable[[nn.Module, Tensor], Tensor] | None = None,
@@ -49,6 +50,7 @@ def select(
     model        an nn.Module the checkpoints fit; it is copied, yours stays as it is
     loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
     *_data       re-iterable batches, or a function that returns them
+    groups       groups(batch): a label for each example, if some depend on each other
     targets      targets(batch): the classes, if the loss is a cross-entropy (docs/tasks.md)
     metric       choose by this and not by the loss: what score(model, part) gives for each of
                  `score_parts`, within a `budget` of evaluations (docs/metrics.md)
@@ -66,6 +68,7 @@ def select(
         "heldout_data": _as_function(heldout_data),
         "training_data": _as_function(training_data),
         "metrics": metrics,
+        "groups": groups,
         "targets": targets,
         "features": features,
         "head": head,

@@ -278,6 +278,27 @@ def test_labels_that_were_shuffled_are_noise_and_their_own_matter() -> None:
     assert verdicts.count("noise") >= 6
 
 
+def test_shuffled_labels_of_copies_fit_by_luck_no_more_often_than_those_of_one() -> None:
+    whole = functions()["data"](1)
+    x = torch.cat([batch["x"] for batch in whole])
+    y = torch.cat([batch["labels"] for batch in whole])
+    verdicts: dict[bool, list[str]] = {True: [], False: []}
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        labels = y[torch.randperm(60, generator=generator)]
+        group = torch.randint(12, (150,), generator=generator)  # of several sizes
+        parts = zip(*(part.split(40) for part in (x[group], labels[group], group)), strict=True)
+        batches = [dict(zip(("x", "labels", "group"), part, strict=True)) for part in parts]
+        for is_grouped, found in verdicts.items():
+            problem = problem_of()
+            problem.objective.selection = batches
+            problem.objective.label_groups = (lambda b: b["group"].tolist()) if is_grouped else None
+            here = digested(problem)
+            found.append(here.outputs.labels([here.base], seed))
+    assert verdicts[True].count("matter") <= 1
+    assert verdicts[False].count("matter") >= 2
+
+
 # ---- rows --------------------------------------------------------------------------------------
 
 

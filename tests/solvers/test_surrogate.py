@@ -517,6 +517,27 @@ def test_labels_that_were_shuffled_are_noise_and_a_loss_without_labels_sees_none
     assert blind.outputs.labels([blind.base]) == "unseen"
 
 
+def test_shuffled_labels_of_copies_fit_by_luck_no_more_often_than_those_of_one() -> None:
+    """Rows of a group, in several batches and as many as they may be, are mixed up together."""
+    verdicts: dict[bool, list[str]] = {True: [], False: []}
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(20, 4, generator=generator)
+        labels = torch.randint(3, (20,), generator=generator)
+        group = torch.arange(20).repeat_interleave(torch.arange(20) % 4 + 6)
+        group = group[torch.randperm(len(group), generator=generator)]
+        columns = (part.split(16) for part in (x[group], labels[group], group))
+        batches = list(zip(*columns, strict=True))
+        for is_grouped, found in verdicts.items():
+            problem = Problem(3, seed, batches=batches)
+            problem.objective.label_groups = (lambda b: b[2].tolist()) if is_grouped else None
+            outputs = problem.surrogate().outputs
+            problem.model.set(problem.W[0])
+            found.append(outputs.labels([outputs.true_outputs()], seed))
+    assert verdicts[True].count("matter") == 0
+    assert verdicts[False].count("matter") >= 2  # 13 of 60
+
+
 def test_a_loss_over_the_whole_batch_does_not_split() -> None:
     problem = Problem(loss=lambda outputs, _: outputs.var(dim=0).sum())
     surrogate = problem.surrogate()

@@ -62,6 +62,7 @@ COLUMNS: dict[str, dict[str, str | None]] = {
 # of causal-lm, the first of these that the data have
 FORMS = (("text",), ("messages",), ("prompt", "completion"))
 USUAL_LENGTH = 128
+FEWEST_TEXTS = 20  # with fewer there are no intervals
 
 
 def _has_config(path: Path) -> Path:
@@ -143,6 +144,17 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
 def predict(model: nn.Module, batch: Batch) -> Tensor:
     logits: Tensor = model(**inputs_for(model, batch)).logits
     return logits
+
+
+def _note_of_few_texts(path: Path, texts: Sequence[int | None]) -> list[str]:
+    """Say that rows cut from a few texts are few examples."""
+    count = len(set(texts))
+    if None in texts or not count < min(len(texts), FEWEST_TEXTS):
+        return []
+    return [
+        f"{path}: its {len(texts)} rows are of {count} text{'s' * (count > 1)}, and count as "
+        f"{count}; for intervals, give {FEWEST_TEXTS} texts or more, each in a row of its own"
+    ]
 
 
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
@@ -245,6 +257,8 @@ class _HuggingFace:
             path = self._args.sources[part]
             batches[part], note = reader.batch(examples, self._args.batch_size, path)
             self.notes += [note] if note else []
+            if part != "training":
+                self.notes += _note_of_few_texts(path, [x.text for x in examples])
             if cut := sum(example.is_cut for example in examples):
                 self.notes.append(
                     f"{path}: {cut} of {len(examples)} rows for {part} are longer than "
