@@ -44,51 +44,51 @@ class Ranks:
         return self.size > 1
 
     def sum(self, numbers: Tensor) -> Tensor:
-        """Over all ranks, in their order: the same bytes on each."""
+        """Sum over all ranks, in their order: the same bytes on each."""
         return numbers
 
     def same(self, value: T) -> T:
-        """Rank 0's, on every rank."""
+        """Return rank 0's value on every rank."""
         return value
 
     def same_number(self, number: Tensor) -> Tensor:
-        """Rank 0's, on every rank; alone, nobody waits for the device."""
+        """Return rank 0's number on every rank; alone, nobody waits for the device."""
         return number
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's, on every rank."""
+        """Return every rank's value on every rank."""
         return [value]
 
     def gather_rows(self, rows: Tensor) -> list[Tensor]:
-        """The same for tensors of one shape."""
+        """Do the same for tensors of one shape."""
         return [rows]
 
     def all_come(self) -> bool:
-        """Whether every rank gets here soon, though some may wait for each other elsewhere."""
+        """Return whether all ranks get here soon, though some may wait for each other elsewhere."""
         return True
 
-    def cause_of(self, error: BaseException, told: bool) -> BaseException | None:
+    def cause_of(self, error: BaseException, interrupted: bool) -> BaseException | None:
         """Return the error that this rank reports, or None where another rank does.
 
-        `told`: the rank was told to end, by Ctrl-C or by torchrun.
+        `interrupted`: by Ctrl-C, or by torchrun, which ends all ranks when one has died.
         """
-        del told
+        del interrupted  # matters where there are others
         return error
 
     def send(self, array: Array) -> None:
-        """To rank 0."""
+        """Send it to rank 0."""
         raise NotImplementedError
 
     def receive(self, into: Array, rank: int) -> None:
         raise NotImplementedError
 
     def rows(self, n: int, rank: int | None = None) -> range:
-        """Those of n that are a rank's own; as many on each, or one more."""
+        """Return which of n a rank has: as many on each, or one more."""
         rank = self.rank if rank is None else rank
         return range(n * rank // self.size, n * (rank + 1) // self.size)
 
     def columns(self, shape: tuple[int, ...], rank: int | None = None) -> slice:
-        """Those of a tensor, laid flat, that are a rank's own: whole rows of it, as FSDP shards.
+        """Return which elements of a flat tensor a rank has: whole rows, as FSDP shards.
 
         Of what has too few rows for all, rank 0 has everything.
         """
@@ -104,7 +104,7 @@ class Ranks:
 
 
 class _Several(Ranks):
-    """Those that torchrun has started."""
+    """The ranks that torchrun has started."""
 
     def __init__(self) -> None:
         import torch
@@ -171,9 +171,9 @@ class _Several(Ranks):
             store.add(key, -self.size)  # whoever comes later does not wait
         return bool(count >= self.size)
 
-    def cause_of(self, error: BaseException, told: bool) -> BaseException | None:
+    def cause_of(self, error: BaseException, interrupted: bool) -> BaseException | None:
         # rank 0 goes first: an error that all have is reported without a rank's number
-        end = time.monotonic() + (0 if told else MOMENT if self.rank == 0 else 3 * MOMENT)
+        end = time.monotonic() + (0 if interrupted else MOMENT if self.rank == 0 else 3 * MOMENT)
         try:
             while not self._store.check(["said"]):
                 lost = self._lost()
@@ -194,7 +194,7 @@ class _Several(Ranks):
         return None
 
     def _lost(self) -> int | None:
-        """A rank whose process on this host is gone."""
+        """Return a rank whose process on this host is gone."""
         import psutil
 
         for rank, (host, process) in enumerate(self._processes):
@@ -233,12 +233,12 @@ _here: Ranks = ALONE
 
 
 def here() -> Ranks:
-    """The ranks that this process is one of. There is one such group, as in torch itself."""
+    """Return the ranks that this process is one of. There is one such group, as in torch itself."""
     return _here
 
 
 def are_several() -> bool:
-    """Whether torchrun has started this process beside others.
+    """Return whether torchrun has started this process together with others.
 
     Other launchers set most of these variables too, also for a process that is alone.
     """
@@ -248,7 +248,7 @@ def are_several() -> bool:
 
 
 def join() -> Ranks:
-    """Be one of them, if there are others."""
+    """Join the other ranks, if there are any."""
     global _here
     if are_several() and not _here.several:
         _here = _Several()
@@ -256,7 +256,7 @@ def join() -> Ranks:
 
 
 def leave() -> None:
-    """When all is done, by all."""
+    """Leave the other ranks; all do this, when all is done."""
     global _here
     if isinstance(_here, _Several):
         _here.end()

@@ -52,15 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(error: BaseException) -> int:
     """Report what ended the command, or let another rank do it. Returns the exit code."""
-    told, here = interrupts.came() or isinstance(error, KeyboardInterrupt), ranks.here()
+    here = ranks.here()
+    interrupted = interrupts.came() or isinstance(error, KeyboardInterrupt)
     if here.several:
         interrupts.ignore()  # torchrun tells the others to end as soon as one has
-    cause = here.cause_of(error, told)
+    cause = here.cause_of(error, interrupted)
     if cause is None:
         _hush(sys.stderr)
     elif here.rank > 0:
         _speak_as(here.rank if cause is error else None)
-    if told and cause in (error, None):
+    if interrupted and cause in (error, None):
         return interrupts.CODE
     return _tell(error if cause is None else cause, typed.verbose)
 
@@ -105,7 +106,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _tell(error: BaseException, verbose: bool) -> int:
-    """One line for what ended the command. Returns the exit code."""
+    """Write one line about what ended the command. Returns the exit code."""
     if isinstance(error, SewaError):
         if verbose:
             _say_traceback(error.__cause__ or error if isinstance(error, UserCodeError) else error)
@@ -189,7 +190,7 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
 
 
 def without_blas() -> None:
-    """For commands that only add: NumPy's BLAS would start a thread for each core, which spin."""
+    """Keep NumPy's BLAS from starting a thread for each core, for commands that only add."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
@@ -236,7 +237,7 @@ class _Stdout(io.FileIO):
 
 
 def _open_closed_streams() -> None:
-    """Where standard input, output or error is closed, the void is opened in its place.
+    """Open the void in the place of a closed standard input, output or error.
 
     Else the next file would get that number: a checkpoint, with what others print in its middle.
     """
@@ -262,13 +263,13 @@ def _pipe_closed() -> int:
 
 
 def _hush(stream: TextIO) -> None:
-    """What still goes there goes nowhere; the descriptor, as Python flushes once more at exit."""
+    """Send to the void what is still written there; Python flushes once more at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say_error(fault: str) -> None:
-    """One line, whatever the names in it are."""
+    """Write one line, whatever the names in it are."""
     _say(f"error: {_rank}{shown(fault, LONGEST)}")
 
 

@@ -130,7 +130,7 @@ def _values_of(dtype: np.dtype[Any], wide: np.dtype[Any]) -> Array:
 
 
 def _round(total: Array, out: Array) -> None:
-    """To the nearest, ties to even; from float64 to 16 bits by way of float32, as torch does it."""
+    """Round to the nearest, ties to even; float64 to 16 bits by way of float32, as in torch."""
     narrow = out.dtype.itemsize < 4 and total.dtype == np.float64
     out[...] = total.astype(np.float32) if narrow else total
 
@@ -147,13 +147,13 @@ def is_finite(part: Array) -> bool:
 
 
 def pieces(array: Array) -> list[Array]:
-    """Flat views [≤ PIECE], in order; of an empty array, one that is empty."""
+    """Cut into flat views [≤ PIECE], in order; an empty array gives an empty one."""
     flat = array.reshape(-1)
     return [flat[start : start + PIECE] for start in range(0, max(1, flat.size), PIECE)]
 
 
 def thread_count() -> int:
-    """As many as OMP_NUM_THREADS says, or as there are cores for us."""
+    """Return what OMP_NUM_THREADS says, or the number of cores for this process."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -15,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers.memory import peaks
 from helpers.tiny import Sewa
 from safetensors.torch import load_file
 from torch import nn
@@ -321,23 +320,6 @@ def test_average_of_pytorch_files_is_the_naive_mean_in_either_form(
     assert Path("again.pt").read_bytes() == Path("mean.pt").read_bytes()
 
 
-PEAK = """
-import re, sys, threading, time, torch
-from sewa_cli.cli import main
-import sewa_cli.commands
-def anonymous():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-base, peak, run = anonymous(), [0], [True]
-def watch():
-    while run[0]:
-        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)
-thread = threading.Thread(target=watch); thread.start()
-code = main(["average", *sys.argv[1:], "-q"])
-run[0] = False; thread.join()
-print(peak[0] - base, file=sys.stderr); sys.exit(code)
-"""
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 @pytest.mark.parametrize("layout", ["pt", pytest.param("sharded", marks=pytest.mark.long)])
 def test_memory_stays_far_below_one_file(tmp_path: Path, layout: str) -> None:
@@ -351,9 +333,7 @@ def test_memory_stays_far_below_one_file(tmp_path: Path, layout: str) -> None:
         else:
             save_sharded(tensors, run / f"checkpoint-{step}")
     output = tmp_path / ("out.safetensors" if layout == "pt" else "out")
-    command = [sys.executable, "-W", "ignore", "-c", PEAK, str(run), "-o", str(output)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(ended.stderr.split()[-1]) < 60e6
+    assert max(peaks([f"average {run} -o {output} -q"])) < 60e6
     [mean] = library.open_all([output], Reads(), keep_ours=True)
     assert mean.read("w7")[5] == 2.0
 

@@ -13,6 +13,7 @@ from threading import Lock
 
 import pytest
 import torch
+from helpers.memory import peaks
 from helpers.shells import shell
 from helpers.tiny import TASK, Sewa, train_tiny, user_loss
 from safetensors import safe_open
@@ -410,41 +411,18 @@ def test_checkpoints_that_take_no_part_may_change_and_others_may_be_added(
     assert_equal("out.safetensors", last)
 
 
-PEAK = """
-import re, sys, threading, time
-from sewa_cli.cli import main
-import sewa_cli.commands.average
-def anonymous():
-    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-base, peak, run = anonymous(), [0], [True]
-def watch():
-    while run[0]:
-        peak[0] = max(peak[0], anonymous()); time.sleep(0.001)
-thread = threading.Thread(target=watch); thread.start()
-code = main(["average", sys.argv[1], "-o", sys.argv[1] + "/out.safetensors", "-q", "--force"])
-run[0] = False; thread.join()
-print(peak[0] - base, file=sys.stderr); sys.exit(code)
-"""
-
-
-def peak_of_averaging(folder: Path) -> int:
-    """Bytes of anonymous memory on top of what the imports take."""
-    command = [sys.executable, "-W", "ignore", "-c", PEAK, str(folder)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(ended.stderr.split()[-1])
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
 def test_averaging_holds_a_few_blocks_in_memory_however_many_files(tmp_path: Path) -> None:
     """Files of 24 MB: the peak of anonymous memory stays below two of them, for 20 and for 200."""
     for step in range(20):
         state = {f"w{i}": torch.full((500_000,), float(step)) for i in range(12)}
         save_file(state, tmp_path / f"step-{step}.safetensors")
-    few = peak_of_averaging(tmp_path)
+    command = f"average {tmp_path} -o {tmp_path}/out.safetensors -q --force"
+    [few] = peaks([command])
     assert load_file(tmp_path / "out.safetensors")["w3"][0] == pytest.approx(9.5)
     for step in range(20, 200):
         os.link(tmp_path / f"step-{step % 20}.safetensors", tmp_path / f"step-{step}.safetensors")
-    many = peak_of_averaging(tmp_path)
+    [many] = peaks([command])
     assert max(few, many) < 48e6
     assert abs(many - few) < 20e6
 
