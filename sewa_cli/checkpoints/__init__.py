@@ -6,6 +6,7 @@ format allows it, until a tensor is asked for.
 layout       which files and folders of a directory are checkpoints
 opening      opens one of them, by its format:
   safetensors, pytorch, distributed, adapters
+state        which tensors of a nested file are weights
 checkpoint   what they all become
 order        sorted by step, narrowed down, all of one model
 matching     maps their names to the model's

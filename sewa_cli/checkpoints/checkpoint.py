@@ -24,6 +24,7 @@ from typing import (
     runtime_checkable,
 )
 
+from sewa_cli.checkpoints.state import Why
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
@@ -98,6 +99,8 @@ class Header:
     step: int | None = None  # as recorded in the file itself
     metrics: dict[str, float] = field(default_factory=dict)
     mapped: bool = True  # a tensor that is read is a view of the file, and takes no memory
+    left: dict[str, Why] = field(default_factory=dict)  # keys of tensors that are not weights
+    groups: tuple[str, ...] = ()  # the keys of several state dicts, which begin the names
 
 
 @dataclass
@@ -124,6 +127,8 @@ class Checkpoint:
     files: tuple[Path, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
     mapped: bool = True  # tensors are views of the files, and take no memory
+    left: dict[str, Why] = field(default_factory=dict, repr=False)  # see Header
+    groups: tuple[str, ...] = ()
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
     sha256: str | None = field(default=None, repr=False)  # of the files, if it was taken
     _open: Callable[[Path], Reader] | None = field(default=None, repr=False)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,91 +43,39 @@ _ALLOWED = {("torch.distributed.checkpoint.metadata", name) for name in _METADAT
 _DTYPE = re.compile(r"(b?float|complex|bool|bits|q?u?int)\w*")
 _MOST = 64  # dimensions of a tensor, levels of a state dict
 _MOST_METADATA = 128 * MIB
-_MOST_OPCODES = 12_000_000  # a chunk of a tensor has seventy: 70B parameters on 64 ranks
-
-# opcodes of numbers, text, lists and dicts; those that make or change an object are below
-_PLAIN = """
-    PROTO FRAME STOP MARK POP MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE
-    BININT BININT1 BININT2 LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE SHORT_BINBYTES BINBYTES
-    EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT GLOBAL STACK_GLOBAL
-"""
-_CODES = [getattr(pickle, name)[0] for name in _PLAIN.split()]
 
 
-@dataclass(slots=True, eq=False)
 class _Record:
-    """Stands for a class of the metadata or, with `args`, for an object of it. Does nothing."""
+    """An object of a class of the metadata: what it was made of. Does nothing."""
 
     name: str
-    args: tuple[Any, ...] | None = None
+    args: tuple[Any, ...] = ()
     state: Any = None
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
 
 
 class _Refused(pickle.UnpicklingError): ...
 
 
-class _TooMany(Exception): ...
-
-
-class _Counted(dict[int, Any]):
-    """What each opcode does; refuses when there are too many of them."""
-
-    count = 0
-
-    def __getitem__(self, code: int) -> Any:
-        self.count += 1
-        if self.count > _MOST_OPCODES:
-            raise _TooMany
-        return super().__getitem__(code)
-
-
 class _Unpickler(pickle._Unpickler):
-    """Python's own unpickler, not the one in C: it has no opcodes but those listed here."""
-
-    stack: list[Any]
+    """Python's own, as the one in C reserves as much memory as a pickle asks for."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self.dispatch = _Counted(self.dispatch)  # type: ignore[misc]
+        self._classes: dict[tuple[str, str], type[_Record]] = {}  # which the pickle may change
 
-    def find_class(self, module: str, name: str) -> _Record:
+    def find_class(self, module: str, name: str) -> type[_Record]:
         is_dtype = module == "torch" and _DTYPE.fullmatch(name)
         is_path = module in ("pathlib", "pathlib._local")  # where it was saved
         if not (is_dtype or is_path or (module, name) in _ALLOWED):
             raise _Refused(f"{module}.{name}")
-        return _Record(name)
-
-    def make(self) -> None:
-        args, kind = self.stack.pop(), self.stack.pop()
-        if type(kind) is not _Record or kind.args is not None or type(args) is not tuple:
-            raise TypeError("only classes make objects")
-        self.stack.append(_Record(kind.name, args))
-
-    def build(self) -> None:
-        state, target = self.stack.pop(), self.stack[-1]
-        if type(target) is not _Record or target.args is None:
-            raise _Refused("changes to a class or a function")
-        target.state = state
-
-    def set_item(self) -> None:
-        self._check_keys(self.stack[-2:-1])
-        super().dispatch[pickle.SETITEM[0]](self)  # type: ignore[arg-type]
-
-    def set_items(self) -> None:
-        self._check_keys(self.stack[::2])
-        super().dispatch[pickle.SETITEMS[0]](self)  # type: ignore[arg-type]
-
-    def _check_keys(self, keys: Iterable[object]) -> None:
-        if not all(type(key) in (str, int, _Record) for key in keys):
-            raise TypeError("keys are text")  # hashing a deeply nested tuple crashes the process
-
-    dispatch = {code: pickle._Unpickler.dispatch[code] for code in _CODES} | {  # type: ignore[assignment]
-        pickle.REDUCE[0]: make,
-        pickle.NEWOBJ[0]: make,
-        pickle.BUILD[0]: build,
-        pickle.SETITEM[0]: set_item,
-        pickle.SETITEMS[0]: set_items,
-    }
+        made = type(name, (_Record,), {"name": name})
+        return self._classes.setdefault((module, name), made)
 
 
 class Place(NamedTuple):
@@ -204,7 +151,7 @@ class Metadata:
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
     """The attributes that an object of this class was saved with."""
-    if type(value) is not _Record or value.name != kind or type(value.state) is not dict:
+    if not isinstance(value, _Record) or value.name != kind or type(value.state) is not dict:
         raise TypeError(kind)
     return value.state
 
@@ -238,8 +185,6 @@ def read_metadata(folder: Path) -> Metadata:
         raise CheckpointError(
             f"{path}: needs {shown(error, 100)} to be loaded, which could run code; {REFUSED}"
         ) from None
-    except _TooMany:
-        raise CheckpointError(f"{path}: holds too many values to be read") from None
     except Exception as error:  # a torn pickle fails in many ways
         raise Unfinished(f"{path}: not a complete file ({error!r:.160}); save it again") from error
     return Metadata(content)

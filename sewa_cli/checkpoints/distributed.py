@@ -31,15 +31,13 @@ from sewa_cli.checkpoints.dcp_metadata import (
 )
 from sewa_cli.checkpoints.mapped import mapped_bytes
 from sewa_cli.checkpoints.pytorch import (
-    STATE_KEYS,
     STEP_KEYS,
     check_dense,
     is_tensor,
     load_plain,
-    no_such_key,
-    usual_key,
     word_of,
 )
+from sewa_cli.checkpoints.state import find_weights
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, open_regular
@@ -49,6 +47,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _LONGEST_NUMBER = MIB  # in a file
+
+
+class _Key(str):
+    """A tensor's key in the metadata."""
 
 
 class _Stored:
@@ -171,25 +173,30 @@ def open_folder(folder: Path, state_key: str | None = None) -> Header:
 def _open(folder: Path, state_key: str | None) -> Header:
     metadata = read_metadata(folder)
     files = _check_files(folder, metadata)
-    ways = {
-        key: metadata.way(key)
-        for key in sorted(metadata.entries)
-        if metadata.is_a("TensorStorageMetadata", key)
-    }
-    prefix = _prefix(folder, ways, state_key)
-    tensors: dict[str, Entry] = {}
-    for key, way in ways.items():
-        if way[: len(prefix)] == prefix and (prefix or len(way) == 1):
-            name = ".".join(way[len(prefix) :])
-            if name in tensors:
-                raise CheckpointError(
-                    f"{folder / METADATA}: two tensors are called {shown(name, 100)}"
-                )
-            tensors[name] = metadata.tensor(key)
+    content: dict[str, Any] = {}
+    for key in sorted(metadata.entries):
+        *parents, name = metadata.way(key)
+        here = content
+        for parent in parents:
+            here = here.setdefault(parent, {})
+        if name in here:
+            raise TypeError(key)
+        is_value = metadata.is_a("BytesStorageMetadata", key)
+        here[name] = None if is_value else _Key(key)
+
+    def is_weight(key: _Key) -> bool:
+        info = metadata.tensor(key).info
+        return info.is_float and bool(info.shape)
+
+    state = find_weights(
+        folder, content, state_key, lambda value: isinstance(value, _Key), is_weight
+    )
+    tensors = {name: metadata.tensor(key) for name, key in state.tensors.items()}
     infos = {name: tensors[name].info for name in sorted(tensors)}
     step = next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None)
     reader = partial(_Stored, folder, tensors)
-    return Header(infos, files, reader, step=step, mapped=False)
+    left, groups = state.left_keys(), state.groups
+    return Header(infos, files, reader, step=step, mapped=False, left=left, groups=groups)
 
 
 def _check_files(folder: Path, metadata: Metadata) -> tuple[Path, ...]:
@@ -207,21 +214,6 @@ def _check_files(folder: Path, metadata: Metadata) -> tuple[Path, ...]:
         if size < total:  # no two tensors share bytes
             raise CheckpointError(f"{file}: has {size} bytes where {METADATA} needs {total}")
     return (index, *files)
-
-
-def _prefix(
-    folder: Path, ways: Mapping[str, tuple[str, ...]], state_key: str | None
-) -> tuple[str, ...]:
-    """Where the model's weights are: under the given key, a usual one, or at the top."""
-    tops = dict.fromkeys(way[0] for way in ways.values() if len(way) > 1)
-    if state_key is not None:
-        wanted = tuple(state_key.split("."))
-        if not any(way[: len(wanted)] == wanted for way in ways.values()):
-            raise no_such_key(folder, state_key, tops or ["only the weights themselves"])
-        return wanted
-    found = [key for key in STATE_KEYS if key in tops]
-    key = usual_key(folder, found, any(len(way) == 1 for way in ways.values()), tops)
-    return () if key is None else (key,)
 
 
 def _number(folder: Path, metadata: Metadata, key: str) -> int | None:

@@ -38,9 +38,10 @@ from sewa_cli.checkpoints.opening import (
     weights_in,
 )
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
+from sewa_cli.checkpoints.state import Why
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
 from sewa_cli.files import MIB, real
-from sewa_cli.text import size
+from sewa_cli.text import few, shown, size
 
 _WORDS: dict[Kind, str] = {
     "file": "safetensors file",
@@ -49,6 +50,13 @@ _WORDS: dict[Kind, str] = {
     "adapter": "PEFT adapter",
     "torch": "PyTorch file",
     "distributed": "distributed checkpoint",
+}
+_LEFT: dict[Why, str] = {
+    "training": "left out as state of the training",
+    "number": "not averaged, as single numbers or integers",
+    "copy": "left out as a copy of the weights; --state-key KEY averages it instead",
+    "unnamed": "left out, as --state-key names other weights",
+    "other": "tensors in it are not averaged; --state-key KEY averages them alone",
 }
 _NOT_WEIGHTS = re.compile(
     r"(optimizer|optim|scheduler|scaler|rng_state|random_states|training_args)([-_.].*)?"
@@ -104,9 +112,24 @@ def open_all(
     opened = _without_last(opened, found, note)
     for text in found.notes:
         note(text)
+    _tell_left(opened, warn, note)
     if opened:
         note(_summary(opened))
     return opened
+
+
+def _tell_left(
+    opened: Sequence[Checkpoint], warn: Callable[[str], None], note: Callable[[str], None]
+) -> None:
+    """Name the tensors that are not averaged."""
+    keys: dict[Why, dict[str, Path]] = {}
+    for checkpoint in opened:
+        for key, why in checkpoint.left.items():
+            keys.setdefault(why, {}).setdefault(key, checkpoint.path)
+    for why, places in keys.items():
+        where, named = next(iter(places.values())), few([shown(key, 40) for key in places], 8)
+        text = f"{where}: {named}: {_LEFT[why]}"
+        (note if why in ("training", "number") else warn)(text)
 
 
 def _has_keys(checkpoint: Checkpoint) -> bool:

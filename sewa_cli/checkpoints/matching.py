@@ -13,6 +13,7 @@ from sewa_cli.text import few
 if TYPE_CHECKING:
     from torch import Tensor
 
+_ONE_ALONE = "; it has several state dicts: {}; --state-key KEY takes one alone"
 # of DistributedDataParallel, torch.compile and many trainers, before every name
 PREFIXES = ("module.", "_orig_mod.", "model.")
 
@@ -35,6 +36,7 @@ def match_names(
         raise CheckpointError(
             f"{checkpoint.path}: does not fit the model that build_model() returns: "
             + "; ".join(told)
+            + (_ONE_ALONE.format(", ".join(checkpoint.groups)) if checkpoint.groups else "")
         )
     kept = {next(name for name in names if name in sources): names[0] for names in tied}
     float_names = set(floats)

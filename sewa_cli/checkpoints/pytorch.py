@@ -13,64 +13,27 @@ import struct
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers, reading
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
+from sewa_cli.checkpoints.state import State, find_weights
 from sewa_cli.dtypes import WORDS, Array, as_array
-from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, open_regular
-from sewa_cli.text import few, one_line, shown
+from sewa_cli.text import one_line, shown
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-STATE_KEYS = ("state_dict", "model", "model_state_dict", "ema")
 STEP_KEYS = ("global_step", "step")
-LIGHTNING = "pytorch-lightning_version"
 REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
-_ZIP = b"PK\x03\x04"
-_MOST_TUPLES = 256  # in a tuple, at any depth
-_LONGEST_NAME = 1000
-_LONGEST_VALUE = 16 * MIB
-_MOST_PICKLED = 64 * MIB  # of a file's pickles; its tensors' bytes are not in them
-_MOST_OPCODES = 3_000_000  # of all pickles in a file; a tensor has thirty
+_MOST_PICKLED = 64 * MIB  # of a file's pickle; its tensors' bytes are not in it
 _MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
-
-
-class _Forged(pickle.UnpicklingError): ...
-
-
-class _Pickled:
-    """A file's pickles, read no further than it takes to hold names and plain values."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._left = _MOST_PICKLED
-        self.opcodes = 0
-        self.tell = file.tell
-
-    def read(self, count: int) -> bytes:
-        self._take(count)
-        return self._file.read(count)
-
-    def readline(self) -> bytes:
-        line = self._file.readline(_LONGEST_VALUE + 1)
-        self._take(len(line))
-        return line
-
-    def _take(self, count: int) -> None:
-        self._left -= count
-        if count > _LONGEST_VALUE or self._left < 0:
-            raise _Forged("holds names or plain values without end")
-
-
-class _Global(int):
-    """A name in a pickle, on the stack of `_check_pickle`."""
 
 
 class _Loaded:
@@ -85,7 +48,8 @@ class _Loaded:
     def read(self, name: str) -> Tensor:
         path = self._places[name]
         if path not in self._states:
-            self._states[path] = find_state(path, load(path, self._base), self._state_key)[1]
+            state = find_state(path, load(path, self._base), self._state_key)
+            self._states[path] = state.tensors
         if name not in self._states[path]:
             raise CheckpointError(f"{path}: {name}: has changed since it was opened")
         return self._states[path][name].detach()
@@ -96,13 +60,18 @@ class _Loaded:
 
 def open_file(path: Path, state_key: str | None = None) -> Header:
     content = load(path)
-    key, state = find_state(path, content, state_key)
-    about = content if key is not None else {}
-    step = next((n for word in STEP_KEYS if type(n := about.get(word)) is int), None)
-    tensors = {name: _info(path, name, tensor) for name, tensor in state.items()}
-    reader = partial(_Loaded, dict.fromkeys(tensors, path), state_key)
-    mapped = _start(path) == _ZIP
-    return Header(tensors, (path,), reader, step=step, metrics=_metrics(about), mapped=mapped)
+    state = find_state(path, content, state_key)
+    tensors = {name: _info(path, name, tensor) for name, tensor in state.tensors.items()}
+    return Header(
+        tensors,
+        (path,),
+        partial(_Loaded, dict.fromkeys(tensors, path), state_key),
+        step=next((n for word in STEP_KEYS if type(n := content.get(word)) is int), None),
+        metrics=_metrics(content),
+        mapped=_is_mapped(path),
+        left=state.left_keys(),
+        groups=state.groups,
+    )
 
 
 def open_set(index: Path, state_key: str | None = None) -> Header:
@@ -110,27 +79,26 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
     places = read_index(index)
     tensors: dict[str, TensorInfo] = {}
     for shard, names in shards_of(places).items():
-        _, state = find_state(shard, load(shard), state_key)
+        state = find_state(shard, load(shard), state_key).tensors
         check_holds(shard, names, state)
         tensors |= {name: _info(shard, name, state[name]) for name in sorted(names)}
     shards = tuple(shards_of(places))
-    mapped = all(_start(shard) == _ZIP for shard in shards)
+    mapped = all(map(_is_mapped, shards))
     return Header(tensors, (index, *shards), partial(_Loaded, places, state_key), mapped=mapped)
 
 
-def _start(path: Path, base: Path = Path()) -> bytes:
-    """Of an archive, `_ZIP`; files from before PyTorch 1.6 are none, and cannot be mapped."""
-    with reading(path), open_regular(base / path) as file:
-        return file.read(4)
+def _is_mapped(path: Path) -> bool:
+    """Files from before PyTorch 1.6 are no archives, and cannot be mapped."""
+    with reading(path), open_regular(path) as file:
+        return _is_archive(file)
 
 
 def load(path: Path, base: Path = Path()) -> Any:
-    """What the file holds, its tensors mapped, not read; nothing in it is executed."""
-    start = _start(path, base)
+    """Return what the file holds, its tensors mapped, not read; nothing in it is executed."""
     try:
-        if not start:
-            raise zipfile.BadZipFile("empty")
-        return load_plain(base / path, mmap=start == _ZIP)
+        return load_plain(base / path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {_reason(error)}; {REFUSED}") from None
     except zipfile.BadZipFile as error:
@@ -145,50 +113,34 @@ def load(path: Path, base: Path = Path()) -> Any:
 # ---- unpickling ------------------------------------------------------------------------------
 
 
-def load_plain(source: Path | IO[bytes], mmap: bool = False) -> Any:
-    """The one place where torch unpickles; raises whatever it does."""
+def load_plain(source: Path | IO[bytes]) -> Any:
+    """Unpickle by torch, here alone; raises whatever it does. Archives on the disk are mapped."""
     import torch
 
     if isinstance(source, Path):
         with open_regular(source) as file:
-            _check_pickles(file)
+            is_mapped = _check_archive(file)
     else:
-        _check_pickles(source)
+        is_mapped = False
+        _check_archive(source)
         source.seek(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the pickle's version
-        return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=mmap))
+        return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped))
 
 
-def _check_pickles(file: IO[bytes]) -> None:
-    """All pickles in a file, as torch finds them; what is not a pickle is left for it to name."""
-    import torch
-
-    file.seek(0)
-    is_zip = file.read(4) == _ZIP
-    if is_zip:
-        _check_archive(file)
-    file.seek(0)
-    try:
-        if is_zip:
-            content = torch._C.PyTorchFileReader(file).get_record("data.pkl")
-            _check_pickle(_Pickled(io.BytesIO(content)))
-            return
-        pickled = _Pickled(file)
-        for _ in range(5):  # magic number, protocol, system, content, keys of the storages
-            _check_pickle(pickled)
-    except UnicodeDecodeError as error:  # torch has more alphabets for names, and would go on
-        raise _Forged("holds what is no text") from error
-    except ValueError:
-        pass
+def _is_archive(file: IO[bytes]) -> bool:
+    return file.read(4) == b"PK\x03\x04"
 
 
-def _check_archive(file: IO[bytes]) -> None:
+def _check_archive(file: IO[bytes]) -> bool:
     """Refuse what is compressed, perhaps a bomb, and lists or pickles without end.
 
     PyTorch finds the list of members by its offset, Python by its size: unless they agree, and
-    nothing follows, each could see another list.
+    nothing follows, each could see another list. Returns whether it is an archive at all.
     """
+    if not _is_archive(file):
+        return False
     size = file.seek(0, io.SEEK_END)
     file.seek(max(0, size - 98))
     large, link, end = struct.unpack("<56s20s22s", file.read().rjust(98, b"\0"))
@@ -199,7 +151,7 @@ def _check_archive(file: IO[bytes]) -> None:
     if not end.startswith(b"PK\5\6") or is_large > is_linked:
         raise zipfile.BadZipFile("not a complete archive")
     if size - offset > _MOST_MEMBERS:
-        raise _Forged("is an archive of too many members")
+        raise ValueError("it has too many members")
     with zipfile.ZipFile(file) as archive:
         if archive.start_dir != offset:
             raise zipfile.BadZipFile("not a complete archive")
@@ -207,49 +159,8 @@ def _check_archive(file: IO[bytes]) -> None:
             if member.compress_type:
                 raise ValueError("it is compressed, which PyTorch never does")
             if member.filename.endswith("data.pkl") and member.file_size > _MOST_PICKLED:
-                raise _Forged("holds names or plain values without end")
-
-
-def _check_pickle(file: _Pickled) -> None:
-    """Refuse what would crash or hang the process while torch reads it, or says why it does not.
-
-    Tuples nested without end, as hashing one (a dict's key) does; and calls of anything but a short
-    name, as torch searches what it says of them in quadratic time. Follows the pickle's stack
-    without building anything: of each value, only how many tuples it holds. A tuple cannot change
-    later, so that number is final.
-    """
-    import pickletools  # slow to import
-
-    stack: list[int] = []
-    marks: list[int] = []
-    memo: dict[Any, int] = {}
-    for op, arg, _ in pickletools.genops(file):  # type: ignore[arg-type]
-        file.opcodes += 1
-        if file.opcodes > _MOST_OPCODES:
-            raise _Forged(f"holds more than {_MOST_OPCODES:,} values")
-        if op.name == "MEMOIZE" or op.name.endswith("PUT"):
-            memo[len(memo) if arg is None else arg] = stack[-1] if stack else 0
-        elif op.name == "MARK":
-            marks.append(len(stack))
-        elif op.stack_before:
-            to_mark = pickletools.markobject in op.stack_before
-            start = marks.pop() if to_mark and marks else len(stack)
-            start = max(0, start - len(op.stack_before) + 2 * to_mark)
-            taken = stack[start:]
-            is_tuple = op.name.startswith("TUPLE")
-            holds = 1 + sum(taken) if is_tuple else max(taken, default=0)
-            if holds > _MOST_TUPLES:
-                raise _Forged("holds tuples nested without end")
-            if op.name in ("REDUCE", "NEWOBJ") and not isinstance((taken or [0])[0], _Global):
-                raise _Forged("calls what is no function")
-            made = _Global() if op.name == "STACK_GLOBAL" else holds
-            stack[start:] = [made] * len(op.stack_after)
-        elif op.name == "GLOBAL":
-            if len(str(arg)) > _LONGEST_NAME:
-                raise _Forged("names a function in too many words")
-            stack.append(_Global())
-        elif op.stack_after:
-            stack.append(memo.get(arg, 0) if op.name.endswith("GET") else 0)
+                raise ValueError("it holds plain values without end")
+    return True
 
 
 def _bare(content: Any) -> Any:
@@ -272,8 +183,6 @@ def _bare(content: Any) -> Any:
 
 
 def _reason(error: pickle.UnpicklingError) -> str:
-    if isinstance(error, _Forged):
-        return str(error)
     wanted = re.search(r"(?:GLOBAL|global) ([\w.]+\.[\w.]+)", one_line(error))
     if wanted is not None:
         return f"needs {wanted[1]} to be loaded, which could run code"
@@ -283,60 +192,16 @@ def _reason(error: pickle.UnpicklingError) -> str:
 # ---- the state dict --------------------------------------------------------------------------
 
 
-def find_state(
-    path: Path, content: Any, state_key: str | None = None
-) -> tuple[str | None, dict[str, Tensor]]:
-    """The dict of tensors and the key it is under; None: the file itself is that dict."""
+def find_state(path: Path, content: Any, state_key: str | None = None) -> State:
+    """Find the weights among all that a file holds."""
     if not isinstance(content, Mapping):
-        raise CheckpointError(f"{path}: holds {_kind(content)}, not a dict of tensors")
-    key, here = state_key, content
-    if state_key is not None and state_key not in content:  # a dotted path: `checkpoint.ema`
-        for part in state_key.split("."):
-            if not isinstance(here, Mapping) or part not in here:
-                raise no_such_key(path, state_key, content)
-            here = here[part]
-        return state_key, _checked(path, here, state_key)
-    if key is None and LIGHTNING in content:
-        key = "state_dict"
-    elif key is None:
-        dicts = [key for key in STATE_KEYS if isinstance(content.get(key), Mapping)]
-        key = usual_key(path, dicts, any(map(is_tensor, content.values())), content)
-    return key, _checked(path, content if key is None else content.get(key), key)
+        kind = "nothing" if content is None else f"a {type(content).__name__}"
+        raise CheckpointError(f"{path}: holds {kind}, not a dict of tensors")
+    return find_weights(path, content, state_key, is_tensor, _is_weight)
 
 
-def usual_key(path: Path, found: Sequence[str], bare: bool, there: Iterable[Any]) -> str | None:
-    """The key that trainers put the weights under; None: there is none, but they are `bare`."""
-    if len(found) > 1:
-        raise ConfigError(
-            f"{path}: has a state dict under each of {', '.join(found)}; name one with --state-key"
-        )
-    if not found and not bare:
-        raise CheckpointError(
-            f"{path}: no state dict under {', '.join(STATE_KEYS)}; it holds {_few(there)}; name "
-            "the key with --state-key"
-        )
-    return found[0] if found else None
-
-
-def no_such_key(path: Path, state_key: str, there: Iterable[Any]) -> ConfigError:
-    return ConfigError(f"{path}: --state-key: no {state_key} in it; it holds {_few(there)}")
-
-
-def _few(keys: Iterable[Any]) -> str:
-    return few([shown(key, 40) for key in keys], 8) or "nothing"
-
-
-def _checked(path: Path, state: Any, key: str | None) -> dict[str, Tensor]:
-    where = f"{path}: {key}" if key is not None else f"{path}"
-    if not isinstance(state, Mapping):
-        raise CheckpointError(f"{where}: is {_kind(state)}, not a dict of tensors")
-    for name, value in state.items():
-        if not isinstance(name, str) or not is_tensor(value):
-            raise CheckpointError(
-                f"{where}: {shown(name, 100)} is {_kind(value)}, not a tensor; save the tensors "
-                "alone, or name their key with --state-key"
-            )
-    return dict(state)
+def _is_weight(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.dim() > 0
 
 
 def is_tensor(value: object) -> bool:
@@ -377,7 +242,3 @@ def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
         if is_tensor(score) and score.numel() == 1 and isinstance(state.get("monitor"), str):
             found[state["monitor"]] = float(score)
     return plain_numbers(found)
-
-
-def _kind(value: object) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"

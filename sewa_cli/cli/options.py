@@ -127,7 +127,7 @@ _WHICH: Final = {
     "every": Flag("--every N", "Only every N-th, counted back from the newest."),
     "from_step": Flag("--from-step STEP", "First step to include."),
     "to_step": Flag("--to-step STEP", "Last step to include."),
-    "state_key": Flag("--state-key KEY", "Key of the weights in PyTorch files, if unclear."),
+    "state_key": Flag("--state-key KEY", "Average the tensors under this key alone."),
 }
 _HOW: Final = {
     "sparse": Flag("--sparse", "Average few checkpoints equally, K by cross-validation."),

@@ -182,7 +182,7 @@ class Config(Settings):
     from_step: CountOrNone | None = None
     to_step: CountOrNone | None = None
     nonfinite: Literal["skip", "error"] = "skip"
-    state_key: str | None = Field(None, description="where PyTorch files have their weights")
+    state_key: str | None = Field(None, description="the key whose tensors alone are averaged")
     lora: Literal["factors", "merged"] = Field(
         "factors", description="average A and B of adapters apart, or their products"
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, pytorch
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
@@ -49,8 +49,6 @@ BESIDE = (
     "*.py",  # the model's own code, which config.json may name
 )
 _WRITTEN = (*BESIDE, CARD)
-# a trainer's state, of no use to an average
-_TRAINING = ("optim", "lr_sched", "sched", "scaler", "amp", "loops", "callbacks")
 
 
 def form_of(output: Path | IO[bytes] | None, like: Checkpoint) -> Form:
@@ -66,7 +64,7 @@ def form_of(output: Path | IO[bytes] | None, like: Checkpoint) -> Form:
     if suffix not in ("", SUFFIX) and not is_number:
         raise ConfigError(
             f"output: {output}: sewa cannot write {suffix} files; end the name with "
-            f"{', '.join((SUFFIX, *pytorch.SUFFIXES))}, or use --output-format dcp"
+            f"{', '.join((SUFFIX, *pytorch.SUFFIXES))}, or use --set output_format=dcp"
         )
     return "file"
 
@@ -126,7 +124,10 @@ def fill_folder(folder: StagedFolder, average: Average, shard_size: int | None) 
 
 
 def fill_distributed(folder: StagedFolder, average: Average) -> None:
-    """As `torch.distributed.checkpoint` loads it, under the key `model`; whole in memory once."""
+    """Write what `torch.distributed.checkpoint` loads; whole in memory once.
+
+    Under the key `model`, or the keys of several state dicts, which begin the names.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
@@ -134,7 +135,8 @@ def fill_distributed(folder: StagedFolder, average: Average) -> None:
     with as_output_error(folder.path), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it should
         writer = FileSystemWriter(folder.at)  # it syncs its files
-        dcp.save({"model": state}, storage_writer=writer, no_dist=True)  # type: ignore[attr-defined]
+        content = state if average.sources[-1].groups else {"model": state}
+        dcp.save(content, storage_writer=writer, no_dist=True)  # type: ignore[attr-defined]
 
 
 def _beside(folder: Path) -> list[Path]:
@@ -177,49 +179,25 @@ def _with_dtype(path: Path, dtype: str) -> bytes:
 def _write_torch(average: Average, file: IO[bytes]) -> None:
     """A PyTorch file; the whole average is held in memory for it.
 
-    Of a source that keeps its weights under a key, so does this; what else is in it is taken along
-    (hyper-parameters, versions), but for tensors and the state of training.
+    Of PyTorch sources, everything else that the newest holds is taken along (hyper-parameters,
+    versions), but for the state of the training and copies of the weights.
     """
     import torch
 
-    state = dict(average.tensors())
+    content = tensors = dict(average.tensors())
     newest = average.sources[-1]
-    content: dict[str, Any] = state
     if newest.kind == "torch":
         original = pytorch.load(newest.path)
-        key, _ = pytorch.find_state(newest.path, original, average.state_key)
-        if key is not None:
-            content = {
-                name: value
-                for name, value in original.items()
-                if not str(name).startswith(_TRAINING) and _is_plain(value)
-            }
-            *parents, leaf = [key] if key in original else key.split(".")
-            here = content
-            for parent in parents:
-                here = here.setdefault(parent, {})
-            here[leaf] = state
+        content = pytorch.find_state(newest.path, original, average.state_key).filled(tensors)
+        if content.keys() - tensors.keys():
             content["sewa"] = dict(average.metadata)
     try:
         torch.save(content, file)
+    except RecursionError:
+        raise CheckpointError(
+            f"{newest.path}: is nested too deeply to be written again; write a {SUFFIX} file"
+        ) from None
     except RuntimeError as error:  # its writer has words of its own for a full disk
         if isinstance(error.__context__, OSError):
             raise error.__context__ from error
         raise
-
-
-def _is_plain(value: object) -> bool:
-    """A nest without tensors, of few levels; a stranger's file may hold lists within themselves."""
-    import torch
-
-    level, seen = [value], set[int]()
-    for _ in range(20):
-        if any(isinstance(one, torch.Tensor) for one in level):
-            return False
-        inside = [list(one.values()) if isinstance(one, Mapping) else one for one in level]
-        every = [inner for one in inside if isinstance(one, list | tuple) for inner in one]
-        level = list({id(one): one for one in every if id(one) not in seen}.values())
-        seen |= {id(one) for one in level}
-        if not level:
-            return True
-    return False

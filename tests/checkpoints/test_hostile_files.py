@@ -17,7 +17,6 @@ from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
 from sewa_cli import files
-from sewa_cli.checkpoints import dcp_metadata, pytorch
 from sewa_cli.checkpoints.checkpoint import MOST_TENSORS
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -258,24 +257,6 @@ def test_adapter_settings_without_end_are_one_line(
     )
 
 
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_pytorch_file_with_a_name_without_end_is_refused_at_once(
-    tmp_path: Path, sewa: Sewa, zipped: bool
-) -> None:
-    """torch searches its own error message in quadratic time: 100 kB would take minutes."""
-    path = tmp_path / "a.pt"
-    torch.save({"w": torch.ones(2)}, path, _use_new_zipfile_serialization=zipped)
-    data, name = path.read_bytes(), b"ctorch._utils\n_rebuild_tensor_v2\n"
-    assert name in data
-    if not zipped:
-        path.write_bytes(data.replace(name, b"c" + b"x" * 300_000 + b"\ny\n"))
-        check_refused(sewa, tmp_path, "too many words", "inspect", path)
-        return
-    path.write_bytes(b"\x80\x02X\xe0\x93\x04\0" + b"x" * 300_000 + b")\x81.")
-    check_refused(sewa, tmp_path, "calls what is no function", "inspect", path)
-
-
 # ---- the helper itself ------------------------------------------------------------------------
 
 
@@ -371,36 +352,6 @@ def test_an_index_of_endless_tensors_is_refused(tmp_path: Path, sewa: Sewa) -> N
     assert "has 200,001 tensors" in ended.error
 
 
-@pytest.mark.parametrize(
-    "start", [b"\x80\x04\x8e" + (3 * 2**30).to_bytes(8, "little"), b"\x80\x02cx"]
-)
-def test_a_value_without_end_in_a_pytorch_file_is_not_read(
-    tmp_path: Path, sewa: Sewa, start: bytes
-) -> None:
-    path = tmp_path / "a-1.pt"
-    path.write_bytes(start)
-    os.truncate(path, 3 * 2**30 + 100)  # a hole
-    ended = sewa("inspect", path)
-    assert ended.code == 3
-    assert "holds names or plain values without end; refused" in ended.error
-
-
-def test_a_pickle_of_endless_values_is_refused(
-    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pytorch, "_MOST_OPCODES", 1000)
-    pickled = b"\x80\x02" + b"(]" * 1000 + b"."
-    legacy, archive = tmp_path / "a-1.pt", tmp_path / "b-1.pt"
-    legacy.write_bytes((b"\x80\x02" + b"(]" * 300 + b".") * 5)  # they count together
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("b/data.pkl", pickled)
-        file.writestr("b/version", "3\n")
-    for path in (legacy, archive):
-        ended = sewa("inspect", path)
-        assert ended.code == 3
-        assert "holds more than 1,000 values; refused" in ended.error
-
-
 def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sewa) -> None:
     path = tmp_path / "a-1.pt"
     with zipfile.ZipFile(path, "w") as file:
@@ -408,7 +359,7 @@ def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sew
         file.writestr("a/version", "3\n")
     ended = sewa("inspect", path)
     assert ended.code == 3
-    assert "holds names or plain values without end; refused" in ended.error
+    assert "it holds plain values without end" in ended.error
 
 
 def test_an_archive_of_endless_members_is_refused(tmp_path: Path, sewa: Sewa) -> None:
@@ -419,14 +370,4 @@ def test_an_archive_of_endless_members_is_refused(tmp_path: Path, sewa: Sewa) ->
     path.write_bytes(content[:start] + bytes(17 * 2**20) + end)
     ended = sewa("inspect", path)
     assert ended.code == 3
-    assert "is an archive of too many members; refused" in ended.error
-
-
-def test_metadata_of_endless_values_are_refused(
-    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(dcp_metadata, "_MOST_OPCODES", 1000)
-    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + b"(]" * 1000 + b".")
-    ended = sewa("inspect", tmp_path)
-    assert ended.code == 3
-    assert ended.error == f"{tmp_path / '.metadata'}: holds too many values to be read"
+    assert "it has too many members" in ended.error

@@ -388,12 +388,15 @@ def test_the_command_tells_what_it_found(
     assert "Hugging Face" not in sewa("inspect", "run").err
 
 
-def test_an_ambiguous_state_key_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_copy_of_the_weights_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
     torch.save({"model": weights(), "ema": weights(1)}, tmp_path / "step-1.pt")
-    with pytest.raises(ConfigError, match=r"step-1.pt: .*model, ema; name one with --state-key"):
-        opened(tmp_path)
-    [found] = opened(tmp_path, state_key="ema")
+    told: list[str] = []
+    [found] = opened(tmp_path, warn=told.append)
+    assert torch.equal(found.read("a"), weights()["a"])
+    [found] = opened(tmp_path, state_key="ema", warn=told.append)
     assert torch.equal(found.read("a"), weights(1)["a"])
+    assert "step-1.pt: ema: left out as a copy of the weights; --state-key" in told[0]
+    assert "step-1.pt: model: left out, as --state-key names other weights" in told[1]
 
 
 def test_folders_may_come_on_standard_input(

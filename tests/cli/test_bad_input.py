@@ -83,7 +83,7 @@ def test_an_output_in_a_format_that_cannot_be_written_is_refused(
 ) -> None:
     line = refused(USAGE, "average", "ckpts", "-o", name)
     assert f"{name}: sewa cannot write .{name.partition('.')[2]} files; end the name with" in line
-    assert ".safetensors, .pt, .pth, .bin, .ckpt, or use --output-format dcp" in line
+    assert ".safetensors, .pt, .pth, .bin, .ckpt, or use --set output_format=dcp" in line
 
 
 @pytest.mark.usefixtures("run_dir")
