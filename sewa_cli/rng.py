@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
-
-_EXACT: Any = {"dtype": torch.float64}  # which holds all 32-bit numbers
 
 
 def seed_torch(seed: int) -> None:
@@ -40,40 +37,3 @@ def seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(kept[0])
             np.random.set_state(kept[1])
-
-
-def states() -> dict[str, torch.Tensor]:
-    """Of the generators that user code draws from; for `put_back`."""
-    kind, inner, gauss = random.getstate()
-    numbers: Any = np.random.get_state(legacy=True)
-    found = {
-        "python": torch.tensor([kind, *inner, gauss is None, gauss or 0.0], **_EXACT),
-        "numpy": torch.tensor([*numbers[1].tolist(), *numbers[2:]], **_EXACT),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found |= {f"cuda:{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    if torch.backends.mps.is_available():
-        found["mps"] = torch.mps.get_rng_state()
-    return found
-
-
-def put_back(found: Mapping[str, torch.Tensor]) -> None:
-    """Of any of them, as `states` has found it; ValueError, TypeError or RuntimeError if not."""
-    for name, state in found.items():
-        if name == "python":
-            kind, *inner, has_none, gauss = state.tolist()
-            whole = tuple(int(x) for x in inner)
-            random.setstate((int(kind), whole, None if has_none else gauss))
-        elif name == "numpy":
-            *keys, place, has_gauss, gauss = state.tolist()
-            if not (all(0 <= x < 2**32 for x in keys) and 0 <= place <= len(keys)):
-                raise ValueError("no state of NumPy's generator")  # which does not look itself
-            key = np.array(keys, dtype=np.uint32)
-            np.random.set_state(("MT19937", key, int(place), int(has_gauss), gauss))
-        elif name == "torch":
-            torch.set_rng_state(state)
-        elif name == "mps":
-            torch.mps.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, name)

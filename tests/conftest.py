@@ -24,7 +24,6 @@ from helpers.once import Demo, MadeOnce, demo_in, made_once, run_demo
 from helpers.tiny import TASK, Ended, Sewa, train_tiny
 
 from sewa_cli.cli import main
-from sewa_cli.session import code
 
 torch.set_num_threads(1)
 # a task that a test writes twice in a second, as long as before, must not come from the cache
@@ -91,12 +90,6 @@ def _flags_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as session:
         session.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _tests_are_no_task() -> None:
-    """Else what a task is made of would be all modules of the tests, read for each command."""
-    code._python().add(Path(__file__).parent)
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,6 @@ LAYERS = [
         "system",
         "text",
         "rng",
-        "store",
     },
     {"trajectory", "checkpoints", "task", "report", "callbacks"},
     {"objective", "present"},

@@ -130,7 +130,6 @@ class Checkpoint:
     left: dict[str, Why] = field(default_factory=dict, repr=False)  # see Header
     groups: tuple[str, ...] = ()
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
-    sha256: str | None = field(default=None, repr=False)  # of the files, if it was taken
     _open: Callable[[Path], Reader] | None = field(default=None, repr=False)
     # the working directory then: a thread may open files while the user's code is in another one
     _base: Path = field(default=Path(), repr=False)

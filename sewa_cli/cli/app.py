@@ -378,19 +378,6 @@ def verify(request: Request, verified: Path, root: Path | None, output_only: boo
         raise CheckpointError(*faults)
 
 
-@command(f"cache_folder clear {DATA} {TALK}", REPRODUCE)
-def cache(request: Request, cache_folder: Path, clear: bool) -> None:
-    """Show what a folder of --cache holds: entries, bytes, when they were last used.
-
-    --clear removes it all, and nothing that sewa has not put there.
-    """
-    from sewa_cli.commands.cache import run_cache
-
-    with request.talk as talk:
-        found = run_cache(cache_folder, clear=clear, events=talk)
-    request.tell(found)
-
-
 @command(f"{DATA} config sets", INSPECT)
 def methods(request: Request) -> None:
     """List the ways to average, one line each."""

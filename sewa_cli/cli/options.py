@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 FORMATS: Final = tuple(FORMS)
 STDIN: Final = "-"
 STDOUT: Final = "-"
-WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema", "cache")
+WITHOUT_TORCH: Final = ("average", "apply", "verify", "methods", "init", "schema")
 PATHS: Final = "paths"  # what `select` and `average` print, if nothing else is asked for
 
 
@@ -181,8 +181,6 @@ _RUN: Final = {
     "kind": Flag("|".join(KINDS), "The kind of report:", None, "select", shown="select"),
     "memory": Flag("--memory SIZE", "Memory budget: 8GiB, 500MB.", shown="half of what is free"),
     "cache": Flag("--cache DIR", "Keep results here; after a kill, the same command goes on."),
-    "cache_folder": Flag("DIR", "What --cache named.", None, ...),
-    "clear": Flag("--clear", "Remove all that is in it.", None),
     "device": Flag("--device DEVICE", "cpu, cuda, cuda:1, mps.", shown="auto"),
     "seed": Flag("--seed N", "The same seed gives the same bytes.", shown="0"),
     "strict": Flag("--strict", "Exit with 5 if a baseline has a lower held-out loss."),

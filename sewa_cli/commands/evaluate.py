@@ -10,7 +10,6 @@ from sewa_cli.report.evaluate import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session import heading, open_named
 from sewa_cli.session.building import build_objective, check_objective, with_whole_batches
-from sewa_cli.session.code import code_hash
 from sewa_cli.session.jobs import scores_by_parts
 from sewa_cli.task import Task
 
@@ -22,8 +21,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         check_objective(config, task)
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
-        objective = build_objective(config, task, checkpoints[-1], events)
-        code = code_hash(config, task)
+        objective = build_objective(config, task, checkpoints, events)
         model = objective.model
         metrics = task.metrics
         if task.scoring and (config.objective.metric or not (metrics or task.has_loss)):
@@ -42,9 +40,10 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
             path, step = str(checkpoint.path), checkpoint.step
             files.append(Evaluated(path=path, step=step, **dict(found.scores)))
             checkpoint.close()
+        objective.memo.report(events)
     return Evaluation(
         **heading(config, events, task=task.source, device=model.device),
-        code=code,
+        code=task.sha256,
         files=files,
         selection_rows=found.selection_rows,
         heldout_rows=found.heldout_rows,

@@ -17,7 +17,7 @@ from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
-from sewa_cli.objective.memo import Tensors, have
+from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.split import Sample
 from sewa_cli.objective.units import UnitLosses
@@ -210,7 +210,6 @@ class Evaluator:
         """On the next selection batch; predicted ones are of all rows of the cache."""
         trajectory, cache = self.run.trajectory, self._cache() if self.fast else None
         c = torch.tensor(list(coefficients), dtype=torch.float64)
-        fits = have(loss=(), gradient=(*c.shape,))
 
         def work() -> tuple[float, list[float]]:
             if cache is not None:
@@ -223,7 +222,9 @@ class Evaluator:
                 loss, gradient = self.run.session.objective.gradient(flat, [batch])
                 return {"loss": loss, "gradient": trajectory.pull_back(gradient[None])[0]}
 
-            found = self._problem.memo.recall_all(("gradient", c, batch), run, fits)
+            key = ("gradient", trajectory.kind, c, batch)
+            draw = hash(tuple(c.tolist())) % 2**63  # the same whatever was asked before
+            found = self.run.session.objective.memo.recall_all(key, run, draw)
             return float(found["loss"]), found["gradient"].tolist()
 
         return self.ledger.charge(work)

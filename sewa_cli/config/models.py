@@ -206,9 +206,6 @@ class Config(Settings):
     cache: Path | None = Field(
         None, description="a folder that keeps what is worked out: the same command goes on there"
     )
-    cache_size: Bytes = Field(
-        10 * 2**30, description="of that folder, at most; what was not used the longest goes first"
-    )
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
     seed: Seed = 0
     bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"

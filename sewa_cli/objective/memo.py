@@ -1,4 +1,4 @@
-"""What was worked out before, under a key: for whoever would otherwise run the model again.
+"""Results of the model under a key, for whoever would otherwise run it again.
 
 Only what the model has computed is kept, never what was decided from it: a decision is made again
 from the same numbers, and says the same words.
@@ -6,71 +6,60 @@ from the same numbers, and says the same words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
-if TYPE_CHECKING:  # who only averages does not wait for torch
-    import torch
-    from torch import Tensor
+import torch
+from torch import Tensor
+
+from sewa_cli.events import Events
+from sewa_cli.rng import seed_of, seeded
 
 # names, numbers, and tensors or nests of them, which count by what they hold
 Key = tuple[Any, ...]
-Tensors = Mapping[str, "Tensor"]
+Tensors = Mapping[str, Tensor]
 
 
 class Memo:
-    """This one keeps nothing. What a key does not name is the concern of whoever made the memo."""
+    """A memo that keeps nothing; `--cache` has one that does."""
 
-    recalled: int | None = None  # how often the model was not run; None: nothing is ever kept
+    recalled: int | None = None  # how many results were found; None: nothing is ever kept
 
-    def recall(
-        self, key: Key, make: Callable[[], Tensor], shape: tuple[int, ...] | None = None
-    ) -> Tensor:
-        """What `make` gives, or gave under this key before: then on the processor."""
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
 
-        def fits(found: Tensors) -> bool:
-            return [*found] == [""] and shape in (None, found[""].shape)
+    def recall(self, key: Key, make: Callable[[], Tensor], draw: int = 0) -> Tensor:
+        """Return what `make` gives, or gave under this key before: then on the processor."""
+        return self.recall_all(key, lambda: {"": make()}, draw)[""]
 
-        return self.recall_all(key, lambda: {"": make()}, fits)[""]
+    def recall_all(self, key: Key, make: Callable[[], Tensors], draw: int = 0) -> Tensors:
+        """Return several tensors in the same way.
 
-    def recall_all(
-        self, key: Key, make: Callable[[], Tensors], fits: Callable[[Tensors], bool]
-    ) -> Tensors:
-        """The same for several. `fits`: whether it can be that; what is in a file may be anything.
-
-        Whatever random numbers `make` draws are drawn: the generators are left as it left them.
+        Random numbers that `make` draws depend on the seed and on `draw` alone. So it leaves no
+        trace in those of others, whether it is called or not.
         """
-        del key, fits
-        return make()
+        found = self.known(key)
+        if found is None:
+            with seeded(seed_of(self._seed, draw)):
+                found = make()
+            self.keep(key, found)
+        return found
 
-    def known(self, key: Key, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-        """What `keep` was given under this key, if that is at hand, finite and of this shape."""
-        del key, shape, dtype
+    def known(self, key: Key) -> Tensors | None:
+        """Return what `keep` was given under this key, if that is at hand."""
+        del key
         return None
 
-    def keep(self, key: Key, value: Tensor) -> None: ...
+    def keep(self, key: Key, found: Tensors) -> None: ...
 
-    def digest(self, *things: Any) -> Hashable:
-        """A name for what they hold, to be part of keys: hashed once, not for each key."""
+    def digest(self, *things: Any) -> str:
+        """Return a name for their content, to be part of keys: hashed once, not for each key."""
         del things
-        return None
+        return ""
 
-    def within(self, scope: Callable[[], Key]) -> Memo:
-        """The same where keys mean something else: `scope` is part of each, and asked for late."""
-        del scope
-        return self
+    def report(self, events: Events) -> None:
+        """Note how much was found."""
 
 
 def number(value: float) -> Tensor:
-    import torch
-
     return torch.tensor(value, dtype=torch.float64)
-
-
-def are_numbers(found: Tensors) -> bool:
-    return all(value.ndim == 0 for value in found.values())
-
-
-def have(**shapes: tuple[int, ...]) -> Callable[[Tensors], bool]:
-    """Fits tensors with these names and shapes."""
-    return lambda found: {name: (*x.shape,) for name, x in found.items()} == shapes

@@ -18,7 +18,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
 from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
-from sewa_cli.objective.memo import Memo, Tensors, are_numbers, number
+from sewa_cli.objective.memo import Memo, Tensors, number
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.shares import Shares
 from sewa_cli.objective.tree import rows, to_device, unchanged
@@ -270,20 +270,14 @@ class Objective:
         def work() -> Tensors:
             return ranks.here().same(self._unit_losses(data).tensors())
 
-        return UnitLosses.of(self.recall("unit losses", data, work, UnitLosses.fits))
+        return UnitLosses.of(self.recall("unit losses", data, work))
 
-    def recall(
-        self,
-        what: str,
-        data: Data,
-        work: Callable[[], Tensors],
-        fits: Callable[[Tensors], bool] = are_numbers,
-    ) -> Tensors:
-        """What was worked out before of the weights in the model; of data without a name, never."""
+    def recall(self, what: str, data: Data, work: Callable[[], Tensors]) -> Tensors:
+        """Return what was worked out before of the weights in the model; of named data alone."""
         name = getattr(data, "name", None)
         if name is None:
             return work()
-        return self.memo.recall_all((what, name, *self.model.weights), work, fits)
+        return self.memo.recall_all((what, name, *self.model.weights), work)
 
     def _unit_losses(self, data: Data) -> UnitLosses:
         by_row: list[Tensor] = []

@@ -13,7 +13,7 @@ from sewa_cli import ranks
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import ConfigError
 from sewa_cli.objective.batchnorm import batchnorm_layers
-from sewa_cli.objective.memo import Tensors, are_numbers, have, number
+from sewa_cli.objective.memo import Tensors, number
 from sewa_cli.objective.objective import Data, Objective
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.select import BatchNorm
@@ -131,8 +131,7 @@ class Scorer:
             return {**found, "": number(rows)}
 
         what = f"batchnorm {[str(self.dtypes[name]) for name in names]}"
-        fits = have(**{name: (*model.shapes[model.canonical(name)],) for name in names}, **{"": ()})
-        found = dict(self.objective.recall(what, data, work, fits))
+        found = dict(self.objective.recall(what, data, work))
         rows = int(found.pop(""))
         model.load(found.items())
         return rows, {name: as_array(value.cpu()) for name, value in found.items()}
@@ -153,7 +152,7 @@ class Scorer:
             return {name: number(value) for name, value in found.items()}
 
         key = ("metrics", *model.weights)
-        measured = self.objective.memo.recall_all(key, work, are_numbers)
+        measured = self.objective.memo.recall_all(key, work)
         return {name: finite(float(value)) for name, value in measured.items()}
 
     def _round(self, names: Iterable[str]) -> None:

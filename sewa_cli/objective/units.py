@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.memo import Tensors, are_numbers, number
+from sewa_cli.objective.memo import Tensors, number
 from sewa_cli.objective.tree import WALK, change, has_other_rows, has_rows, rows, take_rows, tensors
 
 METRIC = "metric "  # before a metric's name, in a memo
@@ -147,15 +147,6 @@ class UnitLosses:
         }
         batches, counts = found["batches"], found["counts"]
         return cls(batches, counts, found.get("rows"), metrics or None, found.get("groups"))
-
-    @classmethod
-    def fits(cls, found: Tensors) -> bool:
-        batches, counts, rows = (found.get(name) for name in ("batches", "counts", "rows"))
-        if batches is None or counts is None or batches.shape != counts.shape or counts.ndim != 1:
-            return False
-        metrics = {name: value for name, value in found.items() if name.startswith(METRIC)}
-        by_row = [x for x in (rows, found.get("groups")) if x is not None]
-        return are_numbers(metrics) and all(x.shape == (int(counts.sum()),) for x in by_row)
 
 
 def count_groups(groups: Tensor) -> int | None:

@@ -146,19 +146,15 @@ def _stem(output: Path) -> str:
     return output.name.removesuffix(SUFFIX)
 
 
-def sha256_of(
-    files: Sequence[Path], owner: Path, hashed: Callable[[Path], str] | None = None
-) -> str:
+def sha256_of(files: Sequence[Path], owner: Path) -> str:
     """Of one file, its own; of several, that of what `sha256sum` lists for them, sorted by name.
 
     Names are relative to `owner`, a folder or an index: a run that was moved keeps its hashes.
-    `hashed`: the hash of a file, from whoever knows it already.
     """
-    hashed = hashed or _sha256
     if len(files) == 1:
-        return hashed(files[0])
+        return _sha256(files[0])
     folder = owner if owner.is_dir() else owner.parent
-    listed = {file.relative_to(folder).as_posix(): hashed(file) for file in files}
+    listed = {file.relative_to(folder).as_posix(): _sha256(file) for file in files}
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(listed.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 

@@ -13,7 +13,6 @@ from sewa_cli.text import few, number, size, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.average import AverageReport
-    from sewa_cli.report.cache import Cached
     from sewa_cli.report.compare import Comparison
     from sewa_cli.report.forecast import Forecast
     from sewa_cli.report.select import BudgetOption, Report
@@ -308,13 +307,6 @@ def forecast(report: Forecast) -> list[str]:
 
 def validate(_: Validation) -> list[str]:
     return ["everything fits together"]
-
-
-def cache(report: Cached) -> list[str]:
-    if not report.entries:
-        return [f"{report.folder} holds nothing of sewa's"]
-    was = "cleared: " if report.cleared else ""
-    return [f"{was}{report.entries} entries, {size(report.bytes)}"]
 
 
 def verify(report: Verification) -> list[str]:

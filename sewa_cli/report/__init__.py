@@ -22,7 +22,6 @@ KINDS: Final = {
     "validate": "Validation",
     "average": "AverageReport",
     "verify": "Verification",
-    "cache": "Cached",
 }
 
 

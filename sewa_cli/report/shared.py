@@ -117,7 +117,7 @@ class TaskHead(Head):
 
     task: str
     code: str | None = Field(
-        None, description="SHA-256 of the user's Python files; null: none of its own, or unknown"
+        None, description="SHA-256 of the task's file; null: it has none of its own"
     )
     device: str
     seed: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,7 @@ from sewa_cli.objective.shares import whole_batches
 from sewa_cli.objective.split import keep_aside
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.select import Guard
-from sewa_cli.session.memo import open_memo
+from sewa_cli.session.cache import open_memo
 from sewa_cli.task import Batches, Task
 
 OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
@@ -66,12 +67,16 @@ def guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
 
 
 def build_objective(
-    config: Config, task: Task, newest: Checkpoint, events: Events, shapes_only: bool = False
+    config: Config,
+    task: Task,
+    checkpoints: Sequence[Checkpoint],
+    events: Events,
+    shapes_only: bool = False,
 ) -> Objective:
-    """The user's loss as a function of weights. What it works out is kept under `--cache`."""
+    """Return the user's loss as a function of weights. Its results are kept under `--cache`."""
     device = torch.device("meta") if shapes_only else find_device(config.device)
     with events.stage("building the model"):
-        model = build_model(task, newest, device)
+        model = build_model(task, checkpoints[-1], device)
     objective = Objective(
         model,
         task.predict,
@@ -90,7 +95,7 @@ def build_objective(
         return objective
     if ranks.here().several and config.cache is not None:
         raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
-    return replace(objective, memo=open_memo(config, task, objective, events))
+    return replace(objective, memo=open_memo(config, task, checkpoints, device, events))
 
 
 def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:

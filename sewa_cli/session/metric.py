@@ -28,7 +28,7 @@ from sewa_cli.objective.board import (
     Board,
     Failed,
 )
-from sewa_cli.objective.memo import Memo
+from sewa_cli.objective.memo import number
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
@@ -160,7 +160,7 @@ class Metric:
         if are_batches and kept is not None and kept.of == "selection":
             some = [self._lists["selection"][at] for at in self.places["selection"].at]
             objective = replace(problem.objective, selection=some)
-            problem = replace(problem, objective=objective, memo=Memo())  # of other data
+            problem = replace(problem, objective=objective)
         return make_solver(session.config, default_for(K, sparse=False)).choose(problem, K)
 
     # ---- to choose by -----------------------------------------------------------------------
@@ -169,30 +169,28 @@ class Metric:
         self, asked: Sequence[Asked], until: float | None
     ) -> Iterator[tuple[int, Answer]]:
         """What is known from another run is answered at once; then one group after the other."""
-        memo, left = self.run.problem().memo, []
+        memo, left = self.run.session.objective.memo, []
         for place, one in enumerate(asked):
-            known = [memo.known(self._key(one.average, p), (), torch.float64) for p in one.parts]
+            known = [memo.known(self._key(one.average, part)) for part in one.parts]
             if all(value is not None for value in known):
-                yield place, [float(value) for value in known if value is not None]
+                yield place, [float(value["loss"]) for value in known if value is not None]
             else:
                 left.append((place, one))
         for place, answer in self._run(left, "selection", until):
             losses = answer if isinstance(answer, Failed) else self._losses(answer)
             if not isinstance(losses, Failed):
                 for part, loss in zip(asked[place].parts, losses, strict=True):
-                    key = self._key(asked[place].average, part)
-                    memo.keep(key, torch.tensor(loss, dtype=torch.float64))
+                    memo.keep(self._key(asked[place].average, part), {"loss": number(loss)})
             yield place, losses
 
     def _losses(self, scores: Sequence[Score]) -> list[float]:
         return self._scoring.losses(scores, self.name, self.goal)
 
     def _key(self, average: Average, part: int) -> tuple[Any, ...]:
-        """What a score depends on besides the checkpoints, the task and its arguments."""
-        config, places = self.run.session.config, self.places["selection"]
+        """What a score depends on besides the checkpoints, the task and the settings."""
+        places = self.places["selection"]
         at = places.at[part]
-        what = self.name, self.goal, config.output_dtype, config.bn
-        return "score", *what, at, self._lists[places.of][at], list(average)
+        return "score", self.run.trajectory.kind, at, self._lists[places.of][at], list(average)
 
     def _run(
         self, asked: Sequence[tuple[int, Asked]], kind: Kind, until: float | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.memo import Key, Memo
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Data, Objective
 from sewa_cli.objective.overlap import find_overlap
@@ -33,14 +31,12 @@ from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate, Placement
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.building import build_objective, guarded, with_whole_batches
-from sewa_cli.session.code import code_hash
 from sewa_cli.session.cost import Clock, peak_memory
 from sewa_cli.session.extensions import (
     make_solver,
     solver_for,
     solvers_that_serve,
 )
-from sewa_cli.session.memo import Kept, hash_files
 from sewa_cli.session.rows import CheckpointRows
 from sewa_cli.solvers import Choice, Problem, Solver
 from sewa_cli.task import Task
@@ -59,7 +55,6 @@ class Session:
     reads: Reads
     inputs: list[Path]  # never to be overwritten
     guard: Guard | None = None
-    code: str | None = None  # a hash of the user's files, as they were at the beginning
     clock: Clock = field(default_factory=Clock)
 
     @property
@@ -121,7 +116,7 @@ class Session:
     def head(self) -> dict[str, Any]:
         """What the report of a command with a task begins with."""
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
-        return {**head, "code": self.code, "parameters": self.model.parameters}
+        return {**head, "code": self.task.sha256, "parameters": self.model.parameters}
 
     def report(
         self,
@@ -142,8 +137,9 @@ class Session:
             )
             for i, c in enumerate(used)
         ]
-        passes, recalled = self.objective.passes, self.objective.memo.recalled
-        cost = self.clock.cost(self.model.device, passes, self.reads, recalled)
+        passes, memo = self.objective.passes, self.objective.memo
+        memo.report(self.events)
+        cost = self.clock.cost(self.model.device, passes, self.reads, memo.recalled)
         return {**self.head(), "candidates": candidates, "cost": cost}
 
 
@@ -166,7 +162,7 @@ def open_session(
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
     shapes_only = is_too_large(candidates[-1])
-    objective = build_objective(config, task, candidates[-1], events, shapes_only)
+    objective = build_objective(config, task, candidates, events, shapes_only)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     if not shapes_only:
@@ -176,9 +172,8 @@ def open_session(
     assumed = config.objective.assumption
     for text in ([assumed] if assumed else []) + [*task.warnings]:
         events.warn(text)
-    code = code_hash(config, task)
     return Session(
-        *(config, task, events, candidates, names, objective, reads, inputs, guard, code, clock)
+        *(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
     )
 
 
@@ -257,17 +252,7 @@ class Run:
         objective, config = self.session.objective, self.session.config
         left = self.placed.room if room is None else room
         events, trajectory = self.session.events, self.trajectory
-        memo = objective.memo.within(partial(self._identity, objective.memo, trajectory))
-        seed = config.seed
-        return Problem(objective, trajectory, left, seed, events, one_of_many, memo=memo)
-
-    def _identity(self, memo: Memo, trajectory: Trajectory) -> Key:
-        """What is in W, and how it is held: results of products depend on both."""
-        assert isinstance(memo, Kept)
-        session = self.session
-        hashes = hash_files(memo, session.checkpoints)
-        held = type(trajectory).__name__, str(trajectory.device)
-        return *held, hashes, dict(session.names), session.config.nonfinite
+        return Problem(objective, trajectory, left, config.seed, events, one_of_many)
 
     def load(self, coefficients: Sequence[float]) -> None:
         """An average into the model, rounded as a file of it would be.

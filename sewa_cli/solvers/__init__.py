@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from sewa_cli import settings
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import mean_of
-from sewa_cli.objective.memo import Memo
 
 if TYPE_CHECKING:
     from sewa_cli.events import Events
@@ -75,7 +74,6 @@ class Problem:
     events: Events
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
     kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
-    memo: Memo = field(default_factory=Memo)  # of these checkpoints, from one process to the next
     steps: Sequence[int | None] = ()  # of the checkpoints, where they are known
     board: Board | None = None  # where a metric is to be chosen by
     incumbent: tuple[Name, list[float]] | None = None  # named by the user, to be beaten

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.memo import Tensors, have
+from sewa_cli.objective.memo import Tensors
 from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
@@ -72,7 +72,6 @@ class Gumbel(Solver):
         gradients = torch.empty(M, layout.parameters, dtype=torch.float32, device=device)
         history: list[Tensor] = []
         rest, shown = _Rest(settings.patience), None
-        fits = have(loss=(), gradient=(M, k))
 
         def learn(a: Tensor, some: list[Any]) -> Tensors:
             """The loss at mixtures a [M, k], and its gradient in each of them."""
@@ -92,8 +91,9 @@ class Gumbel(Solver):
                 a = mask.coefficients(log_masks, K, settings.normalize)  # [M, k]
 
             some = [next(batches) for _ in range(settings.batches)]
-            key = ("gradient", a.detach(), some)
-            found = problem.memo.recall_all(key, partial(learn, a.detach(), some), fits)
+            key = ("gradient", trajectory.kind, a.detach(), some)
+            learned = partial(learn, a.detach(), some)
+            found = objective.memo.recall_all(key, learned, draw=iteration)
             grad_a = found["gradient"].to(device, dtype) / M
             (gradient,) = torch.autograd.grad(a, leaf, grad_a)
             theta = adam.step(gradient)

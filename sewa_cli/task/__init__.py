@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -52,12 +53,13 @@ OPTIONAL = (
     "features",
     "head",
     "parallelize",
+    "cache_key",
     *OF_METRICS,
 )
 NEEDS = {"features": ("head", "targets"), "head": ("features",)}
 TAKES_ARGS = (
     *("build_model", "selection_data", "heldout_data", "training_data"),
-    *("score_parts", "heldout_parts"),
+    *("score_parts", "heldout_parts", "cache_key"),
 )
 
 
@@ -96,6 +98,7 @@ class Batches:
 class Task:
     """The user's functions, each guarded. `source` names the task, also in the report.
 
+    sha256: of its file as it was imported; None: it is in no file of its own.
     files: the data it reads, never to be overwritten; notes: what the user should know about it;
     warnings: what is wrong with choosing by its data. Ready-made tasks have `summarize` (and
     `observe`) in place of `metrics`: numbers from the pass that gives the loss. They are `proven`:
@@ -121,6 +124,8 @@ class Task:
     scoring: Scoring | None = None  # a metric to choose by
     has_loss: bool = True  # else `loss` says what is missing, and there are no data
     proven: bool = False
+    cache_key: Callable[[], str] | None = None  # what else its results depend on
+    sha256: str | None = None
     files: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -146,7 +151,10 @@ def load_task(
         for name in (*REQUIRED, *OPTIONAL)
         if getattr(module, name, None) is not None
     }
-    return make_task(functions, source=module.__file__ or spec, args=args)
+    if module.__file__ is None:  # a package without code of its own
+        return make_task(functions, source=spec, args=args)
+    sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    return replace(make_task(functions, source=module.__file__, args=args), sha256=sha256)
 
 
 def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]) -> Task:
@@ -212,6 +220,9 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         parallelize=optional("parallelize"),
         scoring=scoring_of(functions, with_args, short),
         has_loss="loss" in functions,
+        cache_key=_guarded("cache_key", with_args("cache_key"), _checked_text)
+        if "cache_key" in functions
+        else None,
     )
 
 
@@ -331,6 +342,12 @@ def _checked_groups(value: Any) -> list[Hashable]:
             f"{type(value).__name__}"
         )
     return list(found)
+
+
+def _checked_text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TaskError(f"cache_key() must return text, found {type(value).__name__}")
+    return value
 
 
 def _checked_targets(value: Any) -> tuple[Tensor, Tensor | None]:

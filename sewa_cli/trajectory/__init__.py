@@ -89,12 +89,14 @@ class Trajectory(ABC):
     def k(self) -> int:
         return len(self.used)
 
-    @abstractmethod
-    def blocks(self, first: int = 0) -> Iterator[tuple[slice, Tensor]]:
-        """W in order, as (rows, float32 [r, P] on the device); a block is valid until the next.
+    @property
+    def kind(self) -> str:
+        """How it is held: the last bits of products depend on it."""
+        return f"{type(self).__name__} {self.device}"
 
-        Blocks that end before the row `first` are left out.
-        """
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """W in order, as (rows, float32 [r, P] on the device); a block is valid until the next."""
 
     @abstractmethod
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
@@ -108,16 +110,11 @@ class Trajectory(ABC):
     def row(self, i: int) -> Tensor:
         """Checkpoint i, float32 [P]; valid until the next."""
 
-    def rows(self, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-        """The checkpoints one by one, (i, float32 [P]), from one on; each is valid until the next.
-
-        Those before need not be read.
-        """
-        self.bytes_moved += 4 * (self.k - first) * self.layout.size
-        for rows, block in self.blocks(first):
-            for i, row in zip(range(rows.start, rows.stop), block, strict=True):
-                if i >= first:
-                    yield i, row
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
+        """The checkpoints one by one, (i, float32 [P]); each is valid until the next."""
+        self.bytes_moved += 4 * self.k * self.layout.size
+        for rows, block in self.blocks():
+            yield from zip(range(rows.start, rows.stop), block, strict=True)
 
     def settled(self, work: Callable[[], T]) -> T:
         """Do work that plans by k and goes over `rows`, which may find fewer checkpoints usable.

@@ -57,10 +57,10 @@ class Deltas(Trajectory):
             differences[position].copy_(row.sub_(mean))
         return cls(mean, differences, source.layout, used)
 
-    def blocks(self, first: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         """Of the differences."""
         few = len(self._wide)
-        for start in range(first // few * few, self.k, few):
+        for start in range(0, self.k, few):
             rows = slice(start, min(start + few, self.k))
             wide = self._wide[: rows.stop - rows.start]
             yield rows, wide.copy_(self._differences[rows])
@@ -81,8 +81,8 @@ class Deltas(Trajectory):
         some = self._mean[columns], self._differences[:, columns]
         return Deltas(*some, Layout.of(columns.stop - columns.start), self.used)
 
-    def rows(self, first: int = 0) -> Iterator[tuple[int, Tensor]]:
-        for i, row in super().rows(first):
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
+        for i, row in super().rows():
             yield i, row.add_(self._mean)
 
     def add_up(self, chosen: Sequence[int], coefficients: Sequence[float]) -> Tensor:

@@ -33,8 +33,8 @@ class Dense(Trajectory):
                 used.append(i)
         return cls(W[: len(used)], source.layout, used)
 
-    def blocks(self, first: int = 0) -> Iterator[tuple[slice, Tensor]]:
-        for start in range(first // ROWS * ROWS, self.k, ROWS):
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        for start in range(0, self.k, ROWS):
             rows = slice(start, min(start + ROWS, self.k))
             yield rows, self.W[rows]
 

@@ -36,11 +36,10 @@ class Streamed(Trajectory):
     def remember(self, coefficients: Sequence[float], flat: Tensor) -> None:
         self._known[tuple(coefficients)] = flat
 
-    def rows(self, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+    def rows(self) -> Iterator[tuple[int, Tensor]]:
         if self._checked:
-            yield from super().rows(first)
+            yield from super().rows()
             return
-        assert first == 0
         # in order and without a thread, as broken checkpoints are found here
         used: list[int] = []
         self.bytes_moved += 4 * self.k * self.layout.size
@@ -57,10 +56,9 @@ class Streamed(Trajectory):
         shape = (self._rows, self.layout.size)
         return [torch.empty(shape, dtype=torch.float32, device=self.device) for _ in range(2)]
 
-    def blocks(self, first: int = 0) -> Iterator[tuple[slice, Tensor]]:
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
         few = self._rows
-        starts = range(first // few * few, self.k, few)
-        parts = [slice(i, min(i + few, self.k)) for i in starts]
+        parts = [slice(i, min(i + few, self.k)) for i in range(0, self.k, few)]
         if not parts:
             return
         ahead: Future[Tensor] = self._fetcher.submit(self._fetch, parts[0], self._buffers[0])

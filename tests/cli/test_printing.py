@@ -18,7 +18,6 @@ from sewa_cli.commands.select import run_select
 from sewa_cli.present import draw, say, show, summary
 from sewa_cli.report import KINDS, model_of
 from sewa_cli.session.extensions import load_settings
-from sewa_cli.store import Store
 from sewa_cli.task import load_task
 
 METRIC = "\ndef metrics(model):\n    return {'size': 7, 'a|b': 0.5}\n"
@@ -31,21 +30,19 @@ REPORTS = {
     "validate": ["validate"],
     "average": ["average", "ckpts"],
     "verify": ["verify", "mean.report.json"],
-    "cache": ["cache", "kept"],
 }
 LISTS = {"methods": ["methods"], "solvers": ["solvers"]}
 COMMANDS = {**REPORTS, **LISTS}
 ROWS = {"select": 4, "forecast": 3, "compare": 2, "evaluate": 2}
-ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13, "cache": 1}
+ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13}
 
 
 @pytest.fixture
 def measured(run_dir: Path, sewa: Sewa) -> Path:
-    """Besides, an average to verify, and a cache to look into."""
+    """Besides, an average to verify."""
     (run_dir / "task.py").write_text(TASK + METRIC)
     mean = ["-o", "mean.safetensors", "--report", "mean.report.json"]
     assert sewa("average", "ckpts", *mean).code == 0
-    Store(run_dir / "kept", 10_000, pytest.fail).write("files", "0" * 64, b"a hash")
     return run_dir
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 import time
@@ -13,14 +15,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from helpers.frozen import Frozen
 from helpers.tiny import Ended, Sewa, train_tiny
+from torch import nn
 
-from sewa_cli.store import groups
+from sewa_cli import select
+from sewa_cli.errors import ConfigError
+from sewa_cli.session import cache
 
 # each pass through the model is a line of a file: which weights, which batch
 TASK = """
 import os, time, torch
+from pathlib import Path
 from torch import nn
 from torch.nn import functional as F
 
@@ -33,6 +41,9 @@ def data(seed):
 
 def build_model():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+def cache_key(notes="notes.txt", scale=1):
+    return Path("key").read_text()
 
 def selection_data():
     return data(1)
@@ -67,8 +78,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PASSES", str(tmp_path / "passes"))
     train_tiny(tmp_path / "ckpts", 8)
     (tmp_path / "task.py").write_text(TASK)
+    (tmp_path / "key").write_text("one")
+    (tmp_path / "notes.txt").write_text("one")
     (tmp_path / "sewa.yaml").write_text(
-        "task: ./task.py\ncheckpoints: ckpts\ndevice: cpu\nmemory: 1GiB\n"
+        "task: ./task.py\nargs: {notes: ./notes.txt}\ncheckpoints: ckpts\n"
+        "device: cpu\nmemory: 1GiB\n"
         "gumbel: {iterations: 12}\nlinear: {iterations: 10, swaps: 5}\n"
         "aggregate: {folds: 3}\n"
     )
@@ -162,24 +176,34 @@ def change(function: Callable[[Path], list[str]]) -> Callable[[Path], list[str]]
 
 @change
 def a_checkpoint(run: Path) -> list[str]:
-    """One byte of its last number; size and time stay."""
+    """One byte of its last number; the size stays."""
     path = run / "ckpts" / "step-40.safetensors"
-    about, content = path.stat(), bytearray(path.read_bytes())
+    content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
     return []
 
 
 @change
-def the_loss(run: Path) -> list[str]:
+def the_task(run: Path) -> list[str]:
     (run / "task.py").write_text(TASK.replace("batch[1])", "batch[1]) * 2"))
     return []
 
 
 @change
-def the_data(run: Path) -> list[str]:
-    (run / "task.py").write_text(TASK.replace("data(1)", "data(3)"))
+def an_argument(_: Path) -> list[str]:
+    return ["--set", "args.scale=2"]
+
+
+@change
+def a_file_that_an_argument_names(run: Path) -> list[str]:
+    (run / "notes.txt").write_text("another")
+    return []
+
+
+@change
+def the_cache_key(run: Path) -> list[str]:
+    (run / "key").write_text("two")
     return []
 
 
@@ -188,32 +212,106 @@ def the_seed(_: Path) -> list[str]:
     return ["--seed", "1"]
 
 
-@change
-def the_step(_: Path) -> list[str]:
-    return ["--set", "linear.h=0.2"]
-
-
-@change
-def the_dtype(_: Path) -> list[str]:
-    return ["--output-dtype", "bfloat16"]
-
-
-@change
-def the_checkpoints(_: Path) -> list[str]:
-    return ["--last", "7"]
+def recalled(ended: Ended) -> int:
+    assert ended.code == 0, ended.err
+    return int(json.loads(ended.out)["cost"]["recalled"])
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_has_changed_is_worked_out_anew(run: Path, sewa: Sewa, what: str) -> None:
-    assert asked(sewa, "linear", "--cache", "kept").code == 0
-    passes(run)
-    flags = CHANGES[what](run)
-    found = asked(sewa, "linear", "--cache", "kept", *flags)
-    anew, written = passes(run), bytes_of(run)
-    plain = asked(sewa, "linear", *flags)
-    assert plain.code == 0, plain.err
-    assert (bytes_of(run), same(plain.out)) == (written, same(found.out))
-    assert anew.total() > FRAME
+def test_what_has_changed_is_never_answered_from_the_cache(
+    run: Path, sewa: Sewa, what: str
+) -> None:
+    needed = []
+    for changed in (False, False, True):
+        flags = CHANGES[what](run) if changed else []
+        assert asked(sewa, "evaluate", "--cache", "kept", *flags).code == 0
+        needed.append(passes(run).total())
+    assert needed == [needed[0], 0, needed[0]]
+
+
+def test_other_outputs_find_all_and_a_note_says_how_much(run: Path, sewa: Sewa) -> None:
+    flags = ("select", "-K", 3, "--solver", "linear", "--cache", "kept")
+    first = sewa(*flags, "-o", "a.safetensors", "-v")
+    second = sewa(*flags, "-o", "b.safetensors", "-v", "--report", "other.json")
+    assert (first.code, second.code) == (0, 0), second.err
+    assert "recalled" not in first.err
+    found = json.loads((run / "other.json").read_text())["cost"]["recalled"]
+    assert re.findall("recalled .*", second.err) == [
+        f"recalled {found} of {found} results from {run / 'kept'}"
+    ]
+
+
+def test_work_that_draws_random_numbers_goes_on_with_the_same_ones(run: Path, sewa: Sewa) -> None:
+    noisy = TASK.replace("return model(batch[0])", "return model(batch[0]) + torch.rand(1)")
+    (run / "task.py").write_text(
+        noisy.replace("return data(1)", "return Shuffled(data(1))") + SHUFFLED
+    )
+    outputs = []
+    for flags in ([], ["--cache", "kept"], ["--cache", "kept"]):
+        ended = asked(sewa, "gumbel", *flags)
+        outputs.append((same(ended.out), bytes_of(run)))
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert recalled(ended) > 5
+
+
+SHUFFLED = """
+class Shuffled:
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter([self.batches[i] for i in torch.randperm(len(self.batches))])
+"""
+
+
+def test_a_task_that_is_a_module_by_its_name_is_known_by_its_file(run: Path, sewa: Sewa) -> None:
+    package = run / "tasks"
+    package.mkdir()
+    for name, text in {"__init__": "", "mine": TASK}.items():
+        (package / f"{name}.py").write_text(text)
+    (run / "sewa.yaml").write_text(
+        "task: tasks.mine\ncheckpoints: ckpts\nlinear: {iterations: 10}\n"
+    )
+    found = []
+    for change in ("", "", "# changed"):
+        (package / "mine.py").write_text(TASK + change)
+        found.append(recalled(asked(sewa, "linear", "--cache", "kept")))
+        for name in ("tasks", "tasks.mine"):  # as in another process
+            sys.modules.pop(name)
+    assert found[0] == found[2] == 0
+    assert found[1] > 5
+
+
+NET = """
+from torch import nn
+
+def make_net():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+"""
+
+
+@pytest.mark.parametrize("changed", ["net.py", "dev.npz", None])
+def test_files_of_a_ready_made_task_are_known(run: Path, sewa: Sewa, changed: str | None) -> None:
+    draw = np.random.default_rng(0)
+    for part in ("dev", "test"):
+        x = draw.normal(size=(60, 6)).astype(np.float32)
+        np.savez(run / f"{part}.npz", x=x, y=(x[:, 0] * x[:, 1] > 0).astype(np.int64))
+    (run / "net.py").write_text(NET)
+    (run / "sewa.yaml").write_text(
+        "task: classification\ncheckpoints: ckpts\nlinear: {iterations: 10}\n"
+        "args: {model: net.py:make_net, selection: dev.npz, heldout: test.npz}\n"
+    )
+    assert recalled(asked(sewa, "linear", "--cache", "kept")) == 0
+    if changed == "net.py":
+        (run / "net.py").write_text(NET + "# changed")
+    elif changed is not None:
+        shutil.copy(run / "test.npz", run / changed)
+    assert (recalled(asked(sewa, "linear", "--cache", "kept")) > 0) == (changed is None)
+
+
+def test_functions_that_are_in_no_file_are_refused(run: Path) -> None:
+    with pytest.raises(ConfigError, match="in no Python file"):
+        select("ckpts", model=nn.Linear(6, 2), selection_data=list, loss=len, cache=run / "kept")
 
 
 def test_a_batchnorm_run_is_the_same_with_a_cache(bn_run: Path, sewa: Sewa) -> None:
@@ -227,34 +325,18 @@ def test_a_batchnorm_run_is_the_same_with_a_cache(bn_run: Path, sewa: Sewa) -> N
     assert recalled > 5
 
 
-def test_data_with_a_generator_of_their_own_are_told_and_nothing_is_kept(
-    run: Path, sewa: Sewa
-) -> None:
-    loader = "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*map(torch.cat, "
-    loader += "zip(*data(1)))), 25, shuffle=True, generator=torch.Generator().manual_seed(0))"
-    (run / "task.py").write_text(TASK.replace("return data(1)", f"return {loader}"))
-    plain = asked(sewa, "gumbel")
-    written = bytes_of(run)
-    kept = asked(sewa, "gumbel", "--cache", "kept")
-    assert plain.code == kept.code == 0, kept.err
-    assert bytes_of(run) == written
-    [warning] = set(json.loads(kept.out)["warnings"]) - set(json.loads(plain.out)["warnings"])
-    assert "selection_data() gives other batches each time" in warning
-    assert not (run / "kept").exists()
-
-
 def test_a_folder_that_cannot_be_written_or_is_spoilt_does_not_end_the_run(
     run: Path, sewa: Sewa
 ) -> None:
     plain = asked(sewa, "gumbel")
     written = bytes_of(run)
     assert asked(sewa, "gumbel", "--cache", "kept").code == 0
-    for path in (run / "kept").glob("*/*.entry"):
+    for path in (run / "kept").glob("*/*"):
         path.write_bytes(path.read_bytes()[:-3])
     spoilt = asked(sewa, "gumbel", "--cache", "kept")
     assert (spoilt.code, bytes_of(run)) == (0, written)
-    [warning] = set(json.loads(spoilt.out)["warnings"]) - set(json.loads(plain.out)["warnings"])
-    assert "is damaged" in warning
+    assert same(spoilt.out) == same(plain.out)
+    assert json.loads(spoilt.out)["cost"]["recalled"] == 0
     (run / "kept" / "notes").write_text("mine")
     ended = asked(sewa, "gumbel", "--cache", "kept/notes")
     assert ended.code == 2
@@ -279,26 +361,32 @@ def test_a_read_only_folder_is_read(run: Path, sewa: Sewa) -> None:
     assert passes(run).total() <= FRAME
 
 
-def test_sewa_cache_shows_and_clears_what_there_is(run: Path, sewa: Sewa) -> None:
-    assert sewa("cache", "kept").code == 3
-    (run / "kept").mkdir()
-    assert "holds nothing of sewa's" in sewa("cache", "kept").err
-    assert asked(sewa, "gumbel", "--cache", "kept").code == 0
-    (run / "kept" / "mine").write_text("mine")
-    found = json.loads(sewa("cache", "kept", "--json").out)
-    assert found["entries"] == sum(group.entries for group in groups(run / "kept")) > 5
-    assert found["bytes"] == sum(p.stat().st_size for p in (run / "kept").glob("*/*.entry"))
-    named = next(one for one in found["runs"] if one["task"] == str(run / "task.py"))
-    assert named["checkpoints"].endswith("ckpts")
-    assert str(run / "task.py") in sewa("cache", "kept").out
-    assert len(sewa("cache", "kept", "--format", "csv").out.splitlines()) == 1 + len(found["runs"])
-    cleared = sewa("cache", "kept", "--clear")
-    assert f"cleared: {found['entries']} entries" in cleared.err
-    assert [path.name for path in (run / "kept").iterdir()] == ["mine"]
-    assert json.loads(sewa("cache", "kept", "--json").out)["runs"] == []
-    before = sorted(run.rglob("*"))
-    assert sewa("cache", ".", "--clear").code == 0  # somebody else's folder
-    assert sorted(run.rglob("*")) == before
+def interrupt(_: Path) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_language_model_run_killed_at_several_points_ends_with_the_same_bytes(
+    frozen: Frozen, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = frozen("transformers").folder
+    (folder / "sewa.yaml").write_text("task: task.py\ncheckpoints: run\naggregate: {folds: 3}\n")
+    flags = ("select", "--json", "--force", "-o", "average.safetensors")
+    plain = sewa(*flags)
+    assert plain.code == 0, plain.err
+    written = (folder / "average.safetensors").read_bytes()
+    (folder / "average.safetensors").unlink()
+    kept = 0
+    for more in (0, 3, 8):  # results that are written before the kill
+        steps = iter([cache.new_file] * more)
+        with monkeypatch.context() as killing:
+            killing.setattr(cache, "new_file", lambda path: next(steps, interrupt)(path))  # noqa: B023
+            assert sewa(*flags, "--cache", "kept").code == 130
+        kept += more
+        assert len([*(folder / "kept").glob("??/*")]) == kept
+    ended = sewa(*flags, "--cache", "kept")
+    assert recalled(ended) >= kept
+    assert (folder / "average.safetensors").read_bytes() == written
+    assert same(ended.out) == same(plain.out)
 
 
 # ---- processes -----------------------------------------------------------------------------------
@@ -340,9 +428,9 @@ def killed_at_random(run: Path, kills: int, *flags: str) -> None:
     assert killed > 0
     again = [one for one, times in made.items() if times > once[one]]
     assert len(again) <= 3 + killed * AT_ONCE  # the frame's, and what a kill took with it
-    assert list((run / "kept").glob("*/*.part")) == [] or killed
 
 
+@pytest.mark.breadth
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(run: Path) -> None:
     killed_at_random(run, 3, "-K", "3", "--solver", "linear")
 
@@ -353,6 +441,7 @@ def test_ten_kills_change_nothing(run: Path, flags: tuple[str, ...]) -> None:
     killed_at_random(run, 10, *flags)
 
 
+@pytest.mark.breadth
 def test_two_processes_share_a_cache(run: Path) -> None:
     both = [start("-K", "3", "-o", f"{name}.safetensors", "--cache", "kept") for name in "ab"]
     assert [process.wait() for process in both] == [0, 0]

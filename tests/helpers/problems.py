@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sewa_cli.events import Events
+from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem
@@ -22,6 +23,7 @@ class Function:
     """An objective that is a function of the weights alone, with its gradient."""
 
     offers = frozenset({"value", "gradient"})
+    memo = Memo()
 
     def __init__(
         self,

@@ -287,10 +287,9 @@ def test_every_kind_of_report_has_a_page(run_dir: Path, sewa: Sewa) -> None:
         "validate": ["validate", "--json"],
         "average": ["average", "--json", "--report", "r.json"],
         "verify": ["verify", "averaged.safetensors", "--json"],
-        "cache": ["cache", "kept", "--json"],
         "select": ["select", "--cache", "kept", "--json", "-o", "s.safetensors"],
     }
-    for kind in ("select", "forecast", "validate", "average", "cache"):
+    for kind in ("select", "forecast", "validate", "average"):
         ended = sewa(*kinds[kind])
         assert ended.code == 0, ended.err
         Path(f"{kind}.json").write_text(ended.out)

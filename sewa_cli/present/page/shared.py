@@ -121,7 +121,7 @@ def again(report: Head, name: str | None) -> Section:
         name: getattr(found, name) for name in ("device", "seed", "task") if hasattr(found, name)
     }
     if code := getattr(found, "code", None):
-        facts["SHA-256 of its code"] = f"{code[:12]} …"  # of the task above; the report has it all
+        facts["SHA-256 of the task"] = f"{code[:12]} …"  # the report has all of it
     facts |= report.versions.model_dump()
     parts: list[Part] = [Code(lines), Facts(facts)]
     if files:

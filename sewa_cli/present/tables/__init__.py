@@ -1,7 +1,7 @@
 """Reports as sheets of rows: a function for each kind of report, of its name.
 
 losses   select, compare, evaluate
-files    inspect, average, verify, cache
+files    inspect, average, verify
 plans    validate, forecast
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sewa_cli.present import kind_of
 from sewa_cli.present.contest import sheet as contest
 from sewa_cli.present.sheet import Cell, Rows, Sheet
-from sewa_cli.present.tables.files import average, cache, inspect, verify, ways
+from sewa_cli.present.tables.files import average, inspect, verify, ways
 from sewa_cli.present.tables.losses import (
     LOSS,
     compare,
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "LOSS",
     "average",
-    "cache",
     "compare",
     "contest",
     "evaluate",

@@ -10,7 +10,6 @@ from sewa_cli.text import few, size
 
 if TYPE_CHECKING:
     from sewa_cli.report.average import AverageReport
-    from sewa_cli.report.cache import Cached
     from sewa_cli.report.inspect import Found, Inspection
     from sewa_cli.report.standing import Motion
     from sewa_cli.report.verify import Verification
@@ -111,20 +110,3 @@ def verify(report: Verification) -> Sheet:
         for one in report.files
     ]
     return Sheet(rows, [("", read)])
-
-
-def cache(report: Cached) -> Sheet:
-    """A row for each run."""
-    rows: Rows = [one.model_dump() for one in report.runs]
-    read: Rows = [
-        {
-            "run": one.run,
-            "entries": one.entries,
-            "size": sized(one.bytes),
-            "last used": one.used,
-            "task": one.task,
-            "checkpoints": one.checkpoints,
-        }
-        for one in report.runs
-    ]
-    return Sheet(rows, [("", read)] if read else [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -274,8 +275,7 @@ def build(
     The problem's room is for the cache and what is computed from it, with `extra` more outputs [O]
     that the caller will keep. It is float32 if that fits, else bfloat16 differences from the base's
     outputs. `framed`: the examples and their outputs at the base; None: they are settled here.
-    `on_row` sees each checkpoint as it is read. What the problem's memo knows is not run, nor read
-    if nobody looks.
+    `on_row` sees each checkpoint as it is read. What the memo knows is not run.
     """
     if framed is None:
         problem, rows = settle(problem, count(problem, keep), keep, extra)
@@ -301,30 +301,24 @@ def build(
     held = Dense(cache, layout) if wide else Deltas(origin[own], cache, layout)
     is_whole = own == slice(0, numbers)
     trajectory = held if is_whole else Spread(held, own, numbers, here)
-    memo = problem.memo
-    around = ("near", memo.digest(base), outputs.identity, h, found.dtype)
-    missing = []
-    for i in range(k):
-        if (known := memo.known((*around, i), (numbers,), dtype)) is None:
-            missing.append(i)
-        else:
-            cache[i].copy_(known)
+    memo = problem.objective.memo
+    around = ("near", problem.trajectory.kind, memo.digest(base), outputs.identity, h, found.dtype)
     step = torch.empty_like(base)
-    first = (missing or [k])[0] if on_row is None else 0
-    problem.events.progress("surveying", 0, k)
-    for i, row in problem.trajectory.rows(first):
-        if on_row is not None:
-            on_row(i, row)
-        if i not in missing:
-            continue
+
+    def near(i: int, row: Tensor) -> Tensor:
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
         y = outputs.linear_outputs().sub_(at_base).div_(h).add_(at_base)
         y.masked_fill_(frozen, 0.0)  # as it is, whatever the weights
         if not torch.isfinite(y).all():
             raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
-        cache[i].copy_((y if wide else y.sub_(origin))[own])
-        memo.keep((*around, i), cache[i])
+        return (y if wide else y.sub_(origin))[own].to(dtype)
+
+    problem.events.progress("surveying", 0, k)
+    for i, row in problem.trajectory.rows():
+        if on_row is not None:
+            on_row(i, row)
+        cache[i].copy_(memo.recall((*around, i), partial(near, i, row)))
         problem.events.progress("surveying", i + 1, k)
     model.check_untouched()
     return Surrogate(outputs, at_base, trajectory, found)

@@ -122,8 +122,8 @@ class Digest(Outputs):
     def around(self, flat: Tensor) -> tuple[Outputs, Tensor]:
         self._objective.model.set(flat)
         new, device = copy(self), self._objective.model.device
-        if self.identity is not None:  # what its numbers are is a matter of the base
-            new.identity = self._objective.memo.digest(self.identity, flat)
+        # what its numbers are is a matter of the base
+        new.identity = self._objective.memo.digest(self.identity, flat)
         T, m, s = len(self._label), self._largest, self._samples
         new._kept = torch.empty(T, 1 + m, dtype=torch.int32, device=device)
         new._drawn = torch.empty(T, s, dtype=torch.int32, device=device)

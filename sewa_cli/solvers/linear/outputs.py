@@ -8,7 +8,7 @@ loss; `digest.Digest` has a few numbers for each target of a cross-entropy, whos
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from math import inf
 from typing import Literal, Self
@@ -49,7 +49,7 @@ class Outputs(ABC):
     def __init__(self, objective: Objective, seed: int, of_rows: int) -> None:
         """`of_rows`: how many rows the data have; not all need take part."""
         self.of_rows = of_rows
-        self.identity: Hashable = None  # of the rows, for the memo; None: nobody has named them
+        self.identity = ""  # of the rows, for the memo
         self._objective = objective
         self._seed = seed
 
@@ -85,11 +85,9 @@ class Outputs(ABC):
 
         Run, or known from before.
         """
-        if self.identity is None:
-            return self.run()
         memo, model = self._objective.memo, self._objective.model
         key = ("outputs", self.identity, *model.weights)
-        return memo.recall(key, self.run, (self.numbers,)).to(model.device)
+        return memo.recall(key, self.run).to(model.device)
 
     @abstractmethod
     def run(self) -> Tensor:

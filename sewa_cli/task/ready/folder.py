@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER
 from sewa_cli.checkpoints.adapters import read_config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.text import few, one_line, shown
@@ -25,6 +27,7 @@ from sewa_cli.text import few, one_line, shown
 CONFIG = "config.json"
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "*.vocab")
 PROCESSOR_FILES = ("*processor_config.json",)
+_MORE_WORDS = ("merges.txt", "chat_template*", "special_tokens*", "added_tokens*")
 _PLACES = {"checkpoints", "checkpoint"}  # folders that trainers put between a run and its files
 _BASE = "base_model_name_or_path"
 _FAULTS = (  # of files that are not what transformers expects
@@ -46,9 +49,12 @@ class Folders:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """That must not be overwritten."""
-        weights = sorted(self.base.glob("*.safetensors")) if self.base is not None else []
-        return (self.config / CONFIG, *weights)
+        """Files that are read: a change of one matters, and none may be overwritten."""
+        words = (*TOKENIZER_FILES, *PROCESSOR_FILES, *_MORE_WORDS)
+        found = [*self.config.glob("*.py"), *chain(*map(self.words.glob, words))]
+        found += [] if self.base is None else self.base.glob("*.safetensors")
+        found += [] if self.adapter is None else self.adapter.glob(ADAPTER)
+        return (self.config / CONFIG, *sorted(found))
 
 
 def find_folders(

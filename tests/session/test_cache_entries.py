@@ -1,0 +1,158 @@
+"""Entries of `--cache`: found under the same key, and nowhere else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import Tensor
+
+from sewa_cli.events import Events
+from sewa_cli.objective.memo import Memo, Tensors
+from sewa_cli.rng import seeded
+from sewa_cli.session.cache import Cache, _checksum, digest
+
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.binary(max_size=3)
+)
+nests = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leaves=6)
+
+
+@given(nests, nests)
+def test_two_nests_have_one_digest_only_if_they_are_the_same(one: Any, two: Any) -> None:
+    assert (digest(one) == digest(two)) == (repr(one) == repr(two))
+
+
+def test_tensors_count_by_all_that_they_hold() -> None:
+    x = torch.arange(6.0)
+    others = [x.double(), x.view(2, 3), x.view(3, 2), -x, x.bfloat16(), x.numpy(), x.tolist()]
+    assert len({digest(other) for other in [x, *others]}) == len(others) + 1
+    assert digest(x.view(2, 3).T) == digest(x.view(2, 3).T.contiguous())
+    assert digest([x, x]) == digest([x, x.clone()])  # one object or two
+    assert digest([few := [1], few]) == digest([[1], [1]])
+
+
+def test_large_tensors_count_to_their_last_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sewa_cli.session.cache.CHUNK", 8)
+    x = torch.arange(10)
+    changed = x.clone()
+    changed[-1] = 0
+    assert digest(x) == digest(x.clone()) != digest(changed)
+
+
+def test_what_cannot_be_told_is_never_the_same() -> None:
+    assert digest(lambda: 1) != digest(lambda: 1)
+
+
+def opened(folder: Path, run: str = "run", seed: int = 0) -> Cache:
+    return Cache(folder / "kept", run, seed, Events())
+
+
+def value(found: Tensors | None) -> list[float] | None:
+    return None if found is None else found[""].tolist()
+
+
+def test_a_result_is_found_under_its_key_of_its_run(tmp_path: Path) -> None:
+    opened(tmp_path).keep(("a", torch.ones(2)), {"": torch.ones(3)})
+    assert value(opened(tmp_path).known(("a", torch.ones(2)))) == [1, 1, 1]
+    assert opened(tmp_path).known(("b", torch.ones(2))) is None
+    assert opened(tmp_path).known(("a", torch.zeros(2))) is None
+    assert opened(tmp_path, run="another").known(("a", torch.ones(2))) is None
+
+
+def test_names_orders_dtypes_and_nan_come_back(tmp_path: Path) -> None:
+    made = {
+        "z": torch.tensor(1.5, dtype=torch.float64),
+        "__metadata__": torch.tensor([1, 2]),
+        "a b": torch.ones(2, 3, dtype=torch.bfloat16),
+        "": torch.tensor(torch.nan),
+    }
+    opened(tmp_path).keep(("a",), made)
+    found = opened(tmp_path).known(("a",))
+    assert found is not None
+    assert [*found] == [*made]
+    assert all(found[name].dtype == x.dtype for name, x in made.items())
+    assert all(torch.equal(found[name].nan_to_num(), x.nan_to_num()) for name, x in made.items())
+
+
+class Bomb:
+    """Runs code where a pickle of it is loaded."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return pytest.fail, ("code of the cache has run",)
+
+
+def rewritten(path: Path, what: str) -> None:
+    """Damage an entry; or forge one, with the right checksum, as who knows the format would."""
+    import pickle
+
+    whole = path.read_bytes()
+    bodies = {
+        "pickle": pickle.dumps(Bomb()),
+        "archive": b"PK" + bytes(100),
+        "nothing": b"",
+        "name": save({"x y": torch.ones(4)}),
+    }
+    if what == "folder":
+        path.unlink()
+        path.mkdir()
+    elif what == "foreign":
+        path.unlink()
+        other = opened(path.parents[2])
+        other.keep(("another",), {"": torch.zeros(4)})
+        [found] = (path.parents[1]).glob("??/" + "?" * 64)
+        found.rename(path)
+    elif what in bodies:
+        path.write_bytes(_checksum(path, bodies[what]) + bodies[what])
+    else:
+        cut = {"torn": whole[:-1], "bit": whole[:-1] + bytes([whole[-1] ^ 1]), "empty": b""}
+        path.write_bytes(cut[what])
+
+
+SPOILT = ["torn", "bit", "empty", "folder", "foreign", "pickle", "archive", "nothing", "name"]
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_a_damaged_or_foreign_entry_is_as_good_as_none(tmp_path: Path, what: str) -> None:
+    opened(tmp_path).keep(("a",), {"": torch.ones(4)})
+    [path] = (tmp_path / "kept").glob("??/*")
+    rewritten(path, what)
+    memo = opened(tmp_path)
+    assert memo.recall(("a",), lambda: torch.full((4,), 2.0)).tolist() == [2, 2, 2, 2]
+    assert memo.recalled == 0
+    if what != "folder":
+        assert value(opened(tmp_path).known(("a",))) == [2, 2, 2, 2]
+
+
+def drawn() -> Tensor:
+    return torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))])
+
+
+def test_random_numbers_are_the_same_with_a_full_cache_an_empty_one_and_none(
+    tmp_path: Path,
+) -> None:
+    found = []
+    for memo in (Memo(seed=3), opened(tmp_path, seed=3), opened(tmp_path, seed=3)):
+        with seeded(5):
+            made = [memo.recall(("a", draw), drawn, draw).tolist() for draw in range(2)]
+            found.append((*made, drawn().tolist()))
+    assert found[0] == found[1] == found[2]
+    assert len({tuple(each) for each in found[0]}) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("a file")
+    events = Events()
+    memo = Cache(tmp_path / "kept", "run", 0, events)
+    for key in ("a", "b"):
+        assert memo.recall((key,), lambda: torch.ones(1)).tolist() == [1]
+    assert len(events.warnings) == 1
+    assert "cannot be written" in events.warnings[0]
