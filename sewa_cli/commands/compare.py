@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from sewa_cli import ranks
@@ -36,7 +37,7 @@ def run_compare(
 ) -> Comparison:
     """Evaluate every method at every K, and say which differences are real."""
     events = events or Events()
-    with seeded(config.seed):
+    with seeded(config.seed), ExitStack() as stack:
         check_objective(config, task)
         asked = Asked.by(config, events, has_loss=task.has_loss)
         by_metric = config.objective.metric is not None
@@ -58,6 +59,7 @@ def run_compare(
             session.warn_of_overlap(training=session.objective.batch_statistics)
         run = comparing(session)
         evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
+        stack.callback(evaluator.close)
         every = [one for draft in drafts for one in draft.evaluated]
         judged = _judged(evaluator)
         if judged is None and all(one.scores.selection_loss is None for one in every):

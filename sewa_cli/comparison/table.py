@@ -104,10 +104,14 @@ def evaluate_all(run: Run, asked: Asked) -> tuple[Evaluator, list[Draft]]:
         asked = asked.of(run.trajectory.k)
     evaluator, rows = Evaluator(run), asked.rows()
     drafts = []
-    with clock("evaluate"):
-        evaluator.settle_examples()
-        for call, K in events.over("comparing", rows, len(rows)):
-            drafts.append(_draft(evaluator, call, K))
+    try:
+        with clock("evaluate"):
+            evaluator.settle_examples()
+            for call, K in events.over("comparing", rows, len(rows)):
+                drafts.append(_draft(evaluator, call, K))
+    except BaseException:  # out of memory: another evaluator begins again with its own workers
+        evaluator.close()
+        raise
     return evaluator, drafts
 
 

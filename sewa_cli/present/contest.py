@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 ASKED = 100  # e-value; solvers ask for the same
 OTHERS = 12  # entries in the terminal's table, beside those that are scored held out
+FEW_STEPS = 3  # of an entry, in a table
 
 
 def sheet(report: Report) -> Sheet:
@@ -57,6 +58,7 @@ def entries(found: Contest) -> Rows:
     return [
         {
             "competed": with_K(entry.name, entry.K),
+            "steps": _steps(entry),
             "parts": entry.parts,
             found.metric: entry.score,
             "±": None if entry.error is None else 1.96 * entry.error,
@@ -66,6 +68,16 @@ def entries(found: Contest) -> Rows:
         }
         for entry in found.entries
     ]
+
+
+def _steps(entry: Entry) -> str:
+    """Return its checkpoints' steps, or how many there are of them."""
+    steps = [step for step in entry.selected_steps or () if step is not None]
+    if len(steps) != entry.size:
+        return f"{entry.size} checkpoints"
+    if len(steps) <= FEW_STEPS:
+        return ", ".join(map(str, steps))
+    return f"{entry.size} of {steps[0]}–{steps[-1]}"
 
 
 def _evidence(value: float | None) -> Cell:

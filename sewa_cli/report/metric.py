@@ -10,7 +10,7 @@ from sewa_cli.direction import Goal
 from sewa_cli.report.part import Part
 from sewa_cli.report.shared import Interval
 
-State = Literal["taken", "leading", "dropped", "set aside", "failed"]
+State = Literal["taken", "overruled", "leading", "dropped", "set aside", "failed"]
 
 
 class Entry(Part):
@@ -37,7 +37,8 @@ class Entry(Part):
     )
     state: State | None = Field(
         None,
-        description="dropped: the test has shown it to be worse; set aside: behind when the budget "
+        description="overruled: the choice, worse than `last`, which was taken; dropped: the test "
+        "has shown it to be worse; set aside: behind when the budget "
         "was needed for others",
     )
 

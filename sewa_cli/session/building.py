@@ -39,8 +39,8 @@ def check_objective(config: Config, task: Task) -> None:
         )
     if metric is not None and task.scoring is None:
         raise TaskError(
-            f"--metric {metric}: {task.source} has no score(model, part), nor metrics(model); "
-            "define one, or leave out --metric"
+            f"--metric {metric}: {task.source} has no score() yet; add `def score(model, part): "
+            f'return {{"{metric}": ...}}`, or leave out --metric'
         )
 
 

@@ -14,13 +14,13 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average
 from sewa_cli.objective.evidence import parts_needed
 from sewa_cli.objective.intervals import FEWEST, compare_rows, difference
-from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores
+from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores, State
 from sewa_cli.report.shared import Interval
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.task.scoring import Score
-from sewa_cli.text import finite
+from sewa_cli.text import finite, with_K
 
 MOST = 100  # failures that are listed
 NEVER = 1_000_000  # parts that nobody will evaluate
@@ -123,7 +123,7 @@ def judge(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
         evidence=outcome.evidence,
         ahead=finite(outcome.ahead),
         dueled=outcome.dueled,
-        entries=[_entry(metric, outcome, entry) for entry in outcome.entries],
+        entries=[_entry(metric, outcome, entry, next(iter(scores))) for entry in outcome.entries],
         scores=scores,
         gained=gained,
         over_last=over_last,
@@ -181,13 +181,17 @@ def _met(metric: Metric, outcome: Outcome) -> int:
     )
 
 
-def _entry(metric: Metric, outcome: Outcome, entry: Entry) -> Entry:
+def _entry(metric: Metric, outcome: Outcome, entry: Entry, written: str) -> Entry:
     """The leader has the duel's e-value, others none: they were picked by the parts they met."""
     is_other = outcome.leader.average != outcome.incumbent.average
     state = "taken" if outcome.crowned else "leading"
     has_dueled = is_other and outcome.crowned is not None and entry.state == state
+    own_state: State | None = "taken" if with_K(entry.name, entry.K) == written else entry.state
+    if own_state == "taken" and with_K(entry.name, entry.K) != written:
+        own_state = "overruled"
     return entry.model_copy(
         update={
+            "state": own_state,
             "score": None if entry.score is None else metric.score(entry.score),
             "evidence": outcome.evidence if has_dueled else None,
         }

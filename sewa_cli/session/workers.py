@@ -13,7 +13,6 @@ import pickle
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from math import inf
@@ -80,15 +79,16 @@ class Workers:
 
     def run(self, jobs: Sequence[Job], until: float | None = None) -> Iterator[tuple[int, Result]]:
         """As they finish; what is under way when the clock is past `until` is given up."""
-        left, under_way = deque(range(len(jobs))), dict[_Worker, int]()
+        left, under_way = [*range(len(jobs))], dict[_Worker, int]()
         try:
             while left or under_way:
                 if until is not None and time.monotonic() > until:
                     return
                 self._start(min(self._count, len(left) + len(under_way)))
                 for worker in [w for w in self._workers if w.state == "idle"][: len(left)]:
-                    under_way[worker] = left.popleft()
-                    job = jobs[under_way[worker]]
+                    under_way[worker] = index = self._next(worker, jobs, left)
+                    left.remove(index)
+                    job = jobs[index]
                     worker.begin(job, self._timeout * len(job.parts))
                 for worker, answer in self._hear(until):
                     if worker in under_way:
@@ -96,6 +96,16 @@ class Workers:
         finally:
             for worker in under_way:
                 self._kill(worker)
+
+    def _next(self, worker: _Worker, jobs: Sequence[Job], left: Sequence[int]) -> int:
+        """Prefer weights that this worker has, then those that no other has: few are sent twice."""
+        others = [other for other in self._workers if other is not worker]
+
+        def cost(index: int) -> tuple[bool, bool]:
+            job = jobs[index]
+            return not worker.has(job.weights), any(other.has(job.weights) for other in others)
+
+        return min(left, key=cost)
 
     def warm(self) -> None:
         """Have them ready: what it takes to start them is no measure of what a part takes."""
@@ -195,11 +205,14 @@ class _Worker:
 
     def begin(self, job: Job, limit: float) -> None:
         self.state, self.limit, self.deadline = "busy", limit, time.monotonic() + limit
-        held = job.weights, job.weights._version  # torch counts changes in place
-        is_new = self._held is None or self._held[0] is not held[0] or self._held[1] != held[1]
-        self._held = held
-        weights = job.weights.detach().contiguous().numpy() if is_new else None
+        weights = None if self.has(job.weights) else job.weights.detach().contiguous().numpy()
+        self._held = job.weights, job.weights._version  # torch counts changes in place
         self._requests.put((weights, job.kind, job.parts))
+
+    def has(self, weights: Tensor) -> bool:
+        if self._held is None:
+            return False
+        return self._held[0] is weights and self._held[1] == weights._version
 
     def tell_to_end(self) -> None:
         self._requests.put(None)

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from helpers.tiny import Sewa
 
+from sewa_cli.objective.board import Average
+from sewa_cli.session.metric import Metric
+from sewa_cli.session.session import Run
+from sewa_cli.task.scoring import Score
+
 HEAD = """
 import os, time
 import torch
@@ -139,6 +144,32 @@ def test_compare_without_a_loss_leaves_out_what_needs_one(write: Path, sewa: Sew
     methods = {row["method"] for row in json.loads(ended.out)["rows"]}
     assert {"race", "last", "uniform", "latest", "ema"} <= methods
     assert methods.isdisjoint({"aggregate", "greedy", "sewa"})
+
+
+def test_compare_closes_its_workers_and_those_with_which_memory_ran_out(
+    write: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write.write_text(HEAD + SCORE + "def score_parts():\n    return range(8)\n")
+    opened, score, init = list[Metric](), Metric.score_heldout, Metric.__init__
+
+    def open_one(metric: Metric, run: Run) -> None:
+        assert all(one in closed for one in opened)
+        opened.append(metric)
+        init(metric, run)
+
+    def run_out_once(metric: Metric, average: Average) -> list[Score] | None:
+        if metric is opened[0]:
+            raise MemoryError
+        return score(metric, average)
+
+    closed = list[Metric]()
+    monkeypatch.setattr(Metric, "__init__", open_one)
+    monkeypatch.setattr(Metric, "score_heldout", run_out_once)
+    monkeypatch.setattr(Metric, "close", lambda metric: closed.append(metric))
+    ended = sewa("compare", "--methods", "last,uniform")
+    assert ended.code == 0, ended.err
+    assert len(opened) == 2
+    assert closed == opened
 
 
 def test_a_list_that_changes_from_process_to_process_is_refused(write: Path, sewa: Sewa) -> None:

@@ -158,6 +158,9 @@ def test_a_named_incumbent_that_is_worse_than_the_last_checkpoint_is_overruled(s
     assert "`last` was taken: it is significantly better than `uniform`" in ended.err
     assert contest["gained"]["over"] == "uniform"
     assert contest["gained"]["interval"]["low"] > 0
+    states = {entry["name"]: entry["state"] for entry in contest["entries"]}
+    assert states["uniform"] == "overruled"
+    assert states.get("last", "taken") == "taken"
     for name, words in (("nobody", "incumbent: unknown method"), ("sewa", "looks at a loss")):
         refused_ended = sewa("select", "--incumbent", name, "--force")
         assert (refused_ended.code, words in refused_ended.error) == (2, True)
@@ -329,7 +332,7 @@ def test_a_metric_that_the_task_does_not_have(sewa: Sewa, task: Path) -> None:
 
 def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
     task.write_text(TASK)
-    refused(sewa("select"), 4, "has no score(model, part), nor metrics(model)")
+    refused(sewa("select"), 4, "has no score() yet; add `def score(model, part): ")
     config = Path("sewa.yaml")
     config.write_text(
         config.read_text().replace("metric: return, budget: 60, incumbent: uniform", "")

@@ -122,7 +122,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_results_do_not_depend_on_who_works_nor_on_what_fails(
-    recipe: Recipe, capfd: pytest.CaptureFixture[str]
+    recipe: Recipe, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examiner = open_examiner(recipe)
     first, second = weights(2)
@@ -147,6 +147,17 @@ def test_results_do_not_depend_on_who_works_nor_on_what_fails(
         assert out == ""
         assert err.count("a word of the user's") == 2 * 21  # parts
         assert 1 <= err.count("UserWarning: careful") <= 2
+
+        # weights are sent once for each average, and again where one worker helps the other
+        sent, dump = [], pickle.dump
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                pool.pickle, "dump", lambda it, to, **how: (sent.append(it), dump(it, to, **how))
+            )
+            turns = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13]
+            found = dict(workers.run([jobs[index] for index in turns]))
+        assert [found[n] for n in range(12)] == [alone[index] for index in turns]
+        assert sum(weights is not None for weights, *_ in sent) <= 4
 
         # the same tensor with other numbers in it
         expected = examiner.evaluate(Job(first * 2, "selection", (0,)))

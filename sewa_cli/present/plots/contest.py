@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sewa_cli.direction import comparative
 from sewa_cli.present.plots import Picture, hint, house, label, panels, set_margins
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sewa_cli.report.metric import Contest
     from sewa_cli.report.select import Report
-
-NAMED = 5  # entries with their names in the picture
 
 
 def plot(report: Report) -> Figure:
@@ -70,10 +68,13 @@ def draw_scores(axes: Axes, found: Contest) -> None:
 
 
 def draw_entries(axes: Axes, found: Contest) -> None:
-    """By parts, on a log scale: how sure each mean is grows to the right."""
+    """Draw means by parts, on a log scale, and name the one that was written and the leader."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    for n, entry in enumerate(found.entries):
+    states = ("taken", "leading")
+    named = [e for e in found.entries if e.state in states and e.score is not None]
+    named.sort(key=lambda entry: -(entry.score or 0.0))  # one above its point, one below
+    for entry in found.entries:
         if entry.score is None:
             continue
         is_taken = entry.state == "taken"
@@ -81,23 +82,24 @@ def draw_entries(axes: Axes, found: Contest) -> None:
         if entry.error is not None:
             ends = [entry.score - 1.96 * entry.error, entry.score + 1.96 * entry.error]
             axes.plot([entry.parts] * 2, ends, color="0.75", lw=1, zorder=1)
-        axes.plot(
-            [entry.parts], [entry.score], "D" if is_taken else "o", mfc=fill, mec="black", ms=5
-        )
+        look: dict[str, Any] = {"mfc": fill, "mec": "black", "ms": 5, "zorder": 3 + is_taken}
+        axes.plot([entry.parts], [entry.score], "D" if is_taken else "o", **look)
         name = with_K(entry.name, entry.K)
         hint(axes, entry.parts, entry.score, name, f"{found.metric} {number(entry.score)}")
-        if n < NAMED or is_taken:
+        if entry in named:
+            is_above = entry is named[0]
             axes.annotate(
                 label(name),
                 (entry.parts, entry.score),
-                (6, 0),
+                (6, 8 if is_above else -8),
                 textcoords="offset points",
                 fontsize="small",
-                va="center",
+                ha="right",
+                va="bottom" if is_above else "top",
             )
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel("parts that it was asked on")
-    axes.set_ylabel(found.metric)
+    axes.set_ylabel(f"{found.metric} ({comparative(found.goal)} is better)")
