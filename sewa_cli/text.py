@@ -33,6 +33,8 @@ def number(value: float | None, digits: int = 5) -> str:
     """Five digits are enough to compare losses; – stands for what is not finite, or not there."""
     if value is None or not isfinite(value):
         return "–"
+    if 10**digits <= abs(value) < 1e6:
+        return f"{value:.0f}"
     return f"{value:.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits - 1}e}"
 
 

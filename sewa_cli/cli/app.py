@@ -75,7 +75,7 @@ def demo(request: Request, demo_folder: Path) -> None:
     """Train a small network on real digits, average its 100 checkpoints, show the gain."""
     from sewa_cli.config import load_config
     from sewa_cli.demo import run_demo
-    from sewa_cli.present import summary
+    from sewa_cli.present import say
 
     check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
@@ -84,8 +84,8 @@ def demo(request: Request, demo_folder: Path) -> None:
         check_page(request.html, request.force)
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
-    talk.say(*summary(selection.report).splitlines())
-    request.write_paths(selection.paths)
+    talk.say(*say(selection.report))
+    request.write_chosen(selection.paths)
     request.draw(selection.report)
     sewa = called_from(demo_folder)
     talk.say(
@@ -112,8 +112,8 @@ def demo(request: Request, demo_folder: Path) -> None:
 def select(request: Request, dry_run: bool) -> None:
     """Learn which checkpoints to average, and with what weights; write the average and a report.
 
-    Prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv, markdown) the
-    scores of the average and of simple ones, json the report. --dry-run prints a forecast instead.
+    Into a pipe it prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv,
+    markdown) prints the scores of the average and of baselines, json the report, --dry-run a plan.
     """
     if request.config.objective.metric is not None and ranks.here().several:
         raise ConfigError("--metric: parts are evaluated by --workers, not by torchrun's ranks")
@@ -139,7 +139,7 @@ def select(request: Request, dry_run: bool) -> None:
         return
     request.check_stdout(request.config.output)
     from sewa_cli.commands.select import run_select
-    from sewa_cli.present import say, show, summary
+    from sewa_cli.present import details, say, show
 
     with request.talk as talk:
         task = request.load_task()
@@ -152,13 +152,14 @@ def select(request: Request, dry_run: bool) -> None:
             protected=request.inputs,
         )
         report = selection.report
-    # the score table is either data or words
-    is_table = request.form in ("table", "markdown")
-    talk.say(*(say(report) if is_table else summary(report).splitlines()))
+    is_printed = request.form in ("table", "markdown")  # on standard output, as data
+    for line in [*([] if is_printed else show(report).splitlines()), *details(report)]:
+        talk.note(line)
+    talk.say(*say(report))
     if request.form != PATHS:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:
-        request.write_paths(selection.paths)
+        request.write_chosen(selection.paths)
     request.draw(report)
     if request.config.strict and report.contest is not None:
         from sewa_cli.present.contest import better_one
@@ -263,7 +264,8 @@ def validate(request: Request) -> None:
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints without a model or data, by a method or by explicit weights.
 
-    Prints the paths that went into it; --format table (or jsonl, csv, markdown) with their weights.
+    Into a pipe it prints the paths of the averaged checkpoints; --format table (or jsonl, csv,
+    markdown) prints them with their weights.
     """
     without_blas()
     numbers = None
@@ -298,7 +300,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     if written == STDOUT:
         return
     if request.form == PATHS:
-        request.write_paths(source.path for source in averaged.sources)
+        request.write_chosen(source.path for source in averaged.sources)
     elif report is not None and request.form == "json":
         request.write(show(report, "json"))
     else:

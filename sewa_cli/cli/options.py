@@ -213,8 +213,10 @@ class Request:
         if not speaks:  # nor draws
             self.plot, self.html, log = None, None, []
         form = "paths_format" if "paths_format" in given else "format"
-        self.form = _form(given.pop(form, None), given.pop("json", False), FLAGS[form].choices)
+        asked: str | None = given.pop(form, None)
+        self.form = _form(asked, given.pop("json", False), FLAGS[form].choices)
         self._print0: bool = given.pop("print0", False)
+        self._wants_paths = asked == PATHS or self._print0
         self._sets: list[str] = given.pop("sets", None) or []
         has_config = "config" in given
         self._with_solver = "task" in given  # whoever has no task chooses nothing
@@ -282,7 +284,8 @@ class Request:
         if Path.cwd() != here:  # it may go elsewhere, too
             self.config = self.config.anchored(here)
             self.plot, self.html = (path and here / path for path in (self.plot, self.html))
-        self.talk.say(f"task {task.source}", *task.notes)
+        self.talk.note(f"task {task.source}")
+        self.talk.say(*task.notes)
         return task
 
     def check_stdout(self, output: str | None) -> None:
@@ -306,6 +309,11 @@ class Request:
     def write_paths(self, paths: Iterable[Path]) -> None:
         end = "\0" if self._print0 else "\n"
         self.write("".join(f"{path}{end}" for path in paths))
+
+    def write_chosen(self, paths: Iterable[Path]) -> None:
+        """Print the paths of the checkpoints that were averaged; on a terminal, only if asked."""
+        if self._wants_paths or not self.stdout.isatty():
+            self.write_paths(paths)
 
     def tell(self, report: Head, name: Path | None = None) -> None:
         """Data to standard output, words to standard error, a picture to its file."""

@@ -39,10 +39,19 @@ def kind_of(report: Head) -> str:
 
 
 def say(report: Head) -> list[str]:
-    """Verdicts and what else there is to know, a sentence each, on one line whatever it names."""
+    """Return what the command was run for, a sentence each, on one line whatever it names."""
+    return _sentences(kind_of(report), report)
+
+
+def details(report: Head) -> list[str]:
+    """Return what else there is to know, in the same way; the terminal shows it with -v."""
+    return _sentences(f"{kind_of(report)}_details", report)
+
+
+def _sentences(name: str, report: Head) -> list[str]:
     from sewa_cli.present import sentences
 
-    make: Callable[[Any], list[str]] = getattr(sentences, kind_of(report), lambda _: [])
+    make: Callable[[Any], list[str]] = getattr(sentences, name, lambda _: [])
     return [shown(sentence) for sentence in make(report)]
 
 
@@ -53,8 +62,9 @@ def show(report: Head, form: str = "table") -> str:
 
 
 def summary(report: Head) -> str:
-    """What the terminal shows: the tables, then the sentences."""
-    return show(report) + "".join(f"{sentence}\n" for sentence in say(report))
+    """Return what the terminal shows with -v: the tables, the details, then the main sentences."""
+    said = [*details(report), *say(report)]
+    return show(report) + "".join(f"{sentence}\n" for sentence in said)
 
 
 def draw(report: Head) -> Figure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf, isfinite
 from typing import TYPE_CHECKING
 
 from sewa_cli.direction import comparative, loss_of
@@ -274,9 +275,64 @@ def effort(found: Contest) -> str:
     return f"{said}; interrupted" if found.interrupted else said
 
 
+def headline(found: Contest) -> str:
+    """Say what was gained over the last checkpoint."""
+    name, own, last = _measured(found)
+    return f"{name[0].upper()}{name[1:]} {number(own, 3)}{than_last(own, last)}"
+
+
+def _measured(found: Contest) -> tuple[str, float | None, float | None]:
+    """Name a score, and return that of what was written and that of the last checkpoint."""
+    own, last = next(iter(found.scores.values())), found.scores.get("last")
+    if found.heldout_parts is None:
+        before = last.selection if last else None
+        return f"{found.metric} to choose by", own.selection, before
+    return f"held-out {found.metric}", own.heldout, last.heldout if last else None
+
+
+def than_last(value: float | None, last: float | None) -> str:
+    """Say in words how far a score is from the last checkpoint's."""
+    if value is None or last is None or not isfinite(value) or not isfinite(last):
+        return ""
+    if value == last:
+        return ", as the last checkpoint's"
+    if last <= 0:
+        return f"; the last checkpoint's is {number(last, 3)}"
+    return f", {percent(value, last)} {'below' if value < last else 'above'} the last checkpoint's"
+
+
+def and_last(value: float | None, last: float | None) -> str:
+    """Show a score of the last checkpoint next to another, and the change."""
+    if last is None:
+        return ""
+    change = ""
+    if value is not None and isfinite(value) and 0 < last < inf and value != last:
+        change = f", {'−' if value < last else '+'}{percent(value, last)}"
+    return f" (last checkpoint {number(last, 3)}{change})"
+
+
+def percent(value: float, last: float) -> str:
+    """Return how far a value is from another one, without a sign."""
+    change = 100 * abs(value - last) / last
+    return f"{change:.0f} %" if change >= 10 else f"{change:.2g} %"
+
+
 def sentences(report: Report) -> list[str]:
-    """For the terminal."""
-    from sewa_cli.present.sentences import taken, wrote
+    """Say what the terminal shows."""
+    from sewa_cli.present.sentences import wrote
+
+    found = report.contest
+    assert found is not None
+    name, own, last = _measured(found)
+    said = [] if found.heldout_parts is None else [heldout(found)]
+    if own is not None:
+        said.insert(0, f"{name} {number(own, 3)}{and_last(own, last)}")
+    return [*said, *failed(found), verdict(found), *wrote(report.output)]
+
+
+def details(report: Report) -> list[str]:
+    """Say which checkpoints were taken, and what it cost."""
+    from sewa_cli.present.sentences import taken
 
     found, took = report.contest, report.cost.seconds
     assert found is not None
@@ -285,8 +341,4 @@ def sentences(report: Report) -> list[str]:
         effort(found),
         f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, choosing "
         f"{took.learn:.1f}, scoring {took.evaluate:.1f}, writing {took.write:.1f})",
-        verdict(found),
-        heldout(found),
-        *failed(found),
-        *wrote(report.output),
     ]

@@ -25,13 +25,15 @@ SETTLED = 0.01  # of the loss: what it may still fall or rise by from quarter to
 
 
 def select(report: Report) -> list[str]:
-    """What was chosen, what it took, and whether it was worth it."""
-    said = []
-    if report.expected and report.heldout_rows is None:
-        said.append(expected(report))
+    """Say how good the average is, against the last checkpoint and the best baseline."""
+    return [*scores(report), *best_baseline(report), verdict(report), *wrote(report.output)]
+
+
+def select_details(report: Report) -> list[str]:
+    """Say what was chosen, what the run looks like, and what it took."""
+    said = [taken(report)]
     if report.budget:
-        said.append(budget(report.budget))
-    said.append(taken(report))
+        said.insert(0, budget(report.budget))
     if report.standing:
         said += standing(report.standing)
     if report.details and len(report.history) < report.details.get("at_most", 0):
@@ -55,12 +57,58 @@ def select(report: Report) -> list[str]:
     ]
     if report.expected and report.heldout_rows is not None:
         said.append(expected(report))
-    return [*said, verdict(report), *wrote(report.output)]
+    return said
+
+
+def headline(report: Report) -> str:
+    """Say what was gained over the last checkpoint."""
+    if report.heldout_rows is None and report.expected and not report.instead_of:
+        return f"Expected loss on new data {number(report.expected.loss, 3)}"
+    name, own, last = _losses(report)
+    return f"{name[0].upper()}{name[1:]} {number(own, 3)}{by_metric.than_last(own, last)}"
+
+
+def scores(report: Report) -> list[str]:
+    """Say the loss and the metrics, each next to those of the last checkpoint."""
+    name, own, last = _losses(report)
+    said = [f"{name} {number(own, 3)}{by_metric.and_last(own, last)}"]
+    if report.heldout_rows is None and report.expected:
+        said = [expected(report)]
+    before = report.references["last"].metrics or {}
+    for metric, value in (report.average.metrics or {}).items():
+        change = by_metric.and_last(value, before.get(metric))
+        said.append(f"{metric} {number(value, 3)}{change}")
+    return said
+
+
+def _losses(report: Report) -> tuple[str, float | None, float | None]:
+    """Name a loss, and return that of what was written and that of the last checkpoint."""
+    own, last = report.average, report.references["last"]
+    if report.heldout_rows is None:
+        return "selection loss", own.selection_loss, last.selection_loss
+    return "held-out loss", own.heldout_loss, last.heldout_loss
+
+
+def best_baseline(report: Report) -> list[str]:
+    """Say what the best baseline scores, unless that is what was written."""
+    name, found = next(iter(report.references.items()))
+    if name == report.written:
+        return []
+    loss = f"selection loss {number(found.selection_loss, 3)}"
+    if report.heldout_rows is not None:
+        loss = f"held-out loss {number(found.heldout_loss, 3)}"
+    metrics = [f"{metric} {number(value, 3)}" for metric, value in (found.metrics or {}).items()]
+    return [f"best baseline: {', '.join([name, loss, *metrics])}"]
 
 
 def contest(report: Report) -> list[str]:
-    """Of a choice by a metric."""
+    """Say what a choice by a metric came to."""
     return by_metric.sentences(report)
+
+
+def contest_details(report: Report) -> list[str]:
+    """Say which checkpoints a choice by a metric took, and what it cost."""
+    return by_metric.details(report)
 
 
 def taken(report: Report) -> str:
@@ -109,29 +157,41 @@ def _half(weights: list[float]) -> int:
 
 
 def expected(report: Report) -> str:
-    """By nested cross-validation: what held-out rows would say, were there any."""
+    """Say the loss on new data by nested cross-validation."""
     found = report.expected
     assert found is not None
     whose = ""
     if report.instead_of:
         learned = report.instead_of == "learned"
         whose = " of what was learned" if learned else f" of `{report.instead_of}`"
-    sure = "" if found.error is None else f" ± {1.96 * found.error:.2g}"
-    said = f"expected loss{whose} on new rows {number(found.loss)}{sure} (nested cross-validation)"
+    ends = ""
+    if found.error is not None:
+        half = 1.96 * found.error
+        ends = f", 95 % CI [{signed(found.loss - half)}, {signed(found.loss + half)}]"
+    said = f"expected loss{whose} on new data {number(found.loss, 3)}{ends}"
     if found.by is None:
         return said
-    against = "as is" if found.by == 0 else _apart(found.by, found.interval)
-    return f"{said}, {against} that of the best simple average"
+    return f"{said}; vs best baseline: {difference(found.by, found.interval)}"
 
 
-def _apart(by: float, interval: Interval | None, ways: tuple[str, str] = ("below", "above")) -> str:
-    """How far one loss is from another: by so much the first way or, if negative, the second."""
-    sure = ""
-    if interval:
-        low, high = interval.low + 0.0, interval.high + 0.0  # no -0
-        low, high = (low, high) if by >= 0 else (0.0 - high, 0.0 - low)
-        sure = f" (95 %: {low:.5g} .. {high:.5g})"
-    return f"{abs(by):.5g}{sure} {ways[by < 0]}"
+def difference(by: float, interval: Interval | None, sign: int = -1) -> str:
+    """Say how far a loss is from another one, and whether that is significant.
+
+    `by` is how far it is below the other one; with a `sign` of 1, above.
+    """
+    said = signed(sign * by, plus=True)
+    if interval is None:
+        return said
+    low, high = sorted((sign * interval.low, sign * interval.high))
+    is_sure = low > 0 or high < 0
+    significant = "significant" if is_sure else "not significant"
+    return f"{said}, 95 % CI [{signed(low)}, {signed(high)}], {significant}"
+
+
+def signed(value: float, *, plus: bool = False) -> str:
+    """Return three digits of a number, with a minus sign that is as wide as a plus."""
+    sign = "−" if value < 0 else "+" if plus and value > 0 else ""
+    return f"{sign}{number(abs(value), 3)}"
 
 
 def wrote(output: str | None) -> list[str]:
@@ -139,7 +199,7 @@ def wrote(output: str | None) -> list[str]:
 
 
 def verdict(report: Report) -> str:
-    """What was gained by choosing, and how sure that is."""
+    """Say what was gained over the best baseline, and how sure that is."""
     instead = f"; `{report.written}` was written instead" if report.instead_of else ""
     chosen = report.instead_of or report.written
     if (report.learned or report.average).heldout_loss is None and report.heldout_rows is not None:
@@ -147,46 +207,44 @@ def verdict(report: Report) -> str:
     if report.labels == "noise" and chosen != "learned":
         return f"no gain: the labels say nothing; `{report.written}` was written"
     if chosen != "learned":
-        return f"nothing to gain by choosing: `{chosen}` was taken, a simple average{instead}"
+        return f"no gain over the best baseline: `{chosen}` was chosen, a baseline{instead}"
     if report.heldout_rows is None:
-        interval = report.expected.interval if report.expected else None
-        by_folds = ""
-        if interval:
-            way = "pays" if interval.low > 0 else "does not pay" if interval.high < 0 else None
-            by_folds = f"by cross-validation choosing {way}" if way else "undecided"
-            by_folds += "; "
-        return (
-            f"{by_folds}no held-out loss: define heldout_data in the task, or keep rows aside with "
-            "--guard 0.2, to see whether choosing pays"
-        )
+        return "no held-out data: define heldout_data in the task, or try --guard 0.2"
     over, best = next(iter(report.references.items()))
     found = report.gained
     if found is None and best.heldout_loss is None:
-        return (
-            f"the held-out loss of `{over}`, the best simple average by selection rows, is NaN or "
-            f"Inf{instead}"
-        )
+        return f"the held-out loss of the best baseline (`{over}`) is NaN or Inf{instead}"
     if found is None:
-        return f"nothing gained by choosing: what was chosen is `{over}` itself{instead}"
-    head, luck, but = "undecided", "", ""
-    if found.interval is None:
-        luck = "; too little data to rule out luck"
-    elif found.interval.low > 0:
-        head = "choosing paid"
-    elif found.interval.high < 0:
-        head = "choosing did not pay"
+        return f"no gain over the best baseline: the choice is `{over}` itself{instead}"
+    few = "" if found.interval else "; too few examples for a confidence interval"
+    said = f"vs best baseline ({found.over}): {difference(found.by, found.interval)}{few}"
     # one that selection rows did not point to, but that anybody would have tried
     lower = [b for b in report.beaten_by if b.name != found.over and b.by is not None]
     sure = [b for b in lower if b.interval is not None and b.interval.low > 0]
-    for other in (sure or lower)[:1]:
-        if sure or head == "choosing paid":
-            head = "choosing did not pay" if sure else "undecided"
-            above = _apart(other.by or 0.0, other.interval, ("above", "below"))
-            but = f", {'but' if found.by > 0 else 'and'} {above} that of `{other.name}`"
-    return (
-        f"{head}: held-out loss {_apart(found.by, found.interval)} that of `{found.over}`, the "
-        f"best simple average by selection rows{luck}{but}{instead}"
-    )
+    has_gained = found.interval is not None and found.interval.low > 0
+    for other in (sure or (lower if has_gained else []))[:1]:
+        said += f"; vs {other.name}: {difference(other.by or 0.0, other.interval, sign=1)}"
+    return f"{said}{instead}"
+
+
+def overfits(report: Report) -> str:
+    """Answer whether what was chosen is worse on other data than what it was preferred to."""
+    own = report.learned or report.average
+    for better in report.beaten_by:
+        loss = report.references[better.name].selection_loss
+        is_preferred = own.selection_loss is None or (loss or 0.0) > own.selection_loss
+        if better.interval is not None and better.interval.low > 0 and is_preferred:
+            return f"yes: `{better.name}` has a significantly lower held-out loss"
+    by = report.gained or report.expected
+    if report.heldout_rows is None:
+        by = report.expected
+    if by is None or by.interval is None:
+        return "unknown: too few data were held out to tell"
+    if report.heldout_rows is not None:
+        return "no: no baseline that it was preferred to has a significantly lower held-out loss"
+    if by.interval.high < 0:
+        return "yes: cross-validation expects a significantly lower loss of the best baseline"
+    return "no: cross-validation does not expect a significantly lower loss of the best baseline"
 
 
 def budget(options: list[BudgetOption]) -> str:
@@ -219,8 +277,8 @@ def _fall(found: Fall) -> str:
         head = "undecided whether its loss still falls"
     before = {1: "first", 2: "second", 3: "third"}.get(found.since, f"{found.since}.")
     return (
-        f"{head}: on selection rows the mean of its last quarter has {number(found.loss)}, "
-        f"{_apart(found.by, found.interval)} that of the {before}"
+        f"{head}: on selection data the mean of its last quarter has {number(found.loss, 3)}, vs "
+        f"that of the {before}: {difference(found.by, found.interval)}"
     )
 
 

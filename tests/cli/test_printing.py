@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from helpers.tiny import TASK, Sewa
 
-from sewa_cli.cli.options import FLAGS, FORMATS
+from sewa_cli.cli.options import FLAGS, FORMATS, Request
 from sewa_cli.commands.select import run_select
 from sewa_cli.present import draw, say, show, summary
 from sewa_cli.report import KINDS, model_of
@@ -126,7 +126,7 @@ def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) ->
 def test_a_library_gets_the_very_words_table_and_picture_of_the_terminal(sewa: Sewa) -> None:
     config = load_settings(Path("sewa.yaml"), {"output": "mine.safetensors"})
     selection = run_select(config, load_task(str(config.task), {}))
-    ended = sewa("select", "-o", "mine.safetensors", "--force", "--plot", "p.svg")
+    ended = sewa("select", "-o", "mine.safetensors", "--force", "--plot", "p.svg", "-v")
 
     def steady(text: str) -> str:
         return re.sub(
@@ -149,6 +149,20 @@ def test_the_words_of_a_comparison_come_from_its_report_alone(sewa: Sewa) -> Non
         report = model_of(name).model_validate_json(ended.out)
         assert say(report)
         assert ended.err.endswith("".join(f"{sentence}\n" for sentence in say(report)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_terminal", "is_printed"),
+    [([], True, False), ([], False, True), (["--format", "paths"], True, True)],
+)
+def test_paths_are_printed_into_a_pipe_and_on_a_terminal_only_if_asked_for(
+    flags: list[str], is_terminal: bool, is_printed: bool
+) -> None:
+    stdout = io.BytesIO()
+    stdout.isatty = lambda: is_terminal  # type: ignore[method-assign]
+    given = {"paths_format": flags[1] if flags else None, "json": False}
+    Request(given, stdout).write_chosen([Path("a"), Path("b")])
+    assert stdout.getvalue() == (b"a\nb\n" if is_printed else b"")
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -12,7 +12,7 @@ from helpers.pages import Page, raw, report
 from helpers.tiny import Sewa, user_loss
 from torch import Tensor
 
-from sewa_cli.present import say, sentences
+from sewa_cli.present import details, say, sentences
 from sewa_cli.present.page import page
 from sewa_cli.ranks import ALONE
 from sewa_cli.report.shared import Interval
@@ -93,7 +93,7 @@ def test_a_loss_that_is_not_finite_and_too_few_rows_decide_nothing() -> None:
         (
             0.01,
             0.03,
-            "its loss still falls: on selection rows the mean of its last",
+            "its loss still falls: on selection data the mean of its last",
         ),
         (-0.03, -0.01, "its loss rises: "),
         (-0.003, 0.004, "its loss has settled, to within 1 %: "),
@@ -104,7 +104,7 @@ def test_the_interval_decides_between_the_words(low: float, high: float, says: s
     found = Fall(since=3, loss=1.0, by=(low + high) / 2, interval=Interval(low=low, high=high))
     said = sentences._fall(found)
     assert said.startswith(says)
-    assert said.endswith("below that of the third" if low + high > 0 else "above that of the third")
+    assert f"vs that of the third: {'−' if low + high > 0 else '+'}" in said
 
 
 @pytest.mark.parametrize("way", ["line", "walk", "noise"])
@@ -135,7 +135,7 @@ def test_a_sample_says_what_all_weights_say(monkeypatch: pytest.MonkeyPatch, way
 
 @pytest.mark.usefixtures("run_dir")
 def test_of_four_checkpoints_nothing_is_said(sewa: Sewa) -> None:
-    ended = sewa("select", "--last", "4", "--K", "2", "-o", "few.safetensors")
+    ended = sewa("select", "--last", "4", "--K", "2", "-o", "few.safetensors", "-v")
     assert ended.code == 0, ended.err
     assert json.loads(Path("few.report.json").read_text())["standing"] is None
     assert "the run is" not in ended.err
@@ -144,7 +144,8 @@ def test_of_four_checkpoints_nothing_is_said(sewa: Sewa) -> None:
 @pytest.mark.parametrize("name", ["select", "compare"])
 def test_the_page_says_it_and_one_of_an_older_report_leaves_it_out(name: str) -> None:
     content = raw(name)
-    said = [one for one in say(report(content)) if one.startswith(("the run is", "its loss"))]
+    told = [*details(report(content)), *say(report(content))]
+    said = [one for one in told if one.startswith(("the run is", "its loss"))]
     assert said
     words = " ".join(Page(page(report(content))).words.split())
     assert "Where the run stands" in words

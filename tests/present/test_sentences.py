@@ -85,49 +85,87 @@ def hoped(by: float, interval: tuple[float, float] | None) -> dict[str, Any]:
     return {"expected": Expected(loss=0.3, error=0.01, by=by, interval=sure or None)}
 
 
-# --- did choosing pay?
+# --- what was gained
 
 
 @pytest.mark.parametrize(
-    ("by", "interval", "head", "how"),
+    ("by", "interval", "said"),
     [
-        (0.1, (0.05, 0.15), "choosing paid", "(95 %: 0.05 .. 0.15) below"),
-        (-0.1, (-0.15, -0.05), "choosing did not pay", "(95 %: 0.05 .. 0.15) above"),
-        (0.1, (-0.05, 0.25), "undecided", "(95 %: -0.05 .. 0.25) below"),
-        (-0.1, (-0.25, 0.05), "undecided", "(95 %: -0.05 .. 0.25) above"),
-        (0.1, (0.0, 0.2), "undecided", "(95 %: 0 .. 0.2) below"),
+        (0.1, (0.05, 0.15), "−0.1, 95 % CI [−0.15, −0.05], significant"),
+        (-0.1, (-0.15, -0.05), "+0.1, 95 % CI [0.05, 0.15], significant"),
+        (0.1, (-0.05, 0.25), "−0.1, 95 % CI [−0.25, 0.05], not significant"),
+        (-0.1, (-0.25, 0.05), "+0.1, 95 % CI [−0.05, 0.25], not significant"),
+        (0.1, (0.0, 0.2), "−0.1, 95 % CI [−0.2, 0], not significant"),
+        (0.1, None, "−0.1; too few examples for a confidence interval"),
+        (0.0, None, "0; too few examples for a confidence interval"),
     ],
 )
-def test_choosing_paid_or_not_only_where_the_interval_leaves_zero_out(
-    real: Report, by: float, interval: tuple[float, float], head: str, how: str
+def test_a_gain_is_significant_only_where_the_interval_leaves_zero_out(
+    real: Report, by: float, interval: tuple[float, float] | None, said: str
 ) -> None:
-    assert sentences.verdict(judged(real, by, interval)) == (
-        f"{head}: held-out loss 0.1 {how} that of `{BEST}`, the best simple average by selection "
-        "rows"
-    )
+    assert sentences.verdict(judged(real, by, interval)) == f"vs best baseline ({BEST}): {said}"
 
 
 @pytest.mark.parametrize(
-    ("interval", "lower", "head"),
+    ("loss", "last", "said", "headline"),
     [
-        ((0.05, 0.15), (-0.01, 0.05), "undecided"),
-        ((0.05, 0.15), (0.01, 0.03), "choosing did not pay"),
-        ((-0.05, 0.25), (0.01, 0.03), "choosing did not pay"),
-        ((0.05, 0.15), None, "undecided"),
+        (0.13, 0.2, "0.13 (last checkpoint 0.2, −35 %)", "0.13, 35 % below the last checkpoint's"),
+        (0.21, 0.2, "0.21 (last checkpoint 0.2, +5 %)", "0.21, 5 % above the last checkpoint's"),
+        (0.2, 0.2, "0.2 (last checkpoint 0.2)", "0.2, as the last checkpoint's"),
+        (-2.0, -1.0, "-2 (last checkpoint -1)", "-2; the last checkpoint's is -1"),
+        (0.1, None, "0.1", "0.1"),
+        (None, 0.2, "– (last checkpoint 0.2)", "–"),
     ],
 )
-def test_choosing_has_not_paid_where_the_mean_of_all_has_a_lower_loss(
-    real: Report, interval: tuple[float, float], lower: tuple[float, float] | None, head: str
+def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
+    real: Report, loss: float | None, last: float | None, said: str, headline: str
+) -> None:
+    own = Scores(selection_loss=0.1, heldout_loss=loss, metrics={"accuracy": 0.969})
+    before = Scores(selection_loss=0.1, heldout_loss=last, metrics={"accuracy": 0.95})
+    report = judged(real, average=own)
+    report = report.model_copy(update={"references": {**report.references, "last": before}})
+    accuracy = "accuracy 0.969 (last checkpoint 0.95, +2 %)"
+    assert sentences.scores(report) == [f"held-out loss {said}", accuracy]
+    assert sentences.headline(report) == f"Held-out loss {headline}"
+
+
+@pytest.mark.parametrize(
+    ("own", "better", "heldout_rows", "answer"),
+    [
+        (0.3, (0.01, 0.03), 400, "yes: `uniform` has a significantly lower held-out loss"),
+        (0.6, (0.01, 0.03), 400, "no"),  # it was worse on selection data, too
+        (0.3, (-0.01, 0.05), 400, "no"),
+        (0.3, None, 400, "no"),
+        (0.3, None, None, "yes: cross-validation"),
+    ],
+)
+def test_does_it_overfit_is_answered(
+    real: Report,
+    own: float,
+    better: tuple[float, float] | None,
+    heldout_rows: int | None,
+    answer: str,
+) -> None:
+    sure = better and Interval(low=better[0], high=better[1])
+    beaten = [Better(name="uniform", heldout_loss=0.2, by=0.02, interval=sure)] if sure else []
+    average = Scores(selection_loss=own, heldout_loss=0.4)
+    report = judged(real, 0.1, (-0.05, 0.25), average=average, beaten_by=beaten)
+    made = {"heldout_rows": heldout_rows, **hoped(-0.02, (-0.03, -0.01))}
+    assert sentences.overfits(report.model_copy(update=made)).startswith(answer)
+
+
+@pytest.mark.parametrize(
+    ("interval", "lower"),
+    [((0.05, 0.15), (-0.01, 0.05)), ((-0.05, 0.25), (0.01, 0.03)), ((0.05, 0.15), None)],
+)
+def test_another_average_with_a_lower_loss_is_named(
+    real: Report, interval: tuple[float, float], lower: tuple[float, float] | None
 ) -> None:
     sure = lower and Interval(low=lower[0], high=lower[1])
     better = Better(name="uniform", heldout_loss=0.2, by=0.02, interval=sure or None)
-    report = judged(real, 0.1, interval).model_copy(update={"beaten_by": [better]})
-    within = f" (95 %: {lower[0]} .. {lower[1]})" if lower else ""
-    said = sentences.verdict(report)
-    assert said.startswith(
-        f"{head}: held-out loss 0.1 (95 %: {interval[0]} .. {interval[1]}) below"
-    )
-    assert said.endswith(f"by selection rows, but 0.02{within} above that of `uniform`")
+    said = sentences.verdict(judged(real, 0.1, interval, beaten_by=[better]))
+    assert f"; vs uniform: {sentences.difference(0.02, sure or None, sign=1)}" in said
+    assert "vs uniform: +0.02" in said
 
 
 def test_one_that_is_better_for_sure_decides_though_another_is_lower(real: Report) -> None:
@@ -137,8 +175,7 @@ def test_one_that_is_better_for_sure_decides_though_another_is_lower(real: Repor
         Better(name="last", heldout_loss=0.21, by=0.02, interval=sure),
     ]
     said = sentences.verdict(judged(real, 0.1, (0.05, 0.15), beaten_by=others))
-    assert said.startswith("choosing did not pay: ")
-    assert said.endswith("but 0.02 (95 %: 0.01 .. 0.03) above that of `last`")
+    assert said.endswith("; vs last: +0.02, 95 % CI [0.01, 0.03], significant")
 
 
 def test_one_that_is_ahead_by_luck_is_not_named_where_nothing_is_decided(real: Report) -> None:
@@ -150,19 +187,9 @@ def test_one_that_is_ahead_by_luck_is_not_named_where_nothing_is_decided(real: R
     assert sentences.verdict(once_more) == sentences.verdict(report)
 
 
-@pytest.mark.parametrize(("by", "way"), [(0.1, "below"), (-0.1, "above"), (0.0, "below")])
-def test_without_an_interval_nothing_is_decided_and_rows_are_too_few(
-    real: Report, by: float, way: str
-) -> None:
-    assert sentences.verdict(judged(real, by)) == (
-        f"undecided: held-out loss {abs(by):.5g} {way} that of `{BEST}`, the best simple average "
-        "by selection rows; too little data to rule out luck"
-    )
-
-
-def test_a_choice_that_is_the_best_simple_average_is_called_that(real: Report) -> None:
+def test_a_choice_that_is_the_best_baseline_is_called_that(real: Report) -> None:
     assert sentences.verdict(judged(real)) == (
-        f"nothing gained by choosing: what was chosen is `{BEST}` itself"
+        f"no gain over the best baseline: the choice is `{BEST}` itself"
     )
 
 
@@ -183,7 +210,7 @@ def test_losses_that_are_not_finite_are_told_and_not_compared(real: Report) -> N
     assert said == "the held-out loss of what was chosen is NaN or Inf"
     # the others have one: nothing is said of them
     assert sentences.verdict(judged(real, best=None)) == (
-        f"the held-out loss of `{BEST}`, the best simple average by selection rows, is NaN or Inf"
+        f"the held-out loss of the best baseline (`{BEST}`) is NaN or Inf"
     )
 
 
@@ -191,7 +218,7 @@ def test_losses_that_are_not_finite_are_told_and_not_compared(real: Report) -> N
     ("labels", "said"),
     [
         ("noise", "no gain: the labels say nothing; `uniform` was written"),
-        ("matter", "nothing to gain by choosing: `uniform` was taken, a simple average"),
+        ("matter", "no gain over the best baseline: `uniform` was chosen, a baseline"),
     ],
 )
 def test_a_simple_average_that_was_taken_has_nothing_to_gain(
@@ -206,39 +233,29 @@ def test_a_simple_average_that_was_taken_has_nothing_to_gain(
 def test_a_simple_average_that_another_was_written_for_is_not_praised(real: Report) -> None:
     simple = judged(real, 0.1, (0.05, 0.15), written="uniform", instead_of="ema-window K=20")
     assert sentences.verdict(simple) == (
-        "nothing to gain by choosing: `ema-window K=20` was taken, a simple average; `uniform` was "
+        "no gain over the best baseline: `ema-window K=20` was chosen, a baseline; `uniform` was "
         "written instead"
     )
     told = sentences.expected(simple.model_copy(update=hoped(0.0, None)))
-    assert told.startswith("expected loss of `ema-window K=20` on new rows 0.3 ± 0.02")
+    assert told.startswith("expected loss of `ema-window K=20` on new data 0.3, 95 % CI [")
 
 
 # --- what to expect
 
 
-@pytest.mark.parametrize(
-    ("by", "interval", "said"),
-    [
-        (0.02, (0.01, 0.03), "0.02 (95 %: 0.01 .. 0.03) below"),
-        (0.02, None, "0.02 below"),
-        (-0.02, (-0.05, 0.01), "0.02 (95 %: -0.01 .. 0.05) above"),
-        (-0.02, None, "0.02 above"),
-    ],
-)
-def test_the_expected_loss_is_told_with_its_error_and_against_the_best_simple_average(
-    real: Report, by: float, interval: tuple[float, float] | None, said: str
+def test_the_expected_loss_is_told_with_its_interval_and_against_the_best_baseline(
+    real: Report,
 ) -> None:
-    assert sentences.expected(real.model_copy(update=hoped(by, interval))) == (
-        f"expected loss on new rows 0.3 ± 0.02 (nested cross-validation), {said} that of the best "
-        "simple average"
+    assert sentences.expected(real.model_copy(update=hoped(-0.02, (-0.05, 0.01)))) == (
+        "expected loss on new data 0.3, 95 % CI [0.28, 0.32]; vs best baseline: +0.02, 95 % CI "
+        "[−0.01, 0.05], not significant"
     )
 
 
-def test_few_rows_give_an_expected_loss_without_an_error(real: Report) -> None:
+def test_few_rows_give_an_expected_loss_without_an_interval(real: Report) -> None:
     few = Expected(loss=0.3, error=None, by=None, interval=None)
-    assert sentences.expected(real.model_copy(update={"expected": few})) == (
-        "expected loss on new rows 0.3 (nested cross-validation)"
-    )
+    told = sentences.expected(real.model_copy(update={"expected": few}))
+    assert told == "expected loss on new data 0.3"
 
 
 @pytest.mark.parametrize("written", ["learned", "uniform", BEST])
@@ -255,17 +272,18 @@ def test_where_nothing_is_held_out_the_expected_loss_comes_first(real: Report) -
     unheld = real.model_copy(update={"heldout_rows": None, "gained": None})
     first, *others = sentences.select(unheld)
     assert first == sentences.expected(unheld)
-    assert first not in others
-    assert "no held-out loss: define heldout_data in the task" in others[-1]
-    assert others[-1].startswith(("by cross-validation choosing", "undecided; "))
+    assert others[-1].startswith("no held-out data: define heldout_data in the task")
+    assert sentences.expected(unheld) not in sentences.select_details(unheld)
 
 
-def test_where_rows_are_held_out_the_expected_loss_stands_beside_what_they_say(
-    real: Report,
-) -> None:
-    said = sentences.select(real)
-    assert said[-2:] == [sentences.expected(real), sentences.verdict(real)]
-    assert said.count(said[-2]) == 1
+def test_select_says_five_lines_and_the_rest_is_in_the_details(real: Report) -> None:
+    report = judged(real, 0.1, (0.05, 0.15), average=Scores(selection_loss=0.3, heldout_loss=0.4))
+    assert sentences.select(report) == [
+        "held-out loss 0.4 (last checkpoint 0.6, −33 %)",
+        f"best baseline: {BEST}, held-out loss 0.5",
+        f"vs best baseline ({BEST}): −0.1, 95 % CI [−0.15, −0.05], significant",
+    ]
+    assert sentences.expected(real) in sentences.select_details(real)
 
 
 # --- what was taken
@@ -280,7 +298,7 @@ def test_a_blend_is_told_by_its_size_its_age_its_start_and_what_was_learned(real
         "pull of 0.1"
     )
     assert sentences.taken(report) == told
-    assert told in sentences.select(report)
+    assert told in sentences.select_details(report)
 
 
 def test_a_blend_that_stayed_at_its_start_says_that_nothing_was_learned(real: Report) -> None:

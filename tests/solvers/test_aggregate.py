@@ -489,7 +489,7 @@ def test_the_answer_is_never_worse_on_its_rows_than_a_part_of_the_run_that_was_r
 def test_select_without_K_or_solver_writes_weights_and_says_what_they_are(
     plain_run: Path, sewa: Sewa
 ) -> None:
-    ended = sewa("select", "ckpts/")
+    ended = sewa("select", "ckpts/", "-v")
     assert ended.code == 0, ended.err
     report = report_of()
     assert report["config"]["solver"] == "aggregate"
@@ -498,7 +498,7 @@ def test_select_without_K_or_solver_writes_weights_and_says_what_they_are(
     assert sum(weights) == pytest.approx(1)
     assert [i for i, w in enumerate(weights) if w] == report["selected"]
     assert f"weighed {report['K']} of 12 checkpoints" in ended.err
-    assert "expected loss on new rows" in ended.err
+    assert "held-out loss " in ended.err
     states = [load_file(plain_run / f"ckpts/step-{10 * (i + 1)}.safetensors") for i in range(12)]
     written = load_file(plain_run / "averaged.safetensors")
     for name, tensor in written.items():
@@ -747,7 +747,7 @@ def test_checkpoints_that_are_all_equal_give_any_average_of_them_and_no_verdict(
     ended = sewa("select", "--strict", *flags)  # by rounding some are better
     assert ended.code == 0, ended.err
     assert f"the checkpoints do not differ on the selection data; `{written}` is" in ended.err
-    assert f"nothing to gain by choosing: `{written}` was taken, a simple average" in ended.err
+    assert f"no gain over the best baseline: `{written}` was chosen" in ended.err
     report = report_of()
     assert report["written"] == written
     assert report["gained"] is None
@@ -818,7 +818,7 @@ register("newest", Newest)
         report = report_of()
         assert report["written"] == f"latest K={K}"
         assert report["gained"] is None
-        assert f"nothing to gain by choosing: `latest K={K}` was taken" in ended.err
+        assert f"no gain over the best baseline: `latest K={K}` was chosen" in ended.err
 
 
 def last_five_are_best() -> Problem:

@@ -72,7 +72,7 @@ def contest(report: Report, name: str | None) -> Chapter:
         again(report, name),
     ]
     return Chapter(
-        headline="Nobody is crowned" if found.crowned is False else f"{written} was taken",
+        headline=by_metric.headline(found),
         answer=f"{file_of(report.output) or 'the average'} is `{written}`; {verdict}",
         sections=sections,
         tiles=tiles,

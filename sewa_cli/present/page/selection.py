@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sewa_cli.present import sentences, tables
 from sewa_cli.present.page.parts import Chapter, Table, Tile, Words
@@ -24,63 +24,40 @@ from sewa_cli.text import duration, examples, number, with_K
 if TYPE_CHECKING:
     from sewa_cli.report.select import Report
 
-# what a verdict means to whoever has just opened the page
-HEADS: Final = {
-    "choosing paid": "A lower loss than the best simple average",
-    "choosing did not pay": "A higher loss than the best simple average",
-    "undecided": "No certain gain over the best simple average",
-    "by cross-validation choosing pays; no held-out loss": (
-        "By cross-validation a lower loss than the best simple average"
-    ),
-    "by cross-validation choosing does not pay; no held-out loss": (
-        "By cross-validation a higher loss than the best simple average"
-    ),
-    "undecided; no held-out loss": "No certain gain over the best simple average",
-}
-
 
 def select(report: Report, name: str | None) -> Chapter:
-    verdict = sentences.verdict(report)
-    head, _, why = verdict.partition(": ")
-    headline = HEADS.get(head)
     written = file_of(report.output) or "the average"
-    made = "weighs" if report.blend and not report.instead_of else "is the mean of"
-    what = f"{written} {made} {report.K} of {report.k} checkpoints"
-    if headline is None:
-        headline, why = upper(head), verdict
-    elif report.heldout_rows is None and report.expected:  # what is known comes before advice
-        why = f"{sentences.expected(report)}; {why}"
-    elif not report.instead_of:
-        by = why.removeprefix("held-out loss ")
-        why = f"its held-out loss, {number(report.average.heldout_loss)}, is {by}"
+    what = f"{written} averages {report.K} of {report.k} checkpoints"
+    caveat = sentences.verdict(report)
+    if report.heldout_rows is None and report.expected:  # what is known comes before advice
+        caveat = f"{sentences.expected(report)}; {caveat}"
     best, scores = next(iter(report.references.items()))
     tiles = []
     if report.heldout_rows is not None:
         held = examples(report.heldout_rows, report.heldout_groups, " rows")
         tiles += [
             Tile("held-out loss", report.average.heldout_loss, held),
-            Tile("best simple average", scores.heldout_loss, best),
+            Tile("best baseline", scores.heldout_loss, best),
         ]
     if report.gained:
         tiles.append(Tile("gained", report.gained.by, interval_of(report.gained.interval)))
     else:
         tiles.append(Tile("selection loss", report.average.selection_loss, "of what was written"))
     if report.expected:
-        error = report.expected.error
-        sure = "" if error is None else f"± {1.96 * error:.2g} "
-        tiles.append(Tile("expected loss", report.expected.loss, f"{sure}on new rows"))
+        tiles.append(Tile("expected loss", report.expected.loss, "on new data"))
     for metric, value in list((report.average.metrics or {}).items())[:2]:
         other = number((scores.metrics or {}).get(metric))
         tiles.append(Tile(metric, value, f"of what was written; {best}: {other}"))
     tiles.append(Tile("checkpoints", report.K, f"of {report.k:,}{_worth(report)}"))
     tiles.append(Tile("took", duration(report.cost.seconds.total), report.device))
 
-    overfit = [upper(sentences.expected(report))] if report.expected else []
+    overfit = [upper(sentences.overfits(report))]
+    if report.expected:
+        overfit.append(upper(sentences.expected(report)))
     for better in report.beaten_by:
-        said = f"{better.name} has a lower held-out loss, {number(better.heldout_loss)}"
+        said = f"{better.name} has a lower held-out loss, {number(better.heldout_loss, 3)}"
         if better.by is not None:
-            sure = f" ({interval_of(better.interval)})" if better.interval else ""
-            said += f": {number(better.by)}{sure} below what was chosen"
+            said += f": {sentences.difference(better.by, better.interval)}"
         overfit.append(said)
     if report.labels == "weak":
         overfit.append("Mixed-up rows fit as well: rows tell averages apart as a whole, not singly")
@@ -105,7 +82,7 @@ def select(report: Report, name: str | None) -> Chapter:
     table = Table(title, seen, marks=_lowest(sheet.rows, report.written))
     sections = [
         *section(
-            "Against simple averages",
+            "Against baselines",
             *drawings(report, "scores"),
             table,
         ),
@@ -116,14 +93,14 @@ def select(report: Report, name: str | None) -> Chapter:
             *checkpoints(report.candidates, report.left_out),
         ),
         *section("How the loss changes", *drawn[:1], *pulled, *drawn[1:], *budget, _simple(report)),
-        *section("Does it over-fit?", Words(overfit) if overfit else None),
+        *section("Does it overfit?", Words(overfit)),
         *standing_of(report.standing),
         cost(report.cost, report.placement),
         again(report, name),
     ]
     return Chapter(
-        headline=headline,
-        answer=f"{what}; {why}",
+        headline=sentences.headline(report),
+        answer=f"{what}; {caveat}",
         sections=sections,
         tiles=tiles[:6],
         warnings=report.warnings,
@@ -152,10 +129,10 @@ def _simple(report: Report) -> Table | None:
         {"average": with_K(one.name, one.K), "selection loss": one.selection_loss}
         for one in report.simple
     ]
-    title = f"The {len(rows)} simple averages that it was held against"
+    title = f"All {len(rows)} baselines, by selection loss"
     return Table(title, rows, folded=True) if rows else None
 
 
 def _worth(report: Report) -> str:
     blend = None if report.instead_of else report.blend
-    return f", worth {blend.effective:.3g} equal ones" if blend else ""
+    return f", effective number {blend.effective:.3g}" if blend else ""

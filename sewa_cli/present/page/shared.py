@@ -185,4 +185,4 @@ def file_of(path: str | None) -> str | None:
 
 
 def interval_of(found: Interval | None) -> str:
-    return "" if found is None else f"95 %: {number(found.low, 3)} .. {number(found.high, 3)}"
+    return "" if found is None else f"95 % CI [{number(found.low, 3)}, {number(found.high, 3)}]"
