@@ -3,8 +3,9 @@
 `python benchmarks/contests.py`; some minutes. Of a run of 200 checkpoints an average is the better
 the nearer its middle is to seven tenths of the run and the more it averages, and by luck of its own
 (*spread*); each part adds noise that all averages share, and noise of its own, 0.7. There is no
-loss. *led* and *written*: how much better than the incumbent, as a share of what the best of all
-averages that were asked would have been, over 24 contests.
+loss. *led* and *written*: how much better than the mean of all checkpoints (of the last ten for
+`reinforce`), as a share of what the best of all averages that were asked would have been. The
+numbers are means over 24 contests.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from sewa_cli import solvers
 from sewa_cli.events import Events
+from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Asked, Average, Board
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Problem
@@ -61,7 +63,7 @@ class World:
         found = solvers.find(solver)
         choice = found(found.Settings()).choose(problem, K)
         assert choice.outcome is not None
-        start = self.level(choice.outcome.incumbent.average)
+        start = self.level(tuple(mean_of(range(k - (K or k), k), k)))
         ends = choice.outcome.leader.average, tuple(choice.coefficients)
         led, written, most = (start - level for level in (*map(self.level, ends), self.lowest))
         return led, written, most

@@ -304,6 +304,10 @@ def _winner(report: Comparison) -> str:
     name = with_K(best.method, best.K)
     if len({str(row.coefficients) for row in report.rows}) == 1:
         return f"{name} has nothing to be compared with"
+    behind = [row.score.behind if row.score else row.difference for row in report.rows]
+    if not any(value != 0 for value in behind):
+        what = "loss" if report.judged is None else report.judged.metric
+        return f"no winner: every row has the same held-out {what}"
     if report.winner is not None:
         return f"{name} {has}, and nothing ties with it"
     if best.mark is None:

@@ -14,10 +14,12 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from helpers.figures import assert_readable
 from helpers.shells import shell
 from helpers.tiny import TASK, Ended, Sewa
 from safetensors.torch import load_file
 
+from sewa_cli.present import draw
 from sewa_cli.present.card import card_of
 from sewa_cli.report.reading import read_any
 from sewa_cli.text import number
@@ -190,6 +192,8 @@ def test_equal_averages_are_said_to_be_equal(sewa: Sewa, task: Path) -> None:
     assert report_of(ended)["contest"]["gained"]["by"] == 0
     assert "equal to that of" in ended.err
     assert "undecided" not in ended.err
+    ended = sewa("compare", "--methods", "last,uniform")
+    assert "no winner: every row has the same held-out return" in ended.err
 
 
 @pytest.mark.usefixtures("task")
@@ -204,13 +208,17 @@ def test_evaluations_that_are_left_are_accounted_for(sewa: Sewa, budget: int) ->
 
 @pytest.mark.usefixtures("task")
 def test_pages_plots_and_trackers(sewa: Sewa) -> None:
-    ended = sewa("select", "--html", "p.html", "--plot", "p.png", "--log", "tensorboard:logs")
+    ended = sewa(
+        *("select", "--budget", 300, "--set", "objective.incumbent=null", "--html", "p.html"),
+        *("--plot", "p.png", "--log", "tensorboard:logs"),
+    )
     contest = report_of(ended)["contest"]
     page = Path("p.html").read_text()
     for scores in contest["scores"].values():
         assert number(scores["heldout"]) in page
     assert "All that competed" in page
     assert Path("p.png").stat().st_size > 1000
+    assert_readable(draw(read_any(Path("o.report.json"))))
     assert [*Path("logs").iterdir()]
 
 
