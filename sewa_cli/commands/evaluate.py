@@ -26,7 +26,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
         metrics = task.metrics
         if task.scoring and (config.objective.metric or not (metrics or task.has_loss)):
             metrics = scores_by_parts(task, model, config)
-        scorer = Scorer(objective, task.heldout_data, metrics=metrics, seed=config.seed)
+        scorer = Scorer(objective, task.heldout_data, metrics=metrics)
         fits = []
         for checkpoint in checkpoints:  # all of them, before the first is evaluated
             names = match_names(checkpoint, model.aliases, model.shapes, model.layout.slices)

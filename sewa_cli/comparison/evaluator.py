@@ -239,9 +239,8 @@ class Evaluator:
         objective = self.run.session.objective
 
         def work() -> tuple[float, int]:
-            with seeded(self.proposing.seed):
-                self.run.load(c)
-                return objective.mean_loss(objective.selection)
+            self.run.load(c)
+            return objective.mean_loss(objective.selection)
 
         return self.ledger.once("loss", c, work)
 
@@ -254,20 +253,16 @@ class Evaluator:
             return self.ledger.once(
                 "evaluate", coefficients, lambda: self._evaluate_parts(metric, coefficients)
             )
-        scorer, objective, seed = self.run.scorer, self.run.session.objective, self.proposing.seed
+        scorer, objective = self.run.scorer, self.run.session.objective
         # without BatchNorm the loss that methods see is the loss that is reported
         known = None if scorer.recomputes else self._selection(coefficients)
 
         def work() -> Scored:
-            # the same random numbers for each: shuffled data come in the same order, so that
-            # differences stay paired
-            with seeded(seed):
-                self.run.load(coefficients)
-                statistics = scorer.recompute()[1] if scorer.recomputes else {}
-                loss, rows = known or objective.mean_loss(objective.selection)
-            with seeded(seed):
-                heldout = None if scorer.heldout is None else objective.unit_losses(scorer.heldout)
-                scores = Scores(selection_loss=finite(loss), metrics=scorer.measure(heldout))
+            self.run.load(coefficients)
+            statistics = scorer.recompute()[1] if scorer.recomputes else {}
+            loss, rows = known or objective.mean_loss(objective.selection)
+            heldout = None if scorer.heldout is None else objective.unit_losses(scorer.heldout)
+            scores = Scores(selection_loss=finite(loss), metrics=scorer.measure(heldout))
             return Scored(scores, rows, heldout, statistics=statistics)
 
         return self.ledger.once("evaluate", coefficients, work)
@@ -275,7 +270,7 @@ class Evaluator:
     def _evaluate_parts(self, metric: Metric, coefficients: Sequence[float]) -> Scored:
         """Held-out losses by part, NaN where one has failed: `compare_drafts` makes up for that."""
         before = metric.heldout_evaluations
-        with seeded(self.proposing.seed):  # BatchNorm's data come as they will for `statistics`
+        with seeded(self.proposing.seed):
             found = metric.score_heldout(tuple(coefficients))
         assert found is not None  # `_open_metric` asks for held-out parts
         self.ledger.evaluations += metric.heldout_evaluations - before
@@ -290,6 +285,5 @@ class Evaluator:
         scorer = self.run.scorer
         if not scorer.recomputes_for(sum(c != 0 for c in coefficients)):
             return {}
-        with seeded(self.proposing.seed):
-            self.run.load(coefficients)
-            return scorer.recompute()[1]
+        self.run.load(coefficients)
+        return scorer.recompute()[1]

@@ -32,6 +32,7 @@ from sewa_cli.objective.units import (
     number_groups,
     row_losses,
 )
+from sewa_cli.rng import seeded
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
@@ -64,6 +65,7 @@ class Objective:
     observe    (outputs, batch) ↦ numbers to keep of a batch whose classes are not known
     summarize  what was kept of all batches (losses and hits of the targets; else what was
                observed) ↦ metrics
+    seed       of each pass over data: a loader that draws examples draws the same for every average
     label_groups  batch ↦ the label of each example's group; None: each stands for itself
     """
 
@@ -81,6 +83,7 @@ class Objective:
     observe: Callable[[Any, Batch], Tensor] | None = None
     summarize: Callable[..., Mapping[str, float]] | None = None
     label_groups: Label | None = None
+    seed: int = 0
     memo: Memo = field(default_factory=Memo)
     events: Events = field(default_factory=Events, repr=False)
     known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
@@ -103,7 +106,8 @@ class Objective:
         self.model.set(flat)
 
         def work() -> Tensors:
-            return {"loss": number(ranks.here().same(self._learning_value()))}
+            with seeded(self.seed):
+                return {"loss": number(ranks.here().same(self._learning_value()))}
 
         return float(self.recall("learning value", self.selection, work)["loss"])
 
@@ -247,7 +251,8 @@ class Objective:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
 
         def work() -> Tensors:
-            loss, rows = ranks.here().same(self._mean_loss(data))
+            with seeded(self.seed):
+                loss, rows = ranks.here().same(self._mean_loss(data))
             return {"loss": number(loss), "rows": number(rows)}
 
         found = self.recall("mean loss", data, work)
@@ -268,7 +273,8 @@ class Objective:
         """
 
         def work() -> Tensors:
-            return ranks.here().same(self._unit_losses(data).tensors())
+            with seeded(self.seed):
+                return ranks.here().same(self._unit_losses(data).tensors())
 
         return UnitLosses.of(self.recall("unit losses", data, work))
 
@@ -354,7 +360,7 @@ class Objective:
     def recompute_batchnorm(self, data: Data) -> int:
         """Running statistics of what is in the model, taken over `data`; returns its rows."""
         seen = 0
-        with tracking(self.model.module) as updates, torch.no_grad():
+        with seeded(self.seed), tracking(self.model.module) as updates, torch.no_grad():
             for batch in self._through(data, "BatchNorm on"):
                 seen += rows(batch)
                 self.passes.forward += 1

@@ -56,7 +56,6 @@ class Scorer:
     metrics: Callable[[nn.Module], Mapping[str, float]] | None = None
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     mode: Mode = "off"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         self._layers = batchnorm_layers(self.objective.model.module)
@@ -89,9 +88,7 @@ class Scorer:
         if not self.objective.has_loss:
             return Scored(Scores(selection_loss=None, metrics=self.measure(None)), 0, None)
         loss, rows = known or self.objective.mean_loss(self.objective.selection)
-        # a loader that shuffles does so alike each time: losses are paired
-        with seeded(self.seed):
-            heldout = None if self.heldout is None else self.objective.unit_losses(self.heldout)
+        heldout = None if self.heldout is None else self.objective.unit_losses(self.heldout)
         scores = Scores(
             selection_loss=finite(loss),
             heldout_loss=None if heldout is None else finite(heldout.mean),
@@ -145,7 +142,7 @@ class Scorer:
         metrics, model, events = self.metrics, self.objective.model, self.objective.events
 
         def work() -> Tensors:
-            with torch.no_grad(), events.stage("metrics"):
+            with seeded(self.objective.seed), torch.no_grad(), events.stage("metrics"):
                 found = ranks.here().same(metrics(model.module))
             model.module.eval()  # in case metrics() left it training
             model.check_untouched("metrics()")

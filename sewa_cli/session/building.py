@@ -87,6 +87,7 @@ def build_objective(
         observe=task.observe,
         summarize=task.summarize,
         label_groups=task.groups,
+        seed=config.seed,
         has_loss=task.has_loss,
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0

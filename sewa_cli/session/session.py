@@ -84,7 +84,6 @@ class Session:
             task.metrics if self.config.objective.metric is None else None,
             {name: torch_dtype(DTYPES[word]) for name, word in words.items()},
             mode,
-            self.config.seed,
         )
 
     def floats(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:

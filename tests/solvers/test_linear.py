@@ -518,6 +518,38 @@ def heldout_data():
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        ("--K", "auto"),
+        pytest.param(("--K", "auto", "--sparse"), marks=pytest.mark.breadth),
+        pytest.param(("--K", "4", "--solver", "gumbel"), marks=pytest.mark.breadth),
+    ],
+)
+def test_a_loader_that_draws_examples_draws_the_same_for_all_losses_of_a_table(
+    run_dir: Path, sewa: Sewa, flags: tuple[str, ...]
+) -> None:
+    extra = """
+from torch.utils.data import DataLoader, RandomSampler
+
+def selection_data():
+    x, y = (torch.cat(parts) for parts in zip(*data(1)))
+    rows = list(zip(x, y))
+    return DataLoader(rows, batch_size=20, sampler=RandomSampler(rows, num_samples=60))
+"""
+    (run_dir / "task.py").write_text(TASK + extra)
+    ended = sewa("select", *flags, "-o", "out.safetensors")
+    assert ended.code == 0, ended.err
+    found = report_of(Path("out.report.json"))
+    uniform = found["references"]["uniform"]["selection_loss"]
+    [simple] = [one for one in found["simple"] if one["name"] == "uniform"]
+    assert simple["selection_loss"] == pytest.approx(uniform, rel=1e-5)
+    evaluated = sewa("evaluate", "out.safetensors", "ckpts/step-120.safetensors", "--format=json")
+    losses = [file["selection_loss"] for file in json.loads(evaluated.out)["files"]]
+    expected = [found["average"], found["references"]["last"]]
+    assert losses == pytest.approx([one["selection_loss"] for one in expected], rel=1e-5)
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         (

@@ -17,6 +17,7 @@ from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.split import Sample, draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
+from sewa_cli.rng import seeded
 from sewa_cli.settings import Count, Positive
 from sewa_cli.solvers import Problem, Solver
 from sewa_cli.solvers.linear.digest import WORTHWHILE, Digest
@@ -103,7 +104,8 @@ def count(problem: Problem, keep: Keep) -> Rows:
     """Count all selection examples and their outputs, whatever weights are in the model."""
     objective = problem.objective
     objective.model.module.eval()
-    batches = [batch for batch in objective.selection if rows(batch) > 0]
+    with seeded(objective.seed):
+        batches = [batch for batch in objective.selection if rows(batch) > 0]
     if not batches:
         raise TaskError("selection_data(): there are no batches with rows in them")
     return _counted(problem, batches, keep, sum(map(rows, batches)))
