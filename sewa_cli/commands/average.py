@@ -83,6 +83,8 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
             f"--method: {spec} needs a loss, so a model and data; use `sewa select`, or `sewa "
             "compare --output-best`"
         )
+    if call.method.has_budget and config.K == AUTO and "K" in config.model_fields_set:
+        raise ConfigError("K: auto needs a model and data to learn from; name a number: --K 10")
     K = min(USUAL, len(candidates)) if config.K == AUTO else config.K
     if call.method.has_budget and len(candidates) < K:
         raise ConfigError(f"K: {K} of {len(candidates)} checkpoints is too many; take fewer")

@@ -49,6 +49,14 @@ def assert_equal(path: str, expected: dict[str, torch.Tensor]) -> None:
         torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.usefixtures("ckpts")
+@pytest.mark.parametrize("flags", [("--K", "auto"), ("--set", "K=auto")])
+def test_K_auto_is_refused_by_a_method_that_takes_K(sewa: Sewa, flags: tuple[str, str]) -> None:
+    ended = sewa("average", "ckpts", "--method", "lawa", *flags, "-o", "out.safetensors")
+    assert ended.code == 2
+    assert "K: auto needs a model and data to learn from; name a number" in ended.error
+
+
 def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa: Sewa) -> None:
     arguments = [
         "--method",

@@ -81,6 +81,7 @@ def test_parts_that_are_the_same_are_told(write: Path, sewa: Sewa) -> None:
     assert "1 held-out parts are among those to choose by" in ended.err
     contest = json.loads(Path("o.report.json").read_text())["contest"]
     assert (contest["parts"], contest["heldout_parts"], contest["crowned"]) == (3, 2, None)
+    assert json.loads(sewa("validate", "--format", "json").out)["heldout_data"]
 
 
 def test_copies_are_told_of_parts_that_are_nests(write: Path, sewa: Sewa) -> None:

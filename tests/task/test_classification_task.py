@@ -214,7 +214,7 @@ def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
     assert task.scoring.heldout is not None
     model = task.build_model().eval()
     for seed, parts in ((1, task.scoring.parts.list()), (2, task.scoring.heldout.list())):
-        counts = [part.stop - part.start for part in parts]
+        counts = [sum(rows.stop - rows.start for rows in part) for part in parts]
         assert sum(counts) == 130
         assert 25 <= min(counts) <= max(counts) <= 32
         found = [score["accuracy"] for score in task.scoring.score(model, parts)]

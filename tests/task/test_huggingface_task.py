@@ -149,7 +149,8 @@ def test_parts_score_what_the_models_own_logits_do(kind: str, runs: Callable[[st
             losses = F.cross_entropy(logits, targets, reduction="none")
             rows.append((losses, logits.argmax(-1) == targets))
     for score in found:
-        some, rows = rows[: (count := parts[0].stop - parts[0].start)], rows[count:]
+        count = sum(some.stop - some.start for some in parts[0])
+        some, rows = rows[:count], rows[count:]
         parts = parts[1:]
         right = torch.cat([right for _, right in some]).double().mean()
         language = kind in ("causal-lm", "masked-lm")

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
 from sewa_cli.task.ready.language import Language, label_of
+from sewa_cli.task.ready.scores import Rows, _whole_texts
 from sewa_cli.task.ready.tables import Row
 from sewa_cli.task.ready.text import Example
 
@@ -366,3 +367,13 @@ def test_a_row_has_the_loss_that_transformers_gives_for_max_length_and_one_more_
     assert ours == pytest.approx(theirs, rel=1e-6)
     assert task.groups
     assert task.groups(batch) == [label_of(ids[0].tolist())]
+
+
+def test_a_part_to_be_scored_never_splits_a_text() -> None:
+    labels = [[1, 1, 2], [2, *[3] * 40], [3, 4]]
+    parts = list(_whole_texts("selection", labels))
+    assert parts == [
+        [Rows("selection", 0, 0, 3), Rows("selection", 1, 0, 1)],
+        [Rows("selection", 1, 1, 41), Rows("selection", 2, 0, 1)],
+        [Rows("selection", 2, 1, 2)],
+    ]

@@ -25,14 +25,13 @@ from torch.nn import functional as F
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.args import DataArgs, Part
-from sewa_cli.task.ready.scores import Scores
+from sewa_cli.task.ready.scores import TEXTS, Scores
 from sewa_cli.task.ready.tables import Row
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 IGNORED = -100
-TEXTS = "texts"
 KEPT_BYTES = 2**30
 Batch = dict[str, Any]
 Predict = Callable[[nn.Module, Batch], Tensor]
@@ -91,7 +90,7 @@ def functions_of(
     functions |= head or {}
     if head is not None:
         functions["groups"] = itemgetter(TEXTS)
-    scores = Scores(batches, functions, IGNORED, language=head is not None)
+    scores = Scores(batches, functions, IGNORED, classes, language=head is not None)
     functions |= {"score": scores.score}
     for name, part in (("score_parts", "selection"), ("heldout_parts", "heldout")):
         if part in batches:

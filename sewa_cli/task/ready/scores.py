@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+TEXTS = "texts"  # a key of a language model's batches: a label of the text of each row
 ROWS = 32  # fine enough to compare averages by pairs, coarse enough for a forward pass
 TARGETS = 128  # logits of so many at once: 64 MiB with 128,000 words
 Batch = dict[str, Any]
@@ -34,43 +35,61 @@ class Rows(NamedTuple):
 class Scores:
     """Of a ready-made task: its batches, and its functions by name.
 
-    ignored: the class of what is no target; language: targets are tokens.
+    ignored: the class of what is no target; classes: targets are such; language: and tokens.
     """
 
     batches: Mapping[Any, Sequence[Batch]]
     functions: Mapping[str, Callable[..., Any]]
     ignored: int
+    classes: bool
     language: bool
 
-    def parts(self, part: str, batch_size: int) -> list[Rows]:
-        """Only the last batch is made to be counted: it may be shorter than the others."""
-        last = len(self.batches[part]) - 1
-        counts = [*[batch_size] * last, len(self.batches[part][last]["targets"])]
-        return [Rows(part, i, *cut) for i, count in enumerate(counts) for cut in _cuts(count)]
+    def parts(self, part: str, batch_size: int) -> list[list[Rows]]:
+        """Only the last batch is made to be counted: it may be shorter than the others.
+
+        Of a language model, whole texts: rows of one text depend on each other.
+        """
+        batches = self.batches[part]
+        if self.language:
+            return list(_whole_texts(part, [batch[TEXTS].tolist() for batch in batches]))
+        counts = [*[batch_size] * (len(batches) - 1), len(batches[-1]["targets"])]
+        return [[Rows(part, i, *cut)] for i, count in enumerate(counts) for cut in _cuts(count)]
 
     @torch.inference_mode()
-    def score(self, model: nn.Module, rows: Rows) -> dict[str, float]:
+    def score(self, model: nn.Module, rows: Sequence[Rows]) -> dict[str, float]:
+        found = [self._judged(model, some) for some in rows]
+        losses, right, exact = (torch.cat(one).double() for one in zip(*found, strict=True))
+        if not self.classes:
+            return {"mean_absolute_error": float(losses.mean())}
+        scores = {"token_accuracy" if self.language else "accuracy": float(right.mean())}
+        if self.language:
+            scores["perplexity"] = float(losses.mean().exp())
+        if len(exact):
+            scores["exact_match"] = float(exact.mean())
+        return scores
+
+    def _judged(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """The loss of each target [t], whether it was found [t], and whether all of a row's [n].
+
+        Of numbers, deviations; of one target in each row, nothing about whole rows.
+        """
         device = next((x.device for x in model.parameters()), torch.device("cpu"))
         batch = {
             key: x[rows.start : rows.stop].to(device) if isinstance(x, Tensor) else x
             for key, x in self.batches[rows.part][rows.batch].items()
         }
-        targets: Tensor = batch["targets"]
-        if targets.is_floating_point():
+        targets, none = batch["targets"], torch.zeros(0)
+        if not self.classes:
             outputs = self.functions["predict"](model, batch).float().reshape(targets.shape)
-            return {"mean_absolute_error": float((outputs - targets).abs().mean())}
+            return (outputs - targets).abs().flatten(), none, none
         known = targets != self.ignored
-        losses, right = self._judged(model, batch, known)
-        name = "token_accuracy" if self.language else "accuracy"
-        scores = {name: float(right.double().mean())}
-        if self.language:
-            scores["perplexity"] = float(losses.double().mean().exp())
-        if targets.ndim > 1:
-            wrong = torch.zeros_like(known).masked_scatter(known, ~right)
-            scores["exact_match"] = 1 - float(wrong.flatten(1).any(1).double().mean())
-        return scores
+        losses, right = self._of_targets(model, batch, known)
+        if targets.ndim == 1:
+            return losses, right, none
+        wrong = torch.zeros_like(known).masked_scatter(known, ~right)
+        return losses, right, ~wrong.flatten(1).any(1)
 
-    def _judged(self, model: nn.Module, batch: Batch, known: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_targets(self, model: nn.Module, batch: Batch, known: Tensor) -> tuple[Tensor, Tensor]:
         """The cross-entropy of each target, and whether its logit is the largest; [t] each."""
         apart = self.functions.get("features")
         features = None if apart is None else apart(model, batch)
@@ -93,3 +112,25 @@ def _cuts(count: int) -> Iterator[tuple[int, int]]:
     pieces = -(-count // ROWS)
     ends = [count * i // pieces for i in range(pieces + 1)]
     yield from pairwise(ends)
+
+
+def _whole_texts(part: str, labels: Sequence[Sequence[int]]) -> Iterator[list[Rows]]:
+    """As many texts in each as have ROWS rows together, or one that has more.
+
+    `labels`: the text of each row, batch by batch; rows of a text follow each other.
+    """
+    places = [(i, row, label) for i, own in enumerate(labels) for row, label in enumerate(own)]
+    some: list[tuple[int, int]] = []
+    for _, found in groupby(places, lambda place: place[2]):
+        text = [place[:2] for place in found]
+        if some and len(some) + len(text) > ROWS:
+            yield _by_batch(part, some)
+            some = []
+        some += text
+    yield _by_batch(part, some)
+
+
+def _by_batch(part: str, places: Sequence[tuple[int, int]]) -> list[Rows]:
+    """Places (batch, row), in order, as few pieces."""
+    found = [(i, [row for _, row in own]) for i, own in groupby(places, lambda place: place[0])]
+    return [Rows(part, i, own[0], own[-1] + 1) for i, own in found]
