@@ -65,7 +65,7 @@ class Objective:
     observe    (outputs, batch) ↦ numbers to keep of a batch whose classes are not known
     summarize  what was kept of all batches (losses and hits of the targets; else what was
                observed) ↦ metrics
-    seed       of each pass over data: a loader that draws examples draws the same for every average
+    seed       a loader that draws examples draws the same ones in each pass over the data
     label_groups  batch ↦ the label of each example's group; None: each stands for itself
     """
 

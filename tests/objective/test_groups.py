@@ -50,7 +50,7 @@ def groups(batch):
 
 
 def intervals(n: int = 40) -> list[Interval | None]:
-    """Of a difference by n examples; by copies of each, with groups and without them."""
+    """Return a difference's interval by n examples, by groups of copies, and by all copies."""
     losses = torch.randn(2, n, dtype=torch.float64) + torch.tensor([[0.2], [0.0]])
     order = torch.randperm(COPIES * n) % n
     counts = torch.tensor([len(some) for some in order.split(7)], dtype=torch.float64)

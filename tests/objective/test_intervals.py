@@ -69,7 +69,7 @@ def test_the_same_average_twice_is_a_tie_of_zero_width() -> None:
 
 
 def test_too_few_examples_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 examples are too few"):
+    with pytest.raises(ValueError, match="3 units are too few"):
         compare_rows(torch.rand(2, 3, dtype=torch.float64), torch.ones(3, dtype=torch.float64))
 
 

@@ -1,8 +1,8 @@
 """Scores of some rows at a time, to choose by: accuracy, perplexity, exact match.
 
-A part is at most ROWS rows, as many in each as can be: a score is a mean over the targets of its
-rows, so that the mean of all scores is near the same over all targets, but where rows differ in
-their number of targets not quite that.
+A part is at most ROWS rows, as many in each as can be; of a language model it is whole texts. A
+score is a mean over the targets of its rows. The mean of all scores is near the mean over all
+targets, but not quite that where parts differ in their number of targets.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a ready-made task: its batches, and its functions by name.
+    """Scores a ready-made task by its batches, and its functions by name.
 
     ignored: the class of what is no target; classes: targets are such; language: and tokens.
     """
@@ -115,7 +115,7 @@ def _cuts(count: int) -> Iterator[tuple[int, int]]:
 
 
 def _whole_texts(part: str, labels: Sequence[Sequence[int]]) -> Iterator[list[Rows]]:
-    """As many texts in each as have ROWS rows together, or one that has more.
+    """Put as many texts into each part as have ROWS rows together, or one text with more.
 
     `labels`: the text of each row, batch by batch; rows of a text follow each other.
     """
