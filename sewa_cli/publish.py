@@ -47,12 +47,14 @@ def temporary(parent: Path, is_folder: bool = False) -> Iterator[Path]:
     """Make an empty file or folder to be published; what has its name in the end is removed."""
     for left in _leftovers(parent):
         _remove(left)
-    made, descriptor = _make(parent, is_folder)
+    made, descriptor = parent / _name(), None
     try:
+        descriptor = _make(made, is_folder)
         yield made
     finally:
+        if descriptor is not None:
+            os.close(descriptor)
         _remove(made)
-        os.close(descriptor)
 
 
 def publish(made: Path, target: Path, force: bool) -> None:
@@ -115,16 +117,15 @@ def _host() -> str:
     return f"{crc32(platform.node().encode()):08x}"
 
 
-def _make(parent: Path, is_folder: bool) -> tuple[Path, int]:
-    """Return a new path and a descriptor that locks it."""
+def _make(path: Path, is_folder: bool) -> int:
+    """Make a file or folder; return a descriptor that locks it."""
     while True:
-        path = parent / _name()
         path.mkdir() if is_folder else path.touch(exist_ok=False)
         with suppress(FileNotFoundError):
             descriptor = os.open(path, os.O_RDONLY)
             _lock(descriptor, wait=True)
             if path.exists():  # another run may have removed it before it was locked
-                return path, descriptor
+                return descriptor
             os.close(descriptor)
 
 

@@ -23,7 +23,6 @@ LAYERS = [
         "interrupts",
         "publish",
         "ranks",
-        "system",
         "text",
         "rng",
     },

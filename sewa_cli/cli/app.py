@@ -192,10 +192,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     if str(output_best) == STDOUT:
         raise ConfigError("--output-best: - is not a file; name one")
     from sewa_cli.commands.compare import run_compare
-    from sewa_cli.output.destination import report_path
 
-    if output_best is not None:
-        report = report or report_path(output_best)
     named = [real(path) for path in (output_best, report, request.plot, request.html) if path]
     if len(set(named)) < len(named):
         raise ConfigError("--output-best, --report, --plot and --html must name different files")

@@ -152,15 +152,17 @@ _HOW: Final = {
     "fast": Flag("--fast", "Search by predicted losses, from one cache.", "compare.fast"),
 }
 _WRITE: Final = {
-    "report": Flag("--report FILE", "The JSON report.", shown="next to the output"),
+    "report": Flag("--report FILE", "The JSON report.", shown="next to the output, or inside"),
     "recipe": Flag(
         "--report FILE", "Write a report for `sewa apply`; hashes the sources.", "report"
     ),
-    "best_report": Flag("--report FILE", "The JSON report.", None, shown="next to --output-best"),
+    "best_report": Flag("--report FILE", "The JSON report.", None, shown="as of --output"),
     "output_dtype": Flag(
         "--output-dtype float32|bfloat16|float16|float64", "Write as", shown="as the checkpoints"
     ),
-    "shard_size": Flag("--shard-size SIZE", "Split a larger output: 5GB, 2GiB.", shown="never"),
+    "shard_size": Flag(
+        "--shard-size SIZE", "Write a folder of shards: 5GB, 2GiB.", shown="one file"
+    ),
     "plot": Flag("--plot FILE", "Write a figure: .png, .svg or .pdf", None),
     "html": Flag("--html FILE", "Write a page that can be sent.", None),
     "open_it": Flag("--open", "Show the page in a browser.", None),
@@ -339,12 +341,12 @@ class Request:
             log(report)
 
     def _write_page(self, report: Head, path: Path, name: Path | None) -> None:
-        from sewa_cli.output.destination import report_path
+        from sewa_cli.output.destination import report_of
         from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
 
         output = getattr(report, "output", None)
         if name is None and output not in (None, STDOUT):
-            name = report.config.get("report") or report_path(Path(output))
+            name = report.config.get("report") or report_of(Path(output))
         if not has_pictures():
             self.talk.show_warning(f"the page is {WITHOUT_PICTURES}")
         save_page(page(report, None if name is None else str(name)), path, self.force)

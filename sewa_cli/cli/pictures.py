@@ -21,7 +21,7 @@ PAGES: Final = (".html", ".htm")
 
 
 def check_apart(flag: str, path: Path | None, others: Iterable[Path | str | None]) -> None:
-    """What is drawn must not take the place of another output."""
+    """Refuse to draw over another output."""
     if path is not None and real(path) in [real(Path(one)) for one in others if one is not None]:
         raise ConfigError(f"{path}: {flag} must name another file than the others")
 
@@ -37,18 +37,17 @@ def check_page(path: Path, force: bool) -> None:
     """Refuse, before any work, a page that could not be written in the end."""
     if path.suffix.lower() not in PAGES:
         raise ConfigError(f"{path}: a page is HTML; name it .html")
-    from sewa_cli.output.journal import recover
     from sewa_cli.output.place import check_free
 
-    recover(path.parent)
     check_free(path, force)
 
 
 def save_page(text: str, path: Path, force: bool = False) -> None:
     """Write the page, whole or not at all."""
-    from sewa_cli.output.publication import write_file
+    from sewa_cli.output.place import new_output
 
-    write_file(path, lambda file: file.write(text.encode()), force)
+    with new_output(path, force) as file:
+        file.write(text.encode())
 
 
 def check_plot(path: Path, force: bool) -> None:
@@ -60,23 +59,17 @@ def check_plot(path: Path, force: bool) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
-    from sewa_cli.output.journal import recover
     from sewa_cli.output.place import check_free
 
-    recover(path.parent)
     check_free(path, force)
 
 
 def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
     """Write the figure in the format that the suffix names, whole or not at all."""
-    from sewa_cli.output.publication import write_file
+    from sewa_cli.output.place import new_output
     from sewa_cli.present.plots import house
 
     check_plot(path, force)
     suffix = path.suffix.lower()
-    with house():
-        write_file(
-            path,
-            lambda file: figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix]),
-            force,
-        )
+    with house(), new_output(path, force) as file:
+        figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix])

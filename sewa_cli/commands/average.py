@@ -47,7 +47,7 @@ def run_average(
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, events.command, always_report=False)
-    outputs = outputs.check([*paths_of(found), *protected], events.show_warning)
+    outputs = outputs.check([*paths_of(found), *protected])
     if outputs.report is not None or with_report:
         check_names(config)
     check_lora(config, newest)
@@ -60,12 +60,12 @@ def run_average(
         return AverageReport(
             **heading(config, events),
             lora=average.lora,
-            output=outputs.written_as(average),
+            output=outputs.named,
             recipe=average.recipe(outputs.shard_size, events),
         )
 
     report, outputs = write_results(average, outputs, make_report, events)
-    return average, outputs.written_as(average), report
+    return average, outputs.named, report
 
 
 def _checked(weights: Sequence[float], k: int) -> list[float]:

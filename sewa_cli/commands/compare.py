@@ -53,7 +53,7 @@ def run_compare(
         if ranks.here().rank == 0:
             like = session.newest
             outputs = outputs_at(config, output_best, report, force, like, events.command)
-            outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
+            outputs = outputs.check([*session.inputs, *protected])
         outputs = outputs.shared()
         if not by_metric:
             session.warn_of_overlap(training=session.objective.batch_statistics)
@@ -92,7 +92,7 @@ def run_compare(
                 winner=table.winner,
                 batchnorm=run.scorer.recomputed_on,
                 averages_evaluated=evaluator.ledger.count("evaluate"),
-                output=outputs.written_as(average) if average is not None else None,
+                output=outputs.named if average is not None else None,
                 recipe=recipe,
             )
 

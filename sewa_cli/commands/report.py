@@ -8,7 +8,7 @@ from sewa_cli.config import STDOUT
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
-from sewa_cli.output.publication import write_file
+from sewa_cli.output.place import new_output
 from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
 from sewa_cli.report.fit import misfit
 from sewa_cli.report.reading import read_any
@@ -26,5 +26,6 @@ def run_report(source: Path, target: Path, force: bool, events: Events) -> str:
     with events.stage("drawing"):
         text = page(report, str(source))
     if str(target) != STDOUT:
-        write_file(target, lambda file: file.write(text.encode()), force)
+        with new_output(target, force) as file:
+            file.write(text.encode())
     return text

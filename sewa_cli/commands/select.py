@@ -134,7 +134,7 @@ def _select(
         outputs = Outputs(None)
         if ranks.here().rank == 0:
             outputs = decide_outputs(config, force, stdout, session.newest, events.command)
-            outputs = outputs.check([*session.inputs, *protected], session.events.show_warning)
+            outputs = outputs.check([*session.inputs, *protected])
         outputs = outputs.shared()
 
     found = run.retry(lambda: _by_metric(run) if config.objective.metric else _by_loss(run))
@@ -166,7 +166,7 @@ def _select(
             expected=choice.expected,
             batchnorm=scored.batchnorm,
             lora=average.lora,
-            output=outputs.written_as(final) if outputs else None,
+            output=outputs.named if outputs else None,
             recipe=recipe,
             **found.about,
         )

@@ -16,10 +16,17 @@ from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
 from sewa_cli.files import check_regular, open_regular, real
 from sewa_cli.output.average import unpack
-from sewa_cli.output.destination import report_path
+from sewa_cli.output.destination import report_of
 from sewa_cli.output.mean import thread_count
-from sewa_cli.output.safetensors import belongs_to_set, index_path
-from sewa_cli.output.sources import Places, check_content, check_inside, check_source, is_there
+from sewa_cli.output.sources import (
+    REPORT,
+    Places,
+    check_content,
+    check_inside,
+    check_source,
+    described_folder,
+    is_there,
+)
 from sewa_cli.report.recipe import OutputFile, Source, read_report
 from sewa_cli.report.verify import Checked, Role, Verification
 from sewa_cli.session import heading
@@ -38,13 +45,15 @@ def run_verify(
 ) -> Verification:
     """Hold a report's files against it.
 
-    target: the report, or an output that has its report beside it. root: the one folder to look
-    for the files in. Faults of files are in what is returned; those of the report are raised.
+    target: the report, or an output that has its report inside or next to it. root: the one folder
+    to look for the files in. Faults of files are in what is returned; those of the report are
+    raised.
     """
     events = events or Events()
     named = None if _is_report(target) else _named(target)
     path = target if named is None else _report_of(named)
     report = read_report(path)
+    folder = described_folder(report, path)
     was_streamed = report.output is None or report.output == STDOUT
     if named is not None and was_streamed:
         raise CheckpointError(
@@ -62,13 +71,15 @@ def run_verify(
             unchecked.append("the output, which went to standard output")
         else:
             try:
-                output = _find_output(report.output, places, path.parent, named)
+                output = _find_output(report.output, places, path.parent, named or folder)
             except CheckpointError as error:
                 rows.append(_fault("output", report.output, error))
             else:
                 check = partial(_check_file, output=output, recorded=PurePath(report.output).name)
                 rows += pool.map(check, report.files or ())
-                rows += [*_check_whole(output, rows, report.files is not None, unchecked)]
+                known = set() if folder is None else {str(output / REPORT)}
+                has_hashes = report.files is not None
+                rows += [*_check_whole(output, rows, known, has_hashes, unchecked)]
         for done, row in enumerate(beside, 1):
             rows.append(row)
             events.progress("checking", done, len(sources))
@@ -80,9 +91,9 @@ def run_verify(
 
 
 def _is_report(target: Path) -> bool:
-    """By its name or, as a report may have any, by how it begins; an index is part of an output."""
+    """Go by the name or, as a report may have any, by how the file begins."""
     if target.suffix == ".json":
-        return not target.name.endswith(INDEX)
+        return True
     try:
         with open_regular(target) as file:
             return file.read(64).lstrip().startswith(b"{")
@@ -91,27 +102,25 @@ def _is_report(target: Path) -> bool:
 
 
 def _named(target: Path) -> Path:
-    """An output by its own name: `.` and `..` have one too, but not the root of all folders."""
+    """Give an output its own name: `.` and `..` have one too, but not the root of all folders."""
     named = real(target) if target.name in ("", "..") else target
-    if not named.name.removesuffix(INDEX):
+    if not named.name:
         raise CheckpointError(f"{target}: is not an output of sewa; name a report")
     return named
 
 
 def _report_of(output: Path) -> Path:
-    report = report_path(output.with_name(output.name.removesuffix(INDEX)))
+    report = report_of(output)
     if not is_there(report):
-        raise CheckpointError(f"{output}: has no report {report.name} beside it; name its report")
+        where = f"{REPORT} inside" if output.is_dir() else f"{report.name} beside it"
+        raise CheckpointError(f"{output}: has no report {where}; name its report")
     return report
 
 
 def _find_output(recorded: str, places: Places, beside: Path, named: Path | None) -> Path:
-    """What to open: the file, the folder, or of a set its index."""
-    name = PurePath(recorded).name
     if named is not None:
-        without_suffix = name == f"{named.name}{SUFFIX}" and not is_there(named)
-        return named.with_name(name) if without_suffix or name == index_path(named).name else named
-    near = beside / name
+        return named
+    near = beside / PurePath(recorded).name
     return near if places.root is None and is_there(near) else places.find(recorded)
 
 
@@ -141,15 +150,19 @@ def _check_file(file: OutputFile, output: Path, recorded: str) -> Checked:
 
 
 def _check_whole(
-    output: Path, rows: list[Checked], has_hashes: bool, unchecked: list[str]
+    output: Path,
+    rows: list[Checked],
+    known: set[str],
+    has_hashes: bool,
+    unchecked: list[str],
 ) -> Iterator[Checked]:
     """Faults: others among its files or, if all files are as they were, that it does not load."""
-    known = {row.path for row in rows}
+    known = known | {row.path for row in rows}
     strangers = []
-    if has_hashes:
+    if has_hashes and output.is_dir():
         strangers = [_unknown(path) for path in _strangers(output, known, unchecked)]
         yield from strangers
-    else:
+    if not has_hashes:
         unchecked.append("the output's sizes and hashes, which this report does not have")
     if output.suffix in pytorch.SUFFIXES:
         unchecked.append(f"whether {output} loads: it is a PyTorch file")
@@ -161,19 +174,14 @@ def _check_whole(
             yield from (_unknown(path) for path in files_of(output) if str(path) not in known)
 
 
-def _strangers(output: Path, known: set[str], unchecked: list[str]) -> Iterator[Path]:
-    """What a loader might take for the output's weights or code, or together with them."""
-    folder = output if output.is_dir() else output.parent
+def _strangers(folder: Path, known: set[str], unchecked: list[str]) -> Iterator[Path]:
+    """Yield what a loader might take for the folder's weights or code, or together with them."""
     with reading(folder):
         others = [path for path in sorted(folder.iterdir()) if str(path) not in known]
-    if folder == output:
-        loaded = [path for path in others if path.name.endswith(_LOADED)]
-        if harmless := [path.name for path in others if path not in loaded]:
-            unchecked.append(f"what the report does not know in {output}: {few(harmless)}")
-        yield from loaded
-    elif output.suffix not in pytorch.SUFFIXES:
-        alone = output.with_name(output.name.removesuffix(INDEX))  # loaders prefer it to a set
-        yield from (path for path in others if path == alone or belongs_to_set(path, alone))
+    loaded = [path for path in others if path.name.endswith(_LOADED)]
+    if harmless := [path.name for path in others if path not in loaded]:
+        unchecked.append(f"what the report does not know in {folder}: {few(harmless)}")
+    yield from loaded
 
 
 def _unknown(path: Path) -> Checked:

@@ -215,7 +215,8 @@ class Config(Settings):
         None, description="dcp: a folder for torch.distributed.checkpoint; null: as the inputs are"
     )
     shard_size: Bytes | None = Field(
-        None, description="an output larger than this becomes a sharded set, 5GB; null: never"
+        None,
+        description="write a folder with weights in files of at most this, 5GB; null: do not split",
     )
     report: Path | None = None
     strict: bool = False

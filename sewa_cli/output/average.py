@@ -297,7 +297,7 @@ class Average:
             dtype=self.dtype,
             metadata=dict(self.metadata),
             replaced=_packed(kept) if kept else None,
-            shard_size=shard_size if len(self.shards(shard_size)) > 1 else None,
+            shard_size=shard_size,
             state_key=self.state_key,
             lora=self.lora.mode if self.lora else None,
         )

@@ -1,4 +1,4 @@
-"""Where results go: decided and refused before the work, written together after it."""
+"""Decide where results go, refuse it before the work, and publish them after it."""
 
 from __future__ import annotations
 
@@ -6,45 +6,35 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, TypeVar
 
 from pydantic import BaseModel
 
 from sewa_cli import ranks
-from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint
-from sewa_cli.checkpoints.safetensors import is_ours
+from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import open_regular, real
 from sewa_cli.output.average import Average
-from sewa_cli.output.journal import recover
 from sewa_cli.output.layouts import (
     CARD,
     Form,
-    Write,
     check_beside,
-    fill_distributed,
-    fill_folder,
+    fill,
     folder_is_ours,
     form_of,
     inherited_shard_size,
-    plan_files,
 )
 from sewa_cli.output.mean import thread_count
 from sewa_cli.output.place import as_output_error, check_free
-from sewa_cli.output.publication import (
-    Digest,
-    Publication,
-    Stage,
-    StagedFile,
-    StagedFolder,
-)
-from sewa_cli.output.safetensors import belongs_to_set, index_path, shard_path
+from sewa_cli.output.safetensors import sha256_of
+from sewa_cli.output.sources import REPORT
 from sewa_cli.present.card import model_card, scores_of
+from sewa_cli.publish import locked, publish, sync, temporary
 from sewa_cli.report.part import to_json
 from sewa_cli.report.recipe import OutputFile
 
@@ -54,19 +44,19 @@ DEFAULT_OUTPUT = "averaged.safetensors"
 
 @dataclass(frozen=True)
 class Outputs:
-    """Where results go. None: not written."""
+    """The places of results. None: not written."""
 
     average: Path | IO[bytes] | None  # a stream: standard output
     report: Path | None = None
     force: bool = False
     form: Form = "file"
-    shard_size: int | None = None  # bytes; an average larger than this becomes a set of files
+    shard_size: int | None = None  # bytes; a folder's weights are split if they are larger
     command: str | None = None  # for the model card
     wanted: Path | None = None  # where nobody named one: the name to be had, or the next free one
     inputs: tuple[Path, ...] = ()  # never overwritten
 
     def shared(self) -> Outputs:
-        """Rank 0's form on every rank, where the others write nothing."""
+        """Return rank 0's form on every rank; the others write nothing."""
         here = ranks.here()
         form, shard_size = here.same((self.form, self.shard_size))
         return self if here.rank == 0 else Outputs(None, form=form, shard_size=shard_size)
@@ -75,102 +65,66 @@ class Outputs:
     def named(self) -> str:
         return str(self.average) if isinstance(self.average, Path) else STDOUT
 
-    def written_as(self, average: Average) -> str:
-        """What to open: the file, the folder, or of a sharded set its index."""
-        return str(index_path(Path(self.named))) if self.is_set(average) else self.named
+    @property
+    def folder(self) -> Path | None:
+        is_folder = self.form in ("folder", "dcp") and isinstance(self.average, Path)
+        return Path(self.named) if is_folder else None
 
-    def is_set(self, average: Average) -> bool:
-        return self.form == "file" and len(average.shards(self.shard_size)) > 1
+    @property
+    def is_report_inside(self) -> bool:
+        return self.folder is not None and self.report == self.folder / REPORT
 
-    def check(self, inputs: Iterable[Path], tell: Callable[[str], None] | None = None) -> Outputs:
+    def check(self, inputs: Iterable[Path]) -> Outputs:
         """Refuse now what would fail in the end, and what would overwrite an input."""
-        inputs = tuple(inputs)
-        found = replace(self, inputs=inputs)
-        for path in (self.average, self.report):
-            if isinstance(path, Path):
-                recover(path.parent, tell)
-        try:
-            found.refuse()
-        except OutputError:
-            if (other := found.settled()) == found:
-                raise
-            return other.check(inputs, tell)  # another run has taken the name just now
+        found = replace(self, inputs=tuple(inputs)).settled()
+        found.refuse()
         return found
 
     def refuse(self) -> None:
-        """As things are now; once more when the names are about to change."""
+        """Check the places as they are now; called again when the names are about to change."""
         taken = {real(path) for path in self.inputs}
         folders = {path for path in taken if path.is_dir()}
-        is_folder = self.form in ("folder", "dcp")
-        for path in (self.average, self.report):
+        for path in (self.average, None if self.is_report_inside else self.report):
             if not isinstance(path, Path):
                 continue
-            check_free(
-                path, self.force, folder_is_ours if is_folder and path == self.average else None
-            )
-            place = real(path)
+            place, is_folder = real(path), path == self.folder
+            check_free(path, self.force, folder_is_ours if is_folder else None)
             if place in taken or not folders.isdisjoint(place.parents):
-                raise _is_an_input(path)
+                raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
             if is_folder and any(place in one.parents for one in taken):
                 raise OutputError(f"{path}: holds one of the inputs, which are never overwritten")
-            if is_folder and self.report is not None and place in real(self.report).parents:
-                raise ConfigError(f"{self.report}: --report is in the folder {path}; put it beside")
-        if isinstance(self.average, Path) and self.form == "file":
-            self._check_set(self.average)
+            if self.folder is not None and real(self.folder) in place.parents:
+                raise ConfigError(
+                    f"{path}: --report is in the folder {self.folder}; the report there has the "
+                    f"name {REPORT}"
+                )
         for path in self._stale():
             if not self.force:
                 raise OutputError(
                     f"{path}: describes another average of this name; use --force to replace it"
                 )
 
-    def _check_set(self, output: Path) -> None:
-        """How many files a set will have is not known yet, so any of its name is in the way."""
-        for path in self.inputs:
-            if belongs_to_set(path, output):
-                raise _is_an_input(path)
-        for path in _set_at(output):
-            check_free(path, self.force)
-            if self.shard_size is None and _is_foreign(path):
-                raise OutputError(
-                    f"{path}: belongs to a set that sewa did not write; choose another name"
-                )
-        if self.shard_size is None:
-            return
-        for path in (index_path(output), shard_path(output, 1, 1)):
-            check_free(path, self.force)  # its name may be too long
-        if self.report is not None and belongs_to_set(self.report, output):
-            raise ConfigError(f"{self.report}: --report names a file of the sharded output")
-
     def settled(self) -> Outputs:
-        """With a name that is free now, where nobody named one."""
+        """Take a name that is free now, where nobody named one."""
         if self.wanted is None or self.force or not isinstance(self.average, Path):
             return self
-        name = free_name(self.wanted)
-        is_beside = self.report == report_path(self.average)
-        return replace(self, average=name, report=report_path(name) if is_beside else self.report)
+        name, is_folder = free_name(self.wanted), self.folder is not None
+        is_default = self.report == report_path(self.average, is_folder)
+        report = report_path(name, is_folder) if is_default else self.report
+        return replace(self, average=name, report=report)
 
-    def replaced(self, new: Iterable[Path]) -> list[Path]:
-        """What has to go before the new ones appear: first what describes, then what it describes.
-
-        The old report; the index of an older set, its shards; a file in the place of a set.
-        """
+    def outdated(self) -> list[Path]:
+        """Return the reports of what --force replaces; they are removed first."""
         if not isinstance(self.average, Path) or not self.force:
             return []
-        output, staying = self.average, set(new)
-        gone = [*([] if self.report is None else [self.report]), *self._stale()]
-        older: list[Path] = []
-        if self.form == "file":
-            index, older = index_path(output), _set_at(output)
-            is_kept = any(map(_is_foreign, older)) and index not in staying
-            gone += [index] if not is_kept else []
-            gone += [p for p in (output, *older) if p not in (index, *staying)]
-        return [p for p in gone if os.path.lexists(p) and not (p in older and _is_foreign(p))]
+        own = [] if self.report is None or self.is_report_inside else [self.report]
+        return [path for path in (*own, *self._stale()) if os.path.lexists(path)]
 
     def _stale(self) -> list[Path]:
-        """A report beside the output that will not describe it any more."""
+        """Return a report next to the output that will not describe it any more."""
         if not isinstance(self.average, Path):
             return []
-        beside = report_path(self.average)
+        beside = report_path(self.average, is_folder=False)
         if real(beside) in map(real, self.inputs) or not _is_report(beside):
             return []
         # --report may be a link to it, which is then replaced, and it is not
@@ -178,13 +132,8 @@ class Outputs:
         return [] if real(beside.parent) / beside.name == new else [beside]
 
 
-def _is_foreign(path: Path) -> bool:
-    """A shard that we did not write; an index cannot tell."""
-    return path.suffix == SUFFIX and not is_ours(path, WRITTEN_BY)
-
-
 def _is_report(path: Path) -> bool:
-    """One of ours, by how it begins: `to_json` writes the version first."""
+    """Whether sewa wrote it, by how it begins: `to_json` writes the version first."""
     try:
         file = open_regular(path)
     except OSError:
@@ -193,12 +142,8 @@ def _is_report(path: Path) -> bool:
         return re.match(rb'\s*\{\s*"schema_version"', file.read(64)) is not None
 
 
-def _is_an_input(path: Path) -> OutputError:
-    return OutputError(f"{path}: is one of the inputs, which are never overwritten")
-
-
 def paths_of(checkpoints: Iterable[Checkpoint]) -> list[Path]:
-    """All that must not be overwritten."""
+    """Return all that must not be overwritten."""
     return [path for c in checkpoints for path in (c.path, *c.files)]
 
 
@@ -209,18 +154,32 @@ def outputs_at(
     force: bool,
     like: Checkpoint,
     command: str | None = None,
+    *,
+    needs_report: bool = True,
 ) -> Outputs:
-    """In the form that the name asks for, or else in that of `like`, a checkpoint."""
-    form = config.output_format or form_of(average, like)
+    """Decide the form by the output's name or else by `like`, a checkpoint."""
+    form = config.output_format or form_of(average, like, config.shard_size)
     shard_size, is_adapter = config.shard_size, like.kind == "adapter"
     if form == "dcp" and not isinstance(average, Path | None):
         raise ConfigError("output_format=dcp: is a folder; name one with --output")
-    if shard_size is not None and (form != "file" and (form != "folder" or is_adapter)):
+    if shard_size is not None and (form != "folder" or is_adapter):
+        if form == "file":
+            raise ConfigError(
+                "--shard-size: writes a folder; name one with --output, without .safetensors"
+            )
         what = "an adapter" if is_adapter else "a PyTorch file or distributed checkpoint"
         raise ConfigError(f"--shard-size: {what} is always one file; leave it out")
     if form == "folder":
         check_beside(like, config.output_dtype)
         shard_size = shard_size or inherited_shard_size(like)
+    if isinstance(average, Path):
+        is_folder = form in ("folder", "dcp")
+        if report is None and needs_report:
+            report = report_path(average, is_folder)
+        elif report is not None and real(report) == real(average):
+            raise ConfigError(f"{report}: --report and --output name the same file")
+        elif report is not None and is_folder and real(report) == real(average / REPORT):
+            report = average / REPORT
     return Outputs(average, report, force, form, shard_size, command)
 
 
@@ -233,52 +192,46 @@ def decide_outputs(
     *,
     always_report: bool = True,
 ) -> Outputs:
-    """As the config says; what it does not name gets a name that is free."""
+    """Follow the config; an output that it does not name gets a name that is free."""
     if str(config.report) == STDOUT:
         raise ConfigError("report: - is not a file; --json prints the report")
     if config.output == STDOUT:
         if stdout is None:
             raise ConfigError("output: - needs a standard output to write to")
-        if config.shard_size is not None:
-            raise ConfigError(
-                "--shard-size: a set of files cannot go to standard output; name one with --output"
-            )
         return outputs_at(config, stdout, config.report, force, like, command)
     average = Path(config.output or DEFAULT_OUTPUT)
     wanted = None
     if not config.output:  # nobody named it, so a name that is taken is no reason to stop
-        is_folder = config.output_format == "dcp" or form_of(None, like) == "folder"
-        wanted = average.with_suffix("") if is_folder else average
-        recover(wanted.parent)
-        average = wanted if force else free_name(wanted)
-    report = config.report or (report_path(average) if always_report else None)
-    if report is not None and real(report) == real(average):
-        raise ConfigError(f"{report}: --report and --output name the same file")
-    return replace(outputs_at(config, average, report, force, like, command), wanted=wanted)
+        form = config.output_format or form_of(None, like, config.shard_size)
+        wanted = average if form == "file" else average.with_suffix("")
+        average = wanted
+    found = outputs_at(
+        config, average, config.report, force, like, command, needs_report=always_report
+    )
+    return replace(found, wanted=wanted)
 
 
 def free_name(wanted: Path) -> Path:
-    """Itself, or name-2, name-3 … of which neither it, nor its report, nor a set of it is there."""
+    """Return it, or name-2, name-3 …: the first where neither it nor its report is there."""
     path, n = wanted, 1
-    while os.path.lexists(path) or os.path.lexists(report_path(path)) or _set_at(path):
+    while os.path.lexists(path) or os.path.lexists(report_path(path, is_folder=False)):
         n += 1
         path = wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}")
     return path
 
 
-def _set_at(output: Path) -> list[Path]:
-    """Files of a sharded set of this name that are there already."""
-    try:
-        inside = sorted(output.parent.iterdir())
-    except OSError:  # a folder that may be written, but not read
-        return []
-    return [path for path in inside if belongs_to_set(path, output)]
-
-
-def report_path(output: Path) -> Path:
+def report_path(output: Path, is_folder: bool) -> Path:
+    if is_folder:
+        return output / REPORT
     is_number = output.suffix[1:].isdigit()  # a folder called llama-0.5
     # not with_name: `.` and `/` have no name, and are refused in words
     return output.parent / (f"{output.name if is_number else output.stem}.report.json")
+
+
+def report_of(output: Path) -> Path:
+    """Return where the report of an output is: inside the folder, or next to the output."""
+    inside = output / REPORT
+    return inside if os.path.lexists(inside) else report_path(output, is_folder=False)
 
 
 def write_results(
@@ -287,7 +240,7 @@ def write_results(
     make_report: Callable[[], R],
     events: Events | None = None,
 ) -> tuple[R, Outputs]:
-    """The average and the report appear together: all is complete before anything gets its name.
+    """Write the average, then its report; all is on the disk before the first name changes.
 
     `make_report` is called when the average is written, and may return None: no report. Returns it
     with the hashes of what was written, and under which names that was.
@@ -299,98 +252,87 @@ def write_results(
         return make_report(), outputs
     if average is None:
         outputs = replace(outputs, average=None)  # an older one stays
-    with Publication(outputs.force, events.show_warning if events else None) as publication:
-        with told.stage("writing"):
-            stages = [] if average is None else _stage(average, outputs, publication)
+    with ExitStack() as stack:
+        made: Path | None = None
+        files: Sequence[OutputFile] = ()
         if average is not None:
+            with told.stage("writing"):
+                made = _write(average, outputs, stack)
             here.same([])  # the others have served
         report = make_report()
-        for stage in stages:
-            if isinstance(stage, StagedFolder) and average is not None:
-                with stage.file(CARD) as card:  # last, as it has the losses
-                    card.write(_card(average, report, outputs.command).encode())
-        with told.stage("hashing the output"):
-            digests = [] if report is None else _digests(stages)
+        if average is not None and made is not None:
+            with as_output_error(outputs.named):
+                if outputs.form == "folder":
+                    (made / CARD).write_bytes(_card(average, report, outputs.command).encode())
+                sync(made)
+            if report is not None:
+                with told.stage("hashing the output"):
+                    files = _hashed(made)
         if average is not None:
             # after the report too, as its hashes are of the sources; of what went to standard
             # output already, at least the exit code tells
             average.check_sources()
-        paths = [p for p in (outputs.average, outputs.report) if isinstance(p, Path)]
-        if not stages and (report is None or outputs.report is None):
+        if made is None and (report is None or outputs.report is None):
             return report, outputs
-        with publication.locked(*paths):
-            outputs = outputs.settled()
-            outputs.refuse()
-            then: list[Stage] = []
-            if average is not None and isinstance(outputs.average, Path):
-                for stage in _name(stages, average, outputs, publication):
-                    digests += [] if report is None else _digests([stage])
-                if report is not None:
-                    files = _listed(stages, digests)
-                    about = {"output": outputs.written_as(average), "files": files}
-                    report = report.model_copy(update=about)
-            if report is not None and outputs.report is not None:
-                text = to_json(report).encode()
-                then = [_written(publication, outputs.report, lambda file: file.write(text))]
-            gone = outputs.replaced(stage.path for stage in stages)
-            publication.publish(stages or then, then if stages else (), gone)
-    return report, outputs
+        return _publish(made, files, report, outputs, stack)
 
 
-def _stage(average: Average, outputs: Outputs, publication: Publication) -> list[Stage]:
-    """Its files, all but the index of a set; what goes to standard output is gone."""
+def _write(average: Average, outputs: Outputs, stack: ExitStack) -> Path | None:
+    """Write under a temporary name, or to standard output."""
     target = outputs.average
-    if isinstance(target, Path) and outputs.form in ("folder", "dcp"):
-        folder = publication.folder(target)
-        if outputs.form == "dcp":
-            fill_distributed(folder, average)
-        else:
-            fill_folder(folder, average, outputs.shard_size)
-        return [folder]
     if isinstance(target, Path):
-        planned = plan_files(average, target, outputs.form, outputs.shard_size)
-        tensors = islice(planned, len(average.shards(outputs.shard_size)))
-        return [_written(publication, path, write) for path, write in tensors]
+        with as_output_error(target):
+            made = stack.enter_context(temporary(target.parent, outputs.folder is not None))
+            fill(made, average, outputs.form, outputs.shard_size)
+        return made
     if target is not None:
         average.write(target)
         target.flush()
-    return []
+    return None
 
 
-def _written(publication: Publication, path: Path, write: Write) -> StagedFile:
-    stage = publication.file(path)
-    with as_output_error(path):
-        write(stage.file)
-        stage.seal()
-    return stage
+def _publish(
+    made: Path | None, files: Sequence[OutputFile], report: R, outputs: Outputs, stack: ExitStack
+) -> tuple[R, Outputs]:
+    """Give the output its name, then its report; the report that was there goes first."""
+    place = outputs.average if isinstance(outputs.average, Path) else outputs.report
+    assert place is not None
+    with as_output_error(place):
+        stack.enter_context(locked(place.parent))
+    outputs = outputs.settled()
+    outputs.refuse()
+    if report is not None and made is not None:
+        name = Path(outputs.named).name
+        files = [f.model_copy(update={"path": str(PurePath(name, f.path))}) for f in files]
+        report = report.model_copy(update={"output": outputs.named, "files": files})
+    text: Path | None = None
+    if report is not None and outputs.report is not None:
+        with as_output_error(outputs.report):
+            if made is not None and outputs.is_report_inside:
+                text = made / REPORT
+            else:
+                text = stack.enter_context(temporary(outputs.report.parent))
+            text.write_bytes(to_json(report).encode())
+            sync(text)
+    with as_output_error(outputs.named):
+        for path in outputs.outdated():
+            path.unlink()
+        if made is not None:
+            publish(made, Path(outputs.named), outputs.force)
+    if text is not None and outputs.report is not None and not outputs.is_report_inside:
+        with as_output_error(outputs.report):
+            publish(text, outputs.report, outputs.force)
+    return report, outputs
 
 
-def _name(
-    stages: list[Stage], average: Average, outputs: Outputs, publication: Publication
-) -> list[Stage]:
-    """The final names; returns what is added to the stages, the index of a set, which has them."""
-    assert isinstance(outputs.average, Path)
-    if outputs.form in ("folder", "dcp"):
-        stages[0].path = outputs.average
-        return []
-    planned = list(plan_files(average, outputs.average, outputs.form, outputs.shard_size))
-    for stage, (path, _) in zip(stages, planned, strict=False):
-        stage.path = path
-    added: list[Stage] = [_written(publication, *file) for file in planned[len(stages) :]]
-    stages += added
-    return added
-
-
-def _digests(stages: Sequence[Stage]) -> list[list[Digest]]:
+def _hashed(made: Path) -> list[OutputFile]:
+    """Hash an output's files; their paths are relative to the output."""
+    paths = sorted(made.iterdir()) if made.is_dir() else [made]
     with ThreadPoolExecutor(thread_count()) as pool:
-        return list(pool.map(lambda stage: stage.digests(), stages))
-
-
-def _listed(stages: Sequence[Stage], digests: Sequence[Sequence[Digest]]) -> list[OutputFile]:
+        hashes = list(pool.map(lambda path: sha256_of([path], path), paths))
     return [
-        OutputFile(path=str(Path(stage.path.name, d.name)), size=d.size, sha256=d.sha256)
-        for stage, found in zip(stages, digests, strict=True)
-        for d in found
+        OutputFile(path=str(path.relative_to(made)), size=path.stat().st_size, sha256=digest)
+        for path, digest in zip(paths, hashes, strict=True)
     ]
 
 

@@ -1,4 +1,4 @@
-"""The forms of an output: a file or sharded set, a folder, a PyTorch file, a DCP folder.
+"""The forms of an output: a safetensors file, a folder, a PyTorch file, a DCP folder.
 
 What comes from a trainer's folders or files loads where they loaded.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
-from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -23,14 +21,12 @@ from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.files import real
 from sewa_cli.output.average import Average
-from sewa_cli.output.place import as_output_error
-from sewa_cli.output.publication import StagedFolder
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
+from sewa_cli.output.sources import REPORT
 
 CARD = "README.md"
 Form = Literal["file", "folder", "torch", "dcp"]
-Write = Callable[[IO[bytes]], object]
-# what a model needs beside its weights to be loaded and used
+# what a model needs besides its weights to be loaded and used
 BESIDE = (
     "config.json",
     "generation_config.json",
@@ -48,17 +44,18 @@ BESIDE = (
     "*.jinja",
     "*.py",  # the model's own code, which config.json may name
 )
-_WRITTEN = (*BESIDE, CARD)
+_WRITTEN = (*BESIDE, CARD, REPORT)
 
 
-def form_of(output: Path | IO[bytes] | None, like: Checkpoint) -> Form:
-    """The form that the name asks for; where it does not, that of the checkpoints."""
+def form_of(output: Path | IO[bytes] | None, like: Checkpoint, shard_size: int | None) -> Form:
+    """Return the form that the name asks for; where it does not, that of the checkpoints."""
     if output is not None and not isinstance(output, Path):
         return "file"
     if output is not None and output.suffix in pytorch.SUFFIXES:
         return "torch"
     suffix = SUFFIX if output is None else output.suffix
-    if like.kind in ("folder", "adapter") and (output is None or suffix != SUFFIX):
+    is_folder = like.kind in ("folder", "adapter") or shard_size is not None
+    if is_folder and (output is None or suffix != SUFFIX):
         return "folder"
     is_number = suffix[1:].isdigit()  # a name such as llama-0.5
     if suffix not in ("", SUFFIX) and not is_number:
@@ -92,38 +89,37 @@ def folder_is_ours(folder: Path) -> bool:
     )
 
 
-def plan_files(
-    average: Average, output: Path, form: Form, shard_size: int | None
-) -> Iterator[tuple[Path, Write]]:
-    """One file, or the files of a sharded set; what writes each."""
-    shards = average.shards(shard_size)
-    if form == "torch" or len(shards) == 1:
-        yield output, partial(_write_torch, average) if form == "torch" else average.write
-        return
-    for number, names in enumerate(shards, 1):
-        yield shard_path(output, number, len(shards)), partial(average.write, names=names)
-    # last, so that whoever looks for the index finds all that it names
-    index = index_of(output, shards, average.sizes())
-    yield index_path(output), lambda file: file.write(index)
+def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> None:
+    """Write an average into an empty file or folder."""
+    if form == "dcp":
+        _fill_distributed(made, average)
+    elif form == "folder":
+        _fill_folder(made, average, shard_size)
+    else:
+        with made.open("wb") as file:
+            average.write(file) if form == "file" else _write_torch(average, file)
 
 
-def fill_folder(folder: StagedFolder, average: Average, shard_size: int | None) -> None:
-    """Weights under the names that loaders look for, and what the newest checkpoint has beside."""
+def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None:
+    """Write weights under the names that loaders look for; copy what else the newest one has."""
     newest = average.sources[-1]
-    output = Path(ADAPTER if newest.kind == "adapter" else MODEL)
-    for path, write in plan_files(average, output, "file", shard_size):
-        with folder.file(path.name) as file:
-            write(file)
-    for source in _beside(newest.path):
-        with folder.file(source.name) as target:
-            if source.name == "config.json" and average.dtype is not None:
-                target.write(_with_dtype(source, average.dtype))
-            else:
-                with source.open("rb") as original:
-                    shutil.copyfileobj(original, target)
+    weights = folder / (ADAPTER if newest.kind == "adapter" else MODEL)
+    shards = average.shards(shard_size)
+    for number, names in enumerate(shards, 1):
+        path = weights if len(shards) == 1 else shard_path(weights, number, len(shards))
+        with path.open("wb") as file:
+            average.write(file, names)
+    if len(shards) > 1:
+        index_path(weights).write_bytes(index_of(weights, shards, average.sizes()))
+    for source in _beside(newest):
+        target = folder / source.name
+        if source.name == "config.json" and average.dtype is not None:
+            target.write_bytes(_with_dtype(source, average.dtype))
+        else:
+            shutil.copyfile(source, target)
 
 
-def fill_distributed(folder: StagedFolder, average: Average) -> None:
+def _fill_distributed(folder: Path, average: Average) -> None:
     """Write what `torch.distributed.checkpoint` loads; whole in memory once.
 
     Under the key `model`, or the keys of several state dicts, which begin the names.
@@ -132,21 +128,23 @@ def fill_distributed(folder: StagedFolder, average: Average) -> None:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     state = dict(average.tensors())
-    with as_output_error(folder.path), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that one process saves, as it should
-        writer = FileSystemWriter(folder.at)  # it syncs its files
+        writer = FileSystemWriter(folder)  # it syncs its files
         content = state if average.sources[-1].groups else {"model": state}
         dcp.save(content, storage_writer=writer, no_dist=True)  # type: ignore[attr-defined]
 
 
-def _beside(folder: Path) -> list[Path]:
-    """From the checkpoint; what it has not, from the run's folder above it."""
-    folder = folder if folder.is_dir() else folder.parent  # one file among folders
+def _beside(newest: Checkpoint) -> list[Path]:
+    """List files of the checkpoint and, where it has none, of the run's folder above it."""
+    if newest.kind not in ("folder", "adapter"):
+        return []
+    folder = newest.path
     found: dict[str, Path] = {}
     for place in (real(folder).parent, folder):
         for path in sorted(place.iterdir()):
             is_wanted = any(fnmatch(path.name, pattern) for pattern in BESIDE)
-            # code beside the checkpoints is the user's script; only in them is it the model's
+            # code next to the checkpoints is the user's script; only in them is it the model's
             if path.is_file() and is_wanted and (place == folder or path.suffix != ".py"):
                 found[path.name] = path
     for path in found.values():
@@ -160,8 +158,8 @@ def _beside(folder: Path) -> list[Path]:
 
 
 def check_beside(like: Checkpoint, dtype: str | None) -> None:
-    """Refuse now what `fill_folder` would refuse in the end."""
-    for path in _beside(like.path):
+    """Refuse now what `fill` would refuse in the end."""
+    for path in _beside(like):
         if path.name == "config.json" and dtype is not None:
             _with_dtype(path, dtype)
 

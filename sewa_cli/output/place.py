@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from sewa_cli.errors import OutputError
 from sewa_cli.files import real
-
-_JOURNAL = re.compile(r"\.sewa-[0-9a-f]{16}")
-
-
-def is_journal(name: str) -> bool:
-    """Of a publication, which is cleared away with it."""
-    return _JOURNAL.fullmatch(name) is not None
+from sewa_cli.publish import is_temporary, new_file
 
 
 @contextmanager
@@ -25,9 +19,17 @@ def as_output_error(path: Path | str) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
+    except FileExistsError as error:
+        raise OutputError(f"{path}: appeared while sewa was working; use --force") from error
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise OutputError(f"{path}: cannot be written: {reason}; nothing was changed") from error
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def new_output(path: Path, force: bool) -> Iterator[IO[bytes]]:
+    """Open a file to write; it appears whole when the block ends, or not at all."""
+    with as_output_error(path), new_file(path, force) as file:
+        yield file
 
 
 def check_free(path: Path, force: bool, is_ours: Callable[[Path], bool] | None = None) -> None:
@@ -39,7 +41,7 @@ def check_free(path: Path, force: bool, is_ours: Callable[[Path], bool] | None =
         str(path).encode()
     except UnicodeEncodeError:
         raise OutputError(f"{str(path)!r}: is not a UTF-8 name; choose another") from None
-    if is_journal(path.name):
+    if is_temporary(path.name):
         raise OutputError(f"{path}: is a name that sewa clears away; choose another")
     with as_output_error(path):
         _check_file(path) if is_ours is None else _check_folder(path)

@@ -1,4 +1,4 @@
-"""The safetensors files that we write: streamed, alone or in sharded sets; and hashes of files.
+"""The safetensors files that we write: streamed, whole or in shards; and hashes of files.
 
 The writer is our own because the library's wants every tensor in memory at once; this one asks for
 them piece by piece, in the order they stand in the file, and needs no seeking, so it can write to a
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
@@ -24,7 +23,7 @@ from sewa_cli.checkpoints import SUFFIX
 from sewa_cli.checkpoints.safetensors import INDEX
 from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError, OutputError
-from sewa_cli.files import open_regular, real
+from sewa_cli.files import open_regular
 from sewa_cli.text import size as size_of
 
 _ALIGNMENT = 8
@@ -79,7 +78,7 @@ def write_safetensors(
 def _begin_writing_back(file: IO[bytes], start: int, end: int) -> None:
     """Ask the system to begin writing to the disk while the rest is computed.
 
-    `seal` waits for the disk in the end, and would have to wait for all of it. On Linux, advice
+    `sync` waits for the disk in the end, and would have to wait for all of it. On Linux, advice
     that pages are not needed begins to write those that are dirty, and keeps them; elsewhere
     nothing happens.
     """
@@ -92,7 +91,7 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-# ---- sharded sets, as the Hugging Face libraries name and split them ---------------------------
+# ---- shards, as the Hugging Face libraries name and split them ---------------------------------
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
@@ -121,13 +120,6 @@ def shard_path(output: Path, number: int, of: int) -> Path:
 
 def index_path(output: Path) -> Path:
     return output.with_name(f"{_stem(output)}{SUFFIX}{INDEX}")
-
-
-def belongs_to_set(path: Path, output: Path) -> bool:
-    """Whether it has a name that a file of a set called `output` has, whatever their number."""
-    shard = rf"{re.escape(_stem(output))}-\d{{5,}}-of-\d{{5,}}{re.escape(SUFFIX)}"
-    named = path.name == index_path(output).name or re.fullmatch(shard, path.name)
-    return bool(named) and real(path.parent) == real(output.parent)
 
 
 def index_of(output: Path, shards: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:

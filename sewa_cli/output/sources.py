@@ -1,4 +1,4 @@
-"""Where the files of a report are, and whether they are still what the report says."""
+"""Find the files of a report, and check that they are still what the report says."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from sewa_cli.files import check_regular, real
 from sewa_cli.output.safetensors import sha256_of
 from sewa_cli.report.recipe import Rebuildable, Source
 
+REPORT = "sewa.report.json"  # of a folder, inside
+
 
 @dataclass(frozen=True)
 class Places:
-    """Where a report's files are looked for: in these folders or, if it is given, under one root.
+    """The folders where a report's files are looked for or, if it is given, the one root.
 
     Never elsewhere: a report may come from a stranger.
     """
@@ -27,17 +29,19 @@ class Places:
 
     @classmethod
     def of(cls, report: Rebuildable, read_from: Path, root: Path | None = None) -> Places:
-        """Beside the report; where its run is, if it was moved with it; where the report says."""
+        """Look next to the report; where its run is, if both were moved; where the report says."""
         if root is not None and not (is_there(root) and root.is_dir()):
             raise CheckpointError(f"--root: {root}: no such folder")
-        beside, working = read_from.parent, Path(report.recipe.working_directory)
+        folder = described_folder(report, read_from)
+        beside = read_from.parent if folder is None else folder.parent
+        working = Path(report.recipe.working_directory)
         return cls((beside, *_moved(working, report.output, beside), working), root)
 
     def find(self, recorded: str) -> Path:
         """The first that is there; under a root, by as many of its last components as are there."""
         if self.root is None:  # an absolute path stays itself
             places = [folder / recorded for folder in self.folders]
-            hint = "neither beside the report nor where it says; --root DIR tells where to look"
+            hint = "neither next to the report nor where it says; --root DIR tells where to look"
         else:
             path = PurePath(recorded)
             parts = path.relative_to(path.anchor).parts
@@ -56,8 +60,16 @@ class Places:
             check_inside(path, self.root)
 
 
+def described_folder(report: Rebuildable, read_from: Path) -> Path | None:
+    """Return the folder that a report describes from inside."""
+    in_folder = any(PurePath(file.path).parts[1:] for file in report.files or ())
+    if read_from.name != REPORT or not in_folder:
+        return None
+    return read_from.parent if read_from.parent.name else real(read_from.parent)
+
+
 def _moved(working: Path, output: str | None, beside: Path) -> tuple[Path, ...]:
-    """What was the working directory: as far above the report as it was above the output."""
+    """Find what was the working directory, as far above the report as it was above the output."""
     try:
         depth = len((working / (output or "")).relative_to(working).parts) - 1
     except ValueError:

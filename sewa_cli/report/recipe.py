@@ -72,7 +72,7 @@ class Recipe(Part):
         None,
         ge=1,
         le=LARGEST,
-        description="bytes by which the output was split into a set; null: one file",
+        description="bytes by which the weights were split; null: one file",
     )
     state_key: str | None = Field(None, description="--state-key, with which the sources were read")
     lora: Literal["factors", "merged"] | None = Field(

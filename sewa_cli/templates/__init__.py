@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import IO
 
 from sewa_cli.errors import OutputError
-from sewa_cli.output.journal import recover
-from sewa_cli.output.place import check_free
-from sewa_cli.output.publication import write_file
+from sewa_cli.output.place import check_free, new_output
 
 
 def write_template(
@@ -29,7 +25,6 @@ def write_template(
         raise OutputError(f"{folder}: cannot be made: {error.strerror}") from error
     sources = sorted((files(__name__) / name).iterdir(), key=lambda source: source.name)
     texts = {folder / source.name: source.read_bytes() for source in sources if source.is_file()}
-    recover(folder)
     if keep is not None and not force:
         there = [path for path in texts if os.path.lexists(path)]
         if len(there) == len(texts):
@@ -41,9 +36,6 @@ def write_template(
     for path in texts:
         check_free(path, force)
     for path, text in texts.items():
-        write_file(path, partial(_write, text), force)
+        with new_output(path, force) as file:
+            file.write(text)
     return list(texts)
-
-
-def _write(text: bytes, file: IO[bytes]) -> None:
-    file.write(text)

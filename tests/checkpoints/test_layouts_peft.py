@@ -106,9 +106,10 @@ def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported
             "README.md",
             "adapter_config.json",
             "adapter_model.safetensors",
+            "sewa.report.json",
         }
         assert "library_name: peft" in Path(mode, "README.md").read_text()
-        assert sewa("apply", f"{mode}.report.json", "-o", f"{mode}-2").code == 0
+        assert sewa("apply", f"{mode}/sewa.report.json", "-o", f"{mode}-2").code == 0
         one, two = (Path(f, "adapter_model.safetensors").read_bytes() for f in (mode, f"{mode}-2"))
         assert one == two
 

@@ -270,7 +270,7 @@ CHANGED = "changed while it was being read; try again when nothing writes to it"
     [
         ["-o", "out.safetensors"],
         ["-o", "out.pt"],
-        ["-o", "out.safetensors", "--shard-size", "450"],
+        ["-o", "out", "--shard-size", "450"],
         ["-o", "out.safetensors", "--force"],
     ],
     ids=" ".join,

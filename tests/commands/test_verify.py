@@ -57,10 +57,9 @@ def one(work: Path, sewa: Sewa) -> Path:
 
 @pytest.fixture
 def sharded(work: Path, sewa: Sewa) -> Path:
-    """The same in several files."""
-    options = ["--shard-size", "300", "--report", "avg.report.json"]
-    assert sewa("average", "ckpts", "-o", "avg.safetensors", *options).code == 0
-    assert len(list(Path().glob("avg*.safetensors*"))) > 2
+    """The same in several files, with the report inside."""
+    options = ["--shard-size", "300", "--report", "avg/sewa.report.json"]
+    assert sewa("average", "ckpts", "-o", "avg", *options).code == 0
     return work
 
 
@@ -83,7 +82,7 @@ def folder(work: Path, sewa: Sewa) -> Path:
 
 
 @pytest.mark.usefixtures("one")
-@pytest.mark.parametrize("target", ["avg.report.json", "avg.safetensors", "avg"])
+@pytest.mark.parametrize("target", ["avg.report.json", "avg.safetensors"])
 def test_an_output_and_its_sources_are_as_the_report_says(sewa: Sewa, target: str) -> None:
     ended = sewa("verify", target)
     assert ended.code == 0, ended.err
@@ -93,14 +92,24 @@ def test_an_output_and_its_sources_are_as_the_report_says(sewa: Sewa, target: st
 
 
 @pytest.mark.usefixtures("sharded")
-@pytest.mark.parametrize(
-    "target", ["avg.report.json", "avg.safetensors", "avg", "avg.safetensors.index.json"]
-)
-def test_a_set_is_verified_by_any_of_its_names(sewa: Sewa, target: str) -> None:
+@pytest.mark.parametrize("target", ["avg", "avg/", "avg/sewa.report.json"])
+def test_a_folder_with_its_report_inside_is_verified(sewa: Sewa, target: str) -> None:
     ended = sewa("verify", target)
     assert ended.code == 0, ended.err
-    count = len(list(Path().glob("avg*.safetensors*"))) + 3
-    assert f"all {count} files are as the report says" in ended.err
+    assert "all 7 files are as the report says" in ended.err
+    assert "not checked" not in ended.err
+
+
+def test_a_run_that_was_moved_with_its_folder_is_verified_and_rebuilt(
+    sharded: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = sharded.rename(sharded.with_name("moved"))
+    monkeypatch.chdir(moved / "avg")
+    for target in ("sewa.report.json", "."):
+        assert sewa("verify", target).code == 0
+    assert sewa("apply", "sewa.report.json", "-o", "../again").code == 0
+    for file in Path().glob("model*"):
+        assert file.read_bytes() == (Path("../again") / file).read_bytes()
 
 
 @pytest.mark.usefixtures("folder")
@@ -244,39 +253,19 @@ def test_without_the_checkpoints_the_output_alone_is_verified(sewa: Sewa) -> Non
 
 
 @pytest.mark.usefixtures("sharded")
-def test_every_file_of_a_set_is_held_against_the_report(sewa: Sewa) -> None:
-    files = sorted(Path().glob("avg*.safetensors*"))
-    for file in files:
+def test_every_file_of_a_folder_is_held_against_the_report(sewa: Sewa) -> None:
+    for file in sorted(Path("avg").glob("model*")):
         kept = file.read_bytes()
         flip(file)
-        ended = sewa("verify", "avg.safetensors", "--output-only")
+        ended = sewa("verify", "avg", "--output-only")
         assert ended.code == 3
         assert ended.error.startswith(f"{file}: has changed since the report")
         file.unlink()
-        ended = sewa("verify", "avg.safetensors", "--output-only")
+        ended = sewa("verify", "avg", "--output-only")
         assert ended.code == 3
         assert ended.error == f"{file}: is gone"
         file.write_bytes(kept)
-    assert sewa("verify", "avg.safetensors").code == 0
-
-
-@pytest.mark.usefixtures("sharded")
-@pytest.mark.parametrize("name", ["avg-00001-of-00009.safetensors", "avg.safetensors"])
-def test_weights_of_another_run_among_those_of_a_set_are_a_fault(sewa: Sewa, name: str) -> None:
-    shutil.copy("ckpts/step-10.safetensors", name)
-    ended = sewa("verify", "avg.report.json")
-    assert ended.code == 3
-    assert ended.error == f"{name}: is not in the report"
-    ended = sewa("verify", "avg")
-    assert ended.error == f"{name}: is not in the report"
-
-
-@pytest.mark.usefixtures("one")
-def test_an_older_set_beside_a_file_is_a_fault(sewa: Sewa) -> None:
-    Path("avg.safetensors.index.json").write_text("{}")
-    ended = sewa("verify", "avg.report.json")
-    assert ended.code == 3
-    assert ended.error == "avg.safetensors.index.json: is not in the report"
+    assert sewa("verify", "avg").code == 0
 
 
 @pytest.mark.usefixtures("folder")
@@ -399,10 +388,10 @@ def lose(report: str, end: str) -> None:
 
 
 @pytest.mark.usefixtures("sharded")
-@pytest.mark.parametrize("end", [".index.json", "avg-00001-of-00002.safetensors"])
-def test_a_file_of_a_set_that_is_not_among_the_hashes_is_a_fault(sewa: Sewa, end: str) -> None:
-    lose("avg.report.json", end)
-    ended = sewa("verify", "avg.safetensors")
+@pytest.mark.parametrize("end", [".index.json", "model-00001-of-00002.safetensors"])
+def test_a_shard_that_is_not_among_the_hashes_is_a_fault(sewa: Sewa, end: str) -> None:
+    lose("avg/sewa.report.json", end)
+    ended = sewa("verify", "avg")
     assert ended.code == 3
     assert ended.error.endswith(f"{end}: is not in the report")
 
@@ -594,8 +583,9 @@ def test_an_output_without_a_report_is_told_with_a_hint(sewa: Sewa) -> None:
     for target in ("ckpts/step-10.safetensors", "ckpts", "nowhere.safetensors"):
         ended = sewa("verify", target)
         assert ended.code == 3
-        name = f"{Path(target).stem}.report.json"
-        assert ended.error == f"{target}: has no report {name} beside it; name its report"
+        where = f"{Path(target).stem}.report.json beside it"
+        where = "sewa.report.json inside" if target == "ckpts" else where
+        assert ended.error == f"{target}: has no report {where}; name its report"
 
 
 @pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
@@ -653,7 +643,7 @@ def test_a_report_that_makes_no_sense_is_refused_as_apply_refuses_it(sewa: Sewa)
 def test_folders_without_a_name_of_their_own_are_told(
     sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for target in ("/", "//", ".index.json"):
+    for target in ("/", "//"):
         ended = sewa("verify", target)
         assert ended.code == 3
         assert ended.error.endswith("is not an output of sewa; name a report")
@@ -662,8 +652,7 @@ def test_folders_without_a_name_of_their_own_are_told(
     ended = sewa("verify", "..")
     assert ended.code == 3
     assert (
-        ended.error
-        == f"{tmp_path / 'run'}: has no report run.report.json beside it; name its report"
+        ended.error == f"{tmp_path / 'run'}: has no report sewa.report.json inside; name its report"
     )
 
 

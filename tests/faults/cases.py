@@ -11,18 +11,18 @@ from pathlib import Path
 from helpers.tiny import TASK, train_tiny
 
 from faults.driver import Driver, Ended, Run
-from faults.judge import Files, Scene, files_in, loads, put
+from faults.judge import Files, Scene, files_in, loads, put, report_of
 
-FORMS = ("file", "set", "set of three", "folder", "folder of shards")
+FORMS = ("file", "folder", "shards", "three shards")
 # bytes; the network has 64 + 384 and 8 + 128
-SIZES = {"set": "450", "set of three": "390", "folder of shards": "450"}
-# what stands beside outputs and is nobody's litter, however it may look
+SIZES = {"shards": "450", "three shards": "390"}
+# what stands next to outputs and is nobody's litter, however it may look
 BYSTANDERS: Files = {
     "notes.txt": b"mine",
     ".hidden": b"mine",
     ".sewa-notes": b"mine",
     "out2.safetensors": b"mine",
-    "out-00001-of-00009.safetensors.bak": b"mine",
+    ".sewa-12345678": b"mine",
 }
 
 
@@ -33,7 +33,8 @@ class Case:
     command: str
     form: str  # one of FORMS; of inspect and init, file
     over: str | None = None
-    report: str = "report"  # written beside; none; or stale: there is one of the older average only
+    # report: where it usually is; elsewhere; none; or stale: there is one of the older average only
+    report: str = "report"
 
     def __str__(self) -> str:
         over = "new" if self.over is None else f"over a {self.over}"
@@ -41,7 +42,7 @@ class Case:
 
     @property
     def output(self) -> str:
-        return "out" if self.form.startswith("folder") else "out.safetensors"
+        return "out.safetensors" if self.form == "file" else "out"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -50,17 +51,18 @@ class Case:
 
     @property
     def report_name(self) -> str:
-        return f"{self.output.removesuffix('.safetensors')}.report.json"
+        return "out.report.json" if self.report == "elsewhere" else report_of(self.output)
 
     @property
     def inputs(self) -> str:
-        return f"../inputs/{'folders' if self.form.startswith('folder') else 'files'}"
+        return f"../inputs/{'folders' if self.form == 'folder' else 'files'}"
 
     def argv(self, force: bool) -> list[str]:
         task = ["--task", "../inputs/task.py", "--set", "device=cpu"]
         name = ["-o", self.output]
         shards = ["--shard-size", SIZES[self.form]] if self.form in SIZES else []
-        report = ["--report", self.report_name] if self.report == "report" else []
+        asked = self.report in ("report", "elsewhere")
+        report = ["--report", self.report_name] if asked else []
         size = ["--set", f"shard_size={SIZES[self.form]}"] if shards else []
         quick = ["--K", "3", "--solver", "gumbel", "--set", "gumbel.iterations=2"]
         few = ["--methods", "uniform,lawa", "--K", "3", "--set", "compare.bootstrap=100"]
@@ -76,21 +78,22 @@ class Case:
 
     def older(self) -> list[str]:
         """The command that makes what is there before: another average of the same name."""
-        other = replace(self, command="average", form=self.over or self.form, report="report")
+        report = "elsewhere" if self.report == "elsewhere" else "report"
+        other = replace(self, command="average", form=self.over or self.form, report=report)
         return [*other.argv(force=False), "--last", "2"]
 
 
 class Stage:
-    """A folder for one case after the other, with inputs beside it that must stay as they are."""
+    """A folder for one case after the other, with inputs next to it that must stay as they are."""
 
     def __init__(self, root: Path, driver: Driver) -> None:
         self.out, self.inputs, self._driver = root / "out", root / "inputs", driver
         self.out.mkdir(parents=True)
         write_inputs(self.inputs)
         for form in FORMS:
-            self._must(Case("average", form).argv(force=False))
-            found = files_in(self.out)
-            (self.inputs / f"{form}.report.json").write_bytes(found["out.report.json"])
+            case = Case("average", form)
+            self._must(case.argv(force=False))
+            (self.out / case.report_name).rename(self.inputs / f"{form}.report.json")
             self.clear()
         self._untouched = files_in(self.inputs)
 

@@ -42,19 +42,14 @@ assert tempfile
 BY_PATH = "open mkdir rmdir unlink remove link symlink rename replace truncate chmod utime mkfifo"
 BY_DESCRIPTOR = "write writev pwrite fsync fdatasync ftruncate posix_fallocate sendfile fchmod"
 LOCKS = "flock lockf"  # of fcntl
-FOREIGN = "renameat2 renamex_np linkat syscall"  # of the C library, called by ctypes
+FOREIGN = "renameat2 renamex_np syscall"  # of the C library, called by ctypes
 
-CREATING = os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+CREATING = os.O_CREAT | os.O_TRUNC
 # what fails from then on when a disk is full; names that were there before can be given again
 TAKING_SPACE = {"open", "write", "writev", "pwrite", "mkdir", "symlink", "fsync", "fdatasync"}
 TAKING_SPACE |= {"posix_fallocate", "sendfile"}
 # what a file system may lack, and how that shows
-LACKING = {
-    "O_TMPFILE": errno.EOPNOTSUPP,
-    "renameat2": errno.EINVAL,
-    "flock": errno.ENOLCK,
-    "link": errno.EPERM,
-}
+LACKING = {"renameat2": errno.EINVAL, "flock": errno.ENOLCK}
 _write, _getpid, _kill, _stat = os.write, os.getpid, os.kill, os.stat
 
 
@@ -145,10 +140,7 @@ def wrap(module: Any, name: str, *, fd: bool = False, lacks: str | None = None) 
         inside = [place for place in places if place is not None and active.concerns(place)]
         if not inside:
             return real(*args, **kwargs)
-        lacking = lacks
-        if name == "open" and _flags(args, kwargs) & os.O_TMPFILE == os.O_TMPFILE:
-            lacking = "O_TMPFILE"
-        return active.call(name, inside[-1], lambda: real(*args, **kwargs), lacking)
+        return active.call(name, inside[-1], lambda: real(*args, **kwargs), lacks)
 
     setattr(module, name, call)
     for ability in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
@@ -228,9 +220,8 @@ class Foreign:
         if active is None or not inside:
             return self._function(*args)
         kind = "renameat2" if self._name == "syscall" else self._name
-        lacks = "link" if kind == "linkat" else "renameat2"
         try:
-            return active.call(kind, inside[-1], lambda: self._function(*args), lacks)
+            return active.call(kind, inside[-1], lambda: self._function(*args), "renameat2")
         except OSError as error:
             ctypes.set_errno(error.errno or 0)
             return -1
@@ -238,7 +229,7 @@ class Foreign:
 
 def wrap_everything() -> None:
     for name in BY_PATH.split():
-        wrap(os, name, lacks="link" if name == "link" else None)
+        wrap(os, name)
     for name in BY_DESCRIPTOR.split():
         wrap(os, name, fd=True)
     for name in LOCKS.split():

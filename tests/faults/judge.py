@@ -1,10 +1,9 @@
-"""What is in a folder, as a loader sees it: the old average, the new one, none, or worse."""
+"""Read a folder as a loader does: it has the old average, the new one, none, or worse."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from safetensors import safe_open
 
 Files = dict[str, bytes]  # by their path in the folder; an empty folder is its path and a slash
 SUFFIX = ".safetensors"
+INSIDE = "sewa.report.json"
 GONE = b"there is no such file"
 
 
@@ -37,23 +37,17 @@ def put(files: Files, folder: Path) -> None:
         path.write_bytes(data)
 
 
+def report_of(output: str) -> str:
+    """Return where an output has its report: next to a file, inside a folder."""
+    is_file = output.endswith(SUFFIX)
+    return f"{output.removesuffix(SUFFIX)}.report.json" if is_file else f"{output}/{INSIDE}"
+
+
 def average_in(files: Files, output: str) -> Files:
-    """All that a loader reaches from a name: a file, a folder, a set by its index, or nothing."""
-    found = {n: data for n, data in files.items() if n == output or n.startswith(f"{output}/")}
-    index = f"{output.removesuffix(SUFFIX)}{SUFFIX}.index.json"
-    if index in files:
-        try:
-            shards = set(json.loads(files[index])["weight_map"].values())
-        except (ValueError, LookupError):
-            shards = set()
-        found |= {index: files[index]} | {shard: files.get(shard, GONE) for shard in shards}
-    return found
-
-
-def shards_in(files: Files, output: str) -> Files:
-    """All that have the name of a shard, whether or not there is an index."""
-    shard = rf"{re.escape(output.removesuffix(SUFFIX))}-\d+-of-\d+{re.escape(SUFFIX)}"
-    return {name: data for name, data in files.items() if re.fullmatch(shard, name)}
+    """All that a loader reaches from a name: a file, a folder, or nothing."""
+    inside, report = f"{output}/", f"{output}/{INSIDE}"
+    found = {n: data for n, data in files.items() if n == output or n.startswith(inside)}
+    return {name: data for name, data in found.items() if name != report}
 
 
 def loads(folder: Path, files: Iterable[str]) -> None:
@@ -85,7 +79,7 @@ class Scene:
         return "mixture" if found else "absent"
 
     def mixtures(self, now: Files) -> list[str]:
-        """Averages of more than one run, and reports of another average than stands beside them."""
+        """Find averages of more than one run, and reports that describe another average."""
         states = {output: self.state(now, output) for output in self.outputs}
         faults = [f"{output}: a mixture" for output, state in states.items() if state == "mixture"]
         if self.report in now and not faults:
@@ -113,9 +107,6 @@ class Scene:
         """What happened to files that are none of the command's business."""
         changed = [name for name in self.bystanders if now.get(name) != self.before[name]]
         return [f"{name}: is not ours, and was changed" for name in changed]
-
-    def is_before(self, now: Files) -> bool:
-        return now == self.before
 
     def is_after(self, now: Files) -> bool:
         """All of the new: but for the time it took, the report too."""

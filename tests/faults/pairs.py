@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 from faults.cases import BYSTANDERS, Case, Stage
 from faults.driver import Ended
-from faults.judge import Files, average_in, files_in, shards_in
+from faults.judge import Files, average_in, files_in, report_of
 from faults.sweep import Tally, one_line
 
 Argv = list[str]
-REPORT = ".report.json"
-APART = {"a": ["--shard-size", "450"], "b.safetensors": ["--report", f"b{REPORT}"]}
 
 
 @dataclass(frozen=True)
@@ -28,35 +26,32 @@ class Pair:
     both: bool = True  # both do their work; else the second says that the name is taken
 
 
-def average(form: str, *more: str, over: str | None = None, report: bool = True) -> Argv:
-    return [*Case("average", form, report="report" if report else "none").argv(bool(over)), *more]
+def average(form: str, last: int, *more: str) -> Argv:
+    return [*Case("average", form).argv(force=False), "--last", str(last), *more]
 
 
 def kinds() -> Iterator[Pair]:
-    select = Case("select", "set").argv(force=True)
-    apply = Case("apply", "set").argv(force=True)
-    older = average("set", "--last", "1")
-    one, two = (average("set", "--last", n, over="set") for n in ("2", "3"))
-    yield Pair("set over set", one, two, older=older)
-    yield Pair("new set, --force", one, two)
-    yield Pair("set and file", one, average("file", "--last", "3", over="set"), older=older)
-    yield Pair("set and set of three", one, average("set of three", over="set"), older=older)
+    for form in ("file", "folder", "shards"):
+        names = (Case("average", form).output,)
+        one, two = (average(form, n, "--force") for n in (2, 3))
+        yield Pair(f"{form} over {form}", one, two, names, older=average(form, 1))
+        yield Pair(f"new {form}, --force", one, two, names)
+        one, two = average(form, 2), average(form, 3)
+        yield Pair(f"{form}, no --force", one, two, names, both=False)
+    one, two = average("shards", 2, "--force"), average("three shards", 3, "--force")
+    yield Pair("shards and three shards", one, two, ("out",), older=average("shards", 1))
+    apply = Case("apply", "file").argv(force=True)
+    older = average("file", 1)
+    one = average("file", 2, "--force")
     yield Pair("average and apply", one, apply, older=older)
-    yield Pair("select and average", select, one, older=older)
-    for form in ("file", "set"):
-        new, other = (average(form, "--last", n) for n in ("2", "3"))
-        yield Pair(f"{form}, no --force", new, other, both=False)
-    one, two = (average("folder", "--last", n, over="folder") for n in ("2", "3"))
-    yield Pair("folder over folder", one, two, outputs=("out",), older=average("folder"))
-    one, two = (average("folder", "--last", n) for n in ("2", "3"))
-    yield Pair("folder, no --force", one, two, outputs=("out",), both=False)
+    yield Pair("select and average", Case("select", "file").argv(force=True), one, older=older)
     plain = ["average", "../inputs/files", "--last"]
-    names = ("averaged.safetensors", "averaged-2.safetensors")
-    yield Pair("no name", [*plain, "2"], [*plain, "3"], names)
-    one, two = ([*plain, n, "--shard-size", "450"] for n in ("2", "3"))
-    yield Pair("sets, no name", one, two, names)
-    one, two = ([*plain, "2", "-o", name, *reporting] for name, reporting in APART.items())
-    yield Pair("two outputs in one folder", one, two, tuple(APART))
+    for more, suffix in (([], ".safetensors"), (["--shard-size", "450"], "")):
+        one, two = ([*plain, n, *more] for n in ("2", "3"))
+        yield Pair(f"no name{suffix}", one, two, (f"averaged{suffix}", f"averaged-2{suffix}"))
+    one = average("shards", 2)
+    two = [*plain, "2", "-o", "b.safetensors", "--report", "b.report.json"]
+    yield Pair("two outputs in one folder", one, two, ("out", "b.safetensors"))
 
 
 def collide(stage: Stage, pair: Pair, seeds: Iterable[int | None]) -> Tally:
@@ -74,7 +69,7 @@ def collide(stage: Stage, pair: Pair, seeds: Iterable[int | None]) -> Tally:
         stage.clear(before)
         assert stage.run(argv).code == 0
         alone.append(files_in(stage.out))
-    tally = Tally(Case("average", "set"))
+    tally = Tally(Case("average", "file"))
     for seed in seeds:
         stage.clear(before)
         tally.runs += 1
@@ -94,7 +89,7 @@ def judge(
     tally.expect(codes == ([0, 0] if pair.both else [0, 3]), where, f"exit {codes}")
     known = {*BYSTANDERS}
     for output in pair.outputs:
-        known |= {output.removesuffix(".safetensors") + REPORT, *average_in(now, output)}
+        known |= {report_of(output), *average_in(now, output)}
         if not any(is_whole(now, output, one, pair) for one in alone):
             tally.mixtures.append(f"{where}: {output}: {' '.join(now)}")
     if litter := [name for name in now if name not in known]:
@@ -103,27 +98,14 @@ def judge(
 
 def is_whole(now: Files, output: str, alone: Files, pair: Pair) -> bool:
     """Whether this output, and its report if one was asked for, are what a run alone has made."""
-    own = output if len(pair.outputs) == 1 or "averaged" not in output else pair.outputs[0]
-    stem, own_stem = (name.removesuffix(".safetensors") for name in (output, own))
+    own = pair.outputs[0] if "averaged" in output else output
     found, expected = average_in(now, output), average_in(alone, own)
-    if not found or renamed(found, stem) != renamed(expected, own_stem):
+    if not found or {n.replace(output, own, 1): data for n, data in found.items()} != expected:
         return False
-    if shards_in(now, output).keys() - found.keys():
-        return False
-    report, own_report = stem + REPORT, own_stem + REPORT
+    report, own_report = report_of(output), report_of(own)
     if own_report not in alone or report not in now:
         return own_report not in alone and report not in now
     return recipe(now[report]) == recipe(alone[own_report])
-
-
-def renamed(files: Files, stem: str) -> Files:
-    """The same under another name; an index has the names of its shards in it."""
-    return {
-        name.replace(stem, "*", 1): data.replace(stem.encode(), b"*")
-        if name.endswith(".json")
-        else data
-        for name, data in files.items()
-    }
 
 
 def recipe(report: bytes) -> object:

@@ -1,13 +1,12 @@
 """A full disk, a read-only folder, few descriptors, little memory, a poor file system, long names.
 
-Whatever a run is short of, it says so in one line, and nothing was changed.
+Whatever a run is short of, it says so in one line, and no output is half.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +23,9 @@ from faults.sweep import errors, kills, undisturbed
 
 FORMS = [
     Case("average", "file", "file"),
-    Case("average", "set"),
-    Case("average", "set", "set"),
-    Case("average", "set", "file"),
     Case("average", "folder"),
     Case("average", "folder", "folder"),
+    Case("average", "shards", "three shards"),
 ]
 FORCED = [case for case in FORMS if case.over is not None]
 
@@ -37,12 +34,12 @@ FORCED = [case for case in FORMS if case.over is not None]
 
 
 @pytest.mark.parametrize("case", FORCED, ids=str)
-def test_a_disk_that_is_full_at_any_point_changes_nothing(stage: Stage, case: Case) -> None:
+def test_a_disk_that_is_full_at_any_point_is_told_in_one_line(stage: Stage, case: Case) -> None:
     assert errors(stage, case, errno.ENOSPC, for_good=True, every=3).faults == []
 
 
 @pytest.mark.parametrize("case", FORCED, ids=str)
-def test_a_call_that_fails_at_any_point_changes_nothing(stage: Stage, case: Case) -> None:
+def test_a_call_that_fails_at_any_point_is_told_in_one_line(stage: Stage, case: Case) -> None:
     assert errors(stage, case, errno.EIO, for_good=False, every=3).faults == []
 
 
@@ -99,7 +96,7 @@ def test_a_read_only_folder_is_refused_in_one_line(stage: Stage, case: Case) -> 
 
 
 @pytest.mark.parametrize(
-    "case", [Case("average", "set", "set"), Case("average", "folder")], ids=str
+    "case", [Case("average", "file", "file"), Case("average", "shards")], ids=str
 )
 def test_few_descriptors_are_enough_or_are_told_of(stage: Stage, case: Case) -> None:
     tally, scene, _ = undisturbed(stage, case)
@@ -118,19 +115,16 @@ def test_few_descriptors_are_enough_or_are_told_of(stage: Stage, case: Case) -> 
         assert scene.is_after(now) if ended.code == 0 else now == scene.before, limit
 
 
-def test_a_set_of_more_files_than_there_are_descriptors_is_whole_or_not_there(
+def test_a_folder_may_have_more_files_than_there_are_descriptors(
     stage: Stage, tmp_path: Path
 ) -> None:
     tensors = {f"t{n}": np.full(4, n, np.float32) for n in range(150)}
     for step in (1, 2):
         save_file(tensors, tmp_path / f"step-{step}.safetensors")
     stage.clear(BYSTANDERS)
-    argv = ["average", str(tmp_path), "-o", "out.safetensors", "--shard-size", "16"]
-    ended = stage.run(argv, limits={"NOFILE": 64})
-    assert (ended.code, len(ended.errors())) in [(0, 0), (3, 1)], ended.err
-    now = files_in(stage.out)
-    assert len(average_in(now, "out.safetensors")) == (151 if ended.code == 0 else 0)
-    assert len(now) == len(average_in(now, "out.safetensors")) + len(BYSTANDERS)
+    argv = ["average", str(tmp_path), "-o", "out", "--shard-size", "16"]
+    assert stage.run(argv, limits={"NOFILE": 64}).code == 0
+    assert len(average_in(files_in(stage.out), "out")) == 152  # and an index, and a card
 
 
 @pytest.mark.parametrize("kilobytes", [120_000, 160_000])
@@ -162,33 +156,16 @@ def test_a_poorer_file_system_will_do(stage: Stage, lacking: list[str]) -> None:
         assert tally.faults == []
 
 
-@pytest.mark.parametrize(
-    "lacking",
-    [*(pytest.param(one, marks=pytest.mark.long) for one in POOR[:-1]), POOR[-1]],
-    ids="+".join,
-)
+@pytest.mark.parametrize("lacking", POOR, ids="+".join)
 def test_what_a_poorer_file_system_does_not_promise_is_little(
     stage: Stage, lacking: list[str]
 ) -> None:
     """Never a mixture. Without locks the leftovers of the dead cannot be told from the living's."""
     for case in FORCED:
-        tally = kills(stage, case, every=8, lacking=lacking)
+        tally = kills(stage, case, every=4, lacking=lacking)
         assert tally.mixtures == []
         assert "flock" in lacking or tally.litter == []
         assert tally.other == []
-
-
-def test_without_exchange_a_folder_that_a_kill_has_left_absent_comes_back(stage: Stage) -> None:
-    """There are two renames then, and a moment between them; the next run takes back the first."""
-    case, lacking = Case("average", "folder", "folder"), ["renameat2"]
-    _, scene, points = undisturbed(stage, case, lacking=lacking)
-    for at in range(len(points)):
-        stage.clear(scene.before)
-        stage.run(case.argv(force=True), at=at, signal=int(signal.SIGKILL), lacking=lacking)
-        if scene.state(files_in(stage.out)) == "absent":
-            ended = stage.run(case.argv(force=False), lacking=lacking)
-            assert "exists" in ended.err, f"{points[at]}: {ended.err}"
-            assert scene.state(files_in(stage.out)) == "old", points[at]
 
 
 # ---- names -------------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
-"""Outputs larger than --shard-size: a set in the Hugging Face style, whole or not there at all."""
+"""--shard-size: a folder with weights split in the Hugging Face style."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -14,19 +13,21 @@ from helpers.tiny import Sewa, train_tiny
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sewa_cli.config import load_config
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
 from sewa_cli.output import average as recipe
-from sewa_cli.output.journal import Journal, Plan
 from sewa_cli.output.mean import weighted_mean
-from sewa_cli.output.safetensors import belongs_to_set, split_into_shards
+from sewa_cli.output.safetensors import split_into_shards
 
 SIZE = 450  # bytes; the tiny network has 64 + 384 and 8 + 128
-REPORT = ["--report", "out.report.json"]
+REPORT = "sewa.report.json"
+INDEX = "model.safetensors.index.json"
+SHARDS = {f"model-0000{n}-of-00002.safetensors" for n in (1, 2)}
+FOLDER = {"README.md", INDEX, *SHARDS}
 
 
 @pytest.fixture
@@ -35,18 +36,22 @@ def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return [path.relative_to(tmp_path) for path in train_tiny(tmp_path / "ckpts", k=4)]
 
 
-def load_set(index: str) -> dict[str, Tensor]:
-    """As transformers loads it: by the index alone."""
-    weight_map = json.loads(Path(index).read_text())["weight_map"]
+def load_folder(folder: str) -> dict[str, Tensor]:
+    """Load weights as transformers does: by the index alone."""
+    weight_map = json.loads(Path(folder, INDEX).read_text())["weight_map"]
     found = {}
     for name, file in weight_map.items():
-        with safe_open(Path(index).parent / file, framework="pt") as shard:
+        with safe_open(Path(folder, file), framework="pt") as shard:
             found[name] = shard.get_tensor(name)
     return found
 
 
-def files(*patterns: str) -> list[str]:
-    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+def inside(folder: str) -> set[str]:
+    return {path.name for path in Path(folder).iterdir()}
+
+
+def hidden() -> list[Path]:
+    return [path for path in Path().iterdir() if path.name.startswith(".sewa-")]
 
 
 # ---- the split ---------------------------------------------------------------------------------
@@ -83,22 +88,6 @@ def test_every_tensor_is_in_one_shard_and_only_a_lone_one_is_over_the_limit(
         assert len(names) == 1 or sum(named[name] for name in names) <= limit
 
 
-@pytest.mark.parametrize(
-    ("name", "belongs"),
-    [
-        ("out-00001-of-00003.safetensors", True),
-        ("out.safetensors.index.json", True),
-        ("out.safetensors", False),
-        ("out-2.safetensors", False),
-        ("out-2-00001-of-00003.safetensors", False),
-        ("elsewhere/out-00001-of-00003.safetensors", False),
-    ],
-)
-def test_what_belongs_to_a_set(tmp_path: Path, name: str, belongs: bool) -> None:
-    for output in ("out", "out.safetensors"):
-        assert belongs_to_set(tmp_path / name, tmp_path / output) is belongs
-
-
 # ---- sizes -------------------------------------------------------------------------------------
 
 
@@ -117,178 +106,122 @@ def test_other_sizes_are_faults_of_the_config(text: str) -> None:
     assert text in str(caught.value)
 
 
-# ---- the set -----------------------------------------------------------------------------------
+# ---- the folder --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("ckpts")
-@pytest.mark.parametrize("output", ["out.safetensors", "out"])
-def test_a_large_output_becomes_a_set_with_an_index(sewa: Sewa, output: str) -> None:
+def test_a_large_output_is_a_folder_of_shards_with_an_index(sewa: Sewa) -> None:
     assert sewa("average", "ckpts", "-o", "one.safetensors").code == 0
-    ended = sewa("average", "ckpts", "-o", output, "--shard-size", SIZE, *REPORT)
+    ended = sewa("average", "ckpts", "-o", "out", "--shard-size", SIZE, "--report", f"out/{REPORT}")
     assert ended.code == 0, ended.err
-    assert "wrote out.safetensors.index.json" in ended.err
-    shards = ["out-00001-of-00002.safetensors", "out-00002-of-00002.safetensors"]
-    assert files("out*") == [*shards, "out.report.json", "out.safetensors.index.json"]
-    index = json.loads(Path("out.safetensors.index.json").read_text())
+    assert "wrote out: " in ended.err
+    assert inside("out") == {*FOLDER, REPORT}
+    index = json.loads(Path("out", INDEX).read_text())
     assert index["metadata"] == {"total_size": 584}
-    assert set(index["weight_map"].values()) == set(shards)
-    whole, found = load_file("one.safetensors"), load_set("out.safetensors.index.json")
+    assert set(index["weight_map"].values()) == SHARDS
+    whole, found = load_file("one.safetensors"), load_folder("out")
     assert whole.keys() == found.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
-    for shard in shards:
-        with safe_open(shard, framework="pt") as file:
+    for shard in SHARDS:
+        with safe_open(Path("out", shard), framework="pt") as file:
             assert file.metadata()["format"] == "pt"
             assert file.metadata()["sewa_method"] == "uniform"
 
 
 @pytest.mark.usefixtures("ckpts")
-def test_apply_rebuilds_the_same_set(sewa: Sewa) -> None:
-    assert (
-        sewa("average", "ckpts", "-o", "out.safetensors", "--shard-size", SIZE, *REPORT).code == 0
-    )
-    ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
-    assert ended.code == 0, ended.err
-    assert "wrote again.safetensors.index.json" in ended.err
-    for path in files("out-*", "out.safetensors*"):
-        again = Path(path.replace("out", "again", 1)).read_bytes()
-        assert again == Path(path).read_bytes().replace(b'"out-', b'"again-')
-    assert len(files("again*")) == 3
-    refused = sewa("apply", "out.report.json", "-o", "again.safetensors")
-    assert refused.code == 3
-    assert "again-00001-of-00002.safetensors: exists" in refused.error
-    piped = sewa("apply", "out.report.json", "-o", "-")
-    assert piped.code == 2
-    assert "cannot go to standard output" in piped.error
-
-
-@pytest.mark.usefixtures("ckpts")
-def test_what_fits_is_still_one_file(sewa: Sewa) -> None:
+@pytest.mark.parametrize("size", [SIZE, 584])
+def test_apply_rebuilds_the_folder_or_makes_one_file_of_it(sewa: Sewa, size: int) -> None:
     assert sewa("average", "ckpts", "-o", "one.safetensors").code == 0
-    ended = sewa("average", "ckpts", "-o", "out.safetensors", "--shard-size", "584", *REPORT)
+    report = ["--report", f"out/{REPORT}"]
+    assert sewa("average", "ckpts", "-o", "out", "--shard-size", size, *report).code == 0
+    ended = sewa("apply", f"out/{REPORT}", "-o", "again")
     assert ended.code == 0, ended.err
-    assert files("out*") == ["out.report.json", "out.safetensors"]
-    assert Path("out.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
-    assert sewa("apply", "out.report.json", "-o", "-").code == 0
+    assert "wrote again" in ended.err
+    weights = inside("out") - {"README.md", REPORT}
+    assert weights == (FOLDER - {"README.md"} if size == SIZE else {"model.safetensors"})
+    assert inside("again") == weights | {"README.md"}
+    for name in weights:
+        assert Path("again", name).read_bytes() == Path("out", name).read_bytes()
+    assert sewa("apply", f"out/{REPORT}", "-o", "file.safetensors").code == 0
+    assert Path("file.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
+    refused = sewa("apply", f"out/{REPORT}", "-o", "out", "--force")
+    assert refused.code == 3
+    assert "holds one of the inputs" in refused.error
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_select_writes_a_set_too_and_its_report_names_the_index(sewa: Sewa) -> None:
-    for n in ("", "-2"):  # a second run takes the next free name
+def test_select_writes_a_folder_too_with_its_report_inside(sewa: Sewa) -> None:
+    for name in ("averaged", "averaged-2"):  # a second run takes the next free name
         ended = sewa("select", "--set", f"shard_size={SIZE}")
         assert ended.code == 0, ended.err
-        report = json.loads(Path(f"averaged{n}.report.json").read_text())
-        assert report["output"] == f"averaged{n}.safetensors.index.json"
+        report = json.loads(Path(name, REPORT).read_text())
+        assert report["output"] == name
         assert report["recipe"]["shard_size"] == report["config"]["shard_size"] == SIZE
-        assert f"wrote averaged{n}.safetensors.index.json" in ended.err
-        assert not Path(f"averaged{n}.safetensors").exists()
-    assert sewa("apply", "averaged.report.json", "-o", "again").code == 0
-    one, two = load_set("averaged.safetensors.index.json"), load_set("again.safetensors.index.json")
-    assert all(torch.equal(one[name], two[name]) for name in one)
+        assert inside(name) == {*FOLDER, REPORT}
+    assert sewa("verify", "averaged-2").code == 0
 
 
-@pytest.mark.parametrize("part", ["-00002-of-00002.safetensors", ".safetensors.index.json"])
+@pytest.mark.usefixtures("run_dir")
+def test_the_best_of_a_comparison_can_be_such_a_folder(sewa: Sewa) -> None:
+    arguments = ["--methods", "last,uniform", "--set", f"shard_size={SIZE}"]
+    ended = sewa("compare", *arguments, "--output-best", "best")
+    assert ended.code == 0, ended.err
+    assert inside("best") == {*FOLDER, REPORT}
+    assert sewa("verify", "best").code == 0
+
+
+@pytest.mark.parametrize("part", ["model-00002-of-00002.safetensors", INDEX])
 def test_a_shard_or_index_that_changes_while_it_is_read_is_named(
     ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     for name, method in (("one", "last"), ("two", "uniform")):
-        arguments = ["--method", method, "-o", f"{name}.safetensors", "--shard-size", SIZE]
+        arguments = ["--method", method, "-o", name, "--shard-size", SIZE]
         assert sewa("average", "ckpts", *arguments).code == 0
-    sources = ["one.safetensors.index.json", "two.safetensors.index.json"]
-    before = files("*", ".*")
 
     def meanwhile(*arguments: Any) -> Array:
-        os.utime(f"one{part}")
-        Path(ckpts[0].parent, "step-900.safetensors").touch()  # beside it is no matter
+        os.utime(Path("one", part))
+        Path(ckpts[0].parent, "step-900.safetensors").touch()  # next to it is no matter
         return weighted_mean(*arguments)
 
     monkeypatch.setattr(recipe, "weighted_mean", meanwhile)
-    arguments = ["average", *sources, "--weights", "0.5,0.5", "-o", "out.safetensors"]
+    arguments = ["average", "one", "two", "--weights", "0.5,0.5", "-o", "out"]
     ended = sewa(*arguments, "--shard-size", SIZE)
     assert ended.code == 3, ended.err
-    assert f"one{part}: changed while it was being read; try again" in ended.error
-    assert files("*", ".*") == before
+    assert f"one/{part}: changed while it was being read; try again" in ended.error
+    assert not Path("out").exists()
+    assert hidden() == []
 
 
 # ---- manners -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("ckpts")
-def test_standard_output_takes_no_set(sewa: Sewa) -> None:
-    ended = sewa("average", "ckpts", "-o", "-", "--shard-size", "5GB")
+@pytest.mark.parametrize("output", ["-", "out.safetensors", "out.pt"])
+def test_one_file_cannot_be_split(sewa: Sewa, output: str) -> None:
+    ended = sewa("average", "ckpts", "-o", output, "--shard-size", "5GB")
     assert ended.code == 2
     assert ended.out == ""
-    assert "--shard-size: a set of files cannot go to standard output" in ended.error
+    assert "--shard-size: " in ended.error
+    assert not Path(output).exists()
 
 
 @pytest.mark.usefixtures("ckpts")
-@pytest.mark.parametrize(
-    "taken", ["out-00002-of-00002.safetensors", "out.safetensors.index.json", "out.safetensors"]
-)
-def test_nothing_of_a_set_is_overwritten_without_force(sewa: Sewa, taken: str) -> None:
-    Path(taken).write_text("mine")
-    arguments = ["average", "ckpts", "-o", "out.safetensors", "--shard-size", SIZE]
-    ended = sewa(*arguments)
+def test_force_replaces_the_folder_as_a_whole(sewa: Sewa) -> None:
+    arguments = ["average", "ckpts", "-o", "out"]
+    assert sewa(*arguments, "--shard-size", 390, "--report", f"out/{REPORT}").code == 0
+    assert len(list(Path("out").glob("model-*"))) == 3
+    ended = sewa(*arguments, "--shard-size", SIZE)
     assert ended.code == 3
-    assert f"{taken}: exists; use --force" in ended.error
-    assert files("*out*") == [taken]
-    assert Path(taken).read_text() == "mine"
-    assert sewa(*arguments, "--force").code == 0
-    # an older single file would be loaded instead of the set
-    assert len(files("out-*", "out.safetensors*")) == 3
-    assert len(load_set("out.safetensors.index.json")) == 4
-
-
-def test_an_input_is_not_overwritten_by_a_shard_of_its_name(ckpts: list[Path], sewa: Sewa) -> None:
-    shard = Path("out-00001-of-00002.safetensors")
-    save_file(load_file(ckpts[0]), shard)
-    before = shard.read_bytes()
-    arguments = ["average", shard, ckpts[1], "-o", "out", "--shard-size", SIZE, "--force"]
-    ended = sewa(*arguments)
-    assert ended.code == 3
-    assert "is one of the inputs" in ended.error
-    assert shard.read_bytes() == before
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_the_report_is_not_a_file_of_the_set(sewa: Sewa) -> None:
-    ended = sewa(
-        "select", "-o", "out", "--shard-size", SIZE, "--report", "out.safetensors.index.json", "-f"
-    )
-    assert ended.code == 2
-    assert "--report names a file of the sharded output" in ended.error
+    assert "out: exists; use --force" in ended.error
+    assert sewa(*arguments, "--shard-size", SIZE, "--force").code == 0
+    assert inside("out") == FOLDER
+    assert hidden() == []
 
 
 @pytest.mark.usefixtures("ckpts")
-@pytest.mark.parametrize("force", [False, True])
-def test_a_set_appears_whole_or_not_at_all(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, force: bool
-) -> None:
-    """The last name cannot be given: what stood there before stands there again."""
-    arguments = ["average", "ckpts", "-o", "out", "--shard-size", SIZE, *REPORT]
-    if force:
-        assert sewa(*arguments, "--method", "last").code == 0
-    before = {path: Path(path).read_bytes() for path in files("*out*", ".*out*")}
-    real = Journal.place
-
-    def broken(journal: Journal, name: str, plan: Plan) -> None:
-        if name == "out.report.json":
-            raise OSError(errno.EEXIST if not force else errno.EIO, "broken")
-        real(journal, name, plan)
-
-    monkeypatch.setattr(Journal, "place", broken)
-    ended = sewa(*arguments, *(["--force"] if force else []))
-    assert ended.code == 3
-    assert {path: Path(path).read_bytes() for path in files("*out*", ".*out*")} == before
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_the_best_of_a_comparison_can_be_a_set(sewa: Sewa) -> None:
-    arguments = ["--methods", "last,uniform", "--set", f"shard_size={SIZE}"]
-    ended = sewa("compare", *arguments, "--output-best", "best.safetensors")
-    assert ended.code == 0, ended.err
-    assert "wrote best.safetensors.index.json" in ended.err
-    assert len(files("best-*")) == 2
-    assert sewa("apply", "best.report.json", "-o", "again.safetensors").code == 0
-    for path in files("best-*"):
-        again = Path(path.replace("best", "again", 1))
-        assert again.read_bytes() == Path(path).read_bytes()
+def test_nothing_next_to_single_checkpoints_is_taken_along(sewa: Sewa) -> None:
+    """A config.json there belongs to whoever has put it there."""
+    for folder in (".", "ckpts"):
+        Path(folder, "config.json").write_text("{}")
+    assert sewa("average", "ckpts", "-o", "out", "--shard-size", SIZE).code == 0
+    assert inside("out") == FOLDER
