@@ -83,7 +83,10 @@ class Simple(Part):
 
     name: str
     K: int | None
-    selection_loss: float | None
+    selection_loss: float | None = Field(
+        description="as the choice was made by: of weights that are not rounded, BatchNorm on each "
+        "batch's own statistics; `references` have the losses of files"
+    )
 
 
 class Expected(Part):
