@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sewa_cli import interrupts
-from sewa_cli.errors import TaskError
-from sewa_cli.objective.board import Average, Failed, losses_of
+from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.objective.board import Average, Failed
+from sewa_cli.task.scoring import Scoring
 
 A, B, C = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 
@@ -151,8 +152,9 @@ def test_ctrl_c_ends_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_scores_by_name() -> None:
     scores = [{"return": 2.0, "length": 3.0}, {"return": -1.0}]
-    assert losses_of(scores, "return", "max") == [-2.0, 1.0]
-    assert losses_of(scores, "return", "min") == [2.0, -1.0]
-    assert losses_of([{"": 4.0}], "whatever", "min") == [4.0]
-    with pytest.raises(TaskError, match=r"score\(\) gives no 'length'; it gives return"):
-        losses_of(scores, "length", "max")
+    scoring = Scoring(lambda _, __: scores, None, None, "score")
+    assert scoring.losses(scores, "return", "max") == [-2.0, 1.0]
+    assert scoring.losses(scores, "return", "min") == [2.0, -1.0]
+    assert scoring.losses([{"": 4.0}], "whatever", "min") == [4.0]
+    with pytest.raises(ConfigError, match=r"no such metric; score\(\) gives return"):
+        scoring.losses(scores, "length", "max")
