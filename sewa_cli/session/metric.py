@@ -134,7 +134,6 @@ class Metric:
             self._pool.warm()
         return replace(
             problem,
-            steps=[checkpoint.step for checkpoint in self.run.used],
             board=self.board,
             incumbent=self._incumbent(),
             by_loss=partial(self._by_loss, problem) if self.run.session.task.has_loss else None,

@@ -251,7 +251,8 @@ class Run:
         objective, config = self.session.objective, self.session.config
         left = self.placed.room if room is None else room
         events, trajectory = self.session.events, self.trajectory
-        return Problem(objective, trajectory, left, config.seed, events, one_of_many)
+        steps = [checkpoint.step for checkpoint in self.used]
+        return Problem(objective, trajectory, left, config.seed, events, one_of_many, steps)
 
     def load(self, coefficients: Sequence[float]) -> None:
         """An average into the model, rounded as a file of it would be.

@@ -73,11 +73,21 @@ class Problem:
     seed: int
     events: Events
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
-    kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
     steps: Sequence[int | None] = ()  # of the checkpoints, where they are known
+    kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
     board: Board | None = None  # where a metric is to be chosen by
     incumbent: tuple[Name, list[float]] | None = None  # named by the user, to be beaten
     by_loss: Callable[[int], Choice] | None = None  # what would be chosen without it
+
+    def name_of(self, *places: int) -> str:
+        """Return checkpoints by their steps, or by their places where these are not known."""
+        k, known = self.trajectory.k, {step for step in self.steps if step is not None}
+        if len(known) == k:
+            kind, names = "step", [str(self.steps[i]) for i in places]
+        else:
+            kind, names = "checkpoint", [str(i + 1) for i in places]
+            names[-1] += f" of {k}"
+        return f"{kind}{'s' * (len(names) > 1)} {'–'.join(names)}"
 
 
 @dataclass(frozen=True)

@@ -135,16 +135,6 @@ class Contest:
         front = [entrant for entrant, count in parts.items() if count == most > 0]
         return self.best(front) if front else None
 
-    def name_of(self, *places: int) -> str:
-        """Checkpoints by their steps, or by their places where these are not known."""
-        steps = [step for step in self.problem.steps if step is not None]
-        if len({*steps}) == self.k:
-            kind, names = "step", [str(steps[i]) for i in places]
-        else:
-            kind, names = "checkpoint", [str(i + 1) for i in places]
-            names[-1] += f" of {self.k}"
-        return f"{kind}{'s' * (len(names) > 1)} {'–'.join(names)}"
-
     def enter(self, name: str, K: int | None, coefficients: Sequence[float]) -> Entrant:
         """The same average is entered once, under its first name."""
         average = tuple(coefficients)

@@ -88,7 +88,7 @@ def _singles(contest: Contest, count: int) -> Iterator[Named]:
     k = contest.k
     order = (0, *range(count - 1, 0, -2), *range(count - 2, 0, -2)) if count > 1 else ()
     for i in dict.fromkeys(round(n * (k - 1) / (count - 1)) for n in order):
-        yield contest.name_of(i), None, mean_of([i], k)
+        yield contest.problem.name_of(i), None, mean_of([i], k)
 
 
 def _candidates(contest: Contest, K: int) -> Iterator[Named]:
@@ -116,7 +116,8 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
         windows = min(WINDOWS, k // K)
         for n in range(windows):
             end = k - round(n * (k - K) / max(1, windows - 1))
-            yield contest.name_of(*{end - K: 0, end - 1: 0}), K, mean_of(range(end - K, end), k)
+            ends = contest.problem.name_of(*{end - K: 0, end - 1: 0})
+            yield ends, K, mean_of(range(end - K, end), k)
     sizes = [K] if K != AUTO else [size for size in grid(k) if 1 < size <= 50] or [max(1, k // 2)]
     if K != AUTO or contest.by_loss is None:
         for n in range(MASKS):

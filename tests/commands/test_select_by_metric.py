@@ -199,7 +199,7 @@ def test_equal_averages_are_said_to_be_equal(sewa: Sewa, task: Path) -> None:
 @pytest.mark.usefixtures("task")
 @pytest.mark.parametrize("budget", [7, 40, 120, 5000])
 def test_evaluations_that_are_left_are_accounted_for(sewa: Sewa, budget: int) -> None:
-    ended = sewa("select", "--set", "objective.incumbent=null", "--budget", budget)
+    ended = sewa("select", "--set", "objective.incumbent=null", "--budget", budget, "-v")
     contest = report_of(ended)["contest"]
     is_spent = contest["evaluations"] == budget
     assert (contest["unspent"] is None) == is_spent

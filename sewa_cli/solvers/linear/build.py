@@ -313,7 +313,8 @@ def build(
         y = outputs.linear_outputs().sub_(at_base).div_(h).add_(at_base)
         y.masked_fill_(frozen, 0.0)  # as it is, whatever the weights
         if not torch.isfinite(y).all():
-            raise CheckpointError(f"the outputs near checkpoint {i} are NaN or Inf; leave it out")
+            name = problem.name_of(i)
+            raise CheckpointError(f"the outputs near {name} are NaN or Inf; leave it out")
         return (y if wide else y.sub_(origin))[own].to(dtype)
 
     problem.events.progress("surveying", 0, k)
