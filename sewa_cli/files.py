@@ -17,7 +17,7 @@ from typing import IO, Any, Final
 from sewa_cli.text import size
 
 MIB: Final = 2**20
-DEPTH: Final = 100  # levels of JSON or YAML
+DEPTH: Final = 100  # levels of JSON
 MOST_VALUES: Final = 4_000_000  # in JSON; the worst of them take 100 bytes each, and a microsecond
 _DIGITS: Final = 300  # of a number that a float can still hold
 _NO_NAME: Final = "is not a name that a file can have"

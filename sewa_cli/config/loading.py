@@ -14,7 +14,6 @@ from pydantic_core import ErrorDetails
 
 from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
 from sewa_cli.errors import ConfigError
-from sewa_cli.files import DEPTH
 from sewa_cli.text import one_line, shown
 
 DEFAULT_FILE = "sewa.yaml"
@@ -70,7 +69,7 @@ def load_config(
 
         key, equals, raw = text.partition("=")
         try:
-            if not equals or not key or key.count(".") >= DEPTH:
+            if not equals or not key:
                 raise ValueError("must look like key=value")
             _put(settings, key, read_value(raw))
             sources[key] = f"--set {shown(key, 100)}"

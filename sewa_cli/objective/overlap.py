@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from hashlib import blake2b
 from typing import Final
 
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sewa_cli.errors import TaskError, UserCodeError
 from sewa_cli.objective.objective import Data
 from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seeded
@@ -31,7 +31,7 @@ def find_overlap(
 ) -> Iterator[str]:
     """A sentence for each other set of data that selection rows are in, too.
 
-    A courtesy: whatever goes wrong here, the run goes on without it.
+    A courtesy: whatever is raised in here, the run goes on without it.
     """
     others = {
         "heldout_data": (heldout, "the held-out loss is not held out"),
@@ -41,16 +41,20 @@ def find_overlap(
             "fresh ones",
         ),
     }
-    with suppress(Exception), seeded(seed):  # loaders draw; the run must not notice
-        own: list[bytes] = []
-        for name, (data, why) in others.items():
-            if data is None:
-                continue
-            own = own or row_keys(selection)
-            if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
-                return
-            if n := shared(own, data):
-                yield f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
+    try:
+        with seeded(seed):  # loaders draw; the run must not notice
+            own: list[bytes] = []
+            for name, (data, why) in others.items():
+                if data is None:
+                    continue
+                own = own or row_keys(selection)
+                if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
+                    return
+                if n := shared(own, data):
+                    yield f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
+    except Exception as error:
+        if isinstance(error, TaskError) and not isinstance(error, UserCodeError):
+            raise  # what a function has done stays done, such as another working directory
 
 
 def shared(own: list[bytes], others: Iterable[Nest]) -> int:

@@ -72,26 +72,6 @@ def test_what_is_not_a_file_is_refused_and_never_waited_for(
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("flag", ["--config", "--set"])
-def test_a_pipe_is_no_file_of_settings_or_code(tmp_path: Path, sewa: Sewa, flag: str) -> None:
-    os.mkfifo(tmp_path / "pipe.py")
-    key = "compare.methods_from=" if flag == "--set" else ""
-    ended = sewa("methods", flag, f"{key}{tmp_path / 'pipe.py'}")
-    assert ended.code == (2 if flag == "--config" else 4)
-    assert "pipe.py: is a pipe, not a file" in ended.error
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("flags", [["select", "--task="], ["solvers", "--set=solver_from="]])
-def test_a_pipe_is_no_python_file(run_dir: Path, sewa: Sewa, flags: list[str]) -> None:
-    os.mkfifo(run_dir / "pipe.py")
-    command, flag = flags
-    ended = sewa(command, f"{flag}{run_dir / 'pipe.py'}")
-    assert ended.code == 4
-    assert "pipe.py: is a pipe, not a file" in ended.error
-
-
-@pytest.mark.timeout(60)
 def test_a_pipe_among_the_files_of_a_checkpoint_is_not_read(tmp_path: Path, sewa: Sewa) -> None:
     for step in (1, 2):
         save(tmp_path / f"run/checkpoint-{step}/model.safetensors")

@@ -48,9 +48,3 @@ def test_a_setting_without_end_is_one_short_line(tmp_path: Path, sewa: Sewa, tex
     ended = sewa("methods", "--config", tmp_path / "c.yaml")
     assert ended.code == 2
     assert len(ended.error) < 400
-
-
-def test_a_key_of_a_thousand_parts_is_none(sewa: Sewa) -> None:
-    ended = sewa("methods", "--set", f"args.{'a.' * 5000}b=1")
-    assert ended.code == 2
-    assert "must look like key=value" in ended.error

@@ -345,7 +345,7 @@ def test_force_spares_the_config_and_the_report_that_is_read(run_dir: Path, sewa
     assert (run_dir / "sewa.yaml").read_bytes() == config
     assert sewa("select").code == 0
     content = (run_dir / "averaged.report.json").read_bytes()
-    assert sewa("apply", "averaged.report.json", "-o", "averaged.report.json", "-f").code == 3
+    assert sewa("apply", "averaged.report.json", "-o", "averaged.report.json", "-f").code == 2
     assert (run_dir / "averaged.report.json").read_bytes() == content
 
 
