@@ -3,7 +3,7 @@
 One of k, P, M, K and the selection rows is doubled at a time, for the Gumbel solver with W in each
 tier, the linear one and the default. Seconds of the whole command but for imports, the best of some
 rounds; bytes of checkpoints read; the exponent is the slope of a line through the logarithms: 1
-where twice as much costs twice as much. `forecast` is what `--dry-run` said, over what it took.
+where twice as much costs twice as much.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from sewa_cli.commands.forecast import run_forecast
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config
 from sewa_cli.session.extensions import load_settings
@@ -118,13 +117,8 @@ def measure(
     task = task_of(point.width, point.rows)
     config = config_of(point, way, runs.of(point.k, point.width), iterations)
     costs = [run_select(config, task, write=False).report.cost for _ in range(rounds)]
-    forecast = run_forecast(config, task)
     seconds = min(cost.seconds.total for cost in costs)
-    return {
-        "seconds": seconds,
-        "bytes": costs[0].bytes_read,
-        "forecast": (forecast.seconds or 0.0) / seconds,
-    }
+    return {"seconds": seconds, "bytes": costs[0].bytes_read}
 
 
 def exponent(xs: list[int], ys: list[float]) -> float:
@@ -133,9 +127,7 @@ def exponent(xs: list[int], ys: list[float]) -> float:
 
 def summed_up(letter: str, way: str, points: list[tuple[int, dict[str, float]]]) -> dict[str, str]:
     xs = [x for x, _ in points]
-    seconds, read, forecast = (
-        [cost[what] for _, cost in points] for what in ("seconds", "bytes", "forecast")
-    )
+    seconds, read = ([cost[what] for _, cost in points] for what in ("seconds", "bytes"))
     return {
         "grows": f"{letter}: {xs[0]:,} … {xs[-1]:,}",
         "way": way,
@@ -143,7 +135,6 @@ def summed_up(letter: str, way: str, points: list[tuple[int, dict[str, float]]])
         "exponent": f"{exponent(xs, seconds):.2f}",
         "MB read": f"{read[0] / 1e6:.0f} … {read[-1] / 1e6:.0f}",
         "exponent of bytes": f"{exponent(xs, read):.2f}",
-        "forecast": f"{min(forecast):.1f} … {max(forecast):.1f}",
     }
 
 

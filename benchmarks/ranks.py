@@ -1,6 +1,6 @@
 """What several ranks hold, read and take, beside one: the tables of docs/scale.md.
 
-    python benchmarks/ranks.py [--ranks 1 2] [--rounds 3] [--cases passes W bf16] [--plan]
+    python benchmarks/ranks.py [--ranks 1 2] [--rounds 3] [--cases passes W bf16]
 
 Selections in which passes through the model take the time (many rows, few checkpoints of a small
 model), and in which W does (a few rows, hundreds of checkpoints), in float32 and as bf16
@@ -9,8 +9,7 @@ the best of each counts. *Side by side* is what the host allows: the command on 
 at once, half of its time by the time alone; ranks that share the work out and wait for nobody would
 take that. Memory is what a rank holds at most above the same command with next to no weights: W,
 the model, and the vectors of both; of `bf16` it is not asked, where most is the page cache's, of
-mapped files. `--plan`: what each rank would hold and read of two large Llamas, by the forecast,
-from headers alone.
+mapped files.
 """
 
 from __future__ import annotations
@@ -158,42 +157,12 @@ def shares(folder: Path) -> dict[str, float]:
     return {part: seconds / total for part, seconds in spent.items()}
 
 
-def plan() -> None:
-    """7B × 20 on 8 ranks, 70B × 50 on 64, each with 72 GiB; seconds would be this machine's."""
-    from forecast import LARGE, holes, language_task
-
-    from sewa_cli.commands.forecast import run_forecast
-    from sewa_cli.session.extensions import load_settings
-
-    head = "model, checkpoints | ranks | solver | tier | a rank reads | a rank holds"
-    print(f"| {head} | of that, the model |")
-    print("|---" * 7 + "|")
-    for name, checkpoints, ranks in (("7B", 20, 8), ("70B", 50, 64)):
-        with tempfile.TemporaryDirectory() as folder:
-            holes(Path(folder), checkpoints, **LARGE[name])
-            flags = {"checkpoints": (Path(folder),), "device": "cpu", "memory": "72GiB"}
-            task = language_task(300, 512, **LARGE[name])
-            found = run_forecast(load_settings(None, flags), task, shapes_only=True, ranks=ranks)
-        for one in (found, *found.alternatives):
-            fits = "" if one.fits else " (does not fit)"
-            print(
-                f"| {name} × {checkpoints} | {ranks} | {one.solver} | {one.placement.tier}{fits} | "
-                f"{one.bytes_read / 2**30:.0f} GiB | {one.peak_memory_bytes / 2**30:.1f} GiB | "
-                f"{found.model_bytes / 2**30:.1f} GiB |",
-                flush=True,
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--plan", action="store_true")
     options = parser.parse_args()
-    if options.plan:
-        plan()
-        return
     print(f"{processor()}, {os.cpu_count()} cores, one thread a rank\n")
     head = "the time is in | share | ranks | seconds | of one | side by side"
     print(f"| {head} | bytes read | of one | held | of one |")

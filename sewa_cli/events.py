@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
+
+
+class Planned(NamedTuple):
+    """A stage of a plan, under the name that progress reports it by."""
+
+    name: str
+    amount: float  # of work, maybe none
+    is_rare: bool = False  # it counts only once it has begun
 
 
 class Events:
@@ -36,6 +44,9 @@ class Events:
 
         One that is reported before another has ended is part of that.
         """
+
+    def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
+        """Show progress by a plan; `done` returns how much was done by now, in its unit."""
 
     def over(
         self,

@@ -127,13 +127,8 @@ def select(request: Request, dry_run: bool) -> None:
             raise ConfigError("--plot: a forecast has no picture; leave out --dry-run")
         from sewa_cli.commands.forecast import run_forecast
 
-        here = ranks.here()
-        ranks.leave()
-        if here.rank > 0:
-            return
         with request.talk as talk:
-            task = request.load_task()
-            forecast = run_forecast(request.config, task, talk, ranks=here.size)
+            forecast = run_forecast(request.config, request.load_task(), talk)
         request.form = "table" if request.form == PATHS else request.form
         request.tell(forecast)
         return

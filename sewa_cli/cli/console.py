@@ -8,7 +8,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from sewa_cli.cli.main import typed
 from sewa_cli.cli.progress import Stage, Stages
 from sewa_cli.errors import CheckpointError
-from sewa_cli.events import Events
+from sewa_cli.events import Events, Planned
 from sewa_cli.interrupts import stop_if_interrupted
 from sewa_cli.text import shown
 
@@ -61,6 +61,7 @@ class Talk(Events):
         self.command = shlex.join(["sewa", *typed.arguments])
         self._bars: Progress | None = None
         self._tasks: dict[str, tuple[TaskID, int]] = {}  # bars, and which round they show
+        self._whole: TaskID | None = None  # the bar of the plan
         self._stages = Stages(time.monotonic)
         self._last_line = self._last_drawn = time.monotonic()
         self._over = threading.Event()
@@ -114,6 +115,10 @@ class Talk(Events):
             elif here.has_ended or time.monotonic() - self._last_drawn >= BLINK:
                 self._draw(here)
 
+    def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
+        with _telling:
+            self._stages.follow(plan, done)
+
     def _tell(self) -> None:
         if time.monotonic() - self._last_line >= SECONDS:
             self._last_line = time.monotonic()
@@ -129,9 +134,17 @@ class Talk(Events):
                 return
 
     def _draw(self, here: Stage) -> None:
-        """A bar for each stage under way; parts of others go with them."""
+        """Draw a bar for the plan and for each stage under way; parts of others go with them."""
         self._last_drawn = time.monotonic()
         bars = self._bars or self._start_bars()
+        plan, left = self._stages.plan, self._stages.left
+        if plan is not None:
+            if self._whole is None:
+                self._whole = bars.add_task("", loss="", left="", depth=0)
+            done = plan.total - plan.left
+            bars.update(
+                self._whole, description=plan.place, completed=done, total=plan.total, left=left
+            )
         shown_ones = {stage.name: stage for stage in (*self._stages.under_way, here)}
         for name, (task, _) in self._tasks.items():
             if name not in shown_ones and bars.tasks[task].fields["depth"] > 0:
@@ -139,7 +152,7 @@ class Talk(Events):
         for name, stage in shown_ones.items():
             total = stage.total or None
             if name not in self._tasks:
-                task = bars.add_task(shown(name), total=total, loss="", depth=stage.depth)
+                task = bars.add_task(shown(name), total=total, loss="", left="", depth=stage.depth)
             else:
                 task, round_shown = self._tasks[name]
                 if round_shown != stage.rounds:
@@ -150,6 +163,7 @@ class Talk(Events):
                 completed=stage.done,
                 total=total,
                 loss=stage.now,
+                left=left if plan is None and stage.depth == 0 else "",
                 depth=stage.depth,
                 visible=stage.depth == 0 or not stage.has_ended,
             )
@@ -175,7 +189,6 @@ class Talk(Events):
             Progress,
             TextColumn,
             TimeElapsedColumn,
-            TimeRemainingColumn,
         )
 
         self._bars = Progress(
@@ -184,7 +197,7 @@ class Talk(Events):
             MofNCompleteColumn(),
             TextColumn("{task.fields[loss]}"),
             TimeElapsedColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
             transient=True,
             redirect_stdout=False,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sewa_cli.events import Planned
 from sewa_cli.text import duration
 
 
@@ -24,7 +25,7 @@ class Stage:
 
     @property
     def count(self) -> str:
-        """`surveying 3/20`; work in one piece has its name alone."""
+        """`outputs 3/20`; work in one piece has its name alone."""
         if self.total == 1:
             return self.name
         return f"{self.name} {self.done}" + (f"/{self.total}" if self.total else "")
@@ -34,6 +35,69 @@ class Stage:
         return "" if self.loss is None else f"loss {self.loss:.4f}"
 
 
+class Plan:
+    """Stages in their order, each with an amount of work; those that are not needed are skipped."""
+
+    def __init__(
+        self,
+        stages: Sequence[Planned],
+        done: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self._stages = stages
+        self._done = done
+        self._clock = clock
+        self._at = 0
+        self.began = self._since = clock()
+        self._first = self._before = done()
+        self._seconds = 0.0  # of the stages before this one that have an amount
+
+    @property
+    def name(self) -> str:
+        return self._stages[self._at].name
+
+    @property
+    def place(self) -> str:
+        return f"stage {self._at + 1} of {len(self._stages)}: {self.name}"
+
+    @property
+    def has_amount(self) -> bool:
+        return self._stages[self._at].amount > 0
+
+    def enter(self, name: str) -> None:
+        """Go on to the next stage of this name, if there is one."""
+        later = range(self._at + 1, len(self._stages))
+        found = next((i for i in later if self._stages[i].name == name), None)
+        if found is not None:
+            self._seconds = self._working()
+            self._at, self._since, self._before = found, self._clock(), self._done()
+
+    def _working(self) -> float:
+        """Return the seconds so far in stages that have an amount of work."""
+        return self._seconds + (self._clock() - self._since) * self.has_amount
+
+    @property
+    def total(self) -> float:
+        begun = self._stages[: self._at + 1]
+        return sum(stage.amount for stage in begun) + self._later
+
+    @property
+    def left(self) -> float:
+        """Return how much work is left."""
+        here = self._stages[self._at].amount - (self._done() - self._before)
+        return max(0.0, here) + self._later
+
+    @property
+    def _later(self) -> float:
+        return sum(stage.amount for stage in self._stages[self._at + 1 :] if not stage.is_rare)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Return what is left of it at the pace so far; None: nothing was done yet."""
+        done = self._done() - self._first
+        return self.left * self._working() / done if done > 0 else None
+
+
 class Stages:
     """Those that have begun and not ended, each a part of the one before it."""
 
@@ -41,13 +105,20 @@ class Stages:
         self._clock = clock
         self._latest = clock()  # when anything was reported
         self._open: list[Stage] = []
+        self.plan: Plan | None = None
+
+    def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
+        """Take stages with these names as parts of one whole."""
+        self.plan = Plan(plan, done, self._clock)
 
     def report(self, name: str, done: int, total: int, loss: float | None) -> Stage:
-        """What `Events.progress` was told."""
+        """Take what `Events.progress` was told."""
         while self._open and self._open[-1].has_ended and self._open[-1].name != name:
             self._open.pop()
         place = next((i for i, stage in enumerate(self._open) if stage.name == name), None)
         if place is None:
+            if self.plan is not None and not self._open:
+                self.plan.enter(name)
             self._open.append(Stage(name, self._latest, len(self._open)))
         else:
             del self._open[place + 1 :]
@@ -62,20 +133,38 @@ class Stages:
     def under_way(self) -> list[Stage]:
         return [stage for stage in self._open if not stage.has_ended]
 
+    @property
+    def left(self) -> str:
+        """Say how long it may still take, where that is known."""
+        here, found = self.under_way, None
+        if here and here[0].done and here[0].total:
+            elapsed = self._clock() - here[0].began
+            found = elapsed / here[0].done * (here[0].total - here[0].done)
+        if self.plan is not None:
+            rest = self.plan.seconds_left
+            found = rest if self.plan.has_amount or rest is None else rest + (found or 0.0)
+        return "" if found is None else f"about {duration(found)} left"
+
     def line(self) -> str:
-        """The outermost with what is left of it, and the innermost."""
-        here = self.under_way
+        """Say where the plan is, what the outermost stage has done, and the innermost."""
+        here, plan = self.under_way, self.plan
         if not here:
             after = f"after {self._open[-1].count}: " if self._open else ""
-            return f"{after}working, {duration(self._clock() - self._latest)} so far"
+            said = [f"{after}working", f"{duration(self._clock() - self._latest)} so far"]
+            return ", ".join([plan.place, *said, self.left] if plan else said)
         outer, inner = here[0], here[-1]
-        elapsed = self._clock() - outer.began
-        said = [outer.count, f"{duration(elapsed)} so far"]
+        said = [outer.count]
         if inner is not outer:
             said[0] += f" ({inner.count})"
+        if plan is not None:
+            is_it = outer.name == plan.name
+            said[0] = (
+                plan.place + said[0].removeprefix(outer.name)
+                if is_it
+                else (f"{plan.place}, {said[0]}")
+            )
         if outer.now:
-            said.insert(1, outer.now)
-        if outer.done and outer.total:
-            left = elapsed / outer.done * (outer.total - outer.done)
-            said.append(f"about {duration(left)} left")
-        return ", ".join(said)
+            said.append(outer.now)
+        began = outer.began if plan is None else plan.began
+        said += [f"{duration(self._clock() - began)} so far", self.left]
+        return ", ".join(part for part in said if part)

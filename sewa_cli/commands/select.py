@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose, isfinite
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import IO, TYPE_CHECKING, Any
 from torch import Tensor
 
 from sewa_cli import ranks
-from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.config import AUTO, STDOUT, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
@@ -29,6 +28,7 @@ from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import solver_for
+from sewa_cli.session.plan import follow
 from sewa_cli.session.session import (
     Run,
     Session,
@@ -200,8 +200,12 @@ def _by_metric(run: Run) -> _Found:
     check_budget(session.config.K, run.used)
     metric = Metric(run)
     try:
+        problem = metric.problem()
+        metric.follow()
         with session.clock("learn"):
-            choice = run.solver.choose(metric.problem(), session.config.K)
+            choice = run.solver.choose(problem, session.config.K)
+            spent = metric.board.spent
+            session.events.progress("evaluating parts", spent, spent)
         with session.clock("evaluate"):
             choice, contest = judge(metric, choice)
             with seeded(session.config.seed):
@@ -252,12 +256,7 @@ def _by_loss(run: Run) -> _Found:
     return _Found(choice, average, scored, weights, written, about)
 
 
-def open_run(
-    config: Config,
-    task: Task,
-    events: Events,
-    is_too_large: Callable[[Checkpoint], bool] = lambda _: False,
-) -> Run:
+def open_run(config: Config, task: Task, events: Events) -> Run:
     """Everything opened, and refused now what could not be kept in the end."""
     by_metric = config.objective.metric is not None
     if by_metric and config.fallback:
@@ -274,7 +273,7 @@ def open_run(
     check_objective(config, task)
     solver = chosen_solver(config)
     config = config.model_copy(update={"solver": solver_for(config, config.K)})
-    session = open_session(config, task, events, is_too_large)
+    session = open_session(config, task, events)
     check_budget(config.K, session.checkpoints)
     check_lora(config, session.newest)
     # by a metric W is held, and the loss chooses too
@@ -292,6 +291,7 @@ def _learn(
     clock = run.session.clock
     with clock("read"):
         run.read()
+        follow(run, K)
     simple: dict[Name, float] | None = None
     if run.solver.reading == "held":
         check_budget(K, run.used)
@@ -309,22 +309,22 @@ def _learn(
         if simple is None:
             simple = run.simple_losses(K)
         _check_finite(simple)
-        averages = family(run.trajectory.k, K)
+        averages, events = family(run.trajectory.k, K), run.session.events
         method = solver_for(run.session.config, K) if choice.name == LEARNED else choice.name
         choice = _by_its_name(choice, averages)
-        average, scored = _finish(run, choice.coefficients, method)
         best = min(simple, key=lambda name: or_inf(simple[name]))
+        names = list(dict.fromkeys((best, *ALWAYS)))
+        events.progress("scoring", 0, 1 + len(names))
+        average, scored = _finish(run, choice.coefficients, method)
+        events.progress("scoring", 1, 1 + len(names))
         if choice.spares:
             run.know({tuple(averages[name]): loss for name, loss in simple.items()})
-        references = {
-            with_K(*name): _Simple(
-                averages[name],
-                scored  # the choice may be one of them
-                if _same(averages[name], choice.coefficients)
-                else run.score(averages[name]),
-            )
-            for name in dict.fromkeys((best, *ALWAYS))
-        }
+        references = {}
+        for done, name in enumerate(names, 2):
+            is_choice = _same(averages[name], choice.coefficients)
+            found = scored if is_choice else run.score(averages[name])
+            references[with_K(*name)] = _Simple(averages[name], found)
+            events.progress("scoring", done, 1 + len(names))
         if choice.expected and run.session.objective.batch_statistics:
             written = references["uniform"].scored.scores.selection_loss
             choice = _as_written(choice, simple["uniform", None], written)

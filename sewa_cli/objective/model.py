@@ -53,8 +53,6 @@ class _Bound:
 class FlatModel:
     """`model`, moved to `device` in eval mode, its floating-point state bound to `flat` [P].
 
-    On `meta` it has shapes alone, for forecasts: nothing is allocated, whatever its size.
-
     `flat` and `grad` [parameters] are float32. State that the model keeps in another dtype (a bf16
     model, say) has a copy in that dtype, refreshed by `set` and read by `collect_gradients`.
 
@@ -70,12 +68,12 @@ class FlatModel:
         parallelize: Parallelize | None = None,
     ) -> None:
         """`only`: the names to bind, such as an adapter's; the rest stays as it was built."""
-        self.aliases = _tied_names(model, device)
+        self.aliases = _tied_names(model)
         if only is not None:
             self.aliases = [names for names in self.aliases if any(n in only for n in names)]
             model.requires_grad_(False)
         self.device = device
-        self._ranks = ranks.ALONE if device.type == "meta" else ranks.here()
+        self._ranks = ranks.here()
         if self._ranks.several:
             self._free(model)
             sharding.shard(model, device, self._ranks, parallelize)
@@ -298,7 +296,7 @@ def _shelves(model: nn.Module) -> dict[int, list[tuple[dict[str, Tensor], str]]]
     return found
 
 
-def _tied_names(model: nn.Module, device: torch.device) -> list[tuple[str, ...]]:
+def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     """Names of the model's state, in its order, those of one and the same tensor together."""
     real = _shelves(model)
     groups: dict[object, list[str]] = {}
@@ -308,14 +306,14 @@ def _tied_names(model: nn.Module, device: torch.device) -> list[tuple[str, ...]]
                 f"build_model(): {name} in its state_dict() is a copy or extra state, not a "
                 "parameter or buffer"
             )
-        if tensor.is_meta and device.type != "meta":
+        if tensor.is_meta:
             raise TaskError(
                 f"build_model(): {name} is on the meta device; build it with real weights"
             )
         if tensor.is_complex():
             raise TaskError(f"build_model(): {name} is complex; such weights cannot be averaged")
         shared = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        alone = tensor.is_meta or not tensor.numel()  # without an address: tied by being the same
+        alone = not tensor.numel()  # without an address: tied by being the same
         groups.setdefault(id(tensor) if alone else shared, []).append(name)
     return [tuple(names) for names in groups.values()]
 

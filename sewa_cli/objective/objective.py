@@ -193,12 +193,7 @@ class Objective:
         """The classes whose cross-entropies are the loss; None: the task does not say."""
         if self.classes is None:
             return None
-        module, device = self.model.module, self.model.device
-        if device.type != "meta":
-            return self.classes.targets(module, to_device(batch, device))
-        if (found := self.classes.targets(module, batch)) is None:  # there, they have no numbers
-            return None
-        return replace(found, classes=found.classes.to(device), weights=found.weights.to(device))
+        return self.classes.targets(self.model.module, to_device(batch, self.model.device))
 
     @torch.no_grad()
     def logits(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sewa_cli.direction import comparative
 from sewa_cli.present import contest as by_metric
 from sewa_cli.present.card import describe_lora
-from sewa_cli.text import few, number, size, with_K
+from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.average import AverageReport
@@ -343,28 +343,9 @@ def average(report: AverageReport) -> list[str]:
 
 
 def forecast(report: Forecast) -> list[str]:
-    """What the choice would be made by, and what the numbers rest on."""
-    said = []
-    helps = "choose among fewer checkpoints"
-    if not report.says_targets:
-        helps = "say what the task's targets() are, if it has many classes"
-    for plan in (report, *report.alternatives):
-        if plan.rows_used < report.selection_rows:
-            said.append(
-                f"{plan.solver}: outputs of {plan.rows_used} of the {report.selection_rows} "
-                "selection rows fit; "
-                + (
-                    f"that is too few, and it would stop: raise --memory, or {helps}"
-                    if plan.too_few
-                    else "the choice would be made on those"
-                )
-            )
-    if not (report.fits or report.too_few):
-        said.append(
-            f"does not fit here: {size(report.peak_memory_bytes)} are needed; --memory says what "
-            "another machine has"
-        )
-    return said
+    if report.is_declared:
+        return []
+    return [f"{report.solver}: declares no plan, so what it takes itself is not counted"]
 
 
 def validate(_: Validation) -> list[str]:

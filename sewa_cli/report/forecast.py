@@ -10,44 +10,43 @@ from sewa_cli.report.part import Part
 from sewa_cli.report.shared import Placement, TaskHead
 
 
-class Plan(Part):
-    """What one solver will cost; true if no checkpoint is left out for NaN or Inf."""
+class PlannedStage(Part):
+    """A stage of the run, under the name that progress shows."""
 
-    solver: str
-    K: int | Literal["auto"]
-    rows_used: int = Field(description="selection rows that the choice is made by")
-    placement: Placement
-    bytes_read: int
-    forward_passes: int
-    backward_passes: int
-    at_most: bool = Field(
-        description="what it costs depends on what is found: K auto, exact swaps, a fallback"
-    )
-    peak_memory_bytes: int = Field(
-        description="of the whole process, but for mapped files, which are given up on demand"
-    )
-    fits: bool = Field(description="under --memory, or half of what is free; else what it needs")
-    too_few: bool = Field(description="rows: it would stop before any work")
-    seconds: float
+    name: str
+    passes: float = Field(description="forward passes over the selection data")
+    heldout: float = Field(description="forward passes over the held-out data")
+    training: float = Field(description="forward passes over the data for BatchNorm")
+    backward: float = Field(description="backward passes over the selection data")
+    reads: float = Field(description="of every checkpoint, besides those for products")
+    products: int = Field(description="with all checkpoints; from files, each reads them once")
+    at_least: float = Field(description="share of the stage that every run needs")
+    is_rare: bool = Field(description="few runs need it")
 
 
-class Forecast(TaskHead, Plan):
-    """What a run will cost, by the solver that was asked for and by the others."""
+class Forecast(TaskHead):
+    """What a run will take, by the solver's plan; no checkpoint is left out for NaN or Inf."""
 
     kind: Literal["forecast"] = "forecast"
-    how: Literal["measured", "from headers"] = Field(
-        description="one batch and one checkpoint timed, or no weight read: shapes and rates alone"
-    )
-    why: str
-    k: int
-    ranks: int = Field(
-        1, description="bytes, memory and seconds are each rank's; what they send is not in them"
-    )
+    solver: str
+    K: int | Literal["auto"]
+    found: int = Field(description="checkpoints")
+    k: int = Field(description="checkpoints that take part")
     parameters: int
     selection_rows: int
-    says_targets: bool = Field(description="the task has targets()")
-    heldout_rows: int | None
-    tokens: int | None = Field(description="of the selection rows, where they are of tokens")
-    model_bytes: int
-    batch_bytes: int = Field(description="tensors of one batch on its way through the model")
-    alternatives: list[Plan]
+    rows_used: int = Field(description="selection rows that the choice is made by")
+    placement: Placement
+    peak_memory_bytes: int = Field(
+        description="of the process with the model and a batch, and what is planned on top"
+    )
+    bytes_read: int
+    is_declared: bool = Field(description="false: what the solver itself takes is not known")
+    stages: list[PlannedStage]
+    forward_passes: int = Field(description="batches through the model, at most")
+    usual_passes: int = Field(description="batches through the model without rare stages")
+    at_least: int = Field(description="batches through the model that every run needs")
+    backward_passes: int = Field(description="batches back through the model, at most")
+    batch_seconds: float = Field(description="one batch through the model, timed")
+    seconds: float = Field(
+        description="in the model, without rare stages: batches times one timed batch"
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -67,14 +66,10 @@ def guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
 
 
 def build_objective(
-    config: Config,
-    task: Task,
-    checkpoints: Sequence[Checkpoint],
-    events: Events,
-    shapes_only: bool = False,
+    config: Config, task: Task, checkpoints: Sequence[Checkpoint], events: Events
 ) -> Objective:
     """Return the user's loss as a function of weights. Its results are kept under `--cache`."""
-    device = torch.device("meta") if shapes_only else find_device(config.device)
+    device = find_device(config.device)
     with events.stage("building the model"):
         model = build_model(task, checkpoints[-1], device)
     objective = Objective(
@@ -92,8 +87,6 @@ def build_objective(
     )
     anew = config.bn != "off" and objective.batchnorm_layers > 0
     objective = replace(objective, batch_statistics=anew, events=events)
-    if shapes_only:
-        return objective
     if ranks.here().several and config.cache is not None:
         raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
     return replace(objective, memo=open_memo(config, task, checkpoints, device, events))
@@ -101,8 +94,7 @@ def build_objective(
 
 def build_model(task: Task, newest: Checkpoint, device: torch.device) -> FlatModel:
     """The user's, on its device; of adapters, only they can change."""
-    with device if device.type == "meta" else nullcontext():
-        built = task.build_model()
+    built = task.build_model()
     is_adapter = newest.kind == "adapter"
     only = library.check_fits(newest, built.state_dict()) if is_adapter else None
     return FlatModel(built, device, only, task.parallelize)

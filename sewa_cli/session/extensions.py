@@ -14,7 +14,7 @@ from sewa_cli.config import AUTO, Config, load_config
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
-from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver
+from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver
 from sewa_cli.task import import_user_module, user_code
 
 
@@ -134,9 +134,9 @@ class _Fenced(Solver):
         with user_code(f"{self._name}.prepare"):
             self._own.prepare(problem)
 
-    def cost(self, sizes: Sizes) -> Cost:
-        with user_code(f"{self._name}.cost"):
-            return self._own.cost(sizes)
+    def plan(self, sizes: Sizes) -> Plan | None:
+        with user_code(f"{self._name}.plan"):
+            return self._own.plan(sizes)
 
     def choose(self, problem: Problem, K: int) -> Choice:
         with user_code(f"{self._name}.choose"):

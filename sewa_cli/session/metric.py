@@ -16,7 +16,7 @@ from torch import Tensor
 from sewa_cli.config import Config
 from sewa_cli.direction import score_of
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.events import Events
+from sewa_cli.events import Events, Planned
 from sewa_cli.methods import Coefficients, parse_one
 from sewa_cli.methods import Run as Methods
 from sewa_cli.methods.family import Name
@@ -43,6 +43,7 @@ from sewa_cli.task.scoring import METRICS, Score
 KINDS: tuple[Kind, ...] = ("selection", "heldout")
 AT_ONCE = 8  # parts in a call of scores()
 ASIDE = 0.5  # of the parts, where a task has none that are held out
+SHOWN = 4  # averages that are scored on held-out parts, or fewer where some are the same
 FEWEST = 4  # parts; of fewer, none are kept aside
 
 
@@ -121,6 +122,16 @@ class Metric:
 
     def close(self) -> None:
         self._pool.close()
+
+    def follow(self) -> None:
+        """Show progress by the budget, and by the held-out parts of those that are shown."""
+        if (budget := self.board.evaluations) is None:  # a time: nobody knows how many it is for
+            return
+        heldout = SHOWN * (self.heldout_parts or 0)
+        self.run.session.events.follow(
+            [Planned("evaluating parts", budget), Planned("held-out parts", heldout)],
+            lambda: self.board.spent + self.heldout_evaluations,
+        )
 
     @property
     def heldout_parts(self) -> int | None:
@@ -272,11 +283,11 @@ class Metric:
                         name = self.places["heldout"].at[parts[0]]
                         events.warn(f"held-out part {name} has failed: {answer.line}")
                 done += len(parts)
+                self.heldout_evaluations += len(parts)
                 events.progress("held-out parts", done, count)
             pieces = singly
         if failed > TOLD:
             events.warn(f"{failed - TOLD} more held-out parts have failed")
-        self.heldout_evaluations += count
         return found
 
     def heldout_losses(self, scores: Sequence[Score]) -> Tensor:

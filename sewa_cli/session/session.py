@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.model import FlatModel, find_device
+from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Data, Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scored, Scorer
@@ -38,10 +38,10 @@ from sewa_cli.session.extensions import (
     solvers_that_serve,
 )
 from sewa_cli.session.rows import CheckpointRows
-from sewa_cli.solvers import Choice, Problem, Solver
+from sewa_cli.solvers import Choice, Problem, Sizes, Solver
 from sewa_cli.task import Task
 from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.placement import Cap, Placed, Placer, cap_on
+from sewa_cli.trajectory.placement import Placed, Placer, cap_on
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Session:
     inputs: list[Path]  # never to be overwritten
     guard: Guard | None = None
     clock: Clock = field(default_factory=Clock)
+    found: int = 0  # checkpoints, of which some take part
 
     @property
     def model(self) -> FlatModel:
@@ -63,9 +64,8 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Where the work is done; where it would be, if only shapes are there."""
-        own = self.model.device
-        return find_device(self.config.device) if own.type == "meta" else own
+        """Return where the work is done."""
+        return self.model.device
 
     @property
     def newest(self) -> Checkpoint:
@@ -142,16 +142,8 @@ class Session:
         return {**self.head(), "candidates": candidates, "cost": cost}
 
 
-def open_session(
-    config: Config,
-    task: Task,
-    events: Events,
-    is_too_large: Callable[[Checkpoint], bool] = lambda _: False,
-) -> Session:
-    """Headers are read, the model is built, names are matched; no tensor is read yet.
-
-    `is_too_large`: to be built without weights, for a forecast.
-    """
+def open_session(config: Config, task: Task, events: Events) -> Session:
+    """Headers are read, the model is built, names are matched; no tensor is read yet."""
     guard, clock, task = None, Clock(), with_whole_batches(task)
     if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
@@ -160,19 +152,18 @@ def open_session(
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    shapes_only = is_too_large(candidates[-1])
-    objective = build_objective(config, task, candidates, events, shapes_only)
+    objective = build_objective(config, task, candidates, events)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
-    if not shapes_only:
-        library.check_tied(candidates[-1], model.aliases)
+    library.check_tied(candidates[-1], model.aliases)
     inputs = [*paths_of(found), Path(task.source), *task.files]
     warn_of_no_steps(candidates, events)
     assumed = config.objective.assumption
     for text in ([assumed] if assumed else []) + [*task.warnings]:
         events.warn(text)
     return Session(
-        *(config, task, events, candidates, names, objective, reads, inputs, guard, clock)
+        *(config, task, events, candidates, names, objective, reads, inputs, guard, clock),
+        found=len(found),
     )
 
 
@@ -201,22 +192,17 @@ class Run:
         solver: Solver,
         share: float = 1.0,
         stream: bool = True,
-        cap: Cap | None = None,
-        parts: int = 1,
     ) -> None:
-        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W.
-
-        `parts`: ranks that a forecast thinks of.
-        """
+        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
         config = session.config
         self.session = session
         self.solver = solver
         self.rows = CheckpointRows(session)
         self.scorer = session.scorer()
-        cap = cap or cap_on(session.device, config.memory, ranks.here())
+        cap = cap_on(session.device, config.memory, ranks.here())
         events, tier, here = session.events, config.tier, ranks.here()
         self.placer = Placer(
-            *(self.rows, cap, solver.vectors, events, share, tier, here, parts, self.rows.settle)
+            *(self.rows, cap, solver.vectors, events, share, tier, here, self.rows.settle)
         )
         self.retry = self.placer.retry
         self.streams = stream and solver.reading == "streamed" and tier is None
@@ -275,7 +261,7 @@ class Run:
 
     def at_once(self, room: int) -> int:
         """Simple averages that are mixed in one pass over W."""
-        return max(1, room // 8 // (4 * self.placer.sizes.P))  # a product has copies of its own
+        return Sizes(0, 0, 0, room, 4 * self.placer.sizes.P).at_once
 
     def simple_losses(self, K: int) -> dict[Name, float]:
         """Selection losses of the simple averages, as many at a time as there is room for."""
@@ -286,7 +272,7 @@ class Run:
         def look_at(some: list[Name]) -> None:
             weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
             for name, flat in zip(some, self.trajectory.mix(weights), strict=True):
-                self.session.events.progress("simple averages", len(found), len(averages))
+                self.session.events.progress("baselines", len(found), len(averages))
                 if self.knows_simple and self.trajectory.exact:
                     self.session.model.set(flat)
                     known = objective.mean_loss(objective.selection)
@@ -294,7 +280,7 @@ class Run:
                     found.append(known[0])
                 else:
                     found.append(objective.learning_value(flat))
-            self.session.events.progress("simple averages", len(found), len(averages))
+            self.session.events.progress("baselines", len(found), len(averages))
 
         for start in range(0, len(names), at_once):
             look_at(names[start : start + at_once])  # what it holds goes with it

@@ -126,42 +126,48 @@ class Choice:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a cost is reckoned from. On `meta`, the objective's model has shapes alone."""
+    """The sizes that a plan depends on."""
 
     k: int
     K: int  # or settings.AUTO
     batches: int  # of the selection data
-    rows: int  # of the selection data
-    room: int
-    objective: Objective
-    batch: Any = None  # one of the selection data
-    outputs: Callable[[], Any] = lambda: None  # what the model predicts for it: all logits at once
-    targets: int | None = None  # of all rows, where the loss is a cross-entropy over
-    classes: int = 0  # so many
-    ranks: int = 1  # that share the weights
+    room: int  # bytes that the solver may allocate
+    vector: int  # bytes of the model's weights in float32
+    numbers: int = 0  # in the model's outputs for all selection data
+    targets: int = 0  # of all selection data, where the task has targets()
+    classes: float = 0  # of each target
 
     @property
-    def P(self) -> int:
-        """Weights that a rank has."""
-        return -(-self.objective.model.layout.size // self.ranks)
+    def at_once(self) -> int:
+        """Return how many averages are mixed in one product with W."""
+        return max(1, self.room // 8 // self.vector)  # a product has copies of its own
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What choosing takes. Seconds are of the solver's own arithmetic, not of passes and reads."""
+class Stage:
+    """A part of a command, under the name that it reports its progress by."""
 
-    forward: int = 0  # batches through the model
-    backward: int = 0
+    name: str
+    passes: float = 0  # over the selection data
+    backward: float = 0
+    heldout: float = 0  # passes over the held-out data
+    training: float = 0  # passes over the data for BatchNorm
+    reads: float = 0  # of every checkpoint, where W is not held
     products: int = 0  # with the whole of W
-    reads: int = 0  # checkpoints read one by one, where W is streamed
-    bytes: int = 0  # held beside W
-    piece: int = 0  # bytes at work, besides those of a batch on its way to its loss
-    seconds: float = 0.0
-    at_most: bool = False  # it depends on what is found
-    rows: int | None = None  # of the selection data that it chooses by; None: all
-    too_few: bool = False  # so few that it stops
-    knows_simple: bool = False  # the simple averages' losses need not be looked at again
-    usual: float = 1.0  # share of `forward` and `reads` that most runs need
+    at_least: float = 1.0  # share of the stage that every run needs
+    is_rare: bool = False  # few runs need it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What choosing will take, stage by stage.
+
+    `bytes`: held next to W. `share`: of the selection data, that there is room for.
+    """
+
+    stages: Sequence[Stage]
+    bytes: int = 0
+    share: float = 1.0
 
 
 class Solver(ABC):
@@ -190,9 +196,9 @@ class Solver(ABC):
     def choose(self, problem: Problem, K: int) -> Choice:
         """K of the trajectory's checkpoints, as weights of an average."""
 
-    def cost(self, sizes: Sizes) -> Cost:  # noqa: ARG002
-        """Before any work; by default, nothing is known."""
-        return Cost(at_most=True)
+    def plan(self, sizes: Sizes) -> Plan | None:  # noqa: ARG002
+        """Declare the stages of `choose`, for --dry-run and progress; None: nothing is known."""
+        return None
 
 
 class Predicting(Solver):

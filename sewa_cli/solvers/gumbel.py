@@ -21,7 +21,7 @@ from torch import Tensor
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.memo import Tensors
 from sewa_cli.settings import Count, Positive, Whole
-from sewa_cli.solvers import Choice, Cost, Problem, Sizes, Solver, mask, register
+from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage, mask, register
 from sewa_cli.solvers.adam import Adam
 
 CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it
@@ -51,9 +51,15 @@ class Gumbel(Solver):
     def vectors(self) -> int:
         return 2 * self.settings.samples
 
-    def cost(self, sizes: Sizes) -> Cost:  # noqa: ARG002 - k and K change nothing
-        passes = self.settings.iterations * self.settings.samples * self.settings.batches
-        return Cost(forward=passes, backward=passes, products=2 * self.settings.iterations)
+    def plan(self, sizes: Sizes) -> Plan:
+        iterations, samples, batches, patience = (
+            getattr(self.settings, name)
+            for name in ("iterations", "samples", "batches", "patience")
+        )
+        passes = iterations * samples * batches / sizes.batches
+        sure = min(1.0, patience / iterations)
+        learning = Stage("learning", passes, passes, products=2 * iterations, at_least=sure)
+        return Plan((learning,))
 
     def choose(self, problem: Problem, K: int) -> Choice:
         """Learn s [k], take its K largest. The M samples of an iteration see the same batches."""

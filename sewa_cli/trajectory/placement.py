@@ -167,20 +167,16 @@ class Placer:
         share: float = 1.0,
         only: str | None = None,
         ranks: Ranks = ALONE,
-        parts: int = 1,
         settle: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`parts`: that the columns are to be thought of as shared out to, for a forecast.
-
-        `settle`: all ranks leave out the same checkpoints; False if one has not: all look again.
-        """
+        """`settle`: all ranks leave out the same; False if one has not, and all look again."""
         self._source = source
         self._ranks = ranks
         self._settle = settle
         self.cap = cap
         self._events = events
         self._share = share
-        P = -(-source.layout.size // parts)
+        P = source.layout.size
         work = 4 * P * (vectors + SPARE)
         self.sizes = Sizes(source.count, P, source.device, work, int(share * cap.bytes))
         known = [tier.name for tier in TIERS]

@@ -218,16 +218,6 @@ def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(
 
 
 @pytest.mark.parametrize("mode", ["factors", "merged"])
-def test_the_forecast_counts_what_adapters_will_read(
-    task: ModuleType, sewa: Sewa, mode: str
-) -> None:
-    del task
-    forecast = json.loads(sewa(*SELECT, "--set", f"lora={mode}", "--dry-run").out)
-    report = json.loads(sewa(*SELECT, "--set", f"lora={mode}", "-o", "out").out)
-    assert forecast["bytes_read"] == report["cost"]["bytes_read"]
-
-
-@pytest.mark.parametrize("mode", ["factors", "merged"])
 def test_an_adapter_with_nan_is_named(task: ModuleType, sewa: Sewa, mode: str) -> None:
     del task
     path = Path("run/checkpoint-4/adapter_model.safetensors")

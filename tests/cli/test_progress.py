@@ -15,7 +15,7 @@ from helpers.tiny import Sewa
 from sewa_cli.cli import console
 from sewa_cli.cli.console import SECONDS, Talk
 from sewa_cli.cli.progress import Stages
-from sewa_cli.events import Events
+from sewa_cli.events import Events, Planned
 from sewa_cli.text import duration
 
 
@@ -86,6 +86,62 @@ def test_what_cannot_be_counted_yet_says_how_far_it_is(clock: Clock) -> None:
     stages.report("evaluating heldout rows", 37, 0, None)
     clock.now += 12
     assert stages.line() == "evaluating heldout rows 37, 12 s so far"
+
+
+PLAN = [
+    Planned("baselines", 40),
+    Planned("outputs", 40),
+    Planned("learning", 0),
+    Planned("outputs", 40),
+    Planned("outputs", 40, is_rare=True),
+    Planned("end", 4),
+]
+
+
+def test_what_is_left_is_the_rest_of_the_plan_and_falls_steadily(clock: Clock) -> None:
+    stages, passes = Stages(clock), 0
+    stages.follow(PLAN, lambda: passes)
+    left = []
+    for name in ("baselines", "outputs"):
+        for done in range(41):
+            stages.report(name, done, 40, None)
+            if stages.plan is not None and stages.plan.seconds_left is not None:
+                left.append(stages.plan.seconds_left)
+            clock.now, passes = clock.now + 3, passes + 1
+        clock.now, passes = clock.now - 3, passes - 1
+    assert left == sorted(left, reverse=True)
+    assert left[0] == pytest.approx(3 * 123)
+    stages.report("outputs", 40, 40, None)
+    stages.report("learning", 3, 4, 0.5)
+    clock.now += 300  # nothing goes through the model: the pace is that of the passes
+    assert stages.line() == (
+        "stage 3 of 6: learning 3/4, loss 0.5000, 9 min so far, about 4 min left"
+    )
+    stages.report("learning", 4, 4, None)
+    stages.report("end", 0, 4, None)  # no second round
+    stages.report("evaluating heldout rows", 1, 2, None)
+    assert stages.line() == (
+        "stage 6 of 6: end 0/4 (evaluating heldout rows 1/2), 9 min so far, about 12 s left"
+    )
+
+
+def test_a_stage_that_is_not_in_the_plan_does_not_stop_it(clock: Clock) -> None:
+    stages, spent = Stages(clock), 0
+    stages.follow([Planned("evaluating parts", 100), Planned("held-out parts", 40)], lambda: spent)
+    for spent in range(1, 61):
+        clock.now += 1
+        stages.report("evaluating parts", spent, 100, None)
+    assert stages.line() == "stage 1 of 2: evaluating parts 60/100, 60 s so far, about 80 s left"
+    stages.report("evaluating parts", 60, 60, None)  # the contest is decided
+    stages.report("averaging", 1, 2, None)
+    clock.now += 10
+    stages.report("averaging", 2, 2, None)
+    for spent in range(61, 71):
+        clock.now += 1
+        stages.report("held-out parts", spent - 60, 10, None)
+    assert stages.plan is not None
+    assert stages.plan.seconds_left == pytest.approx(31 * 80 / 70)
+    assert stages.line().startswith("stage 2 of 2: held-out parts, after held-out parts 10/10")
 
 
 def test_items_are_told_of_with_their_sizes() -> None:

@@ -216,21 +216,6 @@ def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Se
     assert heldout_loss(model) == pytest.approx(best["heldout_loss"], rel=1e-5)
 
 
-@pytest.mark.usefixtures("bn_run")
-@pytest.mark.parametrize(
-    "arguments", [[], ["--set", "bn=off"], ["--set", "bn=on", "--K", 1], ["--K", 1]]
-)
-def test_a_forecast_counts_the_passes_for_batchnorm(sewa: Sewa, arguments: list[object]) -> None:
-    ended = sewa("select", "--dry-run", "--json", *arguments)
-    assert ended.code == 0, ended.err
-    forecast = json.loads(ended.out)
-    assert sewa("select", *arguments).code == 0
-    cost = json.loads(Path("averaged.report.json").read_text())["cost"]
-    for key in ("bytes_read", "forward_passes", "backward_passes"):
-        # the one that is chosen may be the last, which is not scored twice
-        assert forecast[key] == cost[key] or (1 in arguments and forecast[key] > cost[key]), key
-
-
 def small_network() -> FlatModel:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

@@ -308,6 +308,7 @@ def test_a_real_blend_shows_every_weight_its_prior_and_the_loss_under_every_pull
     assert weights_drawn(weights) == [(c.step, c.weight) for c in weighed.candidates]
     (prior,) = weights.lines
     assert np.asarray(prior.get_ydata()).tolist() == weighed.blend.weights
+    assert weights.get_ylim()[1] > max(weighed.blend.weights)
     assert path_drawn(losses) == [pull.loss for pull in weighed.blend.path]
     seen = words(figure)
     for word in (

@@ -526,16 +526,6 @@ def test_sparse_takes_few_equally(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_a_forecast_of_the_default_is_never_less_than_the_truth(sewa: Sewa) -> None:
-    forecast = json.loads(sewa("select", "--dry-run", "--json").out)
-    assert sewa("select").code == 0
-    cost = report_of()["cost"]
-    assert forecast["at_most"]
-    for key in ("bytes_read", "forward_passes"):
-        assert cost[key] <= forecast[key], key
-
-
-@pytest.mark.usefixtures("plain_run")
 @pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
 def test_it_chooses_alike_wherever_the_checkpoints_are_held(sewa: Sewa, tier: str) -> None:
     assert sewa("select", "-o", "stream.safetensors").code == 0

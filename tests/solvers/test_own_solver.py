@@ -68,7 +68,7 @@ def test_it_is_listed_planned_and_refused_as_ours_are(sewa: Sewa) -> None:
     listed = sewa("solvers", "--set", "solver_from=climb.py").out
     assert re.search(r"^climb +From the K newest, one random swap", listed, re.MULTILINE)
     forecast = json.loads(sewa("select", *OWN, "--dry-run", "--json").out)
-    assert forecast["at_most"]  # it has not said what it costs
+    assert not forecast["is_declared"]  # it has no plan
     ended = sewa("select", *OWN, "--K", "auto")
     assert ended.code == 2
     assert "K: auto needs a solver that finds K" in ended.error
@@ -112,7 +112,7 @@ def test_a_class_that_is_no_solver_is_refused() -> None:
 FAULTS = {
     "__init__": ("def __init__(self, settings=None): raise RuntimeError('boom')", "boom"),
     "vectors": ("vectors = property(lambda self: 1 / 0)", "ZeroDivisionError"),
-    "cost": ("def cost(self, sizes): raise RuntimeError('boom')", "boom"),
+    "plan": ("def plan(self, sizes): raise RuntimeError('boom')", "boom"),
     "prepare": ("def prepare(self, problem): raise RuntimeError('boom')", "boom"),
     "not a choice": ("def choose(self, problem, K): return 1", "must return a Choice"),
     "probabilities": (
@@ -143,7 +143,7 @@ def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(
         "    def choose(self, problem, K): return Choice.of([1], problem.trajectory.k)\n"
         f"    {lines}\nregister('climb', Climb)\n"
     )
-    command = ["select", "--dry-run"] if "cost" in lines else ["select"]
+    command = ["select", "--dry-run"] if "plan" in lines else ["select"]
     if "prepare" in lines:
         command = ["compare", "--methods", "sewa"]
     ended = sewa(*command, "--K", 3, *OWN)

@@ -401,57 +401,12 @@ def test_a_trajectory_four_times_the_cap_stays_within_it(
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
-def test_a_forecast_is_true_of_the_run(sewa: Sewa, tier: str) -> None:
-    before = sorted(Path().rglob("*.safetensors"))
-    ended = sewa("select", "--dry-run", "--json", "--K", 3, "--set", f"tier={tier}")
-    assert ended.code == 0, ended.err
-    assert sorted(Path().rglob("*.safetensors")) == before
-    forecast = json.loads(ended.out)
-    assert sewa("select", "--K", 3, "--set", f"tier={tier}").code == 0
-    report = json.loads(Path("averaged.report.json").read_text())
-    check_forecast(forecast, report, references=12 * BYTES)
-    for key in ("k", "K", "parameters", "device"):
-        assert forecast[key] == report[key]
-    mine, theirs = forecast["placement"], report["placement"]
-    assert (mine["tier"], mine["planned_bytes"]) == (theirs["tier"], theirs["planned_bytes"])
-    assert forecast["seconds"] > 0
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_a_forecast_is_printed_for_people(sewa: Sewa) -> None:
-    out = sewa("select", "--K", 4, "--dry-run").out
-    passes = json.loads(sewa("select", "--K", 4, "--dry-run", "--json").out)["forward_passes"]
-    assert f"forward passes  {passes}\n" in out
-    assert "tier  memory" in out
-
-
-def check_forecast(forecast: Any, report: Any, references: int) -> None:
-    """What is forecast is true, but that the best simple average may be small, or scored anyway."""
-    cost = report["cost"]
-    assert cost["backward_passes"] == forecast["backward_passes"]
-    assert 0 <= forecast["bytes_read"] - cost["bytes_read"] <= references
-    batches = 3 + 3  # of selection and held-out data
-    assert 0 <= forecast["forward_passes"] - cost["forward_passes"] <= batches
-    assert forecast["at_most"]
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_a_tier_that_cannot_be_here_is_refused(sewa: Sewa) -> None:
     for flags in ([], ["--dry-run"]):
         ended = sewa("select", *flags, "--set", "tier=host", "--device", "cpu")
         assert ended.code == 2
         assert ended.error == "tier: host is not possible on cpu"
     assert "tier: must be one of memory" in sewa("select", "--set", "tier=attic").error
-
-
-@pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
-def test_a_forecast_is_true_of_a_streaming_solver_in_every_tier(sewa: Sewa, tier: str) -> None:
-    flags = ["--solver", "linear", "--K", 3, "--set", f"tier={tier}", "--json"]
-    forecast = json.loads(sewa("select", *flags, "--dry-run").out)
-    report = json.loads(sewa("select", *flags).out)
-    check_forecast(forecast, report, references=12 * BYTES)
 
 
 @pytest.mark.usefixtures("run_dir")

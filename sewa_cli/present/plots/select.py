@@ -195,8 +195,9 @@ def _draw_blend(axes: Axes, report: Report, blend: Blend) -> None:
     """Weights by step, and the prior that they were pulled to."""
     steps = [candidate.step for candidate in report.candidates]
     text = f"{report.K} weighed, worth {blend.effective:.3g} equal ones"
-    draw_weights(axes, steps, [candidate.weight or 0.0 for candidate in report.candidates], text)
+    # first, as `draw_weights` fixes the axis for all that is there
     axes.plot(places_of(steps)[0], blend.weights, color="0.55", lw=1.6, ls="--", label="the prior")
+    draw_weights(axes, steps, [candidate.weight or 0.0 for candidate in report.candidates], text)
     legend_above(axes)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, sized
+from sewa_cli.present.sheet import Cell, Rows, Sheet
 from sewa_cli.text import duration, number, size
 
 if TYPE_CHECKING:
-    from sewa_cli.report.forecast import Forecast
+    from sewa_cli.report.forecast import Forecast, PlannedStage
     from sewa_cli.report.shared import TaskHead
 
 
@@ -31,60 +31,61 @@ def facts(report: TaskHead) -> Sheet:
 validate = facts
 
 
-PLANNED = {"solver", "K", "rows_used", "bytes_read", "forward_passes", "backward_passes"}
-PLANNED |= {"at_most", "peak_memory_bytes", "fits", "too_few", "seconds"}
-
-
 def forecast(report: Forecast) -> Sheet:
-    """A row for each solver, the chosen one first; for people, what is known of the run besides."""
-    plans = [report, *report.alternatives]
-    rows: Rows = []
-    read: Rows = []
-    for plan in plans:
-        found = plan.model_dump(include=PLANNED)
-        placed = plan.placement
-        there = "" if plan.fits else " (not here)"
-        rows.append(
-            {
-                **found,
-                "tier": placed.tier,
-                "cap_bytes": placed.cap_bytes,
-                "planned_bytes": placed.planned_bytes,
-                "k": report.k,
-                "ranks": report.ranks,
-                "how": report.how,
-            }
-        )
-        read.append(
-            {
-                "solver": plan.solver,
-                "K": str(plan.K),
-                "rows": plan.rows_used,
-                "tier": placed.tier,
-                "reads": sized(plan.bytes_read),
-                "forward": plan.forward_passes,
-                "backward": plan.backward_passes,
-                "memory": Ordered(f"{size(plan.peak_memory_bytes)}{there}", plan.peak_memory_bytes),
-                "time": Ordered(duration(plan.seconds), plan.seconds),
-            }
-        )
-    tokens = "" if report.tokens is None else f", {report.tokens:,} tokens"
-    heldout = "" if report.heldout_rows is None else f", {report.heldout_rows:,} held out"
+    """Return a row for each stage; for people, the sums as well."""
+    rows: Rows = [
+        {
+            "stage": stage.name,
+            "passes": stage.passes,
+            "heldout_passes": stage.heldout,
+            "backward_passes": stage.backward,
+            "at_least": stage.at_least,
+            "is_rare": stage.is_rare,
+        }
+        for stage in report.stages
+    ]
+    seen: Rows = [
+        {
+            "stage": stage.name,
+            "passes": _count(stage.passes),
+            "held out": _count(stage.heldout),
+            "BatchNorm": _count(stage.training),
+            "backward": _count(stage.backward),
+            "optional": _word_for(stage),
+        }
+        for stage in report.stages
+    ]
+    used = report.rows_used < report.selection_rows
+    passes = f"{report.at_least:,} to {report.usual_passes:,} batches"
+    if report.usual_passes < report.forward_passes:
+        passes += f", rarely {report.forward_passes:,}"
     facts = {
         "task": report.task,
         "device": report.device,
-        **({"each of": f"{report.ranks} ranks"} if report.ranks > 1 else {}),
-        "checkpoints": f"{report.k} of {report.parameters:,} parameters",
-        "selection rows": f"{report.selection_rows:,}{tokens}{heldout}",
-        "forward passes": str(report.forward_passes),
-        "bytes read": size(report.bytes_read),
+        "checkpoints": f"{report.k} of {report.found} found, {report.parameters:,} parameters",
+        "selection rows": f"{report.selection_rows:,}"
+        + (f", of which memory holds {report.rows_used:,}" if used else ""),
+        "solver": f"{report.solver}, K {report.K}",
         "tier": report.placement.tier,
         "tier reason": report.placement.reason,
-        "model": size(report.model_bytes),
-        "one batch": size(report.batch_bytes),
-        "how": f"{report.how}: {report.why}",
+        "memory": size(report.peak_memory_bytes),
+        "bytes read": size(report.bytes_read),
+        "forward passes": passes,
+        **({"backward": f"{report.backward_passes:,} batches"} if report.backward_passes else {}),
+        "one batch": duration(report.batch_seconds),
+        "time": f"{duration(report.seconds)} in the model, without reading and arithmetic",
     }
-    return Sheet(rows, [("", facts), ("", read)])
+    return Sheet(rows, [("", facts), ("", seen)])
+
+
+def _word_for(stage: PlannedStage) -> str:
+    if stage.is_rare:
+        return "rare"
+    return "" if stage.at_least == 1 else "in part" if stage.at_least else "yes"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.4g}" if number else ""
 
 
 def _word(value: object) -> str:

@@ -105,7 +105,7 @@ def estimate(
         units.gradient_on(surrogate, members, problem.room - surrogate.size.bytes),
         priors,
         torch.stack([units.mean_on(*pair) for pair in zip(before, members, strict=True)]),
-        progress=lambda done, of: problem.events.progress("weighing", done, of),
+        progress=lambda done, of: problem.events.progress("learning", done, of),
     )
     solutions = torch.cat([priors[None], pulled])  # [λ + 1, p, k]
     told = problem.events.over("validating", range(len(left_out)), len(left_out))

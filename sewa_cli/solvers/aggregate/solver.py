@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 from typing import Annotated
 
 import torch
@@ -19,10 +19,11 @@ from sewa_cli.settings import AUTO, Whole
 from sewa_cli.solvers import (
     LEARNED,
     Choice,
-    Cost,
+    Plan,
     Predicting,
     Problem,
     Sizes,
+    Stage,
     register,
 )
 from sewa_cli.solvers.aggregate.estimate import (
@@ -37,7 +38,6 @@ from sewa_cli.solvers.aggregate.estimate import (
 from sewa_cli.solvers.aggregate.ladder import FEWEST_RUNGS, climb, fall, rungs
 from sewa_cli.solvers.equal import EQUAL, are_equal, taken
 from sewa_cli.solvers.expect import expect
-from sewa_cli.solvers.linear import cost
 from sewa_cli.solvers.linear.build import Keep, Linearising, build, count, frame, settle
 from sewa_cli.solvers.linear.outputs import NOISE, WARNINGS, Labels, Outputs
 from sewa_cli.solvers.linear.pull import STRENGTHS
@@ -46,6 +46,9 @@ from sewa_cli.solvers.linear.survey import QUARTERS
 from sewa_cli.solvers.linear.units import Units
 from sewa_cli.text import finite, or_inf, with_K
 
+# where checkpoints are fewer than these and their outputs digested, runs of the model are most of
+# the work: the default then climbs so many rungs, and runs so many of the other baselines
+DEAR, SPARED_RUNGS, TRIED = 50, 6, 2
 FEWEST = 10  # rows, or batches where the loss does not split: fewer cannot be cross-validated
 CONVEX = 2.0  # standard errors by which π may be worse than its rungs are in the mean
 SAME = 1e-6  # of a weight, or of the loss: a difference by rounding
@@ -89,8 +92,70 @@ class Aggregate(Predicting):
         found = estimate(cache, units, prior, every, self.settings.folds, problem)
         return Choice(found.coefficients.tolist())
 
-    def cost(self, sizes: Sizes) -> Cost:
-        return cost.of_aggregate(self.settings, sizes)
+    def plan(self, sizes: Sizes) -> Plan:
+        k, keep, rounds = sizes.k, Keep.of(self.settings, "aggregate"), self.settings.rounds
+        runs = _Baselines.fitting(k, sizes.vector, sizes.room, keep.digests(sizes.classes))
+        counting, framing = keep.passes(sizes)
+        others = TRIED if runs.spares else len(runs.summed)
+        checking = Stage("checking the result", 1, reads=1)
+        again = [
+            Stage("outputs", k + 1, reads=1, at_least=0),
+            Stage("learning", at_least=0),
+            replace(checking, at_least=0),
+        ]
+        late = len(runs.averages)
+        cache, share = keep.fit(sizes, runs.held * sizes.vector)
+        stages = [
+            Stage("reading", 2 * counting + framing, reads=1),
+            Stage("moving averages", runs.climbed - 1),
+            Stage("outputs", k + 2, reads=1),
+            Stage("baselines", others, reads=others * runs.spares),
+            Stage("learning"),
+            checking,
+            *again * (rounds - 1),
+            *[replace(stage, is_rare=True) for stage in again] * rounds,  # from the best baseline
+            *[Stage("baselines", late, reads=ceil(late / sizes.at_once))] * (not runs.are_known),
+        ]
+        return Plan(stages, runs.held * sizes.vector + cache, share)
+
+
+@dataclass(frozen=True)
+class _Baselines:
+    """The baselines that are run, and those whose weights are held."""
+
+    averages: dict[Name, Coefficients]
+    rungs: list[Name]  # moving averages, grown while the checkpoints are read at first
+    parts: int  # of the run, whose means grow with them
+    others: list[Name]
+    summed: list[Name]  # the others, summed up while the checkpoints are read again
+    spares: bool  # passes are most of the work: the others that are predicted best are run
+
+    @classmethod
+    def fitting(cls, k: int, vector: int, room: int, is_digest: bool) -> _Baselines:
+        """Choose them by what there is room for."""
+        spares = is_digest and k < DEAR
+        most = room // 4 // vector - QUARTERS
+        parts = QUARTERS * (most >= FEWEST_RUNGS and k >= 2 * QUARTERS and not spares)
+        most = min(most, SPARED_RUNGS) if spares else most
+        averages = family(k)
+        found = [name for name in rungs(k, max(FEWEST_RUNGS, most)) if name in averages]
+        others = [name for name in averages if name not in found]
+        has_room = not spares and vector * len(others) <= room // 4
+        return cls(averages, found, parts, others, others if has_room else [], spares)
+
+    @property
+    def climbed(self) -> int:
+        return len(self.rungs) + self.parts
+
+    @property
+    def held(self) -> int:
+        """Return how many vectors of weights are held at once."""
+        return self.climbed + len(self.summed)
+
+    @property
+    def are_known(self) -> bool:
+        """Return whether their losses need no further pass."""
+        return self.spares or len(self.summed) == len(self.others)
 
 
 @dataclass(frozen=True)
@@ -116,25 +181,16 @@ class _Search:
         if k < 2:
             raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
         vector = 4 * trajectory.layout.size
-        most = problem.room // 4 // vector - QUARTERS
         keep = Keep.of(settings, "aggregate")
         counted = count(problem, keep)
-        # where outputs are of many classes and checkpoints few, runs of the model are most of it
-        self._spares = counted.targets is not None and k < cost.DEAR
-        with_parts = most >= FEWEST_RUNGS and k >= 2 * QUARTERS and not self._spares
-        most = min(most, cost.SPARED_RUNGS) if self._spares else most
-        self._averages = {name: _vector(c) for name, c in family(k).items()}
-        names = rungs(k, max(FEWEST_RUNGS, most))
-        self._rungs = [name for name in names if name in self._averages]
-        self._others = [name for name in self._averages if name not in self._rungs]
-        has_room = not self._spares and vector * len(self._others) <= problem.room // 4
-        self._summed = self._others if has_room else []
-        flats = len(names) + QUARTERS * with_parts
-        self._held = vector * (flats + len(self._summed))
+        runs = _Baselines.fitting(k, vector, problem.room, counted.targets is not None)
+        self._averages = {name: _vector(c) for name, c in runs.averages.items()}
+        self._rungs, self._others, self._summed = runs.rungs, runs.others, runs.summed
+        self._spares, self._held = runs.spares, vector * runs.held
         problem = replace(problem, room=problem.room - self._held)
         self._problem, examples = settle(problem, counted, keep)
         problem, self.examples = self._problem, self._problem.objective.selection
-        self._flats, parts = climb(problem, names, with_parts)
+        self._flats, parts = climb(problem, self._rungs, runs.parts > 0)
         uniform = self._flats["uniform", None]
         if examples.targets is None:  # a loss that is broken, or changes its batch, is told now
             problem.objective.learning_value(uniform)
@@ -210,9 +266,10 @@ class _Search:
                 here, units, self._prior, everything, self._settings.folds, problem, answers
             )
             first = first or found
-            flat = problem.trajectory.mix_few(found.coefficients.tolist())
             predicted = here.loss(here.mix(found.coefficients))
-            loss = or_inf(here.true_loss(flat))
+            with problem.events.stage("checking the result"):
+                flat = problem.trajectory.mix_few(found.coefficients.tolist())
+                loss = or_inf(here.true_loss(flat))
             seen = {"base": here.loss(here.base), "predicted": predicted, "loss": loss}
             rounds.append({name: finite(value) for name, value in seen.items()})
             if best is None or loss < best[0]:
@@ -378,7 +435,7 @@ class _Search:
                 name: problem.trajectory.mix_few(self._averages[name].tolist()).clone()
                 for name in self._promising(here)
             }
-        for name, flat in problem.events.over("simple averages", sums.items(), len(sums)):
+        for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
             self._losses[name] = self._units.losses(self._framed.at(flat))
         best, there = self._best(), self._flats | sums
         if best in there:
@@ -393,7 +450,7 @@ class _Search:
             return []
         predicted = self._units.losses_of(here, torch.stack([self._averages[n] for n in left]))
         means = dict(zip(left, map(self._units.mean, predicted), strict=True))
-        return sorted(left, key=means.__getitem__)[: cost.TRIED]
+        return sorted(left, key=means.__getitem__)[:TRIED]
 
     def _best(self) -> Name:
         return min(self._losses, key=lambda name: self._units.mean(self._losses[name]))

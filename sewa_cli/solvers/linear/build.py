@@ -19,7 +19,7 @@ from sewa_cli.objective.split import Sample, draw_rows
 from sewa_cli.objective.tree import Nest, rows, take_rows
 from sewa_cli.rng import seeded
 from sewa_cli.settings import Count, Positive
-from sewa_cli.solvers import Problem, Solver
+from sewa_cli.solvers import Problem, Sizes, Solver
 from sewa_cli.solvers.linear.digest import WORTHWHILE, Digest
 from sewa_cli.solvers.linear.outputs import Outputs
 from sewa_cli.solvers.linear.spread import Spread, own_columns
@@ -78,6 +78,25 @@ class Keep:
     def each(self) -> int:
         """Numbers of a digest for each target."""
         return 1 + self.largest + self.samples
+
+    def digests(self, classes: float) -> bool:
+        """Return whether so many classes are worth a digest."""
+        return classes >= WORTHWHILE * self.each
+
+    def passes(self, sizes: Sizes) -> tuple[int, float]:
+        """Return the passes to count the outputs, and to get those of one average for a cache."""
+        if self.digests(sizes.classes):
+            return 0, 1 + min(1.0, LOOKED_AT / sizes.batches)
+        return 1, 1
+
+    def fit(self, sizes: Sizes, held: int, extra: int = 0) -> tuple[int, float]:
+        """Return the bytes of the cache next to what is held, and the share of rows in it."""
+        is_digest, room = self.digests(sizes.classes), max(1, sizes.room - held)
+        every = max(1, sizes.targets * self.each if is_digest else sizes.numbers)
+        numbers = min(every, self.most_numbers(is_digest))
+        numbers = int(numbers * min(1.0, room / least(sizes.k, numbers, extra)))
+        wide = _need(sizes.k, numbers, torch.float32, extra)
+        return wide if wide <= room else least(sizes.k, numbers, extra), numbers / every
 
     def most_numbers(self, is_digest: bool) -> int:
         return self.most or (MOST_DIGESTED if is_digest else MOST)
@@ -142,7 +161,7 @@ def _digestible(objective: Objective, batches: Sequence[Nest], keep: Keep) -> li
     if of_row is None:
         return None
     _, logits = next(iter(objective.logits(row, of_row, 1)))
-    return found if logits.shape[1] >= WORTHWHILE * keep.each else None
+    return found if keep.digests(logits.shape[1]) else None
 
 
 def settle(
@@ -317,12 +336,12 @@ def build(
             raise CheckpointError(f"the outputs near {name} are NaN or Inf; leave it out")
         return (y if wide else y.sub_(origin))[own].to(dtype)
 
-    problem.events.progress("surveying", 0, k)
+    problem.events.progress("outputs", 0, k)
     for i, row in problem.trajectory.rows():
         if on_row is not None:
             on_row(i, row)
         cache[i].copy_(memo.recall((*around, i), partial(near, i, row)))
-        problem.events.progress("surveying", i + 1, k)
+        problem.events.progress("outputs", i + 1, k)
     model.check_untouched()
     return Surrogate(outputs, at_base, trajectory, found)
 
@@ -336,12 +355,6 @@ def _need(k: int, numbers: int, dtype: torch.dtype, extra: int) -> int:
 def least(k: int, numbers: int, extra: int = 0) -> int:
     """Bytes of the smallest cache of so many numbers for each of k checkpoints."""
     return min(_need(k, numbers, dtype, extra) for dtype in (torch.float32, torch.bfloat16))
-
-
-def usual(k: int, numbers: int, room: int, extra: int = 0) -> int:
-    """Bytes of the cache that is made: in float32 where that fits; all the room where none does."""
-    wide = _need(k, numbers, torch.float32, extra)
-    return wide if wide <= room else min(least(k, numbers, extra), room)
 
 
 def _fewer_rows(batches: Sequence[Nest], share: float, seed: int) -> list[Nest]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from math import ceil
 from typing import Annotated
 
 import torch
@@ -12,19 +13,19 @@ from torch import Tensor
 
 from sewa_cli.errors import ConfigError
 from sewa_cli.methods import mean_of
-from sewa_cli.methods.family import Name, family
+from sewa_cli.methods.family import Name, family, grid
 from sewa_cli.report.select import BudgetOption, Expected
 from sewa_cli.settings import AUTO, Count, CountOrNone, Whole
-from sewa_cli.solvers import LEARNED, Choice, Cost, Problem, Sizes, Surveyor, register
+from sewa_cli.solvers import LEARNED, Choice, Plan, Problem, Sizes, Stage, Surveyor, register
 from sewa_cli.solvers.crossvalidate import Budget, choose_budget, simple_average
 from sewa_cli.solvers.equal import any_of
 from sewa_cli.solvers.expect import expect
-from sewa_cli.solvers.linear import cost, relax
+from sewa_cli.solvers.linear import relax
 from sewa_cli.solvers.linear.build import Keep, Linearising
 from sewa_cli.solvers.linear.outputs import WARNINGS, Labels
 from sewa_cli.solvers.linear.relax import Solution
 from sewa_cli.solvers.linear.surrogate import Surrogate
-from sewa_cli.solvers.linear.survey import EXTRA, Survey
+from sewa_cli.solvers.linear.survey import EXTRA, QUARTERS, Survey
 from sewa_cli.text import finite, or_inf, with_K
 
 SCOUTED: tuple[Name, ...] = (
@@ -97,8 +98,33 @@ class Linear(Surveyor):
             return any_will_do.but(simple=simple)
         return search.find(K, search.labels(search.cache)).but(simple=simple)
 
-    def cost(self, sizes: Sizes) -> Cost:
-        return cost.cost(self.settings, sizes)
+    def plan(self, sizes: Sizes) -> Plan:
+        k, keep, is_auto = sizes.k, Keep.of(self.settings, "linear"), sizes.K == AUTO
+        averages = family(k, sizes.K)
+        wanted = len(averages) - len(SCOUTED)
+        summed = _fits(wanted * sizes.vector, sizes.room)
+        counting, framing = keep.passes(sizes)
+        mixed = (grid(k)[-1] if is_auto else sizes.K) / k
+        sure = 0 if is_auto else 1
+        again = Stage("outputs", k + framing, reads=1 + mixed, at_least=sure)
+        late = Stage("baselines", len(averages), reads=ceil(len(averages) / sizes.at_once))
+        held = wanted * sizes.vector * summed
+        cache, share = keep.fit(sizes, held, EXTRA + wanted * is_auto)
+        stages = [
+            Stage("reading", counting + QUARTERS + 1, reads=1),
+            Stage("outputs", k + framing, reads=1),
+            Stage("baselines", len(SCOUTED) * (2 - is_auto) + wanted * summed),
+            *[Stage("learning"), again] * (self.settings.rounds - 1),
+            Stage("learning"),
+            Stage("checking the result", 1, reads=mixed, at_least=sure),
+            *[late] * (not summed),
+        ]
+        return Plan(stages, held + cache, share)
+
+
+def _fits(sums: int, room: int) -> bool:
+    """Return whether there is room to sum up the weights of all baselines."""
+    return sums <= room // 4
 
 
 class _Search:
@@ -117,7 +143,7 @@ class _Search:
         self._wanted = {name: c for name, c in others.items() if name not in SCOUTED}
         self._keeps = K == AUTO  # their outputs
         vectors = len(self._wanted) * 4 * problem.trajectory.layout.size
-        self._has_true_ones = vectors <= problem.room // 4
+        self._has_true_ones = _fits(vectors, problem.room)
         self.survey = Survey(
             problem,
             settings.h,
@@ -155,7 +181,8 @@ class _Search:
                 best = (loss, found)
             base, base_loss = "the average found", loss
             found = self._solve(here, K, [found.selected])
-        loss = survey.loss_of_mean(found.selected)
+        with self.problem.events.stage("checking the result"):
+            loss = survey.loss_of_mean(found.selected)
         finish_round(here.loss_of_mean(found.selected), loss)
         if best is not None and best[0] < loss:
             loss, found = best
@@ -248,13 +275,14 @@ class _Search:
         Their outputs [O] too, if they are to be kept. The weights of the best one are remembered:
         it will be scored as a reference.
         """
-        trajectory, wanted = self.problem.trajectory, self._wanted
+        problem, wanted = self.problem, self._wanted
         here, sums = self.survey.first(wanted if self._has_true_ones else {})
         losses: dict[Name, float] = {}
         outputs: dict[Name, Tensor] = {
             (name, None): out for name, out in self._references(here).items()
         }
-        for name, coefficients in wanted.items():
+        told = problem.events.over("baselines", wanted.items(), len(wanted))
+        for name, coefficients in told:
             if name in sums:
                 out = self.survey.outputs(here, sums[name])
             else:
@@ -265,7 +293,7 @@ class _Search:
         losses |= {name: here.loss(outputs[name]) for name in SCOUTED}
         best = min(losses, key=lambda name: or_inf(losses[name]))
         if best in sums:
-            trajectory.remember(wanted[best], sums[best])
+            problem.trajectory.remember(wanted[best], sums[best])
         return here, losses, outputs
 
     def known(self, losses: dict[Name, float]) -> dict[Name, float] | None:

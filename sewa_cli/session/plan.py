@@ -1,0 +1,94 @@
+"""The stages of a run of `select`: those that the solver declares, and those around them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Any
+
+from sewa_cli.events import Planned
+from sewa_cli.methods.family import family
+from sewa_cli.objective.tree import rows
+from sewa_cli.rng import seeded
+from sewa_cli.session.session import Run, Session
+from sewa_cli.settings import AUTO
+from sewa_cli.solvers import Plan, Sizes, Stage
+from sewa_cli.trajectory.placement import TIERS, Tier
+
+BACK = 2  # forward passes that take as long as a backward pass
+SCORED = 4  # the choice, the best baseline, the newest checkpoint and the mean of all
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The number of batches in each set of data."""
+
+    selection: int
+    heldout: int
+    training: int  # for BatchNorm
+
+    @classmethod
+    def of(cls, session: Session) -> Counts:
+        """Go through the data once."""
+        task, training = session.task, 0
+        with seeded(session.config.seed):  # a loader that shuffles does so alike each time
+            selection, heldout = _count(task.selection_data), _count(task.heldout_data or ())
+            if session.scorer().recomputes:
+                training = _count(task.training_data or task.selection_data)
+        return cls(selection, heldout, training)
+
+    def forward(self, stage: Stage) -> float:
+        """Return the batches that a stage puts through the model."""
+        found = stage.passes * self.selection + stage.heldout * self.heldout
+        return found + stage.training * self.training
+
+
+def _count(data: Any) -> int:
+    return sum(rows(batch) > 0 for batch in data)
+
+
+def stages_of(run: Run, K: int, own: Plan, room: int, tier: Tier | None) -> list[Stage]:
+    """Return the solver's own stages with those of `select` around them; no tier: W is streamed."""
+    k, is_held = len(run.session.checkpoints), run.solver.reading == "held"
+    streams = tier is None or tier.reads(1) > tier.reads(0)
+    holds = tier is not None and tier.holds
+    share, anew = 1.0 if K == AUTO else K / k, int(run.scorer.recomputes_for(2))
+    is_known = is_held and (holds or streams) and run.knows_simple
+    stages = [stage if streams else replace(stage, reads=0) for stage in own.stages]
+    if is_held:
+        averages = len(family(k, K))
+        baselines = Stage("baselines", averages, products=ceil(averages / run.at_once(room)))
+        stages.insert(0, baselines)
+    stages.append(
+        Stage(
+            "scoring",
+            passes=1 + anew + (SCORED - 1) * (not is_known),
+            heldout=SCORED + anew,
+            training=(SCORED - 1) * anew,
+            reads=share + (not holds) * (1 + is_held),
+            at_least=0.3,  # the choice may be a baseline, and the best one the mean of all
+        )
+    )
+    if run.session.config.fallback:
+        once = 1 + anew
+        stages.append(Stage("fallback", once, 0, once, anew, reads=1 + share, at_least=0))
+    return [*stages, Stage("writing", reads=share)]
+
+
+def follow(run: Run, K: int) -> None:
+    """Show progress by the solver's plan, if it has one."""
+    session, objective, room = run.session, run.session.objective, run.placed.room
+    counts, k = Counts.of(session), run.trajectory.k
+    classes = inf if objective.classes else 0  # the task says targets() where they are many
+    sizes = Sizes(k, K, counts.selection, room, 4 * run.placer.sizes.P, classes=classes)
+    if (own := run.solver.plan(sizes)) is None:
+        return
+    tier = next(tier for tier in TIERS if tier.name == run.placed.placement.tier)
+    passes, back = objective.passes, BACK * counts.selection
+    session.events.follow(
+        [
+            Planned(stage.name, counts.forward(stage) + back * stage.backward, stage.is_rare)
+            for stage in stages_of(run, K, own, room, None if run.streams else tier)
+        ],
+        lambda: passes.forward + BACK * passes.backward,
+    )
