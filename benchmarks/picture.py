@@ -51,17 +51,29 @@ def draw(report: Report, singles: list[float], target: Path) -> None:
         2, 1, figsize=(8, 5.2), sharex=True, height_ratios=[3, 2], layout="constrained"
     )
     others = [i for i in range(len(steps)) if i not in chosen]
-    top.scatter([steps[i] for i in others], [singles[i] for i in others], s=12, c="0.7")
+    top.scatter(
+        [steps[i] for i in others],
+        [singles[i] for i in others],
+        s=12,
+        c="0.7",
+        label="another checkpoint",
+    )
     top.scatter(
         [steps[i] for i in sorted(chosen)],
         [singles[i] for i in sorted(chosen)],
         s=[10 + 600 * weights[i] for i in sorted(chosen)],
         marker="D",
         c="black",
-        label="each alone, larger the more it weighs",
+        label="a checkpoint of the average, larger with its weight",
     )
     rows = {"learned": report.average, **report.references}
-    names = {"learned": "their mean", "last": "last checkpoint", "uniform": "mean of all 100"}
+    best = next(iter(report.references))
+    names = {
+        "learned": "average by sewa",
+        "last": "last checkpoint",
+        "uniform": "mean of all 100",
+        best: f"best baseline, {best}",
+    }
     styles = ["-", "-.", ":", "--"]
     for (name, scores), style in zip(rows.items(), styles, strict=False):
         loss = scores.heldout_loss or 0.0
@@ -82,7 +94,7 @@ def draw(report: Report, singles: list[float], target: Path) -> None:
 
 
 def photograph(file: Path, target: Path) -> None:
-    """What one sees first, without scrolling far."""
+    """Photograph what one sees first, without scrolling far."""
     browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
     if browser is None:
         print(f"no Chromium is found: {target} stays as it is")
@@ -105,7 +117,7 @@ def main(docs: Path) -> None:
         folder = Path(temporary) / "demo"
         report = run_demo(folder, 0, events).report
         draw(report, single_losses(folder, report), docs / "demo.png")
-    # where it was made is nobody's business
+    # without the folder that it was made in
     text = to_json(report).replace(f"{temporary}/", "").replace(str(Path.cwd()), "")
     shown = Report.model_validate_json(text)
     (docs / "page.html").write_text(page(shown, "demo/demo.report.json"))

@@ -44,7 +44,8 @@ def main(seeds: int) -> None:
         for change in CHANGES:
             selection = heldout = 0.0
             for seed, folder in enumerate(folders):
-                config = load_settings(folder / "sewa.yaml", {"seed": seed, "gumbel": change})
+                flags = {"K": 10, "seed": seed, "gumbel": change}
+                config = load_settings(folder / "sewa.yaml", flags)
                 task = load_task(str(folder / "task.py"), {})
                 average = run_select(config, task, write=False).report.average
                 selection += (average.selection_loss or float("nan")) / seeds

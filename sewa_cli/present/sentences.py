@@ -167,7 +167,7 @@ def expected(report: Report) -> str:
     ends = ""
     if found.error is not None:
         half = 1.96 * found.error
-        ends = f", 95 % CI [{signed(found.loss - half)}, {signed(found.loss + half)}]"
+        ends = f", {ci(found.loss - half, found.loss + half)}"
     said = f"expected loss{whose} on new data {number(found.loss, 3)}{ends}"
     if found.by is None:
         return said
@@ -185,7 +185,11 @@ def difference(by: float, interval: Interval | None, sign: int = -1) -> str:
     low, high = sorted((sign * interval.low, sign * interval.high))
     is_sure = low > 0 or high < 0
     significant = "significant" if is_sure else "not significant"
-    return f"{said}, 95 % CI [{signed(low)}, {signed(high)}], {significant}"
+    return f"{said}, {ci(low, high)}, {significant}"
+
+
+def ci(low: float, high: float) -> str:
+    return f"95 % CI [{signed(low)}, {signed(high)}]"
 
 
 def signed(value: float, *, plus: bool = False) -> str:
@@ -254,7 +258,7 @@ def budget(options: list[BudgetOption]) -> str:
     taken = next(o for o in options if o.chosen)
     simple = min(known, key=lambda o: o.loss or 0.0, default=taken)
     return (
-        f"cross-validated loss by K: {curve}; best simple average {with_K(simple.name, simple.K)}: "
+        f"cross-validated loss by K: {curve}; best baseline {with_K(simple.name, simple.K)}: "
         f"{number(simple.loss)}; taken: {with_K(taken.name, taken.K)}"
     )
 

@@ -202,6 +202,6 @@ def test_axe_finds_no_fault_in_contrast_names_and_structure(
 
 def test_the_example_shows_the_demos_answer(browser: Any) -> None:
     with Tab(browser, ROOT / "docs" / "page.html") as tab:
-        assert "demo.safetensors weighs" in tab.page.locator(".answer").inner_text()
+        assert "demo.safetensors averages" in tab.page.locator(".answer").inner_text()
         assert tab.ask(OVERFLOW) <= 0
         assert not tab.complaints

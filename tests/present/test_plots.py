@@ -317,7 +317,7 @@ def test_a_real_blend_shows_every_weight_its_prior_and_the_loss_under_every_pull
         f"{weighed.K} weighed",
         "cross-validated loss",
         f"expected of this {weighed.expected.loss:.5g}",
-        f"of the best simple {weighed.expected.loss + (weighed.expected.by or 0.0):.5g}",
+        f"of the best baseline {weighed.expected.loss + (weighed.expected.by or 0.0):.5g}",
     ):
         assert word in seen
     strengths = [text.get_text() for text in losses.get_xticklabels()]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sewa_cli.present import pictures, sentences, tables
 from sewa_cli.present.page.parts import Code, Drawing, Facts, Part, Section, Table, Words
 from sewa_cli.present.sheet import Cell, Rows, Sheet
-from sewa_cli.text import number, shown, size
+from sewa_cli.text import shown, size
 
 if TYPE_CHECKING:
     from sewa_cli.report.recipe import OutputFile, Recipe
@@ -185,4 +185,4 @@ def file_of(path: str | None) -> str | None:
 
 
 def interval_of(found: Interval | None) -> str:
-    return "" if found is None else f"95 % CI [{number(found.low, 3)}, {number(found.high, 3)}]"
+    return "" if found is None else sentences.ci(found.low, found.high)

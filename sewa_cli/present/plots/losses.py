@@ -50,7 +50,7 @@ def draw_path(axes: Axes, report: Report, blend: Blend) -> None:
     if report.expected:
         lines = [("expected of this", report.expected.loss, "-")]
         if report.expected.by is not None:
-            lines.append(("of the best simple", report.expected.loss + report.expected.by, ":"))
+            lines.append(("of the best baseline", report.expected.loss + report.expected.by, ":"))
         for name, level, style in lines:
             if not isfinite(level):
                 continue

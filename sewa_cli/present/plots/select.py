@@ -75,7 +75,7 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
     yield (
         "scores",
         Picture(
-            "Loss of what was chosen and of simple averages",
+            "Loss of the average and of baselines",
             "A row for each average with its selection, expected and held-out loss, as in the "
             "table.",
             lambda: panels(
@@ -104,7 +104,7 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
             "loss",
             Picture(
                 "Cross-validated loss by K",
-                f"Learned masks and simple averages of K checkpoints; taken was "
+                f"Learned masks and baselines of K checkpoints; taken was "
                 f"{with_K(taken.name, taken.K)} with {number(taken.loss)}.",
                 lambda: panels(lambda axes: draw_curve(axes, options)),
             ),
@@ -123,8 +123,8 @@ def pictures(report: Report) -> Iterator[tuple[str, Picture]]:
         yield (
             "loss",
             Picture(
-                "Selection loss of the simple averages by K",
-                f"Of {len(report.simple)} simple averages "
+                "Selection loss of the baselines by K",
+                f"Of {len(report.simple)} baselines "
                 f"{with_K(report.simple[0].name, report.simple[0].K)} has the lowest, "
                 f"{number(report.simple[0].selection_loss)}.",
                 lambda: panels(lambda axes: draw_simple(axes, report)),

@@ -27,7 +27,7 @@ def select(report: Report) -> Sheet:
     own = examples(report.selection_rows, report.selection_groups)
     titles = {"uniform": f"uniform (all {report.k})"}
     if best is not None:
-        titles[best] = f"{titles.get(best, best)} (best simple)"
+        titles[best] = f"{titles.get(best, best)} (best baseline)"
     expected: dict[str | None, float] = {}
     if report.expected:  # of what was chosen, and of the simple average that folds would choose
         if report.expected.by is not None:
