@@ -141,9 +141,12 @@ class Talk(Events):
         if plan is not None:
             if self._whole is None:
                 self._whole = bars.add_task("", loss="", left="", depth=0)
-            done = plan.total - plan.left
             bars.update(
-                self._whole, description=plan.place, completed=done, total=plan.total, left=left
+                self._whole,
+                description=plan.place,
+                completed=plan.done,
+                total=plan.total,
+                left=left,
             )
         shown_ones = {stage.name: stage for stage in (*self._stages.under_way, here)}
         for name, (task, _) in self._tasks.items():

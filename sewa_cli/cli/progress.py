@@ -44,7 +44,7 @@ class Plan:
         done: Callable[[], float],
         clock: Callable[[], float],
     ) -> None:
-        self._stages = stages
+        self._stages = list(stages)
         self._done = done
         self._clock = clock
         self._at = 0
@@ -58,7 +58,8 @@ class Plan:
 
     @property
     def place(self) -> str:
-        return f"stage {self._at + 1} of {len(self._stages)}: {self.name}"
+        known = sum(i <= self._at or not stage.is_rare for i, stage in enumerate(self._stages))
+        return f"stage {self._at + 1} of {known}: {self.name}"
 
     @property
     def has_amount(self) -> bool:
@@ -70,7 +71,8 @@ class Plan:
         found = next((i for i in later if self._stages[i].name == name), None)
         if found is not None:
             self._seconds = self._working()
-            self._at, self._since, self._before = found, self._clock(), self._done()
+            del self._stages[self._at + 1 : found]  # they were not needed
+            self._at, self._since, self._before = self._at + 1, self._clock(), self._done()
 
     def _working(self) -> float:
         """Return the seconds so far in stages that have an amount of work."""
@@ -78,8 +80,11 @@ class Plan:
 
     @property
     def total(self) -> float:
-        begun = self._stages[: self._at + 1]
-        return sum(stage.amount for stage in begun) + self._later
+        return self.done + self.left
+
+    @property
+    def done(self) -> float:
+        return self._done() - self._first
 
     @property
     def left(self) -> float:
@@ -94,8 +99,7 @@ class Plan:
     @property
     def seconds_left(self) -> float | None:
         """Return what is left of it at the pace so far; None: nothing was done yet."""
-        done = self._done() - self._first
-        return self.left * self._working() / done if done > 0 else None
+        return self.left * self._working() / self.done if self.done > 0 else None
 
 
 class Stages:

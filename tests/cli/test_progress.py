@@ -115,13 +115,13 @@ def test_what_is_left_is_the_rest_of_the_plan_and_falls_steadily(clock: Clock) -
     stages.report("learning", 3, 4, 0.5)
     clock.now += 300  # nothing goes through the model: the pace is that of the passes
     assert stages.line() == (
-        "stage 3 of 6: learning 3/4, loss 0.5000, 9 min so far, about 4 min left"
+        "stage 3 of 5: learning 3/4, loss 0.5000, 9 min so far, about 4 min left"
     )
     stages.report("learning", 4, 4, None)
     stages.report("end", 0, 4, None)  # no second round
     stages.report("evaluating heldout rows", 1, 2, None)
     assert stages.line() == (
-        "stage 6 of 6: end 0/4 (evaluating heldout rows 1/2), 9 min so far, about 12 s left"
+        "stage 4 of 4: end 0/4 (evaluating heldout rows 1/2), 9 min so far, about 12 s left"
     )
 
 
