@@ -9,6 +9,7 @@ opening      opens one of them, by its format:
 state        which tensors of a nested file are weights
 checkpoint   what they all become
 order        sorted by step, narrowed down, all of one model
+naming       what their names say: step, naming scheme, best or last
 matching     maps their names to the model's
 """
 

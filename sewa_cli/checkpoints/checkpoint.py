@@ -6,7 +6,6 @@ Each format has a module that turns its files into a `Header`; the rest of the p
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -127,6 +126,7 @@ class Checkpoint:
     files: tuple[Path, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
     mapped: bool = True  # tensors are views of the files, and take no memory
+    scheme: str | None = None  # of the name, where that is what the step is from
     left: dict[str, Why] = field(default_factory=dict, repr=False)  # see Header
     groups: tuple[str, ...] = ()
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
@@ -219,13 +219,6 @@ class Checkpoint:
 
     def close(self) -> None:
         self._reader = None
-
-
-def number_in(path: Path) -> int | None:
-    """The last number in a file's or folder's name."""
-    # a folder called v1.5-step-900 has no suffix to remove
-    numbers = re.findall(r"\d+", path.name if path.is_dir() else path.stem)
-    return int(numbers[-1]) if numbers else None
 
 
 def plain_numbers(found: Mapping[str, Any]) -> dict[str, float]:

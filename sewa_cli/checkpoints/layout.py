@@ -1,11 +1,12 @@
-"""What is in this directory? Finds the checkpoints of a run as its trainer left it.
+"""Find the checkpoints of a run as its trainer left it.
 
 In a folder, the first of these that exists:
   1. folders that are checkpoints (checkpoint-500/, step-20/ …), without a final model beside them
   2. the folder itself, if it is one checkpoint and holds no other weights
   3. files: *.safetensors and sets of them, or *.pt, *.pth, *.bin, *.ckpt
   4. the same where trainers put them: in checkpoints/, lightning_logs/version_0/…
-Other files that trainers save (optimizer, scheduler, random state) do not count.
+Other files that trainers save (optimizer, scheduler, random state) do not count, nor do copies: by
+name (best, average), by step (last) or by their bytes.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from filecmp import cmp
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -25,9 +29,9 @@ from sewa_cli.checkpoints.checkpoint import (
     Checkpoint,
     Kind,
     Reads,
-    number_in,
     reading,
 )
+from sewa_cli.checkpoints.naming import is_copy, is_last, scheme, step_in
 from sewa_cli.checkpoints.opening import (
     FSDP,
     MODEL,
@@ -40,7 +44,7 @@ from sewa_cli.checkpoints.opening import (
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
 from sewa_cli.checkpoints.state import Why
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished
-from sewa_cli.files import MIB, real
+from sewa_cli.files import MIB, open_regular, real
 from sewa_cli.text import few, shown, size
 
 _WORDS: dict[Kind, str] = {
@@ -102,14 +106,15 @@ def open_all(
                 raise
             torn.append((path, error))
     for path, fault in torn:
-        step = number_in(path)
-        others = [*(c.step for c in opened), *(number_in(p) for p, _ in torn if p != path)]
+        step = step_in(path)
+        others = [*(c.step for c in opened), *(step_in(p) for p, _ in torn if p != path)]
         if step is None or not opened or any(s is None or s >= step for s in others):
             raise fault
         warn(f"{path}: left out as half-written: {fault}")
     if state_key is not None and opened and not any(_has_keys(c) for c in opened):
         raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has no keys")
-    opened = _without_last(opened, found, note)
+    opened = _without_last(opened, found, note, warn)
+    opened = opened if keep_ours else _without_twins(opened, warn)
     for text in found.notes:
         note(text)
     _tell_left(opened, warn, note)
@@ -218,12 +223,18 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
     entries = _entries(folder)
     folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
     files = _files([p for p in entries if p.is_file()])
+    found = [p for p in (*folders, *files) if not _is_ours(p)]
+    copies = {p for p in found if is_copy(p)}
+    if not all(p in copies or is_last(p) for p in found):
+        notes += [f"{p}: left out as the best or an average, by its name" for p in sorted(copies)]
+        folders = [p for p in folders if p not in copies]
+        files = [p for p in files if p not in copies]
     if any(not _is_ours(p) for p in folders) or (folders and not files):
         apart = [p for p in files if p.name not in _FINAL and not _is_ours(p)]
         if apart:
             raise _mixture(folder, folders[0], apart[0])
         if files:
-            notes.append(f"{files[0]}: left out; the checkpoints are the folders beside it")
+            notes.append(f"{files[0]}: left out; the checkpoints are the folders next to it")
         _check_alike(folder, folders)
         return folders
     if weights_in(folder) is not None and all(p.name in _FINAL for p in files):
@@ -235,18 +246,14 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
 def _folders(entries: Sequence[Path]) -> list[Path]:
     """Folders with weights; and those named like them, which should have weights."""
     real = {p for p in entries if weights_in(p) is not None and not _is_run(p)}
-    patterns = {_pattern(p) for p in real if number_in(p) is not None}
-    return [p for p in entries if p in real or _pattern(p) in patterns]
+    patterns = {scheme(p) for p in real if step_in(p) is not None}
+    return [p for p in entries if p in real or scheme(p) in patterns]
 
 
 def _is_run(folder: Path) -> bool:
     """A folder of numbered checkpoints is another run, not a checkpoint of this one."""
     inside = [p for p in _entries(folder) if p.is_dir() and p.name != FSDP]
-    return any(number_in(p) is not None and weights_in(p) is not None for p in inside)
-
-
-def _pattern(path: Path) -> str:
-    return re.sub(r"\d+", "#", path.name)
+    return any(step_in(p) is not None and weights_in(p) is not None for p in inside)
 
 
 def _files(entries: Sequence[Path]) -> list[Path]:
@@ -301,18 +308,68 @@ def _is_ours(path: Path) -> bool:
 
 
 def _without_last(
-    opened: list[Checkpoint], found: Found, note: Callable[[str], None]
+    opened: list[Checkpoint],
+    found: Found,
+    note: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> list[Checkpoint]:
-    """Lightning's last.ckpt is a copy of the newest; the numbered one is kept."""
+    """Leave out what has no step, or the same as another and is called the last.
+
+    Lightning's last.ckpt has a step of its own where the newest checkpoint was not kept.
+    """
     kept = []
     for checkpoint in opened:
-        twin = next((c for c in opened if c is not checkpoint and c.step == checkpoint.step), None)
-        may_be_copy = checkpoint.step is not None and checkpoint.path in found.searched
-        if may_be_copy and twin and re.fullmatch(r"last(-v\d+)?", checkpoint.path.stem):
+        step = None if checkpoint.scheme and is_last(checkpoint.path) else checkpoint.step
+        others = [c for c in opened if c is not checkpoint and c.step is not None]
+        twin = next((c for c in others if c.step == step), None)
+        if checkpoint.path not in found.searched or not others:
+            kept.append(checkpoint)
+        elif step is None:
+            tell = note if is_last(checkpoint.path) else warn
+            tell(f"{checkpoint.path}: left out; it has no step, and others have")
+        elif twin and is_last(checkpoint.path):
             note(f"{checkpoint.path}: left out; {twin.path.name} has the same step")
         else:
             kept.append(checkpoint)
     return kept
+
+
+def _without_twins(opened: Sequence[Checkpoint], warn: Callable[[str], None]) -> list[Checkpoint]:
+    """Leave out copies of the same bytes, unless they record different steps."""
+    common = Counter(checkpoint.scheme for checkpoint in opened)
+    kept: dict[tuple[object, ...], list[Checkpoint]] = {}
+    gone: set[Path] = set()
+    for checkpoint in sorted(opened, key=lambda c: (-common[c.scheme], c.step or 0)):
+        recorded = checkpoint.step if checkpoint.scheme is None else None
+        sizes = tuple(checkpoint.stamps[file].size for file in checkpoint.files)
+        kept.setdefault((recorded, *sizes), []).append(checkpoint)
+    for alike in kept.values():
+        unique: dict[bytes, list[Checkpoint]] = {}
+        for checkpoint in alike if len(alike) > 1 else ():
+            others = unique.setdefault(_sample(checkpoint.files), [])
+            twin = next((c for c in others if _has_same_bytes(c.files, checkpoint.files)), None)
+            if twin is None:
+                others.append(checkpoint)
+            else:
+                gone.add(checkpoint.path)
+                warn(f"{checkpoint.path}: left out; it has the same bytes as {twin.path.name}")
+    return [checkpoint for checkpoint in opened if checkpoint.path not in gone]
+
+
+def _sample(files: Sequence[Path]) -> bytes:
+    """Return some bytes of the last file: those of two checkpoints of one run differ."""
+    with reading(files[-1]), open_regular(files[-1]) as file:
+        end = file.seek(0, os.SEEK_END)
+        parts = []
+        for part in range(16):
+            file.seek(part * end // 16)
+            parts.append(file.read(4096))
+        return sha256(b"".join(parts)).digest()
+
+
+def _has_same_bytes(one: Sequence[Path], two: Sequence[Path]) -> bool:
+    with reading(two[-1]):
+        return all(a.samefile(b) or cmp(a, b, shallow=False) for a, b in zip(one, two, strict=True))
 
 
 def _summary(opened: Sequence[Checkpoint]) -> str:

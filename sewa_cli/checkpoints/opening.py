@@ -11,12 +11,12 @@ from sewa_cli.checkpoints.checkpoint import (
     Header,
     Kind,
     Reads,
-    number_in,
     plain_numbers,
     read_json,
     reading,
     stamp_of,
 )
+from sewa_cli.checkpoints.naming import scheme, step_in
 from sewa_cli.dtypes import DTYPES, RESERVED
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.text import is_utf8, shown
@@ -87,7 +87,8 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         logged_step, logged = _trainer_state(path)
         step = logged_step if step is None else step
         metrics = logged | metrics
-    step = number_in(path) if step is None else step
+    is_recorded = step is not None
+    step = step if is_recorded else step_in(path)
     if step is not None and abs(step) >= 2**63:
         raise CheckpointError(
             f"{path}: its step is 2^63 or more, which no trainer counts to; correct its name or "
@@ -104,6 +105,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         files=header.files,
         metrics=metrics,
         mapped=header.mapped,
+        scheme=None if is_recorded or step is None else scheme(path),
         left=header.left,
         groups=header.groups,
         stamps=stamps,

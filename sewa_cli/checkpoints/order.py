@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from sewa_cli.checkpoints.checkpoint import Checkpoint
+from sewa_cli.checkpoints.naming import unit
 from sewa_cli.errors import CheckpointError, ConfigError
+from sewa_cli.text import shown
 
 
 def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
@@ -20,6 +22,7 @@ def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
             f"{stepless[0].path}: no step in its metadata or its name, so it has no place in the "
             "order; rename it or leave it out"
         )
+    _check_one_scheme(checkpoints)
     ordered = sorted(checkpoints, key=lambda c: (c.step or 0, str(c.path)))
     for before, after in pairwise(ordered):
         if before.step == after.step:
@@ -27,6 +30,19 @@ def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
                 f"{after.path}: has step {after.step}, as has {before.path}; leave one out"
             )
     return ordered
+
+
+def _check_one_scheme(checkpoints: Sequence[Checkpoint]) -> None:
+    """Refuse to sort epochs and steps on one scale."""
+    schemes = Counter(c.scheme for c in checkpoints if c.scheme is not None)
+    units = {unit(scheme): (scheme, count) for scheme, count in schemes.most_common()[::-1]}
+    if len(units) > 1:
+        *_, (two, few), (one, many) = units.values()
+        folder = next(c.path.parent for c in checkpoints if c.scheme == one)
+        raise CheckpointError(
+            f"{folder}: the numbers in {shown(one)} ({many}) and {shown(two)} ({few}) may count "
+            f"different things; name those that you mean, such as {shown(folder / one)}"
+        )
 
 
 def narrow(

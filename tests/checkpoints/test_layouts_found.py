@@ -27,7 +27,7 @@ def weights(seed: int = 0) -> Tensors:
 def folder(path: Path, step: int | None = None, **logged: float) -> Path:
     """A checkpoint as the Hugging Face Trainer leaves it."""
     path.mkdir(parents=True)
-    save_file(weights(), path / "model.safetensors", {"format": "pt"})
+    save_file(weights(len(list(path.parent.iterdir()))), path / "model.safetensors")
     (path / "config.json").write_text("{}")
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin"):
         (path / name).write_bytes(b"never to be opened")
@@ -325,7 +325,9 @@ def test_a_half_written_newest_adapter_is_no_mixture(tmp_path: Path) -> None:
 def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, suffix: str) -> None:
     for step in (9, 10, 11):
         path = tmp_path / f"step-{step}.{suffix}"
-        save_file(weights(), path) if suffix == "safetensors" else torch.save(weights(), path)
+        save_file(weights(step), path) if suffix == "safetensors" else torch.save(
+            weights(step), path
+        )
     cut(path)
     warnings: list[str] = []
     assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [9, 10]
@@ -336,7 +338,9 @@ def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, s
 def test_a_half_written_older_file_is_an_error(tmp_path: Path, suffix: str) -> None:
     for step in (9, 10, 11):
         path = tmp_path / f"step-{step}.{suffix}"
-        save_file(weights(), path) if suffix == "safetensors" else torch.save(weights(), path)
+        save_file(weights(step), path) if suffix == "safetensors" else torch.save(
+            weights(step), path
+        )
     cut(tmp_path / f"step-10.{suffix}")
     with pytest.raises(CheckpointError, match=rf"step-10.{suffix}: not a complete"):
         opened(tmp_path)
@@ -416,7 +420,7 @@ def test_an_output_folder_of_ours_among_flat_files_does_not_make_them_a_mixture(
     run_of_folders(tmp_path / "run")
     (tmp_path / "flat").mkdir()
     for step in (1, 2):
-        save_file(weights(), tmp_path / "flat" / f"step-{step}.safetensors")
+        save_file(weights(step), tmp_path / "flat" / f"step-{step}.safetensors")
     assert sewa("average", "run", "-o", "flat/averaged").code == 0
     assert names(opened(tmp_path / "flat")) == ["step-1.safetensors", "step-2.safetensors"]
 
@@ -435,7 +439,7 @@ def test_averages_of_ours_can_be_averaged_when_they_are_named(
 
 def test_names_that_only_begin_like_the_optimizers_are_checkpoints(tmp_path: Path) -> None:
     for step in (1, 2):
-        save_file(weights(), tmp_path / f"optimal{step}.safetensors")
+        save_file(weights(step), tmp_path / f"optimal{step}.safetensors")
     assert len(opened(tmp_path)) == 2
 
 
@@ -471,6 +475,78 @@ def test_a_state_key_for_safetensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_last_pt_without_any_step_is_no_copy(tmp_path: Path) -> None:
-    for name in ("best", "last"):
-        torch.save(weights(), tmp_path / f"{name}.pt")
+    for seed, name in enumerate(("best", "last")):
+        torch.save(weights(seed), tmp_path / f"{name}.pt")
     assert names(opened(tmp_path)) == ["best.pt", "last.pt"]
+
+
+# ---- one run, once ---------------------------------------------------------------------------
+
+
+def epochs(folder: Path, *numbers: int, name: str = "epoch-{}.pt") -> None:
+    for number in numbers:
+        torch.save(weights(number), folder / name.format(number))
+
+
+def test_epochs_and_steps_are_not_sorted_on_one_scale(tmp_path: Path, sewa: Sewa) -> None:
+    epochs(tmp_path, *range(1, 11))
+    epochs(tmp_path, 2000, 4000, name="checkpoint-{}.pt")
+    for given in ([tmp_path], sorted(tmp_path.iterdir())):
+        ended = sewa("average", *given, "-o", tmp_path / "out.pt")
+        assert ended.code == 3
+        assert "epoch-*.pt (10) and checkpoint-*.pt (2) may count different things" in ended.error
+        assert ended.error.endswith(f"such as {tmp_path}/epoch-*.pt")
+    assert sewa("average", *tmp_path.glob("epoch-*.pt"), "-o", tmp_path / "out.pt").code == 0
+
+
+@pytest.mark.parametrize("way", ["copy", "hard link", "named"])
+def test_files_of_the_same_bytes_count_once(tmp_path: Path, way: str) -> None:
+    epochs(tmp_path, 1, 2, 3)
+    copy, original = tmp_path / "epoch-4.pt", tmp_path / "epoch-2.pt"
+    if way == "hard link":
+        copy.hardlink_to(original)
+    else:
+        copy.write_bytes(original.read_bytes())
+    told: list[str] = []
+    given = sorted(tmp_path.iterdir()) if way == "named" else [tmp_path]
+    found = library.open_all(given, Reads(), warn=told.append)
+    assert names(found) == ["epoch-1.pt", "epoch-2.pt", "epoch-3.pt"]
+    assert told == [f"{copy}: left out; it has the same bytes as epoch-2.pt"]
+
+
+def test_files_that_differ_in_one_byte_are_two(tmp_path: Path) -> None:
+    tensors = {"w": torch.zeros(1_000_000, dtype=torch.uint8), "f": torch.zeros(1)}
+    save_file(tensors, tmp_path / "step-1.safetensors")
+    tensors["w"][123_456] = 1
+    save_file(tensors, tmp_path / "step-2.safetensors")
+    assert len(opened(tmp_path)) == 2
+
+
+def test_equal_weights_of_different_recorded_steps_are_two(tmp_path: Path) -> None:
+    for step in (1, 2):
+        inside = folder(tmp_path / f"checkpoint-{step}", step)
+        save_file(weights(), inside / "model.safetensors")
+    assert len(opened(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("numbered", "others"),
+    [
+        ("{}epoch.pth", ["valid.acc.ave_5best.pth", "valid.acc.best.pth", "checkpoint.pth"]),
+        ("checkpoint{}.pt", ["checkpoint.best_loss_4.12.pt", "checkpoint_last.pt"]),
+        ("epoch-{}.pt", ["best-valid-loss.pt", "averaged-10.pt", "final.pt"]),
+        ("model--val_wer=0.{}12-epoch={}.ckpt", ["model--val_wer=0.2-epoch=8-last.ckpt"]),
+    ],
+)
+def test_copies_by_name_are_left_out_with_a_note(
+    tmp_path: Path, numbered: str, others: list[str]
+) -> None:
+    for number in range(1, 9):
+        torch.save(weights(number), tmp_path / numbered.format(number, number))
+    for seed, name in enumerate(others, 100):
+        torch.save(weights(seed), tmp_path / name)
+    notes: list[str] = []
+    found = opened(tmp_path, note=notes.append, warn=notes.append)
+    assert [c.step for c in found] == list(range(1, 9))
+    for name in others:
+        assert any(f"{name}: left out" in note for note in notes)

@@ -466,7 +466,7 @@ def test_more_checkpoints_than_open_files_are_allowed(ckpts: list[Path]) -> None
     """A mapping may hold a descriptor; the limit is raised as far as the system lets us."""
     state = load_file(ckpts[0])
     for step in range(200, 400):
-        save_file(state, f"ckpts/step-{step}.safetensors")
+        save_file(state, f"ckpts/step-{step}.safetensors", {"step": str(step)})
     ended = shell("ulimit -S -n 100; sewa average ckpts -o out.safetensors")
     assert ended.returncode == 0, ended.stderr
     ended = shell("ulimit -n 100; sewa average ckpts -o out2.safetensors")

@@ -394,7 +394,7 @@ def test_one_other_bit_is_no_duplicate(tmp_path: Path) -> None:
 
 def test_a_step_of_length_zero_has_no_cosine(tmp_path: Path) -> None:
     paths = save_run(tmp_path, walk(6)[:, :40])
-    save_file(load_file(paths[2]), paths[3])
+    save_file(load_file(paths[2]), paths[3], metadata={"step": "40"})
     rows = look(tmp_path).checkpoints
     assert rows[3].length == 0
     assert rows[2].cosine is rows[3].cosine is None
@@ -473,7 +473,8 @@ def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_table_tells_everything_on_stdout(ckpts: Path, sewa: Sewa) -> None:
     spoil(ckpts / "step-30.safetensors")
     (ckpts / "step-60.safetensors").unlink()
-    save_file(load_file(ckpts / "step-10.safetensors"), ckpts / "step-20.safetensors")
+    copied = load_file(ckpts / "step-10.safetensors")
+    save_file(copied, ckpts / "step-20.safetensors", metadata={"step": "20"})
     ended = sewa("inspect", "ckpts/")
     assert ended.code == 0, ended.err
     for part in (
