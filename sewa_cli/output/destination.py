@@ -98,11 +98,10 @@ class Outputs:
                     f"{path}: --report is in the folder {self.folder}; the report there has the "
                     f"name {REPORT}"
                 )
-        for path in self._stale():
-            if not self.force:
-                raise OutputError(
-                    f"{path}: describes another average of this name; use --force to replace it"
-                )
+        for path in () if self.force else self.outdated():
+            raise OutputError(
+                f"{path}: describes another average of this name; use --force to replace it"
+            )
 
     def settled(self) -> Outputs:
         """Take a name that is free now, where nobody named one."""
@@ -114,22 +113,13 @@ class Outputs:
         return replace(self, average=name, report=report)
 
     def outdated(self) -> list[Path]:
-        """Return the reports of what --force replaces; they are removed first."""
-        if not isinstance(self.average, Path) or not self.force:
-            return []
-        own = [] if self.report is None or self.is_report_inside else [self.report]
-        return [path for path in (*own, *self._stale()) if os.path.lexists(path)]
-
-    def _stale(self) -> list[Path]:
-        """Return a report next to the output that will not describe it any more."""
+        """Return the reports that will not describe the output any more."""
         if not isinstance(self.average, Path):
             return []
         beside = report_path(self.average, is_folder=False)
-        if real(beside) in map(real, self.inputs) or not _is_report(beside):
-            return []
-        # --report may be a link to it, which is then replaced, and it is not
-        new = None if self.report is None else real(self.report.parent) / self.report.name
-        return [] if real(beside.parent) / beside.name == new else [beside]
+        is_older = _is_report(beside) and real(beside) not in map(real, self.inputs)
+        found = [None if self.is_report_inside else self.report, beside if is_older else None]
+        return [path for path in found if path is not None and os.path.lexists(path)]
 
 
 def _is_report(path: Path) -> bool:
@@ -316,7 +306,7 @@ def _publish(
             sync(text)
     with as_output_error(outputs.named):
         for path in outputs.outdated():
-            path.unlink()
+            path.unlink(missing_ok=True)  # the same one may have two names
         if made is not None:
             publish(made, Path(outputs.named), outputs.force)
     if text is not None and outputs.report is not None and not outputs.is_report_inside:
