@@ -129,7 +129,8 @@ def test_quiet_says_nothing_and_progress_needs_a_terminal(sewa: Sewa) -> None:
     talk = sewa("select").err
     assert "\x1b" not in talk
     assert "\r" not in talk
-    assert str(Path("task.py").resolve()) in talk
+    assert str(Path("task.py").resolve()) not in talk
+    assert str(Path("task.py").resolve()) in sewa("select", "-v").err
 
 
 @pytest.mark.usefixtures("run_dir")
