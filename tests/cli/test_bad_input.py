@@ -258,7 +258,8 @@ def test_a_checkpoint_named_twice_is_told(refused: Refused) -> None:
 
 
 def test_two_checkpoints_of_one_step_are_told(run_dir: Path, refused: Refused) -> None:
-    (run_dir / "ckpts" / "again-60.safetensors").write_bytes(checkpoint(run_dir).read_bytes())
+    again = run_dir / "ckpts" / "again-60.safetensors"
+    save_file(load_file(checkpoint(run_dir)), again, {"step": "60"})
     check_says(
         refused(FILES), "again-60.safetensors", "step-60.safetensors", "step 60", "leave one out"
     )
