@@ -62,9 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept, left_out = [], []
     for item in items:
         place = item.path.relative_to(Path(__file__).parent).as_posix()
-        # `long` and `slow` are the older names of the mark
         is_breadth = place.startswith(ALL_BREADTH) or any(
-            item.get_closest_marker(name) for name in ("breadth", "browser", "long", "slow")
+            item.get_closest_marker(name) for name in ("breadth", "browser")
         )
         if is_breadth:
             item.add_marker(BREADTH)  # for -m

@@ -88,7 +88,7 @@ def ran(
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 def test_every_method_has_a_number_at_every_k(ran: Path, setting: Any) -> None:
     found = tables.load(ran, [setting], (0, 1))
     results = tables.Results(found, [setting])
@@ -108,7 +108,7 @@ def test_every_method_has_a_number_at_every_k(ran: Path, setting: Any) -> None:
     assert results.runs(setting, "sewa", 6, "heldout_loss") == every
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     found = tables.load(ran, [setting], (0, 1))
     results = tables.Results(found, [setting])
@@ -140,7 +140,7 @@ def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     assert (ran / "quality.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 def test_what_is_done_is_not_done_again_and_what_is_lost_is(
     ran: Path, setting: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ PYTHON = os.environ.get("SEWA_MERGEKIT_PYTHON") or (
 )
 pytestmark = [
     pytest.mark.skipif(PYTHON is None, reason="no mergekit; SEWA_MERGEKIT_PYTHON can name one"),
-    pytest.mark.slow,
+    pytest.mark.breadth,
 ]
 MERGE = """
 import json, sys

@@ -318,7 +318,7 @@ def test_average_of_pytorch_files_is_the_naive_mean_in_either_form(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-@pytest.mark.parametrize("layout", ["pt", pytest.param("sharded", marks=pytest.mark.long)])
+@pytest.mark.parametrize("layout", ["pt", pytest.param("sharded", marks=pytest.mark.breadth)])
 def test_memory_stays_far_below_one_file(tmp_path: Path, layout: str) -> None:
     """Checkpoints of 120 MB in tensors of 4 MB; the cap is 60 MB, half of one of them."""
     run = tmp_path / "run"

@@ -63,7 +63,7 @@ def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 def test_an_interrupt_at_any_moment_is_told_in_a_line() -> None:
     found = swept(40, "average", "ckpts", "-o", "o.safetensors", "--force")
@@ -71,7 +71,7 @@ def test_an_interrupt_at_any_moment_is_told_in_a_line() -> None:
     assert found[130, SAID] >= 10
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 def test_an_interrupt_at_any_moment_is_told_in_a_line_with_torch() -> None:
     found = swept(120, "select", "-o", "o.safetensors", "--force", "--quiet")

@@ -130,7 +130,7 @@ def bytes_of(run: Path) -> bytes:
 
 @pytest.mark.parametrize(
     "command",
-    [pytest.param(one, marks=[pytest.mark.long] if one == "gumbel" else []) for one in COMMANDS],
+    [pytest.param(one, marks=[pytest.mark.breadth] if one == "gumbel" else []) for one in COMMANDS],
 )
 def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(
     run: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
@@ -435,7 +435,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(run: Path
     killed_at_random(run, 3, "-K", "3", "--solver", "linear")
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 @pytest.mark.parametrize("flags", [(), ("-K", "3"), ("-K", "3", "--solver", "linear")], ids=str)
 def test_ten_kills_change_nothing(run: Path, flags: tuple[str, ...]) -> None:
     killed_at_random(run, 10, *flags)

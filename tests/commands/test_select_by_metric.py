@@ -502,8 +502,8 @@ def score(model, part):
     [
         ({20: signal.SIGINT}, 0),
         # in the middle of held-out parts
-        pytest.param({20: signal.SIGINT, 30: signal.SIGINT}, 130, marks=pytest.mark.long),
-        pytest.param({20: signal.SIGTERM}, 130, marks=pytest.mark.long),
+        pytest.param({20: signal.SIGINT, 30: signal.SIGINT}, 130, marks=pytest.mark.breadth),
+        pytest.param({20: signal.SIGTERM}, 130, marks=pytest.mark.breadth),
     ],
 )
 def test_interrupts(task: Path, when: dict[int, int], code: int) -> None:
@@ -543,7 +543,7 @@ def test_an_interrupt_among_held_out_parts_does_not_lose_what_was_chosen(
         assert shell(f"sewa verify {OUTPUT}").returncode == 0
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 def test_workers_say_the_same_and_what_hangs_is_given_up(sewa: Sewa, task: Path) -> None:
     alone = report_of(sewa("select"))["contest"]
     weights = OUTPUT.read_bytes()

@@ -13,7 +13,7 @@ from faults import fuzz
 CASES = 330  # thirty of each kind
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="children are forked and watched")
 def test_no_damaged_or_forged_file_gets_more_than_one_line_out_of_sewa(tmp_path: Path) -> None:
     """In a process of its own: children are forked from it, and this one has threads."""

@@ -71,7 +71,7 @@ def _made(name: str) -> str:
 # the last ones draw much the same as the others once more
 NAMES = [
     *("select", "compare", "inspect"),
-    *(pytest.param(name, marks=pytest.mark.long) for name in ("mask", "sparse")),
+    *(pytest.param(name, marks=pytest.mark.breadth) for name in ("mask", "sparse")),
     "evaluate",
 ]
 

@@ -82,7 +82,7 @@ class Tab:
         return self.page.evaluate(script)
 
 
-LATER = [pytest.param(name, marks=pytest.mark.long) for name in ("inspect", "evaluate")]
+LATER = [pytest.param(name, marks=pytest.mark.breadth) for name in ("inspect", "evaluate")]
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "evil", "long", *LATER])

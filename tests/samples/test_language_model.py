@@ -212,7 +212,7 @@ def commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa:
     return given
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 def test_the_study_says_what_share_of_the_decays_gain_each_method_has(
     commands: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -394,7 +394,7 @@ SMALLER = ("--set", "args.selection=10", "--set", "args.heldout=10", "--set", "a
            "--set", "gumbel.iterations=3")  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.breadth
 @pytest.mark.parametrize("data", ["cifar-10-batches-bin", "cifar-100-python"])
 def test_the_setting_trains_selects_and_compares(copied: Path, sewa: Sewa, data: str) -> None:
     path = str(copied.parent / "data" / data)

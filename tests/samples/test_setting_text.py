@@ -312,7 +312,7 @@ def train(folder: Path, *options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.long  # test_benchmarks_quality.py trains and compares in this setting, too
+@pytest.mark.breadth  # test_benchmarks_quality.py trains and compares in this setting, too
 def test_it_trains_selects_and_compares_as_its_readme_says(
     tmp_path: Path, reviews: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:

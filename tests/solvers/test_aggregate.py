@@ -149,7 +149,7 @@ def test_the_path_stays_on_the_simplex_and_each_pull_lowers_its_own_objective(se
         before = c
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 def test_the_path_ends_where_slow_descent_does() -> None:
     value, gradient = quadratic(5, p=1)
     prior = torch.full((1, 7), 1 / 7, dtype=torch.float64)

@@ -149,7 +149,7 @@ def wandb(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 def test_weights_and_biases_keeps_the_report_offline(wandb: Any, sewa: Sewa) -> None:
     ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:a-project")
     assert ended.code == 0, ended.err
@@ -162,7 +162,7 @@ def test_weights_and_biases_keeps_the_report_offline(wandb: Any, sewa: Sewa) -> 
     assert len(pictures) >= 3
 
 
-@pytest.mark.long
+@pytest.mark.breadth
 @pytest.mark.usefixtures("wandb")
 def test_what_weights_and_biases_raises_is_no_bug_of_ours_and_costs_no_result(sewa: Sewa) -> None:
     ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:not/a project?")
