@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any
 
+from sewa_cli.errors import TaskError
 from sewa_cli.events import Planned
 from sewa_cli.methods.family import family
 from sewa_cli.objective.tree import rows
@@ -35,6 +36,8 @@ class Counts:
             selection, heldout = _count(task.selection_data), _count(task.heldout_data or ())
             if session.scorer().recomputes:
                 training = _count(task.training_data or task.selection_data)
+        if not selection:
+            raise TaskError("selection_data(): there are no examples")
         return cls(selection, heldout, training)
 
     def forward(self, stage: Stage) -> float:
