@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from sewa_cli import ranks
 from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.main import called_from, without_blas
-from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command
+from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command, plain
 from sewa_cli.cli.pictures import check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
 from sewa_cli.files import real
@@ -29,9 +29,9 @@ class _Group(TyperGroup):
     """Typer has None for its own switches, and imports pydantic to find out that this is False."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
+        params = plain(super().get_params(ctx))
         for param in params:
-            if getattr(param, "is_flag", False) and param.default is None:
+            if param.is_flag and param.default is None:
                 param.default = False
         return params
 
@@ -72,7 +72,7 @@ def init(request: Request, folder: Path, ready_task: str | None) -> None:
 
 @command(f"demo_folder seed force {TALK}", START)
 def demo(request: Request, demo_folder: Path) -> None:
-    """Train a small network on real digits, average its 100 checkpoints, show the gain."""
+    """Train a small network on real digits and average its 100 checkpoints."""
     from sewa_cli.config import load_config
     from sewa_cli.demo import run_demo
     from sewa_cli.present import say
@@ -110,10 +110,10 @@ def demo(request: Request, demo_folder: Path) -> None:
     "sewa select ckpts/ --metric accuracy --budget 10m --json | jq .average",
 )
 def select(request: Request, dry_run: bool) -> None:
-    """Learn which checkpoints to average, and with what weights; write the average and a report.
+    """Learn which checkpoints to average; write the average and a report.
 
-    Into a pipe it prints the chosen checkpoints' paths, one a line; --format table (or jsonl, csv,
-    markdown) prints the scores of the average and of baselines, json the report, --dry-run a plan.
+    A pipe gets the paths of the chosen checkpoints, one a line. --format table, jsonl, csv or
+    markdown prints the scores of the average and of baselines, --json the report.
     """
     if request.config.objective.metric is not None and ranks.here().several:
         raise ConfigError("--metric: parts are evaluated by --workers, not by torchrun's ranks")
@@ -180,7 +180,7 @@ def select(request: Request, dry_run: bool) -> None:
     "sewa compare ckpts/ --output-best best.safetensors --html compare.html",
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
-    """Compare ways to average, on the same checkpoints and data, and say what is a tie."""
+    """Compare ways to average on the same checkpoints and data."""
     config, report = request.config, best_report
     if config.objective.metric and config.compare.fast:
         raise ConfigError("--fast: works by the loss; leave out --metric, or --fast")
@@ -212,7 +212,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
     "sewa evaluate averaged.safetensors ckpts/step-900.safetensors",
 )
 def evaluate(request: Request) -> None:
-    """Loss and metrics of checkpoints or averaged files, each as it is."""
+    """Print the loss and metrics of checkpoints or averaged files."""
     from sewa_cli.commands.evaluate import run_evaluate
 
     with request.talk as talk:
@@ -223,10 +223,11 @@ def evaluate(request: Request) -> None:
 
 @command(f"ckpts {SPAN} state_key plot html log force {DATA} config sets {TALK}", INSPECT)
 def inspect(request: Request) -> None:
-    """Show what checkpoints are there, and whether the run still moves. Needs no task.
+    """Show what checkpoints there are, and whether the run still moves.
 
-    Steps, gaps, sizes, dtypes, duplicates, NaN and Inf; distances from the last and from the mean;
-    cosines of successive steps. --format csv or jsonl: a row for each checkpoint.
+    Needs no task. Reports steps, gaps, sizes, dtypes, duplicates, NaN and Inf, distances from the
+    last checkpoint and from the mean, and cosines of successive steps. --format csv or jsonl prints
+    a row for each checkpoint.
     """
     from sewa_cli.commands.inspect import run_inspect
 
@@ -237,7 +238,7 @@ def inspect(request: Request) -> None:
 
 @command(f"ckpts {SPAN} state_key task measured K {DATA} config sets device {TALK}", START)
 def validate(request: Request) -> None:
-    """Check config, task and checkpoints, and run one batch. Nothing is learned or written."""
+    """Check config, task and checkpoints with one batch; write nothing."""
     from sewa_cli.commands.validate import run_validate
 
     with request.talk as talk:
@@ -254,10 +255,10 @@ def validate(request: Request) -> None:
     "sewa average a.safetensors b.safetensors --weights 0.7,0.3",
 )
 def average(request: Request, method: str | None, weights: str | None) -> None:
-    """Average checkpoints without a model or data, by a method or by explicit weights.
+    """Average checkpoints by a method or given weights, without a model.
 
-    Into a pipe it prints the paths of the averaged checkpoints; --format table (or jsonl, csv,
-    markdown) prints them with their weights.
+    A pipe gets the paths of the averaged checkpoints, one a line. --format table, jsonl, csv or
+    markdown prints them with their coefficients.
     """
     without_blas()
     numbers = None
@@ -316,9 +317,9 @@ def _numbers(text: str) -> list[float]:
 
 @command(f"shown page open_it force {TALK}", INSPECT)
 def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
-    """Make a page of a report, to look at and to send.
+    """Make an HTML page from a report, to look at and to send.
 
-    One file that asks nobody for anything. Needs no task, no checkpoints and no model.
+    The page is one file and loads nothing from the net. Needs no task, checkpoints or model.
     """
     from sewa_cli.commands.report import run_report
 
@@ -340,9 +341,9 @@ def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
 
 @command(f"past rebuilt root force {TALK}", REPRODUCE)
 def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None:
-    """Build a report's averaged file again, byte for byte, without the task.
+    """Build a report's averaged file again, byte for byte.
 
-    Refuses when a checkpoint's size or SHA-256 is not what the report says.
+    Needs no task. Refuses when a checkpoint's size or SHA-256 differs from the report's.
     """
     without_blas()
     from sewa_cli.commands.apply import run_apply
@@ -358,9 +359,10 @@ def apply(request: Request, past: Path, rebuilt: str, root: Path | None) -> None
 
 @command(f"verified root output_only {DATA} {TALK}", REPRODUCE)
 def verify(request: Request, verified: Path, root: Path | None, output_only: bool) -> None:
-    """Check that an output, and the checkpoints it was made from, are what their report says.
+    """Check an output and its checkpoints against their report.
 
-    Sizes, SHA-256, and whether safetensors files load. One error line for each fault, exit code 3.
+    Compares sizes and SHA-256, and loads safetensors files. One error line for each fault; exit
+    code 3.
     """
     without_blas()
     from sewa_cli.commands.verify import run_verify
@@ -374,7 +376,7 @@ def verify(request: Request, verified: Path, root: Path | None, output_only: boo
 
 @command(f"{DATA} config sets", INSPECT)
 def methods(request: Request) -> None:
-    """List the ways to average, one line each."""
+    """List the ways to average."""
     from sewa_cli.methods import REGISTRY
     from sewa_cli.session.extensions import register_methods
 
@@ -394,7 +396,7 @@ def methods(request: Request) -> None:
 
 @command(f"{DATA} config sets", INSPECT)
 def solvers(request: Request) -> None:
-    """List the ways to choose, one line each."""
+    """List the ways to choose coefficients."""
     from sewa_cli.session.extensions import list_solvers
 
     request.list({name: {"line": line} for name, line in list_solvers(request.config).items()})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.cli.main import typed
-from sewa_cli.cli.progress import Stage, Stages
+from sewa_cli.cli.progress import Stages
 from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events, Planned
 from sewa_cli.interrupts import stop_if_interrupted
@@ -22,7 +22,7 @@ from sewa_cli.text import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
 BLINK: Final = 0.05  # between two looks at the bars: drawing takes longer than a small batch
@@ -60,8 +60,6 @@ class Talk(Events):
         self._verbose = verbose
         self.command = shlex.join(["sewa", *typed.arguments])
         self._bars: Progress | None = None
-        self._tasks: dict[str, tuple[TaskID, int]] = {}  # bars, and which round they show
-        self._whole: TaskID | None = None  # the bar of the plan
         self._stages = Stages(time.monotonic)
         self._last_line = self._last_drawn = time.monotonic()
         self._over = threading.Event()
@@ -113,7 +111,7 @@ class Talk(Events):
             if not sys.stderr.isatty():
                 self._tell()
             elif here.has_ended or time.monotonic() - self._last_drawn >= BLINK:
-                self._draw(here)
+                self._draw()
 
     def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
         with _telling:
@@ -133,43 +131,18 @@ class Talk(Events):
             except (OSError, ValueError):  # nobody hears it
                 return
 
-    def _draw(self, here: Stage) -> None:
-        """Draw a bar for the plan and for each stage under way; parts of others go with them."""
+    def _draw(self) -> None:
+        """Draw one bar: for the plan, or for the outermost stage where there is none."""
         self._last_drawn = time.monotonic()
-        bars = self._bars or self._start_bars()
-        plan, left = self._stages.plan, self._stages.left
-        if plan is not None:
-            if self._whole is None:
-                self._whole = bars.add_task("", loss="", left="", depth=0)
-            bars.update(
-                self._whole,
-                description=plan.place,
-                completed=plan.done,
-                total=plan.total,
-                left=left,
-            )
-        shown_ones = {stage.name: stage for stage in (*self._stages.under_way, here)}
-        for name, (task, _) in self._tasks.items():
-            if name not in shown_ones and bars.tasks[task].fields["depth"] > 0:
-                bars.update(task, visible=False)
-        for name, stage in shown_ones.items():
-            total = stage.total or None
-            if name not in self._tasks:
-                task = bars.add_task(shown(name), total=total, loss="", left="", depth=stage.depth)
-            else:
-                task, round_shown = self._tasks[name]
-                if round_shown != stage.rounds:
-                    bars.reset(task, total=total)
-            self._tasks[name] = (task, stage.rounds)
-            bars.update(
-                task,
-                completed=stage.done,
-                total=total,
-                loss=stage.now,
-                left=left if plan is None and stage.depth == 0 else "",
-                depth=stage.depth,
-                visible=stage.depth == 0 or not stage.has_ended,
-            )
+        bars, stages = self._bars or self._start_bars(), self._stages
+        done, total = stages.whole
+        bars.update(
+            bars.task_ids[0],
+            description=shown(stages.title),
+            completed=done,
+            total=total,
+            figures=", ".join(stages.figures),
+        )
 
     @cached_property
     def _console(self) -> Console:
@@ -186,25 +159,18 @@ class Talk(Events):
         )
 
     def _start_bars(self) -> Progress:
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-        )
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         self._bars = Progress(
-            TextColumn("{task.description:>10}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}", markup=False),
             console=self._console,
             transient=True,
             redirect_stdout=False,
             redirect_stderr=False,
         )
+        self._bars.add_task("", figures="")
         self._bars.start()
         return self._bars

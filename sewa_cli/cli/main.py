@@ -129,7 +129,7 @@ def _tell(error: BaseException, verbose: bool) -> int:
     # a usage error of typer's; without a message where it has shown the help instead
     if callable(format_message := getattr(error, "format_message", None)):
         if message := format_message().rstrip("."):
-            _say_error(f"{message}. See `sewa --help`")
+            _say_error(f"{message}{'' if message.endswith('?') else '.'} See `sewa --help`")
         return 2
     if verbose:
         _say_traceback(error)

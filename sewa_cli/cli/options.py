@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperArgument, TyperCommand
 
 from sewa_cli import ranks
 from sewa_cli.cli.console import Talk
@@ -173,7 +173,7 @@ _WRITE: Final = {
     "print0": Flag("--print0", "End each path with a NUL byte, for xargs -0.", None),
 }
 _RUN: Final = {
-    "folder": Flag("DIR", "The folder to write to.", None, Path(), shown="."),
+    "folder": Flag("DIR", "The folder to write to.", None, Path(), shown="this one"),
     "demo_folder": Flag("DIR", "A new folder.", None, Path("sewa-demo"), shown="sewa-demo"),
     "shown": Flag("REPORT", "A JSON report of any command.", None, ...),
     "past": Flag("REPORT", "A report of `select`, `average` or `compare`.", None, ...),
@@ -373,14 +373,31 @@ def _form(form: str | None, json: bool, known: list[str]) -> str:
     return found
 
 
+class _Argument(TyperArgument):
+    """An argument whose `--help` says what it is, and not its type in Python."""
+
+    def display_type_rich(self, ctx: Any) -> str | None:  # noqa: ARG002
+        return None
+
+
+def plain(params: list[Any]) -> list[Any]:
+    """Take the types of switches and arguments out of `--help`, where they say nothing."""
+    for param in params:
+        if isinstance(param, TyperArgument):
+            param.__class__ = _Argument
+        elif param.is_flag:
+            param.metavar = ""
+    return params
+
+
 class Command(TyperCommand):
-    """A command whose `--help` stands in a panel with the others."""
+    """A command with `--help` in a panel of ours."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        params = super().get_params(ctx)
+        params = plain(super().get_params(ctx))
         for param in params:
-            if isinstance(param, TyperOption) and "--help" in param.opts:
-                param.metavar, param.rich_help_panel = "", list(_PANELS)[-1]
+            if "--help" in param.opts:
+                param.rich_help_panel = list(_PANELS)[-1]
         return params
 
 

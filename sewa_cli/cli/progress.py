@@ -13,11 +13,9 @@ from sewa_cli.text import duration
 class Stage:
     name: str
     began: float
-    depth: int  # of how many others it is a part
     done: int = 0
     total: int = 0  # 0: not known
     loss: float | None = None
-    rounds: int = 1  # it may be gone through again and again
 
     @property
     def has_ended(self) -> bool:
@@ -29,10 +27,6 @@ class Stage:
         if self.total == 1:
             return self.name
         return f"{self.name} {self.done}" + (f"/{self.total}" if self.total else "")
-
-    @property
-    def now(self) -> str:
-        return "" if self.loss is None else f"loss {self.loss:.4f}"
 
 
 class Plan:
@@ -50,7 +44,7 @@ class Plan:
         self._at = 0
         self.began = self._since = clock()
         self._first = self._before = done()
-        self._seconds = 0.0  # of the stages before this one that have an amount
+        self._seconds = 0.0  # of the earlier stages that have an amount
 
     @property
     def name(self) -> str:
@@ -59,7 +53,7 @@ class Plan:
     @property
     def place(self) -> str:
         known = sum(i <= self._at or not stage.is_rare for i, stage in enumerate(self._stages))
-        return f"stage {self._at + 1} of {known}: {self.name}"
+        return f"stage {self._at + 1} of {known}: "
 
     @property
     def has_amount(self) -> bool:
@@ -79,31 +73,24 @@ class Plan:
         return self._seconds + (self._clock() - self._since) * self.has_amount
 
     @property
-    def total(self) -> float:
-        return self.done + self.left
-
-    @property
     def done(self) -> float:
         return self._done() - self._first
 
     @property
     def left(self) -> float:
-        """Return how much work is left."""
+        """Return the amount of work that is left."""
         here = self._stages[self._at].amount - (self._done() - self._before)
-        return max(0.0, here) + self._later
-
-    @property
-    def _later(self) -> float:
-        return sum(stage.amount for stage in self._stages[self._at + 1 :] if not stage.is_rare)
+        later = self._stages[self._at + 1 :]
+        return max(0.0, here) + sum(stage.amount for stage in later if not stage.is_rare)
 
     @property
     def seconds_left(self) -> float | None:
-        """Return what is left of it at the pace so far; None: nothing was done yet."""
+        """Return the time for the rest at the pace so far; None: nothing was done yet."""
         return self.left * self._working() / self.done if self.done > 0 else None
 
 
 class Stages:
-    """Those that have begun and not ended, each a part of the one before it."""
+    """The stages that have begun and not ended, each a part of the one before it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -116,19 +103,19 @@ class Stages:
         self.plan = Plan(plan, done, self._clock)
 
     def report(self, name: str, done: int, total: int, loss: float | None) -> Stage:
-        """Take what `Events.progress` was told."""
+        """Record what `Events.progress` reports."""
         while self._open and self._open[-1].has_ended and self._open[-1].name != name:
             self._open.pop()
         place = next((i for i, stage in enumerate(self._open) if stage.name == name), None)
         if place is None:
             if self.plan is not None and not self._open:
                 self.plan.enter(name)
-            self._open.append(Stage(name, self._latest, len(self._open)))
+            self._open.append(Stage(name, self._latest))
         else:
             del self._open[place + 1 :]
         stage = self._open[-1]
-        if done < stage.done:  # once more
-            stage.began, stage.rounds = self._latest, stage.rounds + 1
+        if done < stage.done:  # it begins again
+            stage.began = self._latest
         stage.done, stage.total, stage.loss = done, total, loss
         self._latest = self._clock()
         return stage
@@ -138,37 +125,45 @@ class Stages:
         return [stage for stage in self._open if not stage.has_ended]
 
     @property
-    def left(self) -> str:
-        """Say how long it may still take, where that is known."""
+    def whole(self) -> tuple[float, float | None]:
+        """Return how much is done of how much, by the plan or else in the outermost stage."""
+        if self.plan is not None:
+            return self.plan.done, self.plan.done + self.plan.left
+        outer = (self.under_way or self._open)[0]
+        return outer.done, outer.total or None
+
+    @property
+    def title(self) -> str:
+        """The place in the plan and the outermost stage."""
+        plan, here = self.plan, self.under_way
+        name = here[0].name if here else plan.name if plan else self._open[-1].name
+        return (plan.place if plan else "") + name
+
+    @property
+    def figures(self) -> list[str]:
+        """The loss and the time that is left, as far as they are known."""
         here, found = self.under_way, None
+        said = [f"loss {here[0].loss:.4f}"] if here and here[0].loss is not None else []
         if here and here[0].done and here[0].total:
             elapsed = self._clock() - here[0].began
             found = elapsed / here[0].done * (here[0].total - here[0].done)
         if self.plan is not None:
             rest = self.plan.seconds_left
             found = rest if self.plan.has_amount or rest is None else rest + (found or 0.0)
-        return "" if found is None else f"about {duration(found)} left"
+        return (
+            [*said, f"about {duration(found)} left"] if found is not None and found >= 1 else said
+        )
 
     def line(self) -> str:
-        """Say where the plan is, what the outermost stage has done, and the innermost."""
+        """Return a line for a log: the stages under way, the time so far, the figures."""
         here, plan = self.under_way, self.plan
-        if not here:
+        if here:
+            what, began = here[0].count, here[0].began
+            if len(here) > 1:
+                what += f" ({here[-1].count})"
+        else:
             after = f"after {self._open[-1].count}: " if self._open else ""
-            said = [f"{after}working", f"{duration(self._clock() - self._latest)} so far"]
-            return ", ".join([plan.place, *said, self.left] if plan else said)
-        outer, inner = here[0], here[-1]
-        said = [outer.count]
-        if inner is not outer:
-            said[0] += f" ({inner.count})"
+            what, began = f"{after}working", self._latest
         if plan is not None:
-            is_it = outer.name == plan.name
-            said[0] = (
-                plan.place + said[0].removeprefix(outer.name)
-                if is_it
-                else (f"{plan.place}, {said[0]}")
-            )
-        if outer.now:
-            said.append(outer.now)
-        began = outer.began if plan is None else plan.began
-        said += [f"{duration(self._clock() - began)} so far", self.left]
-        return ", ".join(part for part in said if part)
+            what, began = plan.place + what, plan.began
+        return ", ".join([what, f"{duration(self._clock() - began)} so far", *self.figures])
