@@ -318,8 +318,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def brief(report: Report) -> dict[str, Any]:
-    cost, gained = report.cost, report.gained
-    interval = gained.interval if gained is not None else None
+    cost, interval = report.cost, report.verdict.interval
     return {
         "heldout": _known(report.average.heldout_loss),
         "selection": _known(report.average.selection_loss),
@@ -328,7 +327,7 @@ def brief(report: Report) -> dict[str, Any]:
         "K": report.K,
         "k": report.k,
         "over": next(iter(report.references)),  # the best simple average by selection rows
-        "gained": gained.by if gained is not None else None,
+        "vs baseline": report.verdict.difference,
         "interval": (interval.low, interval.high) if interval is not None else None,
         "verdict": verdict(report),
         "options": [option.model_dump() for option in report.budget or []],
@@ -420,7 +419,7 @@ def sparse_rows(found: Sequence[dict[str, Any]], which: str) -> list[dict[str, o
             "last": f"{sparse['references']['last']:.4f}",
         }
         if which == "sparse":
-            row["gained (95 %)"] = _gained(sparse)
+            row["vs baseline, 95 % CI"] = _difference(sparse)
             row["over"] = sparse["over"]
         else:
             row["said"] = sparse["verdict"]
@@ -433,11 +432,11 @@ def _taken(sparse: dict[str, Any]) -> str:
     return chosen if chosen in ("uniform", "last") else f"{chosen} K={sparse['K']}"
 
 
-def _gained(sparse: dict[str, Any]) -> str:
-    if sparse["gained"] is None:  # what was taken is the best simple average itself
+def _difference(sparse: dict[str, Any]) -> str:
+    if sparse["vs baseline"] is None:  # what was taken is the best simple average itself
         return "–"
     low, high = sparse["interval"] or (float("nan"), float("nan"))
-    return f"{sparse['gained']:+.4f} ({low:+.4f} .. {high:+.4f})"
+    return f"{sparse['vs baseline']:+.4f} ({low:+.4f} .. {high:+.4f})"
 
 
 def surely_worse(sparse: dict[str, Any]) -> bool:

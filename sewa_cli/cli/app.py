@@ -156,18 +156,10 @@ def select(request: Request, dry_run: bool) -> None:
     elif request.config.output != STDOUT:
         request.write_chosen(selection.paths)
     request.draw(report)
-    if request.config.strict and report.contest is not None:
-        from sewa_cli.present.contest import better_one
-
-        if (found := better_one(report.contest)) is not None:
-            raise BaselineWins(
-                f"--strict: `{found}` has the better held-out {report.contest.metric}, by however "
-                "little"
-            )
     # a fallback has already taken the better one
-    if request.config.strict and report.beaten_by and report.learned is None:
-        best = report.beaten_by[0]
-        by = "" if best.by is None else f" by {best.by:.5g}"
+    if request.config.strict and report.verdict.beaten_by and report.learned is None:
+        best = report.verdict.beaten_by[0]
+        by = "" if best.difference is None else f" by {abs(best.difference):.5g}"
         raise BaselineWins(f"--strict: `{best.name}` did better on held-out data{by}")
 
 

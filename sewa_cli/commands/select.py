@@ -17,14 +17,15 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name, family
-from sewa_cli.objective.intervals import gained
+from sewa_cli.objective.judge import judge
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, write_results
 from sewa_cli.output.lora import check_lora
 from sewa_cli.present import draw, html, show, summary
-from sewa_cli.report.select import Better, Gained, Report, Simple
+from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores
+from sewa_cli.report.verdict import Verdict
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import solver_for
@@ -191,8 +192,9 @@ class _Found:
 
 def _by_metric(run: Run) -> _Found:
     """Read, let averages compete, score the choice and its references on held-out parts."""
+    from sewa_cli.objective.judge import judge_by_metric
+    from sewa_cli.session import verdict
     from sewa_cli.session.metric import Metric
-    from sewa_cli.session.verdict import judge
 
     session = run.session
     with session.clock("read"):
@@ -207,13 +209,18 @@ def _by_metric(run: Run) -> _Found:
             spent = metric.board.spent
             session.events.progress("evaluating parts", spent, spent)
         with session.clock("evaluate"):
-            choice, contest = judge(metric, choice)
+            choice, contest = verdict.judge(metric, choice)
             with seeded(session.config.seed):
                 average, scored = _finish(run, choice.coefficients, choice.name)
     finally:
         metric.close()
     history = [finite(metric.score(loss)) for loss in choice.history]
-    about = {"references": {}, "beaten_by": [], "contest": contest, "history": history}
+    about = {
+        "references": {},
+        "verdict": judge_by_metric(contest),
+        "contest": contest,
+        "history": history,
+    }
     return _Found(choice, average, scored, choice.coefficients, choice.name, about)
 
 
@@ -228,15 +235,17 @@ def _by_loss(run: Run) -> _Found:
         for name, reference in references.items()
         if not (choice.equal or _same(reference.coefficients, choice.coefficients))
     }
-    over = next(iter(references))
-    gain = None  # a simple average has gained nothing by being chosen
-    if choice.name == LEARNED and over in others:
-        gain = gained(scored.heldout, others[over].heldout, config.seed)
-    beaten_by = _better(scored, others, config.seed)
-    _warn(session, choice, scored.scores, beaten_by, others)
+    verdict = judge(
+        scored,
+        others,
+        best=next(iter(references)),
+        seed=config.seed,
+        is_baseline=choice.name != LEARNED,
+    )
+    _warn(session, choice, scored.scores, verdict, others)
     written, instead_of, learned, weights = choice.name, None, None, choice.coefficients
-    if config.fallback and beaten_by:
-        written, instead_of, learned = beaten_by[0].name, choice.name, scored.scores
+    if config.fallback and verdict.beaten_by:
+        written, instead_of, learned = verdict.beaten_by[0].name, choice.name, scored.scores
         weights = references[written].coefficients
         with session.clock("evaluate"):
             average, scored = _finish(run, weights, written)
@@ -247,10 +256,9 @@ def _by_loss(run: Run) -> _Found:
             Simple(name=name, K=K, selection_loss=finite(simple[name, K]))
             for name, K in sorted(simple, key=lambda one: or_inf(simple[one]))
         ],
-        "beaten_by": beaten_by,
+        "verdict": verdict,
         "instead_of": instead_of,
         "learned": learned,
-        "gained": Gained(over=over, by=gain[0], interval=gain[1]) if gain else None,
         "history": [finite(loss) for loss in choice.history],
     }
     return _Found(choice, average, scored, weights, written, about)
@@ -373,32 +381,23 @@ def _finish(run: Run, coefficients: Coefficients, method: str) -> tuple[Average,
     return run.score_file(run.average(coefficients, method, sum(c != 0 for c in coefficients)))
 
 
-def _better(chosen: Scored, others: Mapping[str, Scored], seed: int) -> list[Better]:
-    """Those with a lower held-out loss, best first; NaN and Inf lose to all."""
-    own, found = chosen.scores.heldout_loss, []
-    for name, other in others.items():
-        loss = other.scores.heldout_loss
-        if loss is not None and (own is None or loss < own):
-            by, interval = gained(other.heldout, chosen.heldout, seed) or (None, None)
-            found.append(Better(name=name, heldout_loss=loss, by=by, interval=interval))
-    return sorted(found, key=lambda better: better.heldout_loss)
-
-
 def _warn(
     session: Session,
     choice: Choice,
     average: Scores,
-    beaten_by: Sequence[Better],
+    verdict: Verdict,
     others: Mapping[str, Scored],
 ) -> None:
     """Of what did better for sure; what lies within the interval is undecided, and no alarm."""
     events, own = session.events, average.heldout_loss
-    sure = [b for b in beaten_by if own is None or (b.interval and b.interval.low > 0)]
+    sure = [
+        b for b in verdict.beaten_by if own is None or (b.interval and not b.interval.has_zero())
+    ]
     for better in sure:
         loss = "NaN or Inf" if own is None else number(own)
         events.warn(
             f"the {better.name} average did better than the {choice.name} one on held-out data "
-            f"({number(better.heldout_loss)} against {loss})"
+            f"({number(better.score)} against {loss})"
         )
     if not sure or choice.name != LEARNED or own is None:
         return
@@ -409,6 +408,6 @@ def _warn(
         auto = "" if session.config.K == AUTO else ", or leave out --K"
         events.warn(
             f"the choice is over-fitted: {other - chosen:.3g} below `{better.name}` on selection "
-            f"rows, {own - better.heldout_loss:.3g} above it on held-out ones; choose by more "
+            f"rows, {own - better.score:.3g} above it on held-out ones; choose by more "
             f"rows{auto}"
         )

@@ -19,7 +19,6 @@ from sewa_cli.report.shared import Interval
 
 LEVEL = 0.95
 Unit = Literal["rows", "groups", "batches"]
-Gain = tuple[float, Interval | None]  # a mean difference, and its interval where rows are enough
 FEWEST = 20  # with fewer units than this, resampling them says too little
 
 
@@ -81,15 +80,6 @@ def difference(
     spread = compare_rows(torch.stack([one, two]), weights, seed)
     low, high = spread.difference_intervals[1 - spread.best]  # of the worse minus the better
     return by, Interval(low=low, high=high) if spread.best else Interval(low=-high, high=-low)
-
-
-def gained(learned: UnitLosses | None, over: UnitLosses | None, seed: int) -> Gain | None:
-    """How far the learned average lies below another one, held out, and how sure that is."""
-    if learned is None or over is None or not (learned.is_finite and over.is_finite):
-        return None
-    losses, weights, _ = paired([over, learned])
-    _, interval = difference(losses[0], losses[1], weights, seed)
-    return over.mean - learned.mean, interval
 
 
 def paired(found: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Unit]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
-from sewa_cli.direction import comparative, loss_of
+from sewa_cli.direction import comparative
 from sewa_cli.present.sheet import Cell, Ordered, Rows, Sheet, beside
 from sewa_cli.text import few, number, with_K
 
@@ -242,20 +242,6 @@ def failures(
             f"as a {metric} of {number(counts_as)}, worse than any there is"
         )
     return said
-
-
-def better_one(found: Contest) -> str | None:
-    """Of those that it is shown beside, the one that did best held out, if better than it.
-
-    By however little, as by the loss: whether that is luck, the intervals say.
-    """
-    known = {
-        n: loss_of(s.heldout, found.goal) for n, s in found.scores.items() if s.heldout is not None
-    }
-    if not known:
-        return None
-    best = min(known, key=lambda name: known[name])
-    return None if known[best] == known.get(next(iter(found.scores))) else best
 
 
 def effort(found: Contest) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Interval
     from sewa_cli.report.standing import Fall, Standing
     from sewa_cli.report.validate import Validation
+    from sewa_cli.report.verdict import Better, Verdict
     from sewa_cli.report.verify import Verification
 
 SETTLED = 0.01  # of the loss: what it may still fall or rise by from quarter to quarter
@@ -171,21 +172,28 @@ def expected(report: Report) -> str:
     said = f"expected loss{whose} on new data {number(found.loss, 3)}{ends}"
     if found.by is None:
         return said
-    return f"{said}; vs best baseline: {difference(found.by, found.interval)}"
+    return f"{said}; vs best baseline: {turned(found.by, found.interval)}"
 
 
-def difference(by: float, interval: Interval | None, sign: int = -1) -> str:
-    """Say how far a loss is from another one, and whether that is significant.
+def difference(found: Verdict | Better) -> str:
+    """Say how far a loss is from another one, and whether that is significant."""
+    assert found.difference is not None
+    return change(found.difference, found.interval)
 
-    `by` is how far it is below the other one; with a `sign` of 1, above.
-    """
-    said = signed(sign * by, plus=True)
+
+def change(by: float, interval: Interval | None) -> str:
+    said = signed(by, plus=True)
     if interval is None:
         return said
-    low, high = sorted((sign * interval.low, sign * interval.high))
-    is_sure = low > 0 or high < 0
-    significant = "significant" if is_sure else "not significant"
-    return f"{said}, {ci(low, high)}, {significant}"
+    significant = "not significant" if interval.has_zero() else "significant"
+    return f"{said}, {ci(interval.low, interval.high)}, {significant}"
+
+
+def turned(by: float, interval: Interval | None) -> str:
+    """Say a difference the other way round."""
+    if interval is None:
+        return change(0.0 - by, None)
+    return change(0.0 - by, type(interval)(low=0.0 - interval.high, high=0.0 - interval.low))
 
 
 def ci(low: float, high: float) -> str:
@@ -203,50 +211,46 @@ def wrote(output: str | None) -> list[str]:
 
 
 def verdict(report: Report) -> str:
-    """Say what was gained over the best baseline, and how sure that is."""
+    """Say how the choice compares with the best baseline, and whether that is significant."""
+    found = report.verdict
     instead = f"; `{report.written}` was written instead" if report.instead_of else ""
     chosen = report.instead_of or report.written
-    if (report.learned or report.average).heldout_loss is None and report.heldout_rows is not None:
+    if found.kind == "not finite":
         return f"the held-out loss of what was chosen is NaN or Inf{instead}"
+    if found.kind == "baseline not finite":
+        return f"the held-out loss of the best baseline (`{found.baseline}`) is NaN or Inf{instead}"
     if report.labels == "noise" and chosen != "learned":
         return f"no gain: the labels say nothing; `{report.written}` was written"
-    if chosen != "learned":
+    if found.kind == "baseline" and found.baseline is not None:
+        return f"no gain over the best baseline: the choice is `{found.baseline}` itself{instead}"
+    if found.kind == "baseline":
         return f"no gain over the best baseline: `{chosen}` was chosen, a baseline{instead}"
-    if report.heldout_rows is None:
+    if found.kind == "no held-out data":
         return "no held-out data: define heldout_data in the task, or try --guard 0.2"
-    over, best = next(iter(report.references.items()))
-    found = report.gained
-    if found is None and best.heldout_loss is None:
-        return f"the held-out loss of the best baseline (`{over}`) is NaN or Inf{instead}"
-    if found is None:
-        return f"no gain over the best baseline: the choice is `{over}` itself{instead}"
-    few = "" if found.interval else "; too few examples for a confidence interval"
-    said = f"vs best baseline ({found.over}): {difference(found.by, found.interval)}{few}"
-    # one that selection rows did not point to, but that anybody would have tried
-    lower = [b for b in report.beaten_by if b.name != found.over and b.by is not None]
-    sure = [b for b in lower if b.interval is not None and b.interval.low > 0]
-    has_gained = found.interval is not None and found.interval.low > 0
-    for other in (sure or (lower if has_gained else []))[:1]:
-        said += f"; vs {other.name}: {difference(other.by or 0.0, other.interval, sign=1)}"
+    few = "; too few examples for a confidence interval" if found.kind == "too few" else ""
+    said = f"vs best baseline ({found.baseline}): {difference(found)}{few}"
+    # another baseline that anybody would have tried
+    lower = [b for b in found.beaten_by if b.name != found.baseline and b.difference is not None]
+    sure = [b for b in lower if b.interval is not None and not b.interval.has_zero()]
+    for other in (sure or (lower if found.kind == "better" else []))[:1]:
+        said += f"; vs {other.name}: {difference(other)}"
     return f"{said}{instead}"
 
 
 def overfits(report: Report) -> str:
     """Answer whether what was chosen is worse on other data than what it was preferred to."""
     own = report.learned or report.average
-    for better in report.beaten_by:
+    for better in report.verdict.beaten_by:
         loss = report.references[better.name].selection_loss
         is_preferred = own.selection_loss is None or (loss or 0.0) > own.selection_loss
-        if better.interval is not None and better.interval.low > 0 and is_preferred:
+        if better.interval is not None and not better.interval.has_zero() and is_preferred:
             return f"yes: `{better.name}` has a significantly lower held-out loss"
-    by = report.gained or report.expected
-    if report.heldout_rows is None:
-        by = report.expected
-    if by is None or by.interval is None:
-        return "unknown: too few data were held out to tell"
-    if report.heldout_rows is not None:
+    if report.heldout_rows is not None and report.verdict.interval is not None:
         return "no: no baseline that it was preferred to has a significantly lower held-out loss"
-    if by.interval.high < 0:
+    found = report.expected
+    if found is None or found.interval is None:
+        return "unknown: too few data were held out to tell"
+    if report.heldout_rows is None and found.interval.high < 0:
         return "yes: cross-validation expects a significantly lower loss of the best baseline"
     return "no: cross-validation does not expect a significantly lower loss of the best baseline"
 
@@ -282,7 +286,7 @@ def _fall(found: Fall) -> str:
     before = {1: "first", 2: "second", 3: "third"}.get(found.since, f"{found.since}.")
     return (
         f"{head}: on selection data the mean of its last quarter has {number(found.loss, 3)}, vs "
-        f"that of the {before}: {difference(found.by, found.interval)}"
+        f"that of the {before}: {turned(found.by, found.interval)}"
     )
 
 

@@ -77,7 +77,7 @@ def _select(report: Report) -> Numbers:
     yield "selection_loss", report.average.selection_loss
     yield "heldout_loss", report.average.heldout_loss
     yield "expected_loss", report.expected.loss if report.expected else None
-    yield "gain", report.gained.by if report.gained else None
+    yield "vs_baseline", report.verdict.difference
     yield "checkpoints", report.K
     yield from _metrics(report.average.metrics, "")
     references = report.references
@@ -99,7 +99,7 @@ def _contest(report: Report) -> Numbers:
     written = next(iter(found.scores.values()))
     yield "selection_score", written.selection
     yield "heldout_score", written.heldout
-    yield "gain", found.gained.by if found.gained else None
+    yield "vs_baseline", report.verdict.difference
     yield "evaluations", found.evaluations
     yield "checkpoints", report.K
     yield from _metrics(written.others, "")

@@ -11,6 +11,7 @@ from pydantic_core import from_json
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_values, read_bytes
 from sewa_cli.report import KINDS, model_of
+from sewa_cli.report.part import SCHEMA_VERSION
 from sewa_cli.text import one_line
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def _validated(text: bytes) -> Head:
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"its kind is {kind!r:.40}, and none of {', '.join(KINDS)}")
+    version = content.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise ValueError(
+            f"its schema_version is {version!r:.40}, and only {SCHEMA_VERSION} can be shown; run "
+            "the command again, or use the version of sewa that wrote it"
+        )
     return model_of(kind).model_validate(content)
 
 

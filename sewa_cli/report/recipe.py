@@ -85,7 +85,7 @@ class Rebuildable(BaseModel):
 
     model_config = ConfigDict(defer_build=True)
 
-    schema_version: Literal[1, 2]
+    schema_version: Literal[1, 2, 3]
     recipe: Recipe
     kind: str | None = None
     output: str | None = Field(None, min_length=1, max_length=LONGEST)

@@ -21,19 +21,7 @@ from sewa_cli.report.shared import (
     TaskHead,
 )
 from sewa_cli.report.standing import Standing
-
-
-class Better(Part):
-    """A simple average that did better than the chosen one on held-out data."""
-
-    name: str
-    heldout_loss: float
-    by: float | None = Field(
-        description="held-out loss of the chosen average minus this one's; null: that is not finite"
-    )
-    interval: Interval | None = Field(
-        None, description="95 % of `by`, paired by row; null: too few rows"
-    )
+from sewa_cli.report.verdict import Verdict
 
 
 class BatchNorm(Part):
@@ -45,17 +33,6 @@ class BatchNorm(Part):
     rows: int | None = None
     before: Scores | None = None
     after: Scores | None = None
-
-
-class Gained(Part):
-    """What choosing was worth on held-out data, against the best simple average.
-
-    Which one that is was found on the selection rows, as the choice was: a fair comparison.
-    """
-
-    over: str
-    by: float = Field(description="held-out loss of that average minus the chosen one's")
-    interval: Interval | None = Field(description="95 %, paired by row; null: too few rows")
 
 
 class Guard(Part):
@@ -158,7 +135,7 @@ class Report(TaskHead):
     heldout_groups: int | None = Field(None, description=GROUPS)
     average: Scores
     references: dict[str, Scores]
-    beaten_by: list[Better]
+    verdict: Verdict
     written: str = Field("learned", description="learned, or the simple average that was taken")
     instead_of: str | None = Field(
         None, description="--fallback: what was chosen, where a simple average was written instead"
@@ -169,7 +146,6 @@ class Report(TaskHead):
         description="weak: mixed-up rows fit as well; noise: and the same outputs for all rows "
         "better; unseen: loss() ignores the batch",
     )
-    gained: Gained | None = None
     guard: Guard | None = None
     details: dict[str, Any] | None = Field(
         None, description="what the solver found out besides, as it gives it"

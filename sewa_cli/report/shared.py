@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from sewa_cli.report.part import SCHEMA_VERSION, Part
+from sewa_cli.report.verdict import Interval as Interval
 
 GROUPS = "groups that the rows are of, by groups(batch); null: each row stands for itself"
 
@@ -44,11 +45,6 @@ class Scores(Part):
     selection_loss: float | None
     heldout_loss: float | None = None
     metrics: dict[str, float | None] | None = None
-
-
-class Interval(Part):
-    low: float
-    high: float
 
 
 class Placement(Part):
@@ -99,7 +95,7 @@ class Head(Part):
 
     in_a_notebook: ClassVar[Callable[[Any], str] | None] = None  # `commands` says how
 
-    schema_version: Literal[2] = SCHEMA_VERSION
+    schema_version: Literal[3] = SCHEMA_VERSION
     kind: str
     versions: Versions
     created: str

@@ -114,7 +114,7 @@ def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) ->
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(found, schema)
     assert found.keys() == schema["properties"].keys()
-    assert (found["schema_version"], found["kind"]) == (2, kind)
+    assert (found["schema_version"], found["kind"]) == (3, kind)
     assert {"versions", "created", "config", "warnings"} <= found.keys()
     assert ("task" in found) == ({"device", "seed"} <= found.keys())
     # what was printed can be read again, and says the same

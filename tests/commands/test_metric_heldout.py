@@ -14,8 +14,9 @@ from helpers.tiny import Ended, Sewa
 from safetensors.torch import load_file
 
 from sewa_cli.methods.family import family
+from sewa_cli.objective.judge import judge_by_metric
 from sewa_cli.present import show
-from sewa_cli.present.contest import better_one, verdict
+from sewa_cli.present.contest import verdict
 from sewa_cli.report.metric import Contest
 from sewa_cli.report.reading import read_any
 from sewa_cli.session.verdict import meet
@@ -442,7 +443,7 @@ def test_older_reports_are_read_and_said(sewa: Sewa) -> None:
     back = old.model_copy(update={"leader": old.incumbent, "crowned": False})
     met = sum(entry.ahead is not None for entry in old.entries)
     assert f"{met} others met it" in verdict(back)
-    assert better_one(old) is None
+    assert not judge_by_metric(old).beaten_by
 
 
 def test_zero_is_not_printed_as_minus_zero(sewa: Sewa, task: Path) -> None:

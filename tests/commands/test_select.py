@@ -148,19 +148,17 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
     ended = sewa("select", "--strict", "--K", 1, "--set", "gumbel.iterations=40")
     assert ended.code == 5
     report = report_of()
-    assert report["beaten_by"]
-    best = report["beaten_by"][0]
+    best = report["verdict"]["beaten_by"][0]
     losses = {n: s["heldout_loss"] for n, s in report["references"].items()}
     assert best["name"] == min(losses, key=lambda name: losses[name])
-    assert best["by"] == pytest.approx(report["average"]["heldout_loss"] - best["heldout_loss"])
+    assert best["difference"] == pytest.approx(report["average"]["heldout_loss"] - best["score"])
     assert f"the {best['name']} average did better" in " ".join(report["warnings"])
     # what is said is against the first: the one that the selection rows would have chosen
     first = next(iter(losses))
-    assert report["gained"]["over"] == first
-    assert report["gained"]["interval"]["high"] < 0
-    assert report["gained"]["by"] == pytest.approx(
-        losses[first] - report["average"]["heldout_loss"]
-    )
+    verdict = report["verdict"]
+    assert (verdict["kind"], verdict["baseline"]) == ("worse", first)
+    assert verdict["interval"]["low"] > 0
+    assert verdict["difference"] == pytest.approx(report["average"]["heldout_loss"] - losses[first])
     assert f"vs best baseline ({first}): +" in ended.err
     # better where it was chosen, worse elsewhere: that has a name, and there is something to do
     own, other = report["average"], report["references"][best["name"]]

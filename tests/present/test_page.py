@@ -185,8 +185,9 @@ def test_a_notebook_shows_the_core_of_the_page() -> None:
 def test_the_headline_is_the_gain_over_the_last_checkpoint_and_the_verdict_its_subtitle() -> None:
     content = raw("select")
     over = next(iter(content["references"]))
-    interval = {"low": -0.1, "high": 0.3}
-    content["gained"] = {"over": over, "by": 0.1, "interval": interval}
+    interval = {"low": -0.3, "high": 0.1}
+    content["verdict"] = {"kind": "not significant", "baseline": over, "difference": -0.1}
+    content["verdict"]["interval"] = interval
     content["average"]["heldout_loss"] = 0.13
     content["references"]["last"]["heldout_loss"] = 0.2
     found = chapter(report(content))
@@ -199,7 +200,8 @@ def test_the_headline_is_the_gain_over_the_last_checkpoint_and_the_verdict_its_s
 
 
 def test_without_held_out_data_the_headline_is_cross_validations() -> None:
-    content = {**raw("select"), "heldout_rows": None, "gained": None}
+    content = {**raw("select"), "heldout_rows": None}
+    content["verdict"] = {"kind": "no held-out data"}
     content["expected"] |= {"by": 0.1, "interval": {"low": 0.05, "high": 0.2}}
     found = chapter(report(content))
     assert found.headline.startswith("Expected loss on new data 0.")
@@ -222,8 +224,9 @@ def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
 
 def test_what_is_said_of_a_better_simple_average_is_the_difference() -> None:
     content = raw("mask")
-    content["beaten_by"] = [
-        {"name": "last", "heldout_loss": 0.5, "by": 0.01, "interval": {"low": 0.002, "high": 0.02}}
+    content["verdict"]["beaten_by"] = [
+        {"name": "last", "score": 0.5, "difference": 0.01}
+        | {"interval": {"low": 0.002, "high": 0.02}}
     ]
     lines = [
         line
@@ -232,7 +235,7 @@ def test_what_is_said_of_a_better_simple_average_is_the_difference() -> None:
         if isinstance(part, parts.Words)
         for line in part.lines
     ]
-    said = "last has a lower held-out loss, 0.5: −0.01, 95 % CI [−0.02, −0.002], significant"
+    said = "last has a lower held-out loss, 0.5: +0.01, 95 % CI [0.002, 0.02], significant"
     assert said in lines
 
 
@@ -316,7 +319,8 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "another kind": ('{"kind": "windows"}', "its kind is 'windows', and none of select"),
     "no kind": ("{}", "its kind is None"),
     "a kind that is no word": ('{"kind": ["select"]}', "its kind is ['select'], and none of"),
-    "half of one": ('{"kind": "select", "schema_version": 2}', "not a report of sewa"),
+    "half of one": ('{"kind": "select", "schema_version": 3}', "not a report of sewa"),
+    "an older one": ('{"kind": "select", "schema_version": 2}', "and only 3 can be shown"),
     "not UTF-8": (b'{"kind": "\xff"}', "not a report of sewa"),
     "too deep": ("[" * 10_000, "not a report of sewa"),
     "too many values": ("[" + "0," * 4_000_001 + "0]", "values, the most that are read"),

@@ -9,9 +9,11 @@ import pytest
 from helpers.tiny import TASK, train_tiny
 
 from sewa_cli.commands.select import run_select
+from sewa_cli.objective.judge import decide
 from sewa_cli.present import sentences, tables
-from sewa_cli.report.select import Better, Blend, Expected, Gained, Pulled, Report, Share
+from sewa_cli.report.select import Blend, Expected, Pulled, Report, Share
 from sewa_cli.report.shared import Candidate, Interval, Scores
+from sewa_cli.report.verdict import Better, Verdict
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
 
@@ -31,17 +33,32 @@ def judged(
     real: Report,
     by: float | None = None,
     interval: tuple[float, float] | None = None,
-    best: float | None = 0.5,
+    *,
+    kind: Any = "baseline",
+    beaten_by: Sequence[Better] = (),
     **more: Any,
 ) -> Report:
-    """With such a gain over the best simple average; None: there is none to speak of."""
+    """A report whose loss differs so from the best baseline's; None: a verdict of that kind."""
     sure = interval and Interval(low=interval[0], high=interval[1])
     other = Scores(selection_loss=0.5, heldout_loss=0.6)
-    gained = None if by is None else Gained(over=BEST, by=by, interval=sure or None)
-    references = {BEST: Scores(selection_loss=0.4, heldout_loss=best)}
+    verdict = Verdict(kind=kind, baseline=BEST if kind.startswith("baseline") else None)
+    if by is not None:
+        verdict = decide(BEST, by, sure or None, 400)
+    verdict = verdict.model_copy(update={"beaten_by": [*beaten_by]})
+    references = {BEST: Scores(selection_loss=0.4, heldout_loss=0.5)}
     references |= {"last": other, "uniform": other}
-    update = {"gained": gained, "references": references, "beaten_by": [], **more}
-    return real.model_copy(update=update)
+    return real.model_copy(update={"verdict": verdict, "references": references, **more})
+
+
+def chosen(real: Report, **more: Any) -> Report:
+    """A report that has chosen a baseline."""
+    report = judged(real, **more)
+    return report.model_copy(update={"verdict": Verdict(kind="baseline")})
+
+
+def better(name: str, by: float, interval: tuple[float, float] | None = None) -> Better:
+    sure = interval and Interval(low=interval[0], high=interval[1])
+    return Better(name=name, score=0.2, difference=by, interval=sure or None)
 
 
 def blended(
@@ -91,12 +108,11 @@ def hoped(by: float, interval: tuple[float, float] | None) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("by", "interval", "said"),
     [
-        (0.1, (0.05, 0.15), "−0.1, 95 % CI [−0.15, −0.05], significant"),
-        (-0.1, (-0.15, -0.05), "+0.1, 95 % CI [0.05, 0.15], significant"),
-        (0.1, (-0.05, 0.25), "−0.1, 95 % CI [−0.25, 0.05], not significant"),
-        (-0.1, (-0.25, 0.05), "+0.1, 95 % CI [−0.05, 0.25], not significant"),
-        (0.1, (0.0, 0.2), "−0.1, 95 % CI [−0.2, 0], not significant"),
-        (0.1, None, "−0.1; too few examples for a confidence interval"),
+        (-0.1, (-0.15, -0.05), "−0.1, 95 % CI [−0.15, −0.05], significant"),
+        (0.1, (0.05, 0.15), "+0.1, 95 % CI [0.05, 0.15], significant"),
+        (-0.1, (-0.25, 0.05), "−0.1, 95 % CI [−0.25, 0.05], not significant"),
+        (-0.1, (-0.2, 0.0), "−0.1, 95 % CI [−0.2, 0], not significant"),
+        (-0.1, None, "−0.1; too few examples for a confidence interval"),
         (0.0, None, "0; too few examples for a confidence interval"),
     ],
 )
@@ -130,7 +146,7 @@ def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
 
 
 @pytest.mark.parametrize(
-    ("own", "better", "heldout_rows", "answer"),
+    ("own", "lower", "heldout_rows", "answer"),
     [
         (0.3, (0.01, 0.03), 400, "yes: `uniform` has a significantly lower held-out loss"),
         (0.6, (0.01, 0.03), 400, "no"),  # it was worse on selection data, too
@@ -142,49 +158,36 @@ def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
 def test_does_it_overfit_is_answered(
     real: Report,
     own: float,
-    better: tuple[float, float] | None,
+    lower: tuple[float, float] | None,
     heldout_rows: int | None,
     answer: str,
 ) -> None:
-    sure = better and Interval(low=better[0], high=better[1])
-    beaten = [Better(name="uniform", heldout_loss=0.2, by=0.02, interval=sure)] if sure else []
+    beaten = [better("uniform", 0.02, lower)] if lower else []
     average = Scores(selection_loss=own, heldout_loss=0.4)
-    report = judged(real, 0.1, (-0.05, 0.25), average=average, beaten_by=beaten)
+    report = judged(real, -0.1, (-0.25, 0.05), average=average, beaten_by=beaten)
     made = {"heldout_rows": heldout_rows, **hoped(-0.02, (-0.03, -0.01))}
     assert sentences.overfits(report.model_copy(update=made)).startswith(answer)
 
 
 @pytest.mark.parametrize(
-    ("interval", "lower"),
-    [((0.05, 0.15), (-0.01, 0.05)), ((-0.05, 0.25), (0.01, 0.03)), ((0.05, 0.15), None)],
+    ("interval", "others", "named"),
+    [
+        ((-0.15, -0.05), [better("uniform", 0.02, (-0.01, 0.05))], "uniform"),
+        ((-0.25, 0.05), [better("uniform", 0.02, (0.01, 0.03))], "uniform"),
+        ((-0.15, -0.05), [better("uniform", 0.02)], "uniform"),
+        (
+            (-0.15, -0.05),
+            [better("last", 0.03, (-0.1, 0.7)), better("uniform", 0.02, (0.01, 0.03))],
+            "uniform",
+        ),
+        ((-0.25, 0.05), [better("uniform", 0.02, (-0.01, 0.05))], None),
+    ],
 )
 def test_another_average_with_a_lower_loss_is_named(
-    real: Report, interval: tuple[float, float], lower: tuple[float, float] | None
+    real: Report, interval: tuple[float, float], others: Sequence[Better], named: str | None
 ) -> None:
-    sure = lower and Interval(low=lower[0], high=lower[1])
-    better = Better(name="uniform", heldout_loss=0.2, by=0.02, interval=sure or None)
-    said = sentences.verdict(judged(real, 0.1, interval, beaten_by=[better]))
-    assert f"; vs uniform: {sentences.difference(0.02, sure or None, sign=1)}" in said
-    assert "vs uniform: +0.02" in said
-
-
-def test_one_that_is_better_for_sure_decides_though_another_is_lower(real: Report) -> None:
-    likely, sure = Interval(low=-0.01, high=0.07), Interval(low=0.01, high=0.03)
-    others = [
-        Better(name="uniform", heldout_loss=0.2, by=0.03, interval=likely),
-        Better(name="last", heldout_loss=0.21, by=0.02, interval=sure),
-    ]
-    said = sentences.verdict(judged(real, 0.1, (0.05, 0.15), beaten_by=others))
-    assert said.endswith("; vs last: +0.02, 95 % CI [0.01, 0.03], significant")
-
-
-def test_one_that_is_ahead_by_luck_is_not_named_where_nothing_is_decided(real: Report) -> None:
-    """The table shows it."""
-    report = judged(real, 0.1, (-0.05, 0.25))
-    chance = Interval(low=-0.01, high=0.05)
-    better = Better(name="uniform", heldout_loss=0.2, by=0.02, interval=chance)
-    once_more = report.model_copy(update={"beaten_by": [better]})
-    assert sentences.verdict(once_more) == sentences.verdict(report)
+    said = sentences.verdict(judged(real, -0.1, interval, beaten_by=others))
+    assert (f"; vs {named}: +0.02" in said) == (named is not None)
 
 
 def test_a_choice_that_is_the_best_baseline_is_called_that(real: Report) -> None:
@@ -199,17 +202,15 @@ def test_what_was_written_instead_is_named_whatever_the_verdict(real: Report) ->
         "instead_of": "learned",
         "learned": Scores(selection_loss=0.3, heldout_loss=0.7),
     }
-    for by, interval in ((-0.1, (-0.2, -0.05)), (-0.1, None), (None, None)):
+    for by, interval in ((0.1, (0.05, 0.2)), (0.1, None), (None, None)):
         said = sentences.verdict(judged(real, by, interval, **fallen))
         assert said.endswith("; `last` was written instead")
 
 
 def test_losses_that_are_not_finite_are_told_and_not_compared(real: Report) -> None:
-    broken = real.average.model_copy(update={"heldout_loss": None})
-    said = sentences.verdict(judged(real, average=broken))
+    said = sentences.verdict(judged(real, kind="not finite"))
     assert said == "the held-out loss of what was chosen is NaN or Inf"
-    # the others have one: nothing is said of them
-    assert sentences.verdict(judged(real, best=None)) == (
+    assert sentences.verdict(judged(real, kind="baseline not finite")) == (
         f"the held-out loss of the best baseline (`{BEST}`) is NaN or Inf"
     )
 
@@ -224,14 +225,14 @@ def test_losses_that_are_not_finite_are_told_and_not_compared(real: Report) -> N
 def test_a_simple_average_that_was_taken_has_nothing_to_gain(
     real: Report, labels: str, said: str
 ) -> None:
-    assert sentences.verdict(judged(real, written="uniform", labels=labels)) == said
+    assert sentences.verdict(chosen(real, written="uniform", labels=labels)) == said
     # folds that praise the procedure do not praise what it came to
-    unheld = judged(real, written="uniform", labels=labels, heldout_rows=None, **hoped(1, (0.5, 2)))
+    unheld = chosen(real, written="uniform", labels=labels, heldout_rows=None, **hoped(1, (0.5, 2)))
     assert sentences.verdict(unheld) == said
 
 
 def test_a_simple_average_that_another_was_written_for_is_not_praised(real: Report) -> None:
-    simple = judged(real, 0.1, (0.05, 0.15), written="uniform", instead_of="ema-window K=20")
+    simple = chosen(real, written="uniform", instead_of="ema-window K=20")
     assert sentences.verdict(simple) == (
         "no gain over the best baseline: `ema-window K=20` was chosen, a baseline; `uniform` was "
         "written instead"
@@ -269,7 +270,7 @@ def test_the_table_has_the_expected_loss_beside_what_was_chosen(real: Report, wr
 
 
 def test_where_nothing_is_held_out_the_expected_loss_comes_first(real: Report) -> None:
-    unheld = real.model_copy(update={"heldout_rows": None, "gained": None})
+    unheld = judged(real, kind="no held-out data", heldout_rows=None)
     first, *others = sentences.select(unheld)
     assert first == sentences.expected(unheld)
     assert others[-1].startswith("no held-out data: define heldout_data in the task")
@@ -277,7 +278,9 @@ def test_where_nothing_is_held_out_the_expected_loss_comes_first(real: Report) -
 
 
 def test_select_says_five_lines_and_the_rest_is_in_the_details(real: Report) -> None:
-    report = judged(real, 0.1, (0.05, 0.15), average=Scores(selection_loss=0.3, heldout_loss=0.4))
+    report = judged(
+        real, -0.1, (-0.15, -0.05), average=Scores(selection_loss=0.3, heldout_loss=0.4)
+    )
     assert sentences.select(report) == [
         "held-out loss 0.4 (last checkpoint 0.6, −33 %)",
         f"best baseline: {BEST}, held-out loss 0.5",

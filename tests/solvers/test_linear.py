@@ -373,7 +373,7 @@ def test_guarded_rows_are_held_out_and_never_chosen_by(run_dir: Path, sewa: Sewa
         report = report_of()
         assert report["guard"] == {"share": 0.2, "rows": 60}
         assert (report["selection_rows"], report["heldout_rows"]) == (240, 60)
-        assert report["gained"]["interval"] is not None
+        assert report["verdict"]["interval"] is not None
     x, y = (torch.cat(parts) for parts in zip(*rows(1), strict=True))
     aside = torch.zeros(300, dtype=torch.bool)
     aside[torch.randperm(300, generator=torch.Generator().manual_seed(0))[:60]] = True
@@ -425,7 +425,7 @@ def test_fallback_writes_the_better_simple_average_and_says_so(
     report = report_of()
     name = report["written"]
     assert name in ("last", "uniform", "lawa")
-    assert report["beaten_by"][0]["name"] == name
+    assert report["verdict"]["beaten_by"][0]["name"] == name
     assert report["learned"]["heldout_loss"] > report["average"]["heldout_loss"]
     assert report["average"]["heldout_loss"] == pytest.approx(
         report["references"][name]["heldout_loss"], rel=1e-5
@@ -446,7 +446,7 @@ def test_a_choice_that_is_better_stands(sewa: Sewa) -> None:
     Path("task.py").write_text(TASK.replace("return data(2)", "return data(1)"))
     assert sewa(*LINEAR, "--fallback", "--strict").code == 0
     report = report_of()
-    assert report["beaten_by"] == []
+    assert report["verdict"]["beaten_by"] == []
     assert report["written"] == "learned"
     assert report["instead_of"] is None
 
@@ -472,7 +472,7 @@ def predict(model, batch):
     ended = sewa(*LINEAR, "--K", 1, "--fallback", "--force")
     assert ended.code == 0
     assert report_of()["average"]["heldout_loss"] is not None
-    assert report_of()["beaten_by"][0]["by"] is None
+    assert report_of()["verdict"]["beaten_by"][0]["difference"] is None
 
 
 def test_a_loader_that_shuffles_held_out_rows_leaves_losses_paired(
@@ -490,7 +490,7 @@ def heldout_data():
 """
         (run_dir / "task.py").write_text(TASK + extra)
         assert sewa("select", "--force").code == 0
-        gains.append(report_of()["gained"]["interval"])
+        gains.append(report_of()["verdict"]["interval"])
     widths = [gain["high"] - gain["low"] for gain in gains]
     assert widths[1] == pytest.approx(widths[0], rel=0.1)
 

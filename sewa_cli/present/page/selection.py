@@ -39,8 +39,10 @@ def select(report: Report, name: str | None) -> Chapter:
             Tile("held-out loss", report.average.heldout_loss, held),
             Tile("best baseline", scores.heldout_loss, best),
         ]
-    if report.gained:
-        tiles.append(Tile("gained", report.gained.by, interval_of(report.gained.interval)))
+    judged = report.verdict
+    if judged.difference is not None:
+        note = interval_of(judged.interval)
+        tiles.append(Tile("vs best baseline", judged.difference, note))
     else:
         tiles.append(Tile("selection loss", report.average.selection_loss, "of what was written"))
     if report.expected:
@@ -54,10 +56,10 @@ def select(report: Report, name: str | None) -> Chapter:
     overfit = [upper(sentences.overfits(report))]
     if report.expected:
         overfit.append(upper(sentences.expected(report)))
-    for better in report.beaten_by:
-        said = f"{better.name} has a lower held-out loss, {number(better.heldout_loss, 3)}"
-        if better.by is not None:
-            said += f": {sentences.difference(better.by, better.interval)}"
+    for better in judged.beaten_by:
+        said = f"{better.name} has a lower held-out loss, {number(better.score, 3)}"
+        if better.difference is not None:
+            said += f": {sentences.difference(better)}"
         overfit.append(said)
     if report.labels == "weak":
         overfit.append("Mixed-up rows fit as well: rows tell averages apart as a whole, not singly")
