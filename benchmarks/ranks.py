@@ -135,7 +135,7 @@ def shares(folder: Path) -> dict[str, float]:
     from sewa_cli.commands.select import run_select
     from sewa_cli.objective.objective import Objective
     from sewa_cli.session.extensions import load_settings
-    from sewa_cli.session.session import Run
+    from sewa_cli.session.run import Setup
     from sewa_cli.task import load_task
     from sewa_cli.trajectory import Trajectory
 
@@ -150,7 +150,7 @@ def shares(folder: Path) -> dict[str, float]:
             (Objective, "mean_loss", "passes"),
             (Trajectory, "mix", "W"),
             (Trajectory, "pull_back", "W"),
-            (Run, "read", "W"),
+            (Setup, "place", "W"),
         ):
             stack.enter_context(timed(owner, name, spent, part, running))
         total = run_select(config, task, write=False).report.cost.seconds.total

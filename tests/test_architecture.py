@@ -29,7 +29,7 @@ LAYERS = [
     {"trajectory", "checkpoints", "task", "report", "callbacks"},
     {"objective", "present"},
     {"solvers", "methods", "output", "trackers"},
-    {"session"},
+    {"session", "scores"},
     {"comparison"},
     {"commands", "templates"},
     {"api", "demo"},

@@ -95,7 +95,7 @@ class Study:
     """One run, opened once: its references, and what each solver chooses at each budget."""
 
     def __init__(self, setting: str, seed: int, checkpoints: Path) -> None:
-        from sewa_cli.commands.select import open_run
+        from sewa_cli.commands.select import open_setup
         from sewa_cli.events import Events
         from sewa_cli.session.extensions import load_settings
         from sewa_cli.session.metric import Metric
@@ -108,8 +108,7 @@ class Study:
         flags["objective.metric"] = about.metric
         config = load_settings(Path("sewa.yaml"), flags)
         task = load_task(str(config.task), config.args)
-        self.run = open_run(config, task, Events())
-        self.run.read()
+        self.run = open_setup(config, task, Events()).place()
         self.metric = Metric(self.run)
         if about.metric == "return":
             self.metric._pool = cast(Any, arena_of(self.run.session, self.metric))

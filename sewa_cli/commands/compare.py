@@ -19,7 +19,8 @@ from sewa_cli.report.compare import Comparison, Judged, Row
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.session import Run, Session, check_budget, open_session
+from sewa_cli.session.run import Setup, set_up
+from sewa_cli.session.session import Session, check_budget, open_session
 from sewa_cli.settings import USUAL
 from sewa_cli.solvers import WEIGHING, default_for
 from sewa_cli.task import Task
@@ -57,8 +58,8 @@ def run_compare(
         outputs = outputs.shared()
         if not by_metric:
             session.warn_of_overlap(training=session.objective.batch_statistics)
-        run = comparing(session)
-        evaluator, drafts = run.retry(lambda: evaluate_all(run, asked))
+        setup = comparing(session)
+        evaluator, drafts = setup.placer.retry(lambda: evaluate_all(setup, asked))
         stack.callback(evaluator.close)
         every = [one for draft in drafts for one in draft.evaluated]
         judged = _judged(evaluator)
@@ -80,7 +81,7 @@ def run_compare(
 
         def make_report() -> Comparison:
             return Comparison(
-                **run.report(),
+                **evaluator.run.report(),
                 selection_rows=every[0].selection_rows,
                 heldout_rows=every[0].heldout_rows,
                 selection_groups=session.objective.count_groups(session.objective.selection),
@@ -90,7 +91,7 @@ def run_compare(
                 judged=table.judged,
                 best=table.best,
                 winner=table.winner,
-                batchnorm=run.scorer.recomputed_on,
+                batchnorm=setup.scorer.recomputed_on,
                 averages_evaluated=evaluator.ledger.count("evaluate"),
                 output=outputs.named if average is not None else None,
                 recipe=recipe,
@@ -106,14 +107,14 @@ def _judged(evaluator: Evaluator) -> Judged | None:
     return Judged(metric=metric.name, goal=metric.goal, parts=metric.heldout_parts or 0)
 
 
-def comparing(session: Session) -> Run:
+def comparing(session: Session) -> Setup:
     """W is held for all methods; where outputs are kept too, both share the memory there is."""
     config = session.config
     solver = make_solver(config, config.solver or default_for(USUAL, sparse=False))
     if not solver.takes_k or "parts" in solver.needs:  # it has a row of its own; masks are usual
         solver = make_solver(config, default_for(USUAL, sparse=False))
     caches = config.compare.fast or "outputs" in solver.needs or WEIGHING in config.compare.methods
-    return Run(session, solver, share=0.5 if caches else 1.0, stream=False)
+    return set_up(session, solver, share=0.5 if caches else 1.0, stream=False)
 
 
 def _best(evaluator: Evaluator, row: Row) -> Average:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from sewa_cli import ranks
-from sewa_cli.commands.select import open_run
+from sewa_cli.commands.select import open_setup
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import TaskError
@@ -22,7 +22,7 @@ from sewa_cli.rng import seeded
 from sewa_cli.session.cost import peak_memory
 from sewa_cli.session.extensions import solver_for
 from sewa_cli.session.plan import Counts, stages_of
-from sewa_cli.session.session import Run, holding
+from sewa_cli.session.run import Setup, holding
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Plan, Sizes
 from sewa_cli.task import Task
@@ -33,27 +33,28 @@ SHORT = 0.5  # seconds: work that takes less is timed more than twice
 def run_forecast(config: Config, task: Task, events: Events | None = None) -> Forecast:
     """Read the newest checkpoint, time one batch with it, and multiply by the plan."""
     with seeded(config.seed):
-        return _forecast(open_run(config, task, events or Events()))
+        return _forecast(open_setup(config, task, events or Events()))
 
 
-def _forecast(run: Run) -> Forecast:
-    session, objective, K = run.session, run.session.objective, run.session.config.K
+def _forecast(setup: Setup) -> Forecast:
+    session, objective, K = setup.session, setup.session.objective, setup.session.config.K
     k, flat = len(session.checkpoints), objective.model.flat
-    tier = None if run.streams else run.placer.fitting()[0]
-    placement, room = run.placer.plan(tier)
+    tier = None if setup.streams else setup.placer.fitting()[0]
+    placement, room = setup.placer.plan(tier)
     found = [(batch, n) for batch in session.task.selection_data if (n := rows(batch)) > 0]
     if not found:
         raise TaskError("selection_data(): there are no batches with rows in them")
     examples, counts = sum(n for _, n in found), Counts.of(session)
 
     batch, n = found[0]
-    run.rows.fill(k - 1, flat)
+    setup.rows.fill(k - 1, flat)
     objective.model.set(flat)
     session.load_integers(session.newest)
     forward = _seconds(lambda: objective.mean_loss([batch]))
-    own = run.solver.plan(_sizes(run, counts, batch, examples / n, room))
+    sizes = _sizes(setup, counts, batch, examples / n, room)
+    own = setup.solver.plan(sizes)
     plan = own or Plan(())
-    stages = stages_of(run, K, plan, room, tier)
+    stages = stages_of(setup, plan, sizes, tier)
     through = sum(map(counts.forward, stages))
     usual = sum(counts.forward(stage) for stage in stages if not stage.is_rare)
     backward = counts.selection * sum(stage.backward for stage in stages)
@@ -88,11 +89,12 @@ def _forecast(run: Run) -> Forecast:
     )
 
 
-def _sizes(run: Run, counts: Counts, batch: Any, times: float, room: int) -> Sizes:
+def _sizes(setup: Setup, counts: Counts, batch: Any, times: float, room: int) -> Sizes:
     """Return what a plan depends on; `times`: as many rows are in all batches as in this one."""
-    objective, k = run.session.objective, len(run.session.checkpoints)
-    sizes = Sizes(k, run.session.config.K, counts.selection, room, 4 * run.placer.sizes.P)
-    if "outputs" not in run.solver.needs:
+    session, objective, vector = setup.session, setup.session.objective, 4 * setup.placer.sizes.P
+    k, K = len(session.checkpoints), session.config.K
+    sizes = Sizes(k, K, counts.selection, room, vector)
+    if "outputs" not in setup.solver.needs:
         return sizes
     targets = objective.targets(batch)
     if targets is not None and objective.classes is not None:

@@ -6,9 +6,8 @@ so that its cost is what the method would have cost alone.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -21,76 +20,16 @@ from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.split import Sample
 from sewa_cli.objective.units import UnitLosses
-from sewa_cli.report.compare import RowContest, RowCost
+from sewa_cli.report.compare import RowContest
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
+from sewa_cli.scores import same
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.metric import Metric
-from sewa_cli.session.session import Run
+from sewa_cli.session.run import Run
 from sewa_cli.session.verdict import means_of_others
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import SURVEYING, Predicting, Problem, Surveyor
-from sewa_cli.text import finite
-
-T = TypeVar("T")
-NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
-
-
-class Ledger:
-    """Does each piece of work once, and charges it to every row that asks for it."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._done: dict[tuple[object, ...], tuple[Any, RowCost]] = {}
-        self._charged: set[tuple[object, ...]] = set()
-        self._row = NOTHING
-        self.evaluations = 0  # of parts, which only whoever asks for them counts
-
-    def once(self, kind: str, key: Sequence[float], work: Callable[[], T]) -> T:
-        # two averages that differ in the last bit of a coefficient only are one
-        full = (kind, *(round(x, 12) for x in key))
-        if full not in self._done:
-            self._done[full] = self._metered(work)
-        value, cost = self._done[full]
-        if full not in self._charged:
-            self._charged.add(full)
-            self._row = _sum(self._row, cost)
-        found: T = value
-        return found
-
-    def charge(self, work: Callable[[], T]) -> T:
-        value, cost = self._metered(work)
-        self._row = _sum(self._row, cost)
-        return value
-
-    def next_row(self) -> RowCost:
-        """What the row that ends here has cost."""
-        cost, self._row = self._row, NOTHING
-        self._charged.clear()
-        return cost
-
-    def count(self, kind: str) -> int:
-        return sum(key[0] == kind for key in self._done)
-
-    def _metered(self, work: Callable[[], T]) -> tuple[T, RowCost]:
-        before = self._meter()
-        value = work()
-        return value, _sum(self._meter(), before, sign=-1)
-
-    def _meter(self) -> RowCost:
-        passes = self._run.session.objective.passes
-        return RowCost(
-            forward_passes=passes.forward,
-            backward_passes=passes.backward,
-            bytes_read=self._run.trajectory.bytes_moved,
-            seconds=time.perf_counter(),
-            evaluations=self.evaluations,
-        )
-
-
-def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
-    other = two.model_dump()
-    return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
 
 
 def _open_metric(run: Run) -> Metric | None:
@@ -116,7 +55,7 @@ class Evaluator:
     def __init__(self, run: Run) -> None:
         session = run.session
         self.run = run
-        self.ledger = Ledger(run)
+        self.ledger = run.scores.ledger
         self.fast = session.config.compare.fast
         self.solver = make_solver(session.config, SURVEYING) if self.fast else run.solver
         if self.fast and session.config.solver not in (None, *solvers.BUILTIN):
@@ -147,7 +86,8 @@ class Evaluator:
             with seeded(self.proposing.seed):
                 cache = self._cache()
             if cache.size.rows < cache.size.of_rows:
-                self.run.choose_examples(Sample.of(cache.outputs.batches, cache.size.of_rows))
+                some = Sample.of(cache.outputs.batches, cache.size.of_rows)
+                self.run.session.objective.selection = some
             self.ledger.next_row()  # it is charged to the methods that search
 
     def begin_row(self) -> None:
@@ -204,7 +144,7 @@ class Evaluator:
         cache = self._cache()
         c = checked(coefficients, self.proposing.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
-        return self.ledger.once("predict", c, lambda: float(cache.loss(cache.mix(mixed))))
+        return self.ledger.once("predict", same(c), lambda: float(cache.loss(cache.mix(mixed))))
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
         """On the next selection batch; predicted ones are of all rows of the cache."""
@@ -230,42 +170,17 @@ class Evaluator:
         return self.ledger.charge(work)
 
     def selection_loss(self, coefficients: Sequence[float]) -> float:
-        """Of the average as it is mixed, BatchNorm statistics averaged along."""
-        return self._selection(coefficients)[0]
-
-    def _selection(self, coefficients: Sequence[float]) -> tuple[float, int]:
-        """The loss, and the rows it is a mean over."""
+        """Return the loss of the average as it is mixed, BatchNorm statistics averaged along."""
         c = checked(coefficients, self.proposing.k, "run.loss")
-        objective = self.run.session.objective
-
-        def work() -> tuple[float, int]:
-            self.run.load(c)
-            return objective.mean_loss(objective.selection)
-
-        return self.ledger.once("loss", c, work)
+        return self.run.scores.selection(c)[0]
 
     def evaluate(self, coefficients: Sequence[float]) -> Scored:
-        """Selection loss, held-out losses by row and metrics; BatchNorm alike for all.
-
-        By a metric: the losses are those of parts, and no other is looked at.
-        """
-        if (metric := self.metric) is not None:
-            return self.ledger.once(
-                "evaluate", coefficients, lambda: self._evaluate_parts(metric, coefficients)
-            )
-        scorer, objective = self.run.scorer, self.run.session.objective
-        # without BatchNorm the loss that methods see is the loss that is reported
-        known = None if scorer.recomputes else self._selection(coefficients)
-
-        def work() -> Scored:
-            self.run.load(coefficients)
-            statistics = scorer.recompute()[1] if scorer.recomputes else {}
-            loss, rows = known or objective.mean_loss(objective.selection)
-            heldout = None if scorer.heldout is None else objective.unit_losses(scorer.heldout)
-            scores = Scores(selection_loss=finite(loss), metrics=scorer.measure(heldout))
-            return Scored(scores, rows, heldout, statistics=statistics)
-
-        return self.ledger.once("evaluate", coefficients, work)
+        """Measure all that the task has; by a metric, held-out parts and nothing else."""
+        if (metric := self.metric) is None:
+            return self.run.scores.evaluate(coefficients, alike=True)
+        return self.ledger.once(
+            "evaluate", same(coefficients), lambda: self._evaluate_parts(metric, coefficients)
+        )
 
     def _evaluate_parts(self, metric: Metric, coefficients: Sequence[float]) -> Scored:
         """Held-out losses by part, NaN where one has failed: `compare_drafts` makes up for that."""
@@ -282,8 +197,4 @@ class Evaluator:
         """Of BatchNorm, recomputed, as the average was evaluated with them."""
         if self.metric is None:
             return self.evaluate(coefficients).statistics
-        scorer = self.run.scorer
-        if not scorer.recomputes_for(sum(c != 0 for c in coefficients)):
-            return {}
-        self.run.load(coefficients)
-        return scorer.recompute()[1]
+        return self.run.scores.load_as_file(coefficients)

@@ -22,7 +22,8 @@ from sewa_cli.report.compare import Judged, Row, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
-from sewa_cli.session.session import Run, check_budget
+from sewa_cli.session.run import Setup
+from sewa_cli.session.session import check_budget
 from sewa_cli.session.verdict import meet
 from sewa_cli.settings import USUAL
 from sewa_cli.text import finite, with_K
@@ -95,11 +96,11 @@ class Draft:
         )
 
 
-def evaluate_all(run: Run, asked: Asked) -> tuple[Evaluator, list[Draft]]:
+def evaluate_all(setup: Setup, asked: Asked) -> tuple[Evaluator, list[Draft]]:
     """Read the checkpoints, then evaluate every method at every K."""
-    clock, events = run.session.clock, run.session.events
+    clock, events = setup.session.clock, setup.session.events
     with clock("read"):
-        run.read()
+        run = setup.place()
         check_budget(0, run.used)
         asked = asked.of(run.trajectory.k)
     evaluator, rows = Evaluator(run), asked.rows()

@@ -113,6 +113,11 @@ class Scorer:
         about = about.model_copy(update=found)
         return replace(after, batchnorm=about, statistics=statistics)
 
+    def score_anew(self) -> Scored:
+        """Score what is in the model with BatchNorm statistics recomputed for it."""
+        _, statistics = self.recompute()
+        return replace(self.score(), statistics=statistics)
+
     def recompute(self) -> tuple[int, dict[str, Array]]:
         """BatchNorm statistics of what is in the model: the rows they were taken over, and they."""
         data = self.objective.selection if self.training is None else self.training

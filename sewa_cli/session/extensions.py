@@ -115,6 +115,35 @@ def solvers_that_serve(config: Config) -> list[str]:
     return [name for name in solvers.names() if serves(solvers.find(name))]
 
 
+def chosen_solver(config: Config) -> Solver:
+    """Return the solver with its settings; refuse now what it cannot do."""
+    name = solver_for(config, config.K)
+    solver = make_solver(config, name)
+    metric = config.objective.metric
+    if ("parts" in solver.needs) != (metric is not None):
+        raise ConfigError(
+            f"solver: {name} chooses by a metric; name one: --metric NAME"
+            if metric is None
+            else f"solver: {name} chooses by the loss, not by --metric {metric}; "
+            f"{_others(config)} would do"
+        )
+    if config.K == AUTO and not solver.finds_k:
+        raise ConfigError(f"K: auto needs a solver that finds K: {_others(config)}; or name a K")
+    if config.K != AUTO and not solver.takes_k:
+        raise ConfigError(f"K: {config.K}, but {name} weighs all checkpoints; leave out --K")
+    if config.sparse and metric is not None:
+        raise ConfigError("sparse: is for a choice by the loss; by a metric, name a K: --K 10")
+    if config.sparse and config.K != AUTO:
+        raise ConfigError(f"sparse: finds K itself, and K is {config.K}; leave out one of them")
+    if config.sparse and not solver.takes_k:
+        raise ConfigError(f"sparse: {name} weighs all checkpoints; leave out --solver {name}")
+    return solver
+
+
+def _others(config: Config) -> str:
+    return " or ".join(f"--solver {name}" for name in solvers_that_serve(config))
+
+
 class _Fenced(Solver):
     """A solver of the user's own: its faults are reported like any in the user's code."""
 

@@ -33,7 +33,7 @@ from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.jobs import Examiner, Failure, Job, Kind, Places, Recipe, parts_of, told
-from sewa_cli.session.session import Run
+from sewa_cli.session.run import Run
 from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
@@ -242,10 +242,8 @@ class Metric:
             self._flats.move_to_end(average)
             return self._flats[average]
         run = self.run
-        run.load(average)
-        if run.scorer.recomputes_for(sum(c != 0 for c in average)):
-            with seeded(run.session.config.seed):  # a loader may shuffle: as it will for the file
-                run.scorer.recompute()
+        with seeded(run.session.config.seed):  # a loader may shuffle: as it will for the file
+            run.scores.load_as_file(average)
         flat = run.session.model.flat.detach().to("cpu", copy=True)
         self._flats[average] = flat
         while len(self._flats) > self._most:

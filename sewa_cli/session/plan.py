@@ -11,7 +11,9 @@ from sewa_cli.events import Planned
 from sewa_cli.methods.family import family
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Run, Session
+from sewa_cli.scores import has_learning_losses
+from sewa_cli.session.run import Run, Setup
+from sewa_cli.session.session import Session
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Plan, Sizes, Stage
 from sewa_cli.trajectory.placement import TIERS, Tier
@@ -50,17 +52,18 @@ def _count(data: Any) -> int:
     return sum(rows(batch) > 0 for batch in data)
 
 
-def stages_of(run: Run, K: int, own: Plan, room: int, tier: Tier | None) -> list[Stage]:
+def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[Stage]:
     """Return the solver's own stages with those of `select` around them; no tier: W is streamed."""
-    k, is_held = len(run.session.checkpoints), run.solver.reading == "held"
+    k, K, is_held = sizes.k, sizes.K, setup.solver.reading == "held"
     streams = tier is None or tier.reads(1) > tier.reads(0)
     holds = tier is not None and tier.holds
-    share, anew = 1.0 if K == AUTO else K / k, int(run.scorer.recomputes_for(2))
-    is_known = is_held and (holds or streams) and run.knows_simple
+    share, anew = 1.0 if K == AUTO else K / k, int(setup.scorer.recomputes_for(2))
+    is_exact = holds or streams
+    is_known = is_held and is_exact and has_learning_losses(setup.session, setup.scorer)
     stages = [stage if streams else replace(stage, reads=0) for stage in own.stages]
     if is_held:
         averages = len(family(k, K))
-        baselines = Stage("baselines", averages, products=ceil(averages / run.at_once(room)))
+        baselines = Stage("baselines", averages, products=ceil(averages / sizes.at_once))
         stages.insert(0, baselines)
     stages.append(
         Stage(
@@ -72,7 +75,7 @@ def stages_of(run: Run, K: int, own: Plan, room: int, tier: Tier | None) -> list
             at_least=0.3,  # the choice may be a baseline, and the best one the mean of all
         )
     )
-    if run.session.config.fallback:
+    if setup.session.config.fallback:
         once = 1 + anew
         stages.append(Stage("fallback", once, 0, once, anew, reads=1 + share, at_least=0))
     return [*stages, Stage("writing", reads=share)]
@@ -83,7 +86,8 @@ def follow(run: Run, K: int) -> None:
     session, objective, room = run.session, run.session.objective, run.placed.room
     counts, k = Counts.of(session), run.trajectory.k
     classes = inf if objective.classes else 0  # the task says targets() where they are many
-    sizes = Sizes(k, K, counts.selection, room, 4 * run.placer.sizes.P, classes=classes)
+    vector = 4 * run.trajectory.layout.size
+    sizes = Sizes(k, K, counts.selection, room, vector, classes=classes)
     if (own := run.solver.plan(sizes)) is None:
         return
     tier = next(tier for tier in TIERS if tier.name == run.placed.placement.tier)
@@ -91,7 +95,7 @@ def follow(run: Run, K: int) -> None:
     session.events.follow(
         [
             Planned(stage.name, counts.forward(stage) + back * stage.backward, stage.is_rare)
-            for stage in stages_of(run, K, own, room, None if run.streams else tier)
+            for stage in stages_of(run.setup, own, sizes, None if run.setup.streams else tier)
         ],
         lambda: passes.forward + BACK * passes.backward,
     )

@@ -11,37 +11,24 @@ import torch
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
-from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.config import AUTO, Config
+from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
-from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.objective import Data, Objective
+from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
-from sewa_cli.objective.scorer import Scored, Scorer
-from sewa_cli.objective.tree import rows
-from sewa_cli.output.average import Average, taking_part
+from sewa_cli.objective.scorer import Scorer
 from sewa_cli.output.destination import paths_of
-from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.select import Guard
-from sewa_cli.report.shared import Candidate, Placement
+from sewa_cli.report.shared import Candidate
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.building import build_objective, guarded, with_whole_batches
-from sewa_cli.session.cost import Clock, peak_memory
-from sewa_cli.session.extensions import (
-    make_solver,
-    solver_for,
-    solvers_that_serve,
-)
-from sewa_cli.session.rows import CheckpointRows
-from sewa_cli.solvers import Choice, Problem, Sizes, Solver
+from sewa_cli.session.cost import Clock
+from sewa_cli.solvers import Choice
 from sewa_cli.task import Task
-from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.placement import Placed, Placer, cap_on
 
 
 @dataclass(frozen=True)
@@ -70,6 +57,9 @@ class Session:
     @property
     def newest(self) -> Checkpoint:
         return self.checkpoints[-1]
+
+    def at(self, indices: Sequence[int]) -> list[Checkpoint]:
+        return [self.checkpoints[i] for i in indices]
 
     def scorer(self) -> Scorer:
         dtype, task, mode = self.config.output_dtype, self.task, self.config.bn
@@ -178,205 +168,3 @@ def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
         raise ConfigError(
             f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
         )
-
-
-class Run:
-    """The checkpoints placed as W, and averages of them: in the model, scored, and as files.
-
-    `retry` runs work that begins with `read`, and again with W in a lower tier if memory runs out.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        solver: Solver,
-        share: float = 1.0,
-        stream: bool = True,
-    ) -> None:
-        """`stream`: W need not be held, if the solver does without. `share`: of memory, for W."""
-        config = session.config
-        self.session = session
-        self.solver = solver
-        self.rows = CheckpointRows(session)
-        self.scorer = session.scorer()
-        cap = cap_on(session.device, config.memory, ranks.here())
-        events, tier, here = session.events, config.tier, ranks.here()
-        self.placer = Placer(
-            *(self.rows, cap, solver.vectors, events, share, tier, here, self.rows.settle)
-        )
-        self.retry = self.placer.retry
-        self.streams = stream and solver.reading == "streamed" and tier is None
-        self._loaded: tuple[tuple[float, ...], int] | None = None
-        self._known: dict[tuple[float, ...], tuple[float, int]] = {}
-
-    @property
-    def knows_simple(self) -> bool:
-        """Whether `simple_losses` are those of files, if W is exact: none of them is rounded."""
-        floats = [dtype for dtype in self.scorer.dtypes.values() if dtype.is_floating_point]
-        as_is = all(dtype == torch.float32 for dtype in floats)
-        return as_is and not self.session.objective.batch_statistics
-
-    def read(self) -> Placed:
-        """W wherever it fits; for a solver that only passes over it, as a stream not yet read."""
-        self.placed: Placed = None  # type: ignore[assignment] # what memory ran out with goes first
-        self.placed = self.placer.stream() if self.streams else self.placer.place()
-        self.session.load_integers(self.session.newest if self.streams else self.used[-1])
-        self._loaded = None
-        self._known.clear()
-        return self.placed
-
-    @property
-    def trajectory(self) -> Trajectory:
-        return self.placed.trajectory
-
-    @property
-    def used(self) -> list[Checkpoint]:
-        return [self.session.checkpoints[i] for i in self.trajectory.used]
-
-    def problem(self, room: int | None = None, one_of_many: bool = False) -> Problem:
-        objective, config = self.session.objective, self.session.config
-        left = self.placed.room if room is None else room
-        events, trajectory = self.session.events, self.trajectory
-        steps = [checkpoint.step for checkpoint in self.used]
-        return Problem(objective, trajectory, left, config.seed, events, one_of_many, steps)
-
-    def load(self, coefficients: Sequence[float]) -> None:
-        """An average into the model, rounded as a file of it would be.
-
-        From W, or, where W is not exact, from the files.
-        """
-        model = self.session.model
-        if (tuple(coefficients), model.version) == self._loaded:
-            return
-        if self.trajectory.exact:
-            self.scorer.load(self.trajectory.mix_few(coefficients))
-            newest = max(i for i, c in enumerate(coefficients) if c != 0)
-            self.session.load_integers(self.used[newest])  # as in a file: the newest's
-        else:
-            dtype, names = self.session.config.output_dtype, self.session.names
-            average = Average(*taking_part(self.used, coefficients), names, dtype)
-            tensors = average.parts(model.part)
-            model.load(self.session.events.over("averaging", tensors, len(names)))
-        self._loaded = (tuple(coefficients), model.version)
-
-    def at_once(self, room: int) -> int:
-        """Simple averages that are mixed in one pass over W."""
-        return Sizes(0, 0, 0, room, 4 * self.placer.sizes.P).at_once
-
-    def simple_losses(self, K: int) -> dict[Name, float]:
-        """Selection losses of the simple averages, as many at a time as there is room for."""
-        averages, objective = family(self.trajectory.k, K), self.session.objective
-        names, at_once = list(averages), self.at_once(self.placed.room)
-        found: list[float] = []
-
-        def look_at(some: list[Name]) -> None:
-            weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
-            for name, flat in zip(some, self.trajectory.mix(weights), strict=True):
-                self.session.events.progress("baselines", len(found), len(averages))
-                if self.knows_simple and self.trajectory.exact:
-                    self.session.model.set(flat)
-                    known = objective.mean_loss(objective.selection)
-                    self._known[tuple(averages[name])] = known
-                    found.append(known[0])
-                else:
-                    found.append(objective.learning_value(flat))
-            self.session.events.progress("baselines", len(found), len(averages))
-
-        for start in range(0, len(names), at_once):
-            look_at(names[start : start + at_once])  # what it holds goes with it
-        self._loaded = None
-        return dict(zip(names, found, strict=True))
-
-    def choose_examples(self, examples: Data) -> None:
-        """Take selection losses on these examples alone: not all of them may have chosen."""
-        self.session.objective.selection = examples
-
-    def know(self, losses: Mapping[tuple[float, ...], float]) -> None:
-        """Selection losses of averages that a solver has run: not to be run again.
-
-        Of weights that W has rounded they are not those of a file.
-        """
-        if self.knows_simple and self.trajectory.exact:
-            n = sum(map(rows, self.session.objective.selection))
-            self._known |= {average: (loss, n) for average, loss in losses.items()}
-
-    def score(self, coefficients: Sequence[float]) -> Scored:
-        """An average that is not written; BatchNorm as for a file of it."""
-        self.load(coefficients)
-        if self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
-            self.scorer.recompute()
-        return self.scorer.score(self._known.get(tuple(coefficients)))
-
-    def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
-        """As a file of it will be, but for BatchNorm."""
-        names, config = self.session.names, self.session.config
-        average = Average.of(self.used, coefficients, names, config=config, method=method, K=K)
-        warn_of_factors(average.lora, self.session.events)
-        return average
-
-    def score_file(self, average: Average) -> tuple[Average, Scored]:
-        """The very tensors that will be written; recomputed statistics are put into it."""
-        model = self.session.model
-        parts = average.parts(model.part)
-        model.load(self.session.events.over("averaging", parts, len(average.names)))
-        scored = self.scorer.score_average(len(average.sources))
-        return average.with_statistics(scored.statistics), scored
-
-    def report(
-        self, choice: Choice | None = None, weights: Coefficients | None = None
-    ) -> dict[str, Any]:
-        """What every report over one W says of it; `weights`: of the average that is written."""
-        self._hear_all()
-        return {
-            **self.session.report(self.used, choice, weights),
-            "k": self.trajectory.k,
-            "left_out": self.rows.left_out,
-            "placement": holding(self.placed.placement, choice.holds if choice else 0),
-            "standing": self.rows.standing(self.trajectory.used, choice.fall if choice else None),
-        }
-
-    def _hear_all(self) -> None:
-        """What other ranks had to say, each once; what each has read and held."""
-        here, session = ranks.here(), self.session
-        if not here.several:
-            return
-        self.rows.settle()
-        own = session.events.warnings, session.reads.bytes, peak_memory()
-        for rank, (warnings, read, held) in enumerate(here.gather(own)):
-            session.events.note(f"rank {rank}: {read} bytes read, {held} held at most")
-            for text in warnings:
-                session.events.warn(text)
-
-
-def holding(placement: Placement, more: int) -> Placement:
-    """With so many bytes more, which the solver holds."""
-    return placement.model_copy(update={"planned_bytes": placement.planned_bytes + more})
-
-
-def chosen_solver(config: Config) -> Solver:
-    """With its settings; refused now if it cannot do what it is asked for."""
-    name = solver_for(config, config.K)
-    solver = make_solver(config, name)
-    metric = config.objective.metric
-    if ("parts" in solver.needs) != (metric is not None):
-        raise ConfigError(
-            f"solver: {name} chooses by a metric; name one: --metric NAME"
-            if metric is None
-            else f"solver: {name} chooses by the loss, not by --metric {metric}; "
-            f"{_others(config)} would do"
-        )
-    if config.K == AUTO and not solver.finds_k:
-        raise ConfigError(f"K: auto needs a solver that finds K: {_others(config)}; or name a K")
-    if config.K != AUTO and not solver.takes_k:
-        raise ConfigError(f"K: {config.K}, but {name} weighs all checkpoints; leave out --K")
-    if config.sparse and metric is not None:
-        raise ConfigError("sparse: is for a choice by the loss; by a metric, name a K: --K 10")
-    if config.sparse and config.K != AUTO:
-        raise ConfigError(f"sparse: finds K itself, and K is {config.K}; leave out one of them")
-    if config.sparse and not solver.takes_k:
-        raise ConfigError(f"sparse: {name} weighs all checkpoints; leave out --solver {name}")
-    return solver
-
-
-def _others(config: Config) -> str:
-    return " or ".join(f"--solver {name}" for name in solvers_that_serve(config))

@@ -10,7 +10,7 @@ from helpers.tiny import Sewa
 
 from sewa_cli.objective.board import Average
 from sewa_cli.session.metric import Metric
-from sewa_cli.session.session import Run
+from sewa_cli.session.run import Run
 from sewa_cli.task.scoring import Score
 
 HEAD = """

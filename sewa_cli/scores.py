@@ -1,0 +1,219 @@
+"""What an average scores. This is the only place that answers it, and it measures each once.
+
+    baseline_losses   selection losses of many averages, as a solver sees them while it learns
+    selection         the selection loss of one, as a file of it has it before BatchNorm
+    evaluate          everything that the task measures, as of a file
+    written           the same of the very tensors that are written
+
+Every value is kept with what it has cost. Who asks for it again does not pay with time, but the
+ledger charges each row of `compare` in full, as if it had been asked for by that row alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from sewa_cli.methods import Coefficients
+from sewa_cli.methods.family import Name
+from sewa_cli.objective.objective import Passes
+from sewa_cli.objective.scorer import Scored, Scorer
+from sewa_cli.objective.tree import rows
+from sewa_cli.output.average import Average, taking_part
+from sewa_cli.report.compare import RowCost
+from sewa_cli.session.session import Session
+from sewa_cli.solvers import Sizes
+from sewa_cli.trajectory import Trajectory
+from sewa_cli.trajectory.placement import Placed
+
+T = TypeVar("T")
+Key = tuple[object, ...]
+NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
+
+
+class Ledger:
+    """Does each piece of work once, and charges it to every row that asks for it."""
+
+    def __init__(self, passes: Passes, trajectory: Trajectory) -> None:
+        self._passes, self._trajectory = passes, trajectory
+        self._done: dict[Key, tuple[Any, RowCost]] = {}
+        self._charged: set[Key] = set()
+        self._row = NOTHING
+        self.evaluations = 0  # of parts, which only whoever asks for them counts
+
+    def once(self, kind: str, key: Sequence[object], work: Callable[[], T]) -> T:
+        full = (kind, *key)
+        if full not in self._done:
+            self._done[full] = self._metered(work)
+        value, cost = self._done[full]
+        if full not in self._charged:
+            self._charged.add(full)
+            self._row = _sum(self._row, cost)
+        found: T = value
+        return found
+
+    def charge(self, work: Callable[[], T]) -> T:
+        """Do work that is another one each time."""
+        value, cost = self._metered(work)
+        self._row = _sum(self._row, cost)
+        return value
+
+    def enter(self, kind: str, key: Sequence[object], value: object) -> None:
+        """Keep what was found on the way to something else, which has paid for it."""
+        self._done[(kind, *key)] = value, NOTHING
+
+    def next_row(self) -> RowCost:
+        """Return what the row that ends here has cost."""
+        cost, self._row = self._row, NOTHING
+        self._charged.clear()
+        return cost
+
+    def count(self, kind: str) -> int:
+        return sum(key[0] == kind for key in self._done)
+
+    def _metered(self, work: Callable[[], T]) -> tuple[T, RowCost]:
+        before = self._meter()
+        value = work()
+        return value, _sum(self._meter(), before, sign=-1)
+
+    def _meter(self) -> RowCost:
+        return RowCost(
+            forward_passes=self._passes.forward,
+            backward_passes=self._passes.backward,
+            bytes_read=self._trajectory.bytes_moved,
+            seconds=time.perf_counter(),
+            evaluations=self.evaluations,
+        )
+
+
+def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
+    other = two.model_dump()
+    return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
+
+
+def same(coefficients: Sequence[float]) -> Key:
+    """Return a key under which averages that differ in the last bits only are one."""
+    return tuple(round(c, 12) for c in coefficients)
+
+
+class AverageScores:
+    """Averages of one W: loaded into the model as a file has them, and measured there."""
+
+    def __init__(self, session: Session, scorer: Scorer, placed: Placed) -> None:
+        self._session = session
+        self._placed = placed
+        self._loaded: tuple[tuple[float, ...], int] | None = None
+        self.scorer = scorer
+        self.ledger = Ledger(session.objective.passes, placed.trajectory)
+
+    def baseline_losses(self, averages: Mapping[Name, Coefficients]) -> dict[Name, float]:
+        """Selection losses while learning, as many averages at a time as there is room for."""
+        names, found = list(averages), dict[Name, float]()
+        events, trajectory = self._session.events, self._placed.trajectory
+        at_once = Sizes(0, 0, 0, self._placed.room, 4 * trajectory.layout.size).at_once
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
+            mixed = trajectory.mix(weights)
+            for name, flat in zip(some, mixed, strict=True):
+                events.progress("baselines", len(found), len(names))
+                found[name] = self._baseline_loss(averages[name], flat)
+            del mixed, flat  # before the next are made
+            events.progress("baselines", len(found), len(names))
+        self._loaded = None
+        return found
+
+    def _baseline_loss(self, coefficients: Coefficients, flat: torch.Tensor) -> float:
+        objective = self._session.objective
+        if not self.files_score_alike:
+            return objective.learning_value(flat)
+        objective.model.set(flat)
+        known = objective.mean_loss(objective.selection)
+        self.ledger.enter("selection", self._key(coefficients), known)
+        return known[0]
+
+    @property
+    def files_score_alike(self) -> bool:
+        """Whether a file of an average has the loss that a solver sees while it learns."""
+        return self._placed.trajectory.exact and has_learning_losses(self._session, self.scorer)
+
+    def know(self, losses: Mapping[tuple[float, ...], float]) -> None:
+        """Keep selection losses that a solver has measured."""
+        if self.files_score_alike:
+            n = sum(map(rows, self._session.objective.selection))
+            for coefficients, loss in losses.items():
+                self.ledger.enter("selection", self._key(coefficients), (loss, n))
+
+    def selection(self, coefficients: Sequence[float]) -> tuple[float, int]:
+        """Return the selection loss, with BatchNorm statistics averaged; and its rows."""
+
+        def work() -> tuple[float, int]:
+            self.load(coefficients)
+            objective = self._session.objective
+            return objective.mean_loss(objective.selection)
+
+        return self.ledger.once("selection", self._key(coefficients), work)
+
+    def evaluate(self, coefficients: Sequence[float], *, alike: bool = False) -> Scored:
+        """Measure all that the task has, BatchNorm as in a file.
+
+        `alike`: its statistics are recomputed for single checkpoints too, to compare with others.
+        """
+        sources = sum(c != 0 for c in coefficients)
+        anew = self.scorer.recomputes if alike else self.scorer.recomputes_for(sources)
+        # without BatchNorm the loss that methods see is the loss that is reported
+        known = None if anew else self.selection(coefficients)
+
+        def work() -> Scored:
+            self.load(coefficients)
+            return self.scorer.score_anew() if anew else self.scorer.score(known)
+
+        return self.ledger.once("evaluate", (anew, *self._key(coefficients)), work)
+
+    def written(self, average: Average) -> tuple[Average, Scored]:
+        """Score the very tensors that will be written, with BatchNorm statistics recomputed."""
+        model, events = self._session.model, self._session.events
+        model.load(events.over("averaging", average.parts(model.part), len(average.names)))
+        scored = self.scorer.score_average(len(average.sources))
+        return average.with_statistics(scored.statistics), scored
+
+    def load(self, coefficients: Sequence[float]) -> None:
+        """Load an average, rounded as a file of it: from W, or from the files if W is inexact."""
+        session, model = self._session, self._session.model
+        trajectory = self._placed.trajectory
+        if (tuple(coefficients), model.version) == self._loaded:
+            return
+        used = session.at(trajectory.used)
+        if trajectory.exact:
+            self.scorer.load(trajectory.mix_few(coefficients))
+            newest = max(i for i, c in enumerate(coefficients) if c != 0)
+            session.load_integers(used[newest])  # as in a file: the newest's
+        else:
+            average = Average(
+                *taking_part(used, coefficients), session.names, session.config.output_dtype
+            )
+            tensors = average.parts(model.part)
+            model.load(session.events.over("averaging", tensors, len(session.names)))
+        self._loaded = (tuple(coefficients), model.version)
+
+    def load_as_file(self, coefficients: Sequence[float]) -> Mapping[str, Any]:
+        """Load an average with the BatchNorm statistics of its file, and return these."""
+        self.load(coefficients)
+        if not self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
+            return {}
+        return self.scorer.recompute()[1]
+
+    def _key(self, coefficients: Sequence[float]) -> Key:
+        """What a loss depends on: the average, and the examples it is a mean over."""
+        return getattr(self._session.objective.selection, "name", None), *same(coefficients)
+
+
+def has_learning_losses(session: Session, scorer: Scorer) -> bool:
+    """Return whether a file of float32 weights has the losses of learning: none is rounded."""
+    floats = [dtype for dtype in scorer.dtypes.values() if dtype.is_floating_point]
+    return all(dtype == torch.float32 for dtype in floats) and (
+        not session.objective.batch_statistics
+    )
