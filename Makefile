@@ -99,9 +99,10 @@ data: $(VENV)/.tests
 	$(BIN)/python sample_configs/fetch.py
 	$(BIN)/python sample_configs/behavior_cloning/experts.py
 
-# every table of docs/results.md; hours, but what is done is not done again
+# the tables of docs/results.md and docs/default.md; hours, but what is done is not done again
 quality: data
-	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md
+	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md docs/default.md \
+		benchmarks/quality/results/methods.md
 	cp quality-dir/quality.png docs/quality.png
 
 # the pictures in the README and the example of a page, from a fresh demo

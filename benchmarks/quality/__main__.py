@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from claims import findings, summary, wobble
+from claims import counted, findings, gains, summary
 from pictures import draw
 from plan import REPORTED, SETTINGS, STUDIES, TUNING, Job, Setting, regret
 from regret import keep, left_to_do, load_units
@@ -35,7 +35,7 @@ from studies import (
     tuning_table,
     windows_table,
 )
-from tables import Results, filled, full_table, learned_against, load, markdown, paper_table
+from tables import Results, fill, full_table, learned_against, load, markdown, paper_table
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--again", action="store_true", help="what regret.json has, too")
     parser.add_argument("--keep", action="store_true", help="put what is done into regret.json")
     parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--into", type=Path, help="put the tables into this page, at its marks")
+    parser.add_argument("--into", type=Path, nargs="+", default=[], help="pages to fill, at marks")
     asked = parser.parse_args(arguments)
     settings = [SETTINGS[name] for name in asked.settings]
     if not asked.tables:
@@ -66,8 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.keep:
         keep(load_units(asked.folder, settings, asked.seeds or REPORTED))
     tables = report(asked.folder, settings, asked.seeds or REPORTED, asked.seeds or TUNING)
-    if asked.into is not None:
-        asked.into.write_text(filled(asked.into.read_text(), tables))
+    fill(asked.into, tables)
 
 
 def planned(study: str, setting: Setting, seed: int, again: bool) -> Iterable[Job]:
@@ -94,7 +93,9 @@ def report(
             K = "K chosen" if ours == "sewa auto" else "K=10"
             tables[f"{ours}, {K}, against others: {title}"] = rows
         tables[f"The paper's claims: {title}"] = summary(findings(results, what))
-        tables[f"Gains where training wobbles: {title}"] = wobble(results, what)
+        tables[f"Gains of ten chosen: {title}"] = gains(results, what)
+    by_loss, by_metric = (findings(results, what) for what in ("heldout_loss", "metric"))
+    tables["The paper's claims, counted"] = counted(by_loss, by_metric)
     tables["What `--K auto` took"] = auto_table(folder, settings, reported)
     tables["Settings of the solvers, K=10"] = tuning_table(load(folder, settings, tuned), settings)
     for setting in settings:

@@ -9,7 +9,8 @@ text and image samples. Hours on one core; it may be stopped and started again a
     python benchmarks/quality/by_metric.py --settings lunarlander-medium --seeds 3
     python benchmarks/quality/by_metric.py --budgets 500
     python benchmarks/quality/by_metric.py --tables              only what there is, nothing new
-    python benchmarks/quality/by_metric.py --tables --plot docs/by_metric.png --into docs/results.md
+    python benchmarks/quality/by_metric.py --tables --plot docs/by_metric.png \
+        --into docs/results.md benchmarks/quality/results/metric.md
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from arena import arena_of
 from hopper import lean
 from plan import REPORTED, SAMPLES
 from running import keep
-from tables import filled, markdown
+from tables import estimate, fill, markdown
 
 RESULTS = Path(__file__).with_name("by_metric.json")
 
@@ -74,6 +75,7 @@ SETTINGS = {
 SOLVERS = {"race": 0, "reinforce": 10}  # and K; 0: auto
 BUDGETS = (500, 2000, 5000)
 TOGETHER = "all cloning runs together"
+GAINS = "gains on the default by loss"
 SIMPLE = (("last", None), ("uniform", None), ("ema", None), ("latest", 10), ("lawa", 10))
 BY_LOSS = "default by loss"
 COLUMNS = ("last", "uniform", "ema", "latest K=10", "lawa K=10", "greedy by loss", BY_LOSS)
@@ -226,7 +228,7 @@ def study(
                 column,
                 budget,
                 opened.play(choice.coefficients),
-                crowned=outcome.crowned,
+                confirmed=outcome.crowned,
                 evidence=min(outcome.evidence, 1e9),
                 leader=outcome.leader.label,
                 **_summed("leader_", opened.play(outcome.leader.average)),
@@ -251,21 +253,37 @@ def rows_of(file: Path) -> dict[tuple[str, str], dict[int, dict[str, Any]]]:
 
 
 def tables_of(file: Path) -> dict[str, list[dict[str, str]]]:
-    """By setting: means over seeds with standard errors, also against the default by loss."""
+    """Return a table for each setting, and two of the gains on the default by loss."""
     found, tables = rows_of(file), {}
     columns = list(dict.fromkeys(column for _, column in found))
+    gains = []
     for setting, about in SETTINGS.items():
         here = {column: found[setting, column] for column in columns if (setting, column) in found}
         base = here.get(BY_LOSS, {})
         if base:
             tables[setting] = [_row(c, runs, base, about) for c, runs in here.items()]
+            if about.metric == "return":
+                gains.append(_gains(setting, here, base, about))
     if tables:
+        tables[GAINS] = gains
         tables[TOGETHER] = _together(found)
     return tables
 
 
+def _gains(
+    setting: str, here: Mapping[str, Mapping[int, Any]], base: Mapping[int, Any], about: Setting
+) -> dict[str, str]:
+    """Return the row of one setting: the default, and what `race` adds to it at each budget."""
+    row = {"setting": setting, BY_LOSS: _shown([run["return"] for run in base.values()], about)}
+    for budget in BUDGETS:
+        runs = here.get(f"race {budget:,}", {})
+        gained = [run["return"] - base[seed]["return"] for seed, run in runs.items()]
+        row[f"race {budget:,}"] = _shown(gained, about, "+")
+    return row
+
+
 def _together(found: Mapping[tuple[str, str], Mapping[int, Any]]) -> list[dict[str, str]]:
-    """Solvers by budget, over all runs whose metric is a return: crowned, and the mean gain."""
+    """Return how often each solver's choice was confirmed, and its mean gain, over all returns."""
     played = [s for s, about in SETTINGS.items() if about.metric == "return"]
     rows = []
     for solver in SOLVERS:
@@ -276,13 +294,13 @@ def _together(found: Mapping[tuple[str, str], Mapping[int, Any]]) -> list[dict[s
                 for setting in played
                 for seed, run in found.get((setting, f"{solver} {budget:,}"), {}).items()
             }
-            crowned = sum(bool(run["crowned"]) for run in runs.values())
+            confirmed = sum(bool(run["confirmed"]) for run in runs.values())
             gains = [
                 run["return"] - found[setting, BY_LOSS][seed]["return"]
                 for (setting, seed), run in runs.items()
             ]
-            told = f"{crowned} of {len(runs)} ({round(mean(gains)):+d} in the mean)" if runs else ""
-            row[f"{budget:,} episodes"] = told
+            gain = f"{confirmed} of {len(runs)}, {_shown(gains, SETTINGS[played[0]], '+')}"
+            row[f"{budget:,} episodes"] = gain if runs else ""
         rows.append(row)
     return rows
 
@@ -294,22 +312,24 @@ def _row(
         gains = [
             run[key] - base[s]["return"] for s, run in runs.items() if key in run and s in base
         ]
-        return _with_error(gains, about.digits, "+") if gains and column != BY_LOSS else ""
+        return _shown(gains, about, "+") if gains and column != BY_LOSS else ""
 
-    known = [run["crowned"] for run in runs.values() if "crowned" in run]
+    known = [run["confirmed"] for run in runs.values() if "confirmed" in run]
     return {
         "": column,
-        about.metric: _with_error([run["return"] for run in runs.values()], about.digits),
+        about.metric: _shown([run["return"] for run in runs.values()], about),
         "against the default by loss": against("return"),
         "seeds": str(len(runs)),
-        "crowned": f"{sum(map(bool, known))} of {len(known)}" if known else "",
-        "the leader, crowned or not": against("leader_return"),
+        "confirmed": f"{sum(map(bool, known))} of {len(known)}" if known else "",
+        "the leader, confirmed or not": against("leader_return"),
     }
 
 
-def _with_error(values: Sequence[float], digits: int, sign: str = "") -> str:
-    error = f" ± {stdev(values) / len(values) ** 0.5:.{digits}f}" if len(values) > 1 else ""
-    return f"{round(mean(values), digits) + 0.0:{sign}.{digits}f}{error}"  # no -0
+def _shown(values: Sequence[float], about: Setting, sign: str = "") -> str:
+    """Return the mean of some runs and half of its 95 % interval."""
+    found = estimate(values)
+    half = "" if found.half is None else f" ± {found.half:.{about.digits}f}"
+    return f"{round(found.mean, about.digits) + 0.0:{sign}.{about.digits}f}{half}"  # no -0
 
 
 def plot(file: Path, picture: Path) -> None:
@@ -344,11 +364,11 @@ def main() -> None:
     asked.add_argument("--solvers", nargs="+", default=list(SOLVERS), choices=list(SOLVERS))
     asked.add_argument("--tables", action="store_true", help="only what there is")
     asked.add_argument("--plot", type=Path)
-    asked.add_argument("--into", type=Path, help="put the tables into this page, at its marks")
+    asked.add_argument("--into", type=Path, nargs="+", default=[], help="pages to fill, at marks")
     args = asked.parse_args()
     folder, results = args.folder.resolve(), args.results.resolve()
     picture = args.plot.resolve() if args.plot else None
-    page = args.into.resolve() if args.into else None
+    pages = [page.resolve() for page in args.into]
     if not args.tables:
         lean()
         for seed in args.seeds:
@@ -357,8 +377,7 @@ def main() -> None:
     tables = tables_of(results)
     for setting, rows in tables.items():
         sys.stdout.write(f"**{setting}**\n\n{markdown(rows)}\n\n")
-    if page is not None:
-        page.write_text(filled(page.read_text(), tables, "metric"))
+    fill(pages, tables, "metric")
     if picture is not None:
         plot(results, picture)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
 
 from plan import Setting
 from tables import Estimate, Results, Runs, difference, verdict
@@ -88,37 +89,30 @@ def _finding(
     )
 
 
-def wobble(results: Results, what: str, ours: str = "sewa") -> list[dict[str, str]]:
-    """«Most of all where training is unstable»: the gain beside how far single checkpoints swing.
-
-    The swing is read off the methods that take one checkpoint: `last` against `best`.
-    """
+def gains(results: Results, what: str, ours: str = "sewa") -> list[dict[str, str]]:
+    """Return what ten learned checkpoints gain in each setting, in % of the last checkpoint."""
     rows = []
     for setting in results.settings:
         last = results.runs(setting, "last", None, what)
-        best = results.runs(setting, "best", None, what)
         uniform = results.runs(setting, "uniform", None, what)
         mine = results.runs(setting, ours, setting.budgets[0], what)
-        if last and best and uniform and mine:
+        if last and uniform and mine:
             scale = abs(fmean(last.values()))
             rows.append(
                 {
                     "setting": setting.name,
-                    "last over runs": f"{fmean(last.values()):.4g} (sd {_sd(last)})",
-                    "last minus best single": _share(difference(last, best), scale),
-                    "sewa minus last": _share(difference(mine, last), scale),
-                    "sewa minus mean of all": _share(difference(mine, uniform), scale),
+                    "last": f"{fmean(last.values()):.4g}",
+                    "minus last, %": _share(mine, last, scale),
+                    "minus mean of all, %": _share(mine, uniform, scale),
                 }
             )
     return rows
 
 
-def _sd(runs: Runs) -> str:
-    return f"{stdev(runs.values()):.2g}" if len(runs) > 1 else "?"
-
-
-def _share(found: Estimate, scale: float) -> str:
-    return f"{found.show(3, signed=True)} ({100 * found.mean / scale:+.1f} %)"
+def _share(one: Runs, two: Runs, scale: float) -> str:
+    found = difference(one, two)
+    half = "" if found.half is None else f" ± {100 * found.half / scale:.2f}"
+    return f"{100 * found.mean / scale:+.2f}{half}"
 
 
 def summary(found: Sequence[Finding]) -> list[dict[str, str]]:
@@ -131,4 +125,18 @@ def summary(found: Sequence[Finding]) -> list[dict[str, str]]:
         line = {"claim": claim, **{v: ", ".join(those) for v, those in names.items()}}
         undecided = [f.setting for f in of if f.verdict not in names]
         rows.append(line | {"too few runs": ", ".join(undecided)} if undecided else line)
+    return rows
+
+
+def counted(by_loss: Sequence[Finding], by_metric: Sequence[Finding]) -> list[dict[str, str]]:
+    """Return in how many settings each claim fails, ties and holds."""
+    shown = re.compile("sewa(?! linear)|.*last checkpoint")
+    claims = dict.fromkeys(f.claim for f in by_loss if shown.match(f.claim))
+    rows = []
+    for claim in claims:
+        row = {"claim": claim}
+        for name, found in (("by loss", by_loss), ("by the metric", by_metric)):
+            verdicts = [f.verdict for f in found if f.claim == claim]
+            row[name] = "/".join(str(verdicts.count(v)) for v in ("fails", "ties", "holds"))
+        rows.append(row)
     return rows

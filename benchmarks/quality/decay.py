@@ -8,7 +8,8 @@ time. It needs `make data`.
     python benchmarks/quality/decay.py --seeds 3 --train     one run, trained and no more
     python benchmarks/quality/decay.py --options='--memory 4GiB'
     python benchmarks/quality/decay.py --tables              only what there is, nothing new
-    python benchmarks/quality/decay.py --tables --into docs/results.md
+    python benchmarks/quality/decay.py --tables \
+        --into docs/results.md benchmarks/quality/results/decay.md
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 from plan import REPORTED, SAMPLES
 from running import Failed, call, keep, left_by
-from tables import Runs, estimate, filled, markdown
+from tables import Runs, estimate, fill, markdown
 
 HOME = SAMPLES / "language_model"
 STEPS = 1024  # as train.py has them
@@ -180,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--options", type=split, default=(), help="more options of sewa compare")
     parser.add_argument("--train", action="store_true", help="compare nothing")
     parser.add_argument("--tables", action="store_true", help="run nothing")
-    parser.add_argument("--into", type=Path, help="put the tables into this page, at its marks")
+    parser.add_argument("--into", type=Path, nargs="+", default=[], help="pages to fill, at marks")
     asked = parser.parse_args(arguments)
     study = Study(asked.folder, asked.training, asked.options)
     try:
@@ -195,8 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tables = {title: table(found, part) for part, title in TITLES.items()}
     for title, rows in tables.items():
         print(f"### {title}\n\n{markdown(rows)}\n", flush=True)
-    if asked.into is not None:
-        asked.into.write_text(filled(asked.into.read_text(), tables, "decay"))
+    fill(asked.into, tables, "decay")
 
 
 if __name__ == "__main__":

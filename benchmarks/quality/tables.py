@@ -167,7 +167,7 @@ def verdict(found: Estimate, better: int) -> str:
 
 
 def paper_table(results: Results, what: str) -> list[dict[str, str]]:
-    """The paper's layout: a row for each K and setting, the best of a row in bold."""
+    """Return the paper's layout: a row for each K and setting."""
     rows = []
     budgets = sorted({K for setting in results.settings for K in setting.budgets})
     for K in budgets:
@@ -176,13 +176,8 @@ def paper_table(results: Results, what: str) -> list[dict[str, str]]:
             known = {m: estimate(list(runs.values())) for m, runs in cells.items() if runs}
             if not known or K not in setting.budgets:
                 continue
-            pick = min if what == "heldout_loss" else max
-            best = pick(known, key=lambda m: known[m].mean)
-            row = {"K": str(K), "setting": setting.name}
-            for m in PAPER:
-                shown = known[m].show() if m in known else ""
-                row[HEADS[m]] = f"**{shown}**" if m == best else shown
-            rows.append(row)
+            shown = {HEADS[m]: known[m].show() if m in known else "" for m in PAPER}
+            rows.append({"K": str(K), "setting": setting.name, **shown})
     return rows
 
 
@@ -267,3 +262,13 @@ def filled(
 
     page = re.sub(rf"(<!-- {study}: (.+?) -->\n\n)(?:\|.*\n)*\n*", table, page)
     return page.rstrip() + "\n"
+
+
+def fill(
+    pages: Iterable[Path],
+    tables: Mapping[str, Sequence[Mapping[str, str]]],
+    study: str = "quality",
+) -> None:
+    """Put the tables into these pages, at their marks."""
+    for page in pages:
+        page.write_text(filled(page.read_text(), tables, study))
