@@ -1,7 +1,8 @@
-"""An interrupt, whenever it comes from our first line on: one line, exit code 130, no traceback."""
+"""An interrupt, whenever it comes: one line, exit code 130, no traceback, nothing half-written."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -10,14 +11,18 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.shells import environment, shell, wait_for
+from helpers.shells import BIN, SLOW_WRITE, environment, shell, wait_for
 from helpers.tiny import TASK, Sewa
 
 from sewa_cli import interrupts
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAID = f"{interrupts.LINE}\n"
-# what the `sewa` script does; it tells when the first line of `run` is done
+ALL = pytest.mark.parametrize(
+    "name",
+    ["SIGTERM", *(pytest.param(one, marks=pytest.mark.breadth) for one in ("SIGINT", "SIGHUP"))],
+)
+# what the `sewa` script does; it prints a byte when the first line of `run` is done
 ENTRY = """
 import sys
 from sewa_cli import interrupts
@@ -32,10 +37,15 @@ interrupts.catch = tell
 from sewa_cli.__main__ import run
 sys.exit(run())
 """
+SLOW_LOSS = TASK.replace(
+    "return F.cross_entropy",
+    "import time, pathlib; pathlib.Path('started').touch(); time.sleep(0.2)\n"
+    "    return F.cross_entropy",
+)
 
 
 def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
-    """Exit codes and words of runs that are interrupted at points spread over their whole life."""
+    """Count exit codes and words of runs that are interrupted at points over their whole life."""
 
     def begun() -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -65,7 +75,7 @@ def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
-def test_an_interrupt_at_any_moment_is_told_in_a_line() -> None:
+def test_an_interrupt_at_any_moment_is_one_line() -> None:
     found = swept(40, "average", "ckpts", "-o", "o.safetensors", "--force")
     assert found.keys() == {(130, SAID), (0, "wrote o.safetensors\n")}, found
     assert found[130, SAID] >= 10
@@ -73,12 +83,95 @@ def test_an_interrupt_at_any_moment_is_told_in_a_line() -> None:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
-def test_an_interrupt_at_any_moment_is_told_in_a_line_with_torch() -> None:
+def test_an_interrupt_at_any_moment_is_one_line_with_torch() -> None:
     found = swept(120, "select", "-o", "o.safetensors", "--force", "--quiet")
     assert found.keys() == {(130, SAID), (0, "")}, found
     assert found[130, SAID] >= 60
 
 
+@pytest.mark.usefixtures("run_dir")
+@ALL
+def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(name: str) -> None:
+    Path("task.py").write_text(SLOW_LOSS)
+    before = {str(path) for path in Path().rglob("*")}
+    process = subprocess.Popen([BIN / "sewa", "select"], stderr=subprocess.PIPE, env=environment())
+    wait_for(Path("started"))
+    process.send_signal(getattr(signal, name))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    assert err.endswith(SAID.encode())
+    left = {str(path) for path in Path().rglob("*")} - before
+    assert {path for path in left if "__pycache__" not in path} == {"started"}
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_an_interrupt_in_the_middle_of_writing_leaves_no_file() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_WRITE], stderr=subprocess.PIPE, env=environment()
+    )
+    wait_for(Path("started"))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert not list(Path().glob("*averaged*"))
+    assert not list(Path().glob(".sewa*"))
+
+
+def instead_of(module: str, text: str) -> str:
+    """Return a shell's assignment with which the command imports this text as `module`."""
+    folder = Path("modules").resolve()
+    folder.mkdir()
+    (folder / f"{module}.py").write_text(text)
+    return f"PYTHONPATH={folder}{os.pathsep}$PYTHONPATH"
+
+
+@pytest.mark.usefixtures("run_dir")
+@ALL
+def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(name: str) -> None:
+    """numpy's C code prints what it has caught and raises an ImportError."""
+    here = instead_of(
+        "numpy",
+        "import os, signal, sys\n"
+        "try:\n"
+        f"    os.kill(os.getpid(), signal.{name})\n"
+        "    raise SystemExit('no signal came')\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.excepthook(*sys.exc_info())\n"
+        "    raise ImportError('numpy._core.umath failed to import')\n",
+    )
+    ended = shell(f"{here} sewa average ckpts/ -o out.safetensors")
+    assert (ended.returncode, ended.stderr) == (130, SAID)
+    assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.usefixtures("run_dir")
+@ALL
+def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name: str) -> None:
+    swallow = (
+        "import os, signal\n"
+        f"try:\n    os.kill(os.getpid(), signal.{name})\n"
+        "except BaseException:\n    pass\n"
+    )
+    Path("task.py").write_text(swallow + TASK)
+    ended = shell("sewa select -o out.safetensors")
+    assert ended.returncode == 130, ended.stderr
+    assert ended.stderr.endswith(SAID)
+    assert not Path("out.safetensors").exists()
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    """`nohup` ignores it, and a shell for what runs in the background."""
+    kill = "import os, signal\nfor number in (signal.SIGINT, signal.SIGHUP):\n"
+    kill += "    os.kill(os.getpid(), number)\n"
+    Path("task.py").write_text(kill + TASK)
+    ended = shell("trap '' INT HUP; sewa select -o out.safetensors")
+    assert ended.returncode == 0, ended.stderr
+    assert Path("out.safetensors").is_file()
+
+
+@pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     "late",
@@ -97,6 +190,7 @@ def test_an_interrupt_when_all_is_done_changes_nothing(late: str) -> None:
     assert "step-10" in ended.stdout
 
 
+@pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 def test_a_thread_that_does_not_end_cannot_hold_us() -> None:
     threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()\n"
@@ -119,20 +213,6 @@ def test_a_caller_gets_its_handlers_back(sewa: Sewa) -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     assert sewa("--version").code == 0
     assert [signal.getsignal(number) for number in SIGNALS] == before
-
-
-def test_the_handler_may_be_called_later_than_the_signal_came() -> None:
-    """As by whoever holds signals off for a while: what decides is where it is called."""
-    handlers = interrupts.catch()
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        assert callable(handler)
-        with pytest.raises(KeyboardInterrupt):
-            interrupts.work(lambda: handler(signal.SIGTERM, None))
-    finally:
-        sys.excepthook, sys.unraisablehook = sys.__excepthook__, sys.__unraisablehook__
-        interrupts.catch()
-        interrupts.give_back(handlers)
 
 
 def test_nothing_slow_is_imported_before_signals_are_caught() -> None:

@@ -1,4 +1,4 @@
-"""Names that want to be more than names: they clear no screen, forge no line and split no path."""
+"""Names from files clear no screen, forge no line and split no path."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import csv
 import io
 import json
 import os
-import pty
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.shells import environment, shell, standard_input
+from helpers.shells import shell, standard_input
 from helpers.tiny import TASK, Sewa
 from safetensors.torch import load_file, save_file
 
@@ -27,22 +25,24 @@ HOSTILE = [
     "$x_1$ \\frac", "\x7f\t", "\x1b]0;title\x07", "ordinary",
 ]  # fmt: skip
 METRIC = f"\ndef metrics(model):\n    return dict.fromkeys({HOSTILE!r}, 0.5)\n"
-FORMS = ("table", "markdown")
-COMMANDS = {
-    "select": ["select", "--plot", "p.svg", "--print0"],
-    "select in a table": ["select", "--format", "table"],
-    "dry run": ["select", "--dry-run"],
-    "compare": ["compare", "--methods", "last,lawa", "--K", "3", "--plot", "p.png"],
-    "evaluate": ["evaluate", "ckpts"],
-    "inspect": ["inspect", "--plot", "p.svg"],
-    "validate": ["validate", "-v"],
-    "average": ["average", "ckpts", "--format", "table", "-v"],
-}
+NO_WORK = "\ndef build_model(): raise RuntimeError('work was done')\n"
+COMMANDS = [
+    ["select", "--format", "table"],
+    ["inspect", "--plot", "p.svg"],
+    ["average", "ckpts", "--format", "table", "-v"],
+]
+OTHERS = [
+    ["select", "--plot", "p.svg", "--format", "markdown"],
+    ["select", "--dry-run"],
+    ["compare", "--methods", "last,lawa", "--K", "3", "--plot", "p.png"],
+    ["evaluate", "ckpts"],
+    ["validate", "-v"],
+]
 
 
 @pytest.fixture
 def hostile(run_dir: Path) -> list[Path]:
-    """Twelve checkpoints with such names, one of them with NaN, and a task whose metrics have."""
+    """Twelve checkpoints with such names, and a task whose metrics have such names."""
     (run_dir / "task.py").write_text(TASK + METRIC)
     paths = []
     for i, name in enumerate(HOSTILE, 1):
@@ -54,7 +54,7 @@ def hostile(run_dir: Path) -> list[Path]:
 
 @pytest.fixture
 def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Checkpoints of a model whose tensors have such names, and a trainer's losses too."""
+    """Checkpoints whose tensors and logged losses have such names; one has NaN."""
     monkeypatch.chdir(tmp_path)
     for step in (1, 2, 3):
         folder = Path(f"odd/checkpoint-{step}")
@@ -75,18 +75,18 @@ def check_safe(text: str) -> None:
 
 
 @pytest.mark.usefixtures("hostile")
-@pytest.mark.parametrize("name", COMMANDS)
-def test_no_name_moves_the_cursor_or_begins_a_line(sewa: Sewa, name: str) -> None:
-    ended = sewa(*COMMANDS[name])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS, *(pytest.param(one, marks=pytest.mark.breadth) for one in OTHERS)]
+)
+def test_no_name_moves_the_cursor_or_begins_a_line(sewa: Sewa, command: list[str]) -> None:
+    ended = sewa(*command)
     assert ended.code == 0, ended.err
     check_safe(ended.err)
-    if "--print0" not in COMMANDS[name]:
-        check_safe(ended.out)
+    check_safe(ended.out)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_tensor_and_no_logged_metric_does_either(odd: Path, sewa: Sewa, form: str) -> None:
-    ended = sewa("inspect", "odd", "--format", form, "--plot", odd / "p.svg")
+def test_no_tensor_and_no_logged_metric_does_either(odd: Path, sewa: Sewa) -> None:
+    ended = sewa("inspect", "odd", "--format", "markdown", "--plot", odd / "p.svg")
     assert ended.code == 0, ended.err
     check_safe(ended.out)
     check_safe(ended.err)
@@ -94,42 +94,32 @@ def test_no_tensor_and_no_logged_metric_does_either(odd: Path, sewa: Sewa, form:
     refused = sewa("average", "odd", "-v")
     assert refused.code == 3
     check_safe(refused.err)
-    assert [line for line in refused.err.splitlines() if line.startswith("error: ")] == [
-        "error: odd/checkpoint-2: \\nerror: forged holds NaN or Inf; leave it out"
-    ]
+    assert refused.error == "odd/checkpoint-2: \\nerror: forged holds NaN or Inf; leave it out"
 
 
-@pytest.mark.usefixtures("hostile")
-def test_a_table_in_markdown_has_as_many_cells_in_each_row(sewa: Sewa) -> None:
+def test_a_table_keeps_its_cells_and_data_have_the_names_as_they_are(
+    hostile: list[Path], sewa: Sewa
+) -> None:
     ended = sewa("evaluate", "ckpts", "--format", "markdown")
     check_safe(ended.out)
-    rows = [line.replace("\\\\", "").replace("\\|", "") for line in ended.out.splitlines()]
-    assert len(rows) == 2 + len(HOSTILE)
-    assert len({row.count("|") for row in rows}) == 1
-
-
-def test_data_for_programs_have_the_names_as_they_are(hostile: list[Path], sewa: Sewa) -> None:
+    lines = [line.replace("\\\\", "").replace("\\|", "") for line in ended.out.splitlines()]
+    assert len(lines) == 2 + len(HOSTILE)
+    assert len({line.count("|") for line in lines}) == 1
     ended = sewa("evaluate", "ckpts", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(ended.out, newline="")))
     assert {row["path"] for row in rows} == {str(path) for path in hostile}
     assert rows[0].keys() >= set(HOSTILE)
-    ended = sewa("evaluate", "ckpts", "--format", "jsonl")
-    lines = [json.loads(line) for line in ended.out.removesuffix("\n").split("\n")]
-    assert {line["path"] for line in lines} == {str(path) for path in hostile}
-    assert lines[0].keys() >= set(HOSTILE)
 
 
-@pytest.mark.parametrize("flags", [["--format", "csv"], ["--format", "jsonl"], ["--print0"]])
-def test_on_a_terminal_data_move_no_cursor_either(hostile: list[Path], flags: list[str]) -> None:
-    terminal, stdout = pty.openpty()
-    command = ["sewa", "average", str(hostile[0]), str(hostile[4]), "-o", "o.safetensors", *flags]
-    ended = subprocess.run(command, stdout=stdout, env=environment(), check=False)
-    os.close(stdout)
-    assert ended.returncode == 0
-    printed = os.read(terminal, 100_000).decode()
-    os.close(terminal)
-    assert "1b[2J step-10.safetensors" in printed
-    check_safe(printed.replace("\r\n", "\n"))
+@pytest.mark.parametrize("flags", [["--format", "csv"], ["--print0"]])
+def test_on_a_terminal_data_move_no_cursor_either(
+    hostile: list[Path], monkeypatch: pytest.MonkeyPatch, sewa: Sewa, flags: list[str]
+) -> None:
+    stdout = sys.modules["sewa_cli.cli.main"]._Stdout
+    monkeypatch.setattr(stdout, "isatty", lambda _: True)
+    ended = sewa("average", hostile[0], hostile[4], "-o", "o.safetensors", *flags)
+    assert "1b[2J step-10.safetensors" in ended.out
+    check_safe(ended.out)
 
 
 # ---- errors ------------------------------------------------------------------------------------
@@ -140,24 +130,19 @@ def test_on_a_terminal_data_move_no_cursor_either(hostile: list[Path], flags: li
     [
         ["average", "no\nerror: forged\x1b[2J"],
         ["sel\nerror: forged\x1b[2J"],
-        ["select", "--no\nerror: forged\x1b[2J"],
+        ["select", "--no\nerror: forged\x1b[2J", "-v"],
         ["select", "--set", "no\nerror: forged\x1b[2J=1"],
-        ["apply", "no\nerror: forged\x1b[2J", "-o", "x"],
+        ["apply", "no\nerror: forged\x1b[2J", "-o", "x", "-v"],
         ["select", "--task", "no\nerror: forged\x1b[2J.py"],
         ["select", "--plot", "no\nerror: forged\x1b[2J"],
     ],
 )
-@pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.usefixtures("run_dir")
-def test_a_fault_is_one_line_whatever_it_names(
-    sewa: Sewa, arguments: list[str], verbose: bool
-) -> None:
-    ended = sewa(*arguments, *(["-v"] if verbose else []))
+def test_a_fault_is_one_line_whatever_it_names(sewa: Sewa, arguments: list[str]) -> None:
+    ended = sewa(*arguments)
     assert ended.code in (2, 3, 4)
     check_safe(ended.err)
-    errors = [line for line in ended.err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1
-    assert re.search(r"\\(n|x0a)error: forged\\x1b\[2J", errors[0])  # typer has its own \x0a
+    assert re.search(r"\\(n|x0a)error: forged\\x1b\[2J", ended.error)  # typer has its own \x0a
 
 
 def test_the_users_own_frames_move_no_cursor(run_dir: Path, sewa: Sewa) -> None:
@@ -165,13 +150,12 @@ def test_the_users_own_frames_move_no_cursor(run_dir: Path, sewa: Sewa) -> None:
     (run_dir / "task.py").write_text(TASK + code)
     for flags in ([], ["-v"]):
         ended = sewa("select", *flags)
-        assert ended.code == 4
         check_safe(ended.err)
         assert ended.error == r"loss() raised ValueError: \x1b[2J"
         assert "in loss\n" in ended.err
 
 
-def test_the_line_of_a_bug_is_one_line(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_one_line(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("a\nerror: forged\x1b[2J")
 
@@ -185,7 +169,7 @@ def test_the_line_of_a_bug_is_one_line(sewa: Sewa, monkeypatch: pytest.MonkeyPat
 def test_a_long_line_of_an_error_loses_its_middle(sewa: Sewa) -> None:
     ended = sewa("select", "--format", "begin" + 10_000 * "x" + "end")
     assert ended.code == 2
-    assert len(f"error: {ended.error}\n") < LONGEST + 10
+    assert len(ended.error) < LONGEST + 10
     assert ended.error.startswith("--format: must be one of paths, ")
     assert "xxx … xxx" in ended.error
     assert ended.error.endswith("xxxend'")
@@ -195,8 +179,7 @@ def test_several_faults_of_a_task_are_a_line_each(run_dir: Path, sewa: Sewa) -> 
     (run_dir / "task.py").write_text("loss = 7\n")
     ended = sewa("select")
     assert ended.code == 4
-    errors = [line for line in ended.err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 3
+    assert len([line for line in ended.err.splitlines() if line.startswith("error: ")]) == 3
 
 
 def test_progress_warnings_and_notes_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,9 +189,7 @@ def test_progress_warnings_and_notes_are_a_line_each(capsys: pytest.CaptureFixtu
     talk.say("c\nerror: forged\u202e", "d")
     talk._last_line -= SECONDS
     talk.progress("e\x1b[2J", 1, 2)
-    err = capsys.readouterr().err
-    check_safe(err)
-    assert err.splitlines() == [
+    assert capsys.readouterr().err.splitlines() == [
         r"a\nerror: forged [bold]x[/bold]\x1b[2J",
         r"warning: b\nerror: forged\r",
         r"c\nerror: forged\u202e",
@@ -231,16 +212,15 @@ def test_print0_ends_paths_with_a_nul_byte(hostile: list[Path], sewa: Sewa, comm
 
 
 @pytest.mark.parametrize("command", ["select", "average"])
-@pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\x0bb", "a\x85b", "a\u2028b", "a\n"])
+@pytest.mark.parametrize("name", ["a\nb", "a\u2028b"])
 @pytest.mark.usefixtures("run_dir")
 def test_without_it_a_path_with_a_line_break_is_refused_before_any_work(
     sewa: Sewa, command: str, name: str
 ) -> None:
-    Path("task.py").write_text(TASK + "\ndef build_model(): raise RuntimeError('work was done')\n")
-    folder = Path(name)
-    Path("ckpts").rename(folder)
+    Path("task.py").write_text(TASK + NO_WORK)
+    Path("ckpts").rename(name)
     before = sorted(Path().rglob("*"))
-    ended = sewa(command, folder)
+    ended = sewa(command, name)
     assert (ended.code, ended.out) == (3, "")
     assert "has a line break in its name" in ended.error
     assert "--print0" in ended.error
@@ -248,11 +228,10 @@ def test_without_it_a_path_with_a_line_break_is_refused_before_any_work(
     assert sorted(Path().rglob("*")) == before
 
 
-def test_where_no_paths_are_printed_such_a_path_does_no_harm(hostile: list[Path]) -> None:
-    for flags in (["-o", "-"], ["--json"], ["--format", "csv"]):
-        command = ["sewa", "average", str(hostile[1]), str(hostile[2]), *flags]
-        ended = subprocess.run(command, capture_output=True, env=environment(), check=False)
-        assert ended.returncode == 0, ended.stderr
+def test_where_no_paths_are_printed_such_a_path_does_no_harm(
+    hostile: list[Path], sewa: Sewa
+) -> None:
+    assert sewa("average", hostile[1], hostile[2], "--json").code == 0
 
 
 @pytest.mark.parametrize("command", ["select", "average"])
@@ -284,7 +263,6 @@ def test_a_nul_byte_on_standard_input_ends_a_path_and_spaces_are_kept(
     paths = [f" a\n/{path.name}" for path in hostile[:3]]
     monkeypatch.setattr("sys.stdin", standard_input("\0".join(paths)))
     ended = sewa("average", "-", "--print0", "-o", "o.safetensors")
-    assert ended.code == 0, ended.err
     assert ended.out.split("\0")[:-1] == paths
 
 
@@ -296,76 +274,40 @@ def test_a_new_folder_with_a_line_break_is_refused_too(
     ended = sewa(command, "a\nerror: forged")
     assert (ended.code, ended.out) == (3, "")
     assert ended.error.endswith("paths are printed one a line; choose another name")
-    check_safe(ended.err)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_written_is_named_on_one_line(hostile: list[Path], sewa: Sewa) -> None:
-    ended = sewa("average", hostile[0], "-o", "out\nerror: forged.safetensors")
-    assert ended.code == 0, ended.err
-    assert ended.err == "wrote out\\nerror: forged.safetensors: uniform of 1 checkpoint\n"
+# ---- names that no report could hold -------------------------------------------------------------
 
 
-# ---- what no report could hold is told before the work ------------------------------------------
-
-
-@pytest.fixture
-def no_work(run_dir: Path) -> Path:
-    """A run whose task must not be called."""
-    Path("task.py").write_text(TASK + "\ndef build_model(): raise RuntimeError('work was done')\n")
-    return run_dir
-
-
-@pytest.mark.parametrize("command", [["select"], ["average", "--report", "r.json", "-o", "a"]])
-def test_a_working_directory_that_is_not_utf8_is_told_before_the_work(
-    no_work: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
+def test_a_working_directory_that_is_not_utf8_is_refused_before_the_work(
+    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = Path(os.fsdecode(bytes(no_work) + b"/w\xff"))
+    Path("task.py").write_text(TASK + NO_WORK)
+    here = Path(os.fsdecode(bytes(run_dir) + b"/w\xff"))
     here.mkdir()
     for name in ("task.py", "sewa.yaml", "ckpts"):
-        (here / name).symlink_to(no_work / name)
+        (here / name).symlink_to(run_dir / name)
     monkeypatch.chdir(here)
-    ended = sewa(*command, no_work / "ckpts")
+    ended = sewa("select", run_dir / "ckpts")
     assert ended.code == 3, ended.err
     assert ended.error.endswith("the working directory is not a UTF-8 name; rename it")
     assert sorted(path.name for path in here.iterdir()) == ["ckpts", "sewa.yaml", "task.py"]
 
 
-def test_a_working_directory_that_is_gone_is_told(
-    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = run_dir / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    options = ["-o", run_dir / "a.safetensors", "--report", run_dir / "a.report.json"]
-    ended = sewa("average", run_dir / "ckpts", *options)
-    monkeypatch.chdir(run_dir)
-    assert ended.code == 3, ended.err
-    assert ended.error.startswith("the working directory: No such file or directory")
-    assert not Path("a.safetensors").exists()
-
-
-@pytest.mark.usefixtures("no_work")
-def test_a_task_that_is_not_utf8_is_told_before_the_work(sewa: Sewa) -> None:
+@pytest.mark.usefixtures("run_dir")
+def test_a_task_that_is_not_utf8_is_refused_before_the_work(sewa: Sewa) -> None:
     odd = os.fsdecode(b"t\xff.py")
-    Path("task.py").rename(odd)
+    Path(odd).write_text(TASK + NO_WORK)
     ended = sewa("select", "--task", odd)
     assert ended.code == 4, ended.err
     assert ended.error.endswith("is not a UTF-8 name; rename it")
 
 
-@pytest.mark.parametrize("kind", ["Is a directory", "symbolic links"])
-def test_a_sewa_yaml_that_is_no_file_is_not_passed_over(
-    run_dir: Path, sewa: Sewa, kind: str
-) -> None:
+def test_a_sewa_yaml_that_is_no_file_is_an_error(run_dir: Path, sewa: Sewa) -> None:
     path = run_dir / "sewa.yaml"
     path.unlink()
-    if kind == "Is a directory":
-        path.mkdir()
-    else:
-        path.symlink_to(path.name)
+    path.mkdir()
     ended = sewa("average", "ckpts", "-o", "a.safetensors")
     assert ended.code == 2, ended.err
-    assert ended.error.startswith("sewa.yaml: ")
-    assert kind in ended.error
+    assert ended.error.startswith("sewa.yaml: Is a directory")
