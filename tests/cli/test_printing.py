@@ -7,18 +7,15 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 from helpers.tiny import TASK, Sewa
 
 from sewa_cli.cli.options import FLAGS, FORMATS, Request
-from sewa_cli.commands.select import run_select
-from sewa_cli.present import draw, say, show, summary
+from sewa_cli.present import say, show
 from sewa_cli.report import KINDS, model_of
 from sewa_cli.session.extensions import load_settings
-from sewa_cli.task import load_task
 
 METRIC = "\ndef metrics(model):\n    return {'size': 7, 'a|b': 0.5}\n"
 REPORTS = {
@@ -73,27 +70,13 @@ def quietly(name: str) -> list[str]:
     return [] if name in LISTS else ["--quiet"]
 
 
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", LISTS)
 def test_json_is_short_for_format_json(sewa: Sewa, name: str) -> None:
-    def printed(*flags: str) -> Any:
-        ended = sewa(*COMMANDS[name], *flags, *(["--force"] if name == "inspect" else []))
-        assert ended.code == 0, ended.err
-        return without_clocks(json.loads(ended.out))
-
-    assert printed("--json") == printed("--format", "json") == printed("--json", "--format", "json")
-    refused = sewa(*COMMANDS[name], "--json", "--format", "csv")
+    assert sewa(name, "--json").out == sewa(name, "--format", "json").out
+    assert sewa(name, "--json", "--format", "json").code == 0
+    refused = sewa(name, "--json", "--format", "csv")
     assert (refused.code, refused.out) == (2, "")
     assert "--json is short for --format json" in refused.error
-
-
-def without_clocks(found: Any) -> Any:
-    """Without what differs from run to run: seconds, memory, and the next free name."""
-    volatile = {"created", "command", "cost", "seconds", "output", "files", "placement"}
-    volatile |= {"peak_memory_bytes", "batch_seconds"}
-    if isinstance(found, dict):
-        return {k: without_clocks(value) for k, value in found.items() if k not in volatile}
-    return [without_clocks(value) for value in found] if isinstance(found, list) else found
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -123,32 +106,12 @@ def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) ->
 
 
 @pytest.mark.usefixtures("measured")
-def test_a_library_gets_the_very_words_table_and_picture_of_the_terminal(sewa: Sewa) -> None:
-    config = load_settings(Path("sewa.yaml"), {"output": "mine.safetensors"})
-    selection = run_select(config, load_task(str(config.task), {}))
-    ended = sewa("select", "-o", "mine.safetensors", "--force", "--plot", "p.svg", "-v")
-
-    def steady(text: str) -> str:
-        return re.sub(
-            r"[\d.]+ (s on|GiB|MiB)|(reading|learning|evaluating|writing) [\d.]+", "", text
-        )
-
-    assert steady(selection.summary()) in steady(ended.err)
-    assert selection.summary() == summary(selection.report)
-    table = sewa("select", "-o", "mine.safetensors", "--force", "--format", "table")
-    assert table.out == selection.table()
-    assert selection.table().splitlines()[0].startswith("average")
-    assert selection.table() not in table.err  # once is enough
-    assert len(selection.plot().axes) == len(draw(selection.report).axes) == 2
-
-
-@pytest.mark.usefixtures("measured")
-def test_the_words_of_a_comparison_come_from_its_report_alone(sewa: Sewa) -> None:
-    for name in ("compare", "validate"):
-        ended = sewa(*REPORTS[name], "--json")
-        report = model_of(name).model_validate_json(ended.out)
-        assert say(report)
-        assert ended.err.endswith("".join(f"{sentence}\n" for sentence in say(report)))
+@pytest.mark.parametrize("name", ["compare", "validate"])
+def test_the_words_on_stderr_come_from_the_report_alone(sewa: Sewa, name: str) -> None:
+    ended = sewa(*REPORTS[name], "--json")
+    report = model_of(name).model_validate_json(ended.out)
+    assert say(report)
+    assert ended.err.endswith("".join(f"{sentence}\n" for sentence in say(report)))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +129,7 @@ def test_paths_are_printed_into_a_pipe_and_on_a_terminal_only_if_asked_for(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_standard_output_has_room_for_one(sewa: Sewa) -> None:
+def test_two_outputs_on_standard_output_are_refused(sewa: Sewa) -> None:
     for form in ("table", "csv"):
         ended = sewa("select", "-o", "-", "--format", form)
         assert (ended.code, ended.out) == (2, "")
@@ -189,7 +152,9 @@ def test_help_comes_in_panels(sewa: Sewa, name: str) -> None:
 
 
 def test_select_has_few_enough_flags_to_be_read(sewa: Sewa) -> None:
-    assert len(re.findall(r"^│ --", sewa("select", "--help").out, re.MULTILINE)) <= 37
+    assert (
+        len(re.findall(r"^│ --", sewa("select", "--help").out, re.MULTILINE)) <= 37
+    )  # with --help
 
 
 def test_a_flag_has_one_name_and_its_setting_exists() -> None:

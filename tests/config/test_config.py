@@ -1,4 +1,4 @@
-"""The office: YAML, flags and --set become one frozen Config; faults are told all at once."""
+"""YAML, flags and --set become one frozen Config; all faults are reported at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel, ValidationError
+from helpers.tiny import Sewa
+from pydantic import BaseModel
 
 from sewa_cli import solvers
 from sewa_cli.config import AUTO, CompareConfig, Config, ObjectiveConfig, find_config
@@ -68,13 +69,6 @@ def test_settings_of_a_choice_by_a_metric_are_refused_where_none_is_named(tmp_pa
     assert ObjectiveConfig.model_validate(whole) == ObjectiveConfig()
 
 
-def test_a_flag_that_was_not_given_leaves_the_yaml_alone(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "K: 3\nstrict: true")
-    config = load_config(path, {"K": None, "strict": None})
-    assert config.K == 3
-    assert config.strict
-
-
 def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, "gumbel: {lr: 0.1, samples: 7}\nargs: {a: {b: 1, c: 2}}")
     config = load_config(
@@ -85,14 +79,8 @@ def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
 
 
-def test_set_may_hold_an_equals_sign_in_its_value() -> None:
+def test_a_value_of_set_may_hold_an_equals_sign() -> None:
     assert load_config(None, {}, ["args.filter=a=b"]).args == {"filter": "a=b"}
-
-
-def test_the_callers_mappings_stay_as_they_were() -> None:
-    flags = {"args": {"a": 1}}
-    load_config(None, flags, ["args.a=2"])
-    assert flags == {"args": {"a": 1}}
 
 
 def test_an_empty_yaml_is_all_defaults(tmp_path: Path) -> None:
@@ -128,26 +116,15 @@ def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_pat
     assert flagged.report == Path("mine.json")
 
 
-def test_a_list_of_files_is_relative_to_the_yaml_each(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, f"checkpoints: [a.safetensors, {tmp_path}/b/c.safetensors]")
-    assert load_config(path).checkpoints == (
-        tmp_path / "a.safetensors",
-        tmp_path / "b" / "c.safetensors",
-    )
-
-
-def test_a_module_and_a_dash_are_no_paths(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, 'task: package.task\noutput: "-"\ncheckpoints: "-"')
-    config = load_config(path)
-    assert config.task == "package.task"
-    assert config.output == "-"
-    assert config.checkpoints == (Path("-"),)
-
-
-def test_a_tilde_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_modules_dashes_and_homes_are_read_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    config = load_config(write_yaml(tmp_path, "checkpoints: ~/ckpts"))
-    assert config.checkpoints == (Path("/home/someone/ckpts"),)
+    path = write_yaml(tmp_path, f"checkpoints: [a.safetensors, {tmp_path}/b/c, ~/d]")
+    paths = (tmp_path / "a.safetensors", tmp_path / "b" / "c", Path("/home/someone/d"))
+    assert load_config(path).checkpoints == paths
+    config = load_config(write_yaml(tmp_path, 'task: a.task\noutput: "-"\ncheckpoints: "-"'))
+    assert (config.task, config.output, config.checkpoints) == ("a.task", "-", (Path("-"),))
 
 
 def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path: Path) -> None:
@@ -189,29 +166,26 @@ def test_all_faults_are_told_together_each_with_its_place(tmp_path: Path) -> Non
     assert not any("\n" in fault for fault in told)
 
 
-def test_a_key_overridden_by_a_flag_is_blamed_on_the_flag(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "K: 3")
-    assert faults(path, {"K": "0"})[0].startswith("--K: ")
-    assert faults(path, {"K": "4"}, ["K=0"])[0].startswith("--set K: ")
-
-
-def test_a_fault_inside_a_section_given_by_set_names_set_and_the_key() -> None:
-    [told] = faults(None, {}, ["gumbel={lr: fast, samples: 3}"])
-    assert told.startswith("--set gumbel")
-    assert "lr: must be a number, found 'fast'" in told
-
-
-def test_a_key_like_no_other_gets_the_list_of_keys(tmp_path: Path) -> None:
-    [told] = faults(write_yaml(tmp_path, "zzz: 1"))
-    assert "known keys: task, args, checkpoints, K, " in told
-    [inner] = faults(write_yaml(tmp_path, "gumbel: {zzz: 1}"))
-    assert "known keys: iterations, samples, " in inner
-
-
-def test_set_with_broken_yaml_is_told_in_one_line() -> None:
-    [told] = faults(None, {}, ["args.x={a: [1"])
-    assert told.startswith("--set args.x={a: [1: ")
-    assert "\n" not in told
+@pytest.mark.parametrize(
+    ("text", "flags", "sets", "words"),
+    [
+        ("K: 3", {"K": "0"}, [], ["--K: "]),
+        ("K: 3", {"K": "4"}, ["K=0"], ["--set K: "]),
+        ("", {}, ["gumbel={lr: fast, samples: 3}"], ["--set gumbel", "lr: must be a number"]),
+        ("zzz: 1", {}, [], ["known keys: task, args, checkpoints, K, "]),
+        ("gumbel: {zzz: 1}", {}, [], ["known keys: iterations, samples, "]),
+        ("", {}, ["args.x={a: [1"], ["--set args.x={a: [1: "]),
+        ("checkpoints: {folder: x}", {}, [], ["checkpoints: must be a path or a list of paths"]),
+        ("", {"solver": "newton"}, [], [f"there are {', '.join(solvers.BUILTIN)}"]),
+        ("", {"solver": "newton", "solver.iterations": "3"}, [], ["unknown solver 'newton'"]),
+    ],
+)
+def test_a_fault_names_what_gave_the_value(
+    tmp_path: Path, text: str, flags: dict[str, object], sets: list[str], words: list[str]
+) -> None:
+    [fault] = faults(write_yaml(tmp_path, text), flags, sets)
+    assert all(word in fault for word in words), fault
+    assert "\n" not in fault
 
 
 @pytest.mark.parametrize(
@@ -234,21 +208,6 @@ def test_a_yaml_that_is_no_text_is_told(tmp_path: Path) -> None:
     path = tmp_path / "sewa.yaml"
     path.write_bytes(b"\x80\x81\x82")
     assert faults(path) == (f"{path}: is not a UTF-8 text file; check --config",)
-
-
-def test_checkpoints_of_the_wrong_kind_are_told_in_plain_words(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "checkpoints: {folder: ckpts}")
-    [told] = faults(path)
-    assert told.startswith(f"{path}: checkpoints: ")
-    assert "tuple" not in told  # Python's word; a user of YAML knows paths and lists
-
-
-def test_a_config_cannot_be_changed() -> None:
-    config = Config()
-    with pytest.raises(ValidationError, match="frozen"):
-        config.K = 3  # type: ignore[misc]
-    with pytest.raises(ValidationError, match="frozen"):
-        config.compare.fast = True  # type: ignore[misc]
 
 
 # ---- the annotated template ------------------------------------------------------------------
@@ -293,12 +252,6 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
     assert shown == {name: real[name] for name in shown}
 
 
-def test_the_live_keys_of_the_template_are_those_without_a_default() -> None:
-    live = yaml.safe_load(TEMPLATE)
-    assert live.keys() == {"task", "checkpoints"}
-    assert not any(getattr(Config(), key) for key in live)
-
-
 # ---- sections of solvers ---------------------------------------------------------------------
 
 
@@ -333,12 +286,6 @@ def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
     ]
 
 
-def test_a_solver_that_is_not_there_is_named_with_those_that_are() -> None:
-    assert faults(None, {"solver": "newton"}) == (
-        f"--solver: unknown solver 'newton'; there are {', '.join(solvers.BUILTIN)}",
-    )
-
-
 def test_commands_that_choose_nothing_let_the_sections_be(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, "solver_from: mine.py\nmine: {x: 1}\ngumbel: {lr: wrong}")
     assert load_config(path, with_solver=False).solver_from == tmp_path / "mine.py"
@@ -351,20 +298,58 @@ def test_commands_that_choose_nothing_let_the_sections_be(tmp_path: Path) -> Non
     ("sets", "words"),
     [
         (["solver=[a]"], "--set solver: "),
+        (["solver=newton"], "unknown solver"),
         (["solvers.gumbel.iterations=3"], "solvers: unknown key"),
         (["gumbel=5"], "--set gumbel: must be a section"),
     ],
 )
-@pytest.mark.parametrize("with_solver", [True, False])
-def test_a_solver_of_the_wrong_kind_is_a_fault_in_every_command(
-    sets: list[str], words: str, with_solver: bool
+def test_a_wrong_solver_is_a_fault_in_commands_that_choose_nothing_too(
+    sets: list[str], words: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(None, {}, sets, with_solver=with_solver)
+        load_config(None, {}, sets, with_solver=False)
     assert any(words in fault for fault in caught.value.faults), caught.value.faults
 
 
-def test_an_unknown_solver_is_one_fault_whatever_else_is_asked_of_it() -> None:
-    assert len(faults(None, {"solver": "newton", "solver.iterations": "3"})) == 1
-    with pytest.raises(ConfigError, match="unknown solver"):
-        load_config(None, {"solver": "newton"}, with_solver=False)
+# ---- YAML that cannot be read --------------------------------------------------------------------
+
+VALUES = {
+    "!!timestamp x": "cannot be read",
+    "2001-99-99": "month must be in 1..12",
+    "!!map x": "expected a mapping",
+    "[" * 1500 + "]" * 1500: "nested too deep",
+    "[a": "expected ',' or ']'",
+    "*nowhere": "found undefined alias",
+}
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:20])
+def test_a_value_that_is_no_yaml_is_one_line(tmp_path: Path, sewa: Sewa, value: str) -> None:
+    path = write_yaml(tmp_path, f"args: {value}\n")
+    ended = sewa("methods", "--config", path)
+    assert ended.code == 2, ended.err
+    assert VALUES[value] in ended.error
+    assert len(ended.error) < 400
+    assert VALUES[value] in sewa("methods", "--set", f"args={value}").error
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("task: ~nosuchuser/x.py", "~nosuchuser/x.py: there is no such home"),
+        ("memory: " + "9" * 400 + "GiB", "memory: "),
+        ("seed: " + "x" * 9999, "seed: must be a whole number"),
+    ],
+)
+def test_an_odd_setting_is_one_short_line(
+    tmp_path: Path, sewa: Sewa, text: str, words: str
+) -> None:
+    ended = sewa("methods", "--config", write_yaml(tmp_path, text))
+    assert ended.code == 2
+    assert words in ended.error
+    assert len(ended.error) < 400
+
+
+def test_an_alias_may_be_used(tmp_path: Path) -> None:
+    path = write_yaml(tmp_path, "args: {a: &a [1, 2], b: *a, c: {x: *a}}")
+    assert load_config(path).args == {"a": [1, 2], "b": [1, 2], "c": {"x": [1, 2]}}
