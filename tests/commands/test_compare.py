@@ -15,8 +15,7 @@ import torch
 from helpers.tiny import TASK, WEIGHTS, Sewa, user_loss
 from safetensors.torch import load_file, save_file
 
-from sewa_cli.errors import ConfigError
-from sewa_cli.methods import REGISTRY, Run, method, parse_one
+from sewa_cli.methods import REGISTRY
 from sewa_cli.text import with_K
 
 BY_LOSS = {name: method for name, method in REGISTRY.items() if not method.needs_metric}
@@ -409,24 +408,6 @@ def test_the_yaml_can_name_methods_and_budgets(sewa: Sewa) -> None:
     ]
 
 
-@pytest.mark.usefixtures("run_dir")
-def test_a_comparison_and_a_selection_can_be_drawn(sewa: Sewa) -> None:
-    ended = sewa("compare", "--methods", "sewa,last,lawa", "--K", "2,4", "--plot", "c.svg")
-    assert ended.code == 0, ended.err
-    assert "<svg" in Path("c.svg").read_text()
-    assert sewa("compare", "--methods", "last", "--plot", "c.svg").code == 3
-    assert sewa("select", "--plot", "s.png").code == 0
-    assert Path("s.png").read_bytes().startswith(b"\x89PNG")
-    assert sewa("select", "--plot", "s.png").code == 3
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_the_table_comes_out_whole_when_nobody_reads_stderr_or_with_quiet(sewa: Sewa) -> None:
-    ended = sewa("compare", "--methods", "last,lawa", "--quiet")
-    assert ended.err == ""
-    assert len(ended.out.splitlines()) == 3
-
-
 INNER = (
     TASK.replace("def loss(outputs, batch):", "def unused(outputs, batch):")
     + """
@@ -450,44 +431,6 @@ def test_a_loss_that_was_computed_in_the_model_is_not_taken_for_rows(sewa: Sewa)
     assert found["winner"] is None
 
 
-TOKENS = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-def data(seed):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(7, (512, 9), generator=generator)
-    y = (x + 1) % 7
-    y[::101, 5:] = -100   # a few rows are a little shorter
-    return list(zip(x.split(16), y.split(16)))
-
-def build_model():
-    return nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 7))
-
-def selection_data():
-    return data(1)
-
-def heldout_data():
-    return data(2)
-
-def loss(outputs, batch):   # a mean over tokens, as language models have it
-    return F.cross_entropy(outputs.transpose(1, 2), batch[1], ignore_index=-100)
-"""
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_one_unit_serves_all_rows_even_if_only_some_of_them_split(sewa: Sewa) -> None:
-    Path("task.py").write_text(TOKENS)
-    torch.manual_seed(0)
-    for path in Path("ckpts").iterdir():
-        shapes = {"0.weight": (7, 8), "1.weight": (7, 8), "1.bias": (7,)}
-        save_file({name: torch.randn(shape) for name, shape in shapes.items()}, path)
-    found = compare(sewa, "--methods", "last,lawa,uniform,latest,wsm,random", "--K", "2,3,5")
-    assert found["unit"] in ("rows", "batches")
-    assert all(row["interval"] is not None for row in found["rows"])
-
-
 @pytest.mark.usefixtures("run_dir")
 def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa: Sewa) -> None:
     Path("task.py").write_text(
@@ -502,47 +445,6 @@ def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa: Sewa)
     for line in ended.out.splitlines():
         assert "NaN" not in line
         json.loads(line)
-
-
-INTEGERS = TASK.replace(
-    "def build_model():\n    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))",
-    """class Net(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
-        self.register_buffer("keep", torch.ones(2, dtype=torch.int64))
-
-    def forward(self, x):
-        return super().forward(x) * self.keep
-
-def build_model():
-    return Net()""",
-)
-EARLY = """
-from sewa_cli.methods import mean_of, method
-
-@method()
-def early(run):
-    "The first three."
-    return mean_of(range(3), run.k)
-"""
-
-
-@pytest.mark.usefixtures("own_methods")
-def test_an_average_is_judged_with_the_integers_its_file_has(sewa: Sewa) -> None:
-    assert "class Net" in INTEGERS
-    Path("task.py").write_text(INTEGERS)
-    for path in Path("ckpts").iterdir():
-        step = int(path.stem.split("-")[1])
-        keep = torch.tensor([1, 1]) if step < 120 else torch.tensor([9, 0])
-        save_file({**load_file(path), "keep": keep}, path)
-    Path("own.py").write_text(EARLY)
-    arguments = ["--methods", "early,last", "--set", "compare.methods_from=own.py"]
-    found = compare(sewa, *arguments, "--output-best", "best.safetensors")
-    best = found["rows"][found["best"]]
-    assert best["method"] == "early"
-    assert load_file("best.safetensors")["keep"].tolist() == [1, 1]
-    rows = json.loads(sewa("evaluate", "best.safetensors", "--format", "json").out)["files"]
-    assert rows[0]["heldout_loss"] == pytest.approx(best["heldout_loss"], rel=1e-5)
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -566,63 +468,3 @@ def test_shuffled_data_stay_paired_and_no_method_depends_on_its_neighbours(sewa:
     after = compare(sewa, "--methods", "last,twa:lr=0.2,sewa,twa")["rows"][2:]
     for one, two in zip(alone, after, strict=True):
         assert one["heldout_loss"] == pytest.approx(two["heldout_loss"], rel=1e-9)
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_k_matters_only_to_methods_that_take_it(sewa: Sewa) -> None:
-    for path in sorted(Path("ckpts").iterdir())[5:]:
-        path.unlink()
-    found = compare(sewa, "--methods", "last,uniform,ema", "--K", 10)
-    assert len(found["rows"]) == 3
-    found = compare(sewa, "--methods", "lawa,uniform,", "--K", 5)
-    assert found["rows"][0]["coefficients"] == found["rows"][1]["coefficients"]
-    assert found["winner"] is None
-    assert "nothing to be compared with" in sewa("compare", "--methods", "lawa", "--K", 5).err
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_metrics_do_not_take_the_place_of_our_columns(sewa: Sewa) -> None:
-    Path("task.py").write_text(
-        TASK + "\nCALLS = []\ndef metrics(m):\n    CALLS.append(1)\n"
-        "    return {'size': 7, 'seconds': 1, **({'odd': 1} if len(CALLS) % 2 else {})}\n"
-    )
-    ended = sewa("compare", "--methods", "last,lawa", "--format", "jsonl")
-    assert ended.code == 0, ended.err
-    first, second = (json.loads(line) for line in ended.out.splitlines())
-    assert first["size"] == 1
-    assert first["metric_size"] == 7
-    assert second["odd"] is None
-    assert first.keys() == second.keys()
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_an_infinite_batch_stops_twa_but_not_the_comparison(sewa: Sewa) -> None:
-    count = "CALLS.append(1)\n    extra = float('inf') if len(CALLS) == 40 else 0.0\n    "
-    Path("task.py").write_text(
-        TASK.replace("def loss(", "CALLS = []\n\ndef loss(").replace(
-            "return F.cross", f"{count}return extra * outputs.sum() + F.cross"
-        )
-    )
-    found = compare(sewa, "--methods", "twa,last")
-    assert len(found["rows"]) == 2
-
-
-@pytest.mark.usefixtures("own_methods")
-def test_methods_may_return_arrays_and_have_switches() -> None:
-    @method("array")
-    def array(run: Run, *, flip: bool = False) -> torch.Tensor:
-        """One end."""
-        c = torch.zeros(run.k)
-        c[0 if flip else -1] = 1
-        return c
-
-    assert parse_one("array")(Run(3), None) == [[0, 0, 1]]
-    assert parse_one("array:flip=true")(Run(3), None) == [[1, 0, 0]]
-    with pytest.raises(ConfigError, match="flip must be true or false"):
-        parse_one("array:flip=yes")
-    with pytest.raises(ValueError, match="default of x must be"):
-
-        @method("odd")
-        def odd(run: Run, *, x: object = None) -> list[float]:
-            """Odd."""
-            return [1.0 if x is None else 0.0] * run.k

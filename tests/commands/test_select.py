@@ -318,14 +318,6 @@ def test_init_writes_a_task_and_a_config_that_work_as_they_are(
     assert sewa("init", "--force").out.splitlines() == ["sewa.yaml", "task.py"]
 
 
-@pytest.mark.usefixtures("run_dir")
-def test_a_closer_look_at_the_learned_mask_pays_on_the_selection_data(sewa: Sewa) -> None:
-    assert sewa("select", "--set", "gumbel.iterations=100").code == 0
-    report = report_of()
-    chosen = report["average"]["selection_loss"]
-    assert chosen < min(s["selection_loss"] for s in report["references"].values())
-
-
 def test_tied_names_with_different_values_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
@@ -360,18 +352,3 @@ def test_select_on_cuda_finds_a_loss_like_the_cpus(sewa: Sewa) -> None:
         assert ended.code == 0, ended.err
         losses.append(report_of(f"{device}.report.json")["average"]["selection_loss"])
     assert losses[1] == pytest.approx(losses[0], rel=0.05)  # masks are not unique, losses are close
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_a_choice_that_is_a_reference_is_scored_once(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sewa_cli.solvers.mask.largest", lambda theta, _K: [len(theta) - 1])
-    ended = sewa("select", "--K", 1, "--solver", "gumbel", "--json")
-    assert ended.code == 0, ended.err
-    report = json.loads(ended.out)
-    assert report["selected"] == [11]
-    assert report["average"] == report["references"]["last"]
-    simple, others = len(report["simple"]), len(report["references"]) - 1
-    # 3 batches of selection and 3 of held-out data; gumbel's 8 iterations of 2 samples
-    assert report["cost"]["forward_passes"] == 3 * simple + 3 * others + (3 + 3) + 8 * 2

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.pages import Page, raw, report
 from helpers.tiny import Sewa, user_loss
 from torch import Tensor
 
-from sewa_cli.present import details, say, sentences
-from sewa_cli.present.page import page
+from sewa_cli.present import sentences
 from sewa_cli.ranks import ALONE
 from sewa_cli.report.shared import Interval
 from sewa_cli.report.standing import Fall
@@ -139,17 +136,3 @@ def test_of_four_checkpoints_nothing_is_said(sewa: Sewa) -> None:
     assert ended.code == 0, ended.err
     assert json.loads(Path("few.report.json").read_text())["standing"] is None
     assert "the run is" not in ended.err
-
-
-@pytest.mark.parametrize("name", ["select", "compare"])
-def test_the_page_says_it_and_one_of_an_older_report_leaves_it_out(name: str) -> None:
-    content = raw(name)
-    told = [*details(report(content)), *say(report(content))]
-    said = [one for one in told if one.startswith(("the run is", "its loss"))]
-    assert said
-    words = " ".join(Page(page(report(content))).words.split())
-    assert "Where the run stands" in words
-    for sentence in said:
-        assert sentence[1:] in words
-    older: dict[str, Any] = {k: v for k, v in content.items() if k not in ("standing", "code")}
-    assert "Where the run stands" not in Page(page(report(older))).words

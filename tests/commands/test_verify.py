@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -15,9 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-import torch
 from helpers.tiny import WEIGHTS, Sewa, train_tiny
-from safetensors.torch import load_file, save_file
 
 from sewa_cli.commands.verify import run_verify
 
@@ -128,14 +125,6 @@ def test_a_folder_is_verified_file_by_file(sewa: Sewa, target: str) -> None:
     ]
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_folder_is_verified_from_inside_of_it(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir("out")
-    assert sewa("verify", ".").code == 0
-
-
 @pytest.mark.usefixtures("work")
 def test_a_pytorch_file_is_hashed_and_said_not_to_be_loaded(sewa: Sewa) -> None:
     assert sewa("average", "ckpts", "-o", "avg.pt", "--report", "avg.report.json").code == 0
@@ -168,12 +157,6 @@ def test_every_format_has_a_row_for_each_file(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_a_report_may_have_any_name(sewa: Sewa) -> None:
-    Path("avg.report.json").rename("notes")
-    assert sewa("verify", "notes").code == 0
-
-
-@pytest.mark.usefixtures("one")
 def test_it_imports_neither_torch_nor_what_else_is_slow() -> None:
     code = (
         "import sys; from sewa_cli.cli import main; code = main(sys.argv[1:]);"
@@ -189,7 +172,7 @@ def test_it_imports_neither_torch_nor_what_else_is_slow() -> None:
 
 
 @pytest.mark.usefixtures("one")
-@pytest.mark.parametrize("at", [0, 9, -1])
+@pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("victim", ["avg.safetensors", "ckpts/step-20.safetensors"])
 def test_one_flipped_bit_is_found(sewa: Sewa, victim: str, at: int) -> None:
     flip(victim, at)
@@ -197,18 +180,6 @@ def test_one_flipped_bit_is_found(sewa: Sewa, victim: str, at: int) -> None:
     assert ended.code == 3
     assert ended.error.startswith(f"{victim}: has changed since the report: expected SHA-256")
     assert "1 of 4 files is not as the report says" in ended.err
-
-
-@pytest.mark.usefixtures("one")
-@pytest.mark.parametrize("victim", ["avg.safetensors", "ckpts/step-20.safetensors"])
-def test_what_was_cut_short_or_made_longer_is_found(sewa: Sewa, victim: str) -> None:
-    whole = Path(victim).read_bytes()
-    for content in (whole[:-1], whole + b"\0", b""):
-        Path(victim).write_bytes(content)
-        ended = sewa("verify", "avg.report.json")
-        assert ended.code == 3
-        assert ended.error.startswith(f"{victim}: has changed since the report: expected")
-        assert f"{len(whole)} bytes, found {len(content)}" in ended.error
 
 
 @pytest.mark.usefixtures("one")
@@ -230,17 +201,6 @@ def test_all_faults_are_told_not_only_the_first(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_two_checkpoints_that_were_swapped_are_both_told(sewa: Sewa) -> None:
-    a, b = Path("ckpts/step-10.safetensors"), Path("ckpts/step-20.safetensors")
-    one, two = a.read_bytes(), b.read_bytes()
-    a.write_bytes(two)
-    b.write_bytes(one)
-    ended = sewa("verify", "avg.report.json")
-    assert ended.code == 3
-    assert [line.split(":")[0] for line in faults(ended.err)] == [str(a), str(b)]
-
-
-@pytest.mark.usefixtures("one")
 def test_without_the_checkpoints_the_output_alone_is_verified(sewa: Sewa) -> None:
     shutil.rmtree("ckpts")
     ended = sewa("verify", "avg.safetensors")
@@ -250,50 +210,6 @@ def test_without_the_checkpoints_the_output_alone_is_verified(sewa: Sewa) -> Non
     assert ended.code == 0, ended.err
     assert "the file is as the report says" in ended.err
     assert "not checked: the checkpoints (--output-only)" in ended.err
-
-
-@pytest.mark.usefixtures("sharded")
-def test_every_file_of_a_folder_is_held_against_the_report(sewa: Sewa) -> None:
-    for file in sorted(Path("avg").glob("model*")):
-        kept = file.read_bytes()
-        flip(file)
-        ended = sewa("verify", "avg", "--output-only")
-        assert ended.code == 3
-        assert ended.error.startswith(f"{file}: has changed since the report")
-        file.unlink()
-        ended = sewa("verify", "avg", "--output-only")
-        assert ended.code == 3
-        assert ended.error == f"{file}: is gone"
-        file.write_bytes(kept)
-    assert sewa("verify", "avg").code == 0
-
-
-@pytest.mark.usefixtures("folder")
-def test_other_weights_in_a_folder_are_a_fault_and_other_files_are_named(sewa: Sewa) -> None:
-    Path("out/.gitattributes").write_text("*.safetensors filter=lfs\n")
-    ended = sewa("verify", "out")
-    assert ended.code == 0, ended.err
-    assert "not checked: what the report does not know in out: .gitattributes" in ended.err
-    shutil.copy("out/model.safetensors", "out/adapter_model.safetensors")
-    ended = sewa("verify", "out")
-    assert ended.code == 3
-    assert ended.error == "out/adapter_model.safetensors: is not in the report"
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_source_folder_without_its_weights_is_a_fault(sewa: Sewa) -> None:
-    Path("hf/checkpoint-20/model.safetensors").unlink()
-    ended = sewa("verify", "out")
-    assert ended.code == 3
-    assert ended.error == "hf/checkpoint-20: has changed since the report: its weights are gone"
-
-
-@pytest.mark.usefixtures("folder")
-def test_a_config_that_was_edited_in_an_averaged_folder_is_a_fault(sewa: Sewa) -> None:
-    Path("out/config.json").write_text('{"model_type": "TINY"}\n')
-    ended = sewa("verify", "out")
-    assert ended.code == 3
-    assert ended.error.startswith("out/config.json: has changed since the report: expected SHA-256")
 
 
 @pytest.mark.usefixtures("folder")
@@ -354,57 +270,13 @@ def test_what_went_to_standard_output_has_its_sources_verified(sewa: Sewa) -> No
 
 
 @pytest.mark.usefixtures("work")
-@pytest.mark.parametrize("content", [None, b"", b"other"])
-def test_a_named_output_that_went_to_standard_output_cannot_be_verified(
-    sewa: Sewa, content: bytes | None
-) -> None:
-    assert sewa("average", "ckpts", "-o", "-", "--report", "out.report.json").code == 0
-    if content is not None:
-        Path("out.safetensors").write_bytes(content)
-    ended = sewa("verify", "out.safetensors")
-    assert ended.code == 3
-    assert "does not have its hash; name the report to check the checkpoints alone" in ended.error
-
-
-@pytest.mark.usefixtures("work")
-@pytest.mark.parametrize("output", ["avg.safetensors", "avg.pt"])
-@pytest.mark.parametrize("by", ["output", "report"])
-def test_an_output_that_is_not_among_the_hashes_is_a_fault(
-    sewa: Sewa, output: str, by: str
-) -> None:
-    assert sewa("average", "ckpts", "-o", output, "--report", "avg.report.json").code == 0
+def test_an_output_that_is_not_among_the_hashes_is_a_fault(sewa: Sewa) -> None:
+    assert sewa("average", "ckpts", "-o", "avg.pt", "--report", "avg.report.json").code == 0
     change("avg.report.json", lambda report: report["files"].clear())
-    Path("avg.pt").write_bytes(b"garbage")
-    ended = sewa("verify", output if by == "output" else "avg.report.json")
-    assert ended.code == 3
-    assert ended.error == f"{output}: is not in the report"
-
-
-def lose(report: str, end: str) -> None:
-    def edit(found: dict[str, Any]) -> None:
-        found["files"] = [file for file in found["files"] if not file["path"].endswith(end)]
-
-    change(report, edit)
-
-
-@pytest.mark.usefixtures("sharded")
-@pytest.mark.parametrize("end", [".index.json", "model-00001-of-00002.safetensors"])
-def test_a_shard_that_is_not_among_the_hashes_is_a_fault(sewa: Sewa, end: str) -> None:
-    lose("avg/sewa.report.json", end)
-    ended = sewa("verify", "avg")
-    assert ended.code == 3
-    assert ended.error.endswith(f"{end}: is not in the report")
-
-
-@pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("end", ["model.safetensors", ""])
-def test_weights_of_a_folder_that_are_not_among_the_hashes_are_a_fault(
-    sewa: Sewa, end: str
-) -> None:
-    lose("out.report.json", end)
-    ended = sewa("verify", "out")
-    assert ended.code == 3
-    assert ended.error == "out/model.safetensors: is not in the report"
+    for target in ("avg.pt", "avg.report.json"):
+        ended = sewa("verify", target)
+        assert ended.code == 3
+        assert ended.error == "avg.pt: is not in the report"
 
 
 @pytest.mark.usefixtures("folder")
@@ -412,12 +284,8 @@ def test_weights_of_a_folder_that_are_not_among_the_hashes_are_a_fault(
     "name",
     [
         "adapter_config.json",
-        "adapter_model.bin",
         "pytorch_model.bin",
-        "pytorch_model.bin.index.json",
-        "last.ckpt",
         "modeling_tiny.py",
-        ".metadata",
     ],
 )
 def test_what_a_loader_would_find_in_a_folder_beside_the_weights_is_a_fault(
@@ -429,52 +297,7 @@ def test_what_a_loader_would_find_in_a_folder_beside_the_weights_is_a_fault(
     assert ended.error == f"out/{name}: is not in the report"
 
 
-@pytest.mark.usefixtures("folder")
-def test_other_files_in_a_folder_are_told_and_no_fault(sewa: Sewa) -> None:
-    for name in (".gitattributes", "notes.txt"):
-        Path("out", name).touch()
-    ended = sewa("verify", "out")
-    assert ended.code == 0
-    assert "what the report does not know in out: .gitattributes, notes.txt" in ended.err
-    assert "the 6 files checked are as the report says" in ended.err
-
-
 # ---- where it looks ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("target", ["avg.report.json", "avg.safetensors"])
-def test_a_run_that_was_moved_is_verified_where_it_is(
-    one: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    moved = tmp_path / "moved"
-    one.rename(moved)
-    ended = sewa("verify", f"moved/{target}")
-    assert ended.code == 0, ended.err
-    flip(moved / "ckpts/step-20.safetensors")
-    assert sewa("verify", f"moved/{target}").code == 3
-
-
-def test_a_run_that_was_moved_is_found_from_an_output_in_a_folder_of_it(
-    work: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("results/new").mkdir(parents=True)
-    options = ["-o", "results/new/avg.safetensors", "--report", "results/new/avg.report.json"]
-    assert sewa("average", "ckpts", *options).code == 0
-    monkeypatch.chdir(tmp_path)
-    work.rename(tmp_path / "moved")
-    assert sewa("verify", "moved/results/new/avg.safetensors").code == 0
-    ended = sewa("apply", "moved/results/new/avg.report.json", "-o", "again.safetensors")
-    assert ended.code == 0, ended.err
-
-
-def test_a_report_that_was_copied_away_still_finds_what_it_describes(
-    one: Path, tmp_path: Path, sewa: Sewa
-) -> None:
-    shutil.copy(one / "avg.report.json", tmp_path / "r.json")
-    ended = sewa("verify", tmp_path / "r.json")
-    assert ended.code == 0, ended.err
-    assert str(one / "avg.safetensors") in ended.out
 
 
 def test_an_output_that_was_renamed_with_its_report_is_verified(folder: Path, sewa: Sewa) -> None:
@@ -543,27 +366,6 @@ def test_a_link_out_of_the_root_is_refused(
     assert not Path("again.safetensors").exists()
 
 
-def test_a_shard_that_is_a_link_out_of_the_root_is_refused(
-    folder: Path, tmp_path: Path, sewa: Sewa
-) -> None:
-    root = tmp_path / "root"
-    shutil.copytree(folder, root)
-    weights = root / "hf/checkpoint-20/model.safetensors"
-    weights.unlink()
-    weights.symlink_to(folder / "hf/checkpoint-20/model.safetensors")
-    ended = sewa("verify", root / "out.report.json", "--root", root)
-    assert ended.code == 3
-    assert "model.safetensors: leads out of" in ended.error
-
-
-@pytest.mark.usefixtures("one")
-def test_a_root_that_is_not_there_is_told(sewa: Sewa) -> None:
-    for root in ("nowhere", "avg.safetensors", "x" * 300):
-        ended = sewa("verify", "avg.safetensors", "--root", root)
-        assert ended.code == 3
-        assert ended.error == f"--root: {root}: no such folder"
-
-
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../secret", ".", ".."])
 @pytest.mark.usefixtures("one")
 def test_a_report_cannot_have_files_looked_at_outside_of_the_outputs_folder(
@@ -609,78 +411,11 @@ def test_a_pipe_or_a_device_as_a_report_is_refused_at_once(sewa: Sewa, command: 
 
 
 @pytest.mark.usefixtures("one")
-def test_a_report_of_endless_values_is_refused_before_they_are_read(sewa: Sewa) -> None:
-    Path("many.json").write_text('{"schema_version": 2, "recipe": [' + "{}," * (3 * 10**6) + "{}]}")
-    ended = sewa("verify", "many.json")
-    assert ended.code == 3
-    assert "has more than" in ended.error
-    Path("deep.json").write_text("[" * 10**5)
-    assert sewa("verify", "deep.json").code == 3
-
-
-@pytest.mark.usefixtures("one")
-@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
-def test_a_report_that_gives_a_source_twice_is_refused(sewa: Sewa, command: list[str]) -> None:
-    def repeat(report: dict[str, Any]) -> None:
-        first = report["recipe"]["sources"][0]
-        report["recipe"]["sources"] = [first | {"coefficient": 1 / 20_000}] * 20_000
-
-    change("avg.report.json", repeat)
-    ended = sewa(*command, "avg.report.json")
-    assert ended.code == 3
-    assert "step-10.safetensors is given 20000 times; is the report intact?" in ended.error
-
-
-@pytest.mark.usefixtures("one")
 def test_a_report_that_makes_no_sense_is_refused_as_apply_refuses_it(sewa: Sewa) -> None:
     change("avg.report.json", lambda report: report["recipe"]["sources"][0].update(coefficient=5.0))
     ended = sewa("verify", "avg.report.json")
     assert ended.code == 3
     assert "recipe.sources: the coefficients sum to 5.66667 instead of 1" in ended.error
-
-
-@pytest.mark.usefixtures("one")
-def test_folders_without_a_name_of_their_own_are_told(
-    sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for target in ("/", "//"):
-        ended = sewa("verify", target)
-        assert ended.code == 3
-        assert ended.error.endswith("is not an output of sewa; name a report")
-    Path("inner").mkdir()
-    monkeypatch.chdir("inner")
-    ended = sewa("verify", "..")
-    assert ended.code == 3
-    assert (
-        ended.error == f"{tmp_path / 'run'}: has no report sewa.report.json inside; name its report"
-    )
-
-
-@pytest.mark.usefixtures("one")
-@pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
-def test_a_report_that_may_not_be_read_is_told_in_our_words(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
-    """As `chmod 000` would have it, which does not stop root."""
-    unpatched = os.open
-
-    def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
-        if str(path) == "avg.report.json":
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return unpatched(path, *args, **kwargs)
-
-    monkeypatch.setattr(os, "access", lambda *_, **__: False)
-    monkeypatch.setattr(os, "open", refuse)
-    ended = sewa(*command, "avg.report.json")
-    assert ended.code == 3
-    assert ended.error == "avg.report.json: Permission denied"
-
-
-@pytest.mark.usefixtures("one")
-def test_the_verdict_on_one_file_is_plain_english(sewa: Sewa) -> None:
-    flip("avg.safetensors")
-    ended = sewa("verify", "avg.safetensors", "--output-only")
-    assert "the file is not as the report says" in ended.err
 
 
 # ---- together with the other commands ----------------------------------------------------------
@@ -720,9 +455,3 @@ def test_from_python_faults_are_in_the_result(one: Path) -> None:
     found = run_verify(Path("avg.safetensors"), output_only=True)
     assert [(row.path, row.ok) for row in found.files] == [("avg.safetensors", False)]
     assert (one / "avg.safetensors").stat().st_size > WEIGHTS
-
-
-def test_a_source_with_a_tensor_more_is_not_what_it_was(one: Path, sewa: Sewa) -> None:
-    path = one / "ckpts/step-10.safetensors"
-    save_file({**load_file(path), "more": torch.zeros(1)}, path)
-    assert sewa("verify", "avg.safetensors").code == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,8 @@ from helpers.tiny import Sewa
 from safetensors.torch import load_file, load_model
 from torch import nn
 
-from sewa_cli.commands import select
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
-from sewa_cli.solvers import Choice
 
 
 def heldout_loss(model: nn.Module) -> float:
@@ -55,32 +52,6 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
     assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
 
 
-@pytest.mark.usefixtures("bn_run")
-def test_the_expected_loss_is_that_of_the_file_with_its_own_statistics(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    by_folds: list[Choice] = []
-    plain = select._as_written
-
-    def remember(choice: Choice, *losses: Any) -> Choice:
-        by_folds.append(choice)
-        return plain(choice, *losses)
-
-    monkeypatch.setattr(select, "_as_written", remember)
-    assert sewa("select", "--K", "auto", "-o", "out.safetensors").code == 0
-    report = json.loads(Path("out.report.json").read_text())
-    (learning,) = (s["selection_loss"] for s in report["simple"] if s["name"] == "uniform")
-    by = report["references"]["uniform"]["selection_loss"] - learning
-    assert abs(by) > 1e-4
-    expected, blend = by_folds[0].expected, by_folds[0].blend
-    assert expected is not None
-    assert blend is not None
-    assert report["expected"]["loss"] == pytest.approx(expected.loss + by)
-    for pull, folds in zip(report["blend"]["path"], blend.path, strict=True):
-        assert folds.loss is not None
-        assert pull["loss"] == pytest.approx(folds.loss + by)
-
-
 def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
     assert sewa("select", "--set", "bn=off", "-o", "out.safetensors").code == 0
     report = json.loads((bn_run / "out.report.json").read_text())
@@ -112,19 +83,6 @@ def test_apply_rebuilds_the_recomputed_statistics_too(bn_run: Path, sewa: Sewa) 
     assert (bn_run / "again.safetensors").read_bytes() == (bn_run / "out.safetensors").read_bytes()
 
 
-@pytest.mark.usefixtures("bn_run")
-def test_a_report_whose_statistics_are_damaged_is_refused(sewa: Sewa) -> None:
-    assert sewa("select", "-o", "out.safetensors").code == 0
-    report = json.loads(Path("out.report.json").read_text())
-    report["recipe"]["replaced"] = report["recipe"]["replaced"][8:]
-    Path("out.report.json").write_text(json.dumps(report))
-    ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
-    assert ended.code == 3
-    assert "recipe.replaced: " in ended.error
-    assert "is the report intact?" in ended.error
-    assert not Path("again.safetensors").exists()
-
-
 def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(3)
@@ -139,30 +97,6 @@ def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     assert layer.num_batches_tracked == 0
     assert layer.momentum == 0.1
     assert not layer.training
-
-
-def test_a_layer_used_twice_in_a_pass_weighs_both_uses() -> None:
-    layer = nn.BatchNorm1d(2)
-    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
-    batches = [torch.randn(6, 2) for _ in range(3)]
-
-    def predict(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        return module(x) + module(x + 10)  # type: ignore[no-any-return]
-
-    objective = Objective(model, predict, lambda o, _: o.mean(), lambda _: None)
-    objective.recompute_batchnorm(batches)
-    torch.testing.assert_close(layer.running_mean, torch.cat(batches).mean(0) + 5)
-
-
-def test_single_images_have_a_variance_over_their_pixels() -> None:
-    layer = nn.BatchNorm2d(1)
-    model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
-    batches = [torch.randn(1, 1, 4, 4) for _ in range(5)]
-    objective = Objective(model, lambda m, x: m(x), lambda o, _: o.mean(), lambda _: None)
-    assert objective.recompute_batchnorm(batches) == 5
-    expected = torch.stack([b.var() for b in batches]).mean()
-    assert layer.running_var is not None
-    torch.testing.assert_close(layer.running_var[0], expected)
 
 
 @pytest.mark.usefixtures("bn_run")
@@ -250,26 +184,3 @@ def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
     assert float(loss) == pytest.approx(twin_loss.item(), rel=1e-5)
     flat = torch.cat([p.grad.reshape(-1) for p in twin.parameters()])  # type: ignore[union-attr]
     assert sorted(gradient.tolist()) == pytest.approx(sorted(flat.tolist()), abs=1e-6)
-
-
-def test_a_single_row_is_learned_from_with_the_running_statistics() -> None:
-    model = small_network()
-    objective = Objective(
-        model,
-        lambda net, batch: net(batch),
-        lambda outputs, _: outputs.square().mean(),
-        torch.Tensor.backward,
-        batch_statistics=True,
-    )
-    x = torch.randn(1, 3)
-    assert torch.equal(objective.outputs(x), model.module(x))
-
-
-def test_off_learns_with_averaged_statistics_too(bn_run: Path, sewa: Sewa) -> None:
-    assert bn_run.exists()
-    found = {}
-    for mode in ("auto", "off"):
-        ended = sewa("select", "--set", f"bn={mode}", "--json", "-o", f"{mode}.safetensors")
-        assert ended.code == 0, ended.err
-        found[mode] = json.loads(ended.out)["history"]
-    assert found["auto"] != found["off"]

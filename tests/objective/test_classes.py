@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sewa_cli.errors import TaskError
 from sewa_cli.objective.classes import PIECE
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import rows
@@ -144,15 +143,6 @@ def test_pieces_make_up_the_loss_its_rows_and_its_gradient(
     assert not said
 
 
-def test_rows_of_one_length_are_the_losses_of_the_rows_alone() -> None:
-    data = batches([(5, 4), (3, 6)], ignored=0.0)
-    found = objective_of(task_of(data, TARGETS, HEAD), Speaker(), 300).unit_losses(data)
-    expected = naive(data, {}).unit_losses(data)
-    assert found.rows is not None
-    assert expected.rows is not None
-    torch.testing.assert_close(found.rows, expected.rows, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("gradient", [False, True])
 def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool) -> None:
     data = batches([(8, 9), (7, 5)])
@@ -171,33 +161,6 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool)
         found.unit_losses(data)
     assert 0 < max(largest) <= room
     assert len(largest) > 4
-
-
-def test_without_a_head_some_rows_are_run_at_a_time() -> None:
-    data, seen = batches([(8, 9), (7, 5), (2, 40)]), list[tuple[int, ...]]()
-
-    def predict(model: nn.Module, batch: Batch) -> Tensor:
-        seen.append(tuple(batch["ids"].shape))
-        assert len(batch["note"]) == len(batch["ids"])
-        logits: Tensor = model(batch["ids"])
-        return logits
-
-    found = objective_of(task_of(data, TARGETS, {"predict": predict}), Speaker(), 4 * V * 20)
-    found.mean_loss(data)
-    seen.clear()
-    found.mean_loss(data)
-    # a row that alone is too long is run alone
-    assert seen == [(2, 9)] * 4 + [(4, 5), (3, 5)] + [(1, 40)] * 2
-
-
-def test_a_cut_batch_is_one_pass() -> None:
-    data = batches([(8, 9), (7, 5)])
-    for functions in ([TARGETS], [TARGETS, HEAD]):
-        found = objective_of(task_of(data, *functions), Speaker(), 100)
-        found.mean_loss(data)
-        assert (found.passes.forward, found.passes.backward) == (2, 0)
-        found.gradient(found.model.flat.clone(), data)
-        assert (found.passes.forward, found.passes.backward) == (4, 2)
 
 
 @pytest.mark.parametrize("functions", [[TARGETS], [TARGETS, HEAD]], ids=["rows", "head"])
@@ -237,48 +200,6 @@ def test_batchnorm_learns_on_whole_batches(functions: list[dict[str, Any]]) -> N
     assert not pair[1].model.module.training
 
 
-def test_features_without_a_gradient_are_passed_by() -> None:
-    data = batches([(3, 4)])
-
-    def features(model: Any, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            hidden: Tensor = model.body(batch["ids"])
-            return hidden
-
-    found = objective_of(task_of(data, TARGETS, HEAD, {"features": features}), Speaker(), 100)
-    agree(found, naive(data, TARGETS), data)
-
-
-def test_predict_without_a_gradient_is_told() -> None:
-    data = batches([(3, 4)])
-    detached = {"predict": lambda model, batch: model(batch["ids"]).detach()}
-    found = objective_of(task_of(data, TARGETS, detached), Speaker())
-    with pytest.raises(TaskError, match=r"predict\(\) has no gradient"):
-        found.gradient(found.model.flat.clone(), data)
-
-
-@pytest.mark.parametrize("functions", [{}, HEAD], ids=["rows", "head"])
-def test_functions_may_pop_from_the_batch(functions: dict[str, Any]) -> None:
-    data = batches([(4, 5), (3, 6)])
-    popping = {
-        "predict": lambda model, batch: model(batch.pop("ids")),
-        "loss": lambda outputs, batch: mean_over_targets(outputs, {"labels": batch.pop("labels")}),
-        "targets": lambda batch: batch.pop("labels"),
-    }
-    if functions:
-        functions = functions | {"features": lambda model, batch: model.body(batch.pop("ids"))}
-    found = objective_of(task_of(data, popping, functions), Speaker(), 100)
-    agree(found, naive(data, TARGETS), data)
-
-
-def test_a_batch_that_is_changed_is_told() -> None:
-    data = batches([(4, 5)])
-    changing = {"predict": lambda model, batch: model(batch["ids"].add_(0))}
-    found = objective_of(task_of(data, TARGETS, changing), Speaker())
-    with pytest.raises(TaskError, match="changes the batch in place"):
-        found.mean_loss(data)
-
-
 # ---- what a task says is looked at --------------------------------------------------------------
 
 
@@ -307,27 +228,6 @@ def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(
     assert "\n" not in text
 
 
-def test_a_later_batch_whose_loss_is_made_of_something_else_ends_it() -> None:
-    """The mean of rows' means is the mean over targets, where rows have equally many."""
-    data = [*batches([(4, 6)], ignored=0.0), *batches([(4, 6)], ignored=0.5)]
-    found = objective_of(task_of(data, TARGETS, {"loss": mean_of_rows}), Speaker(), 100)
-    assert found.targets(data[0]) is not None
-    with pytest.raises(TaskError, match=r"but loss\(\) gives .*, in one of the batches"):
-        found.mean_loss(data)
-
-
-def test_targets_that_change_the_batch_are_told() -> None:
-    def shifts(batch: Batch) -> Tensor:
-        labels: Tensor = batch["labels"]
-        labels += 1
-        return labels
-
-    data = batches([(4, 6)])
-    found = objective_of(task_of(data, {"targets": shifts}), Speaker(), 100)
-    with pytest.raises(TaskError, match=r"targets\(\) changes the batch in place"):
-        found.mean_loss(data)
-
-
 def test_a_head_that_is_not_the_models_own_is_left_alone() -> None:
     data, said = batches([(4, 6), (3, 6)]), list[str]()
     other = {"head": lambda model, hidden: 1.1 * model.head(hidden)}
@@ -344,68 +244,30 @@ def test_rows_that_need_each_other_stay_together() -> None:
     agree(found, naive(data, together), data)
 
 
-def test_what_the_task_says_is_looked_at_without_random_numbers() -> None:
-    data = batches([(4, 6)])
-    noisy = {"predict": lambda model, batch: (x := model(batch["ids"])) + 0.1 * torch.randn_like(x)}
-    found = objective_of(task_of(data, TARGETS, noisy), Speaker())
-    torch.manual_seed(3)
-    first = torch.rand(())
-    torch.manual_seed(3)
-    assert found.targets(data[0]) is not None
-    assert torch.rand(()) == first
-
-
 @pytest.mark.parametrize(
     ("targets", "said"),
     [
         ("batch[1].float()", "targets() must return whole numbers, found torch.float32"),
-        ("batch[1] > 0", "targets() must return whole numbers, found torch.bool"),
         ("batch[1].tolist()", "targets() must return a tensor of classes, or a pair of one and its "
          "weights; found list"),
         ("batch[1][:-1]", "targets() must have the batch's 128 rows first, found shape [127]"),
-        ("batch[1].sum()", "targets() must have the batch's 128 rows first, found shape []"),
         ("batch[1][:, None]", "targets() must have the shape of predict() but for its last "
          "dimension: that gives [1, 2], targets [1, 1]"),
         ("batch[1] + 1", "targets(): 2 is not a class: predict() gives 2, numbered from 0; -100 "
          "where there is none"),
-        ("batch[1] - 1", "targets(): -1 is not a class: predict() gives 2, numbered from 0; -100 "
-         "where there is none"),
         ("batch[1] * 0 - 100", "targets(): a batch has no target; leave it out of the data"),
         ("(batch[1], torch.ones(5))", "targets(): weights of shape [5] do not fit targets of shape "
          "[128]"),
-        ("(batch[1], 'all')", "targets(): weights must be a tensor, found str"),
         ("batch['y']", "targets() raised TypeError: tuple indices must be integers or slices, not "
          "str"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("command", [("evaluate",), ("validate",)])
-def test_wrong_targets_are_one_line(
-    targets: str, said: str, command: tuple[str], run_dir: Path, sewa: Sewa
-) -> None:
+def test_wrong_targets_are_one_line(targets: str, said: str, run_dir: Path, sewa: Sewa) -> None:
     with (run_dir / "task.py").open("a") as task:
         task.write(f"\ndef targets(batch):\n    return {targets}\n")
-    ended = sewa(*command)
-    assert ended.code == 4
-    assert ended.error == said
-
-
-@pytest.mark.parametrize(
-    ("functions", "said"),
-    [
-        ("def features(model, batch): ...", "task.py: features needs head"),
-        ("def head(model, x): ...", "task.py: head needs features"),
-        ("targets = 3", "task.py: targets must be a function"),
-    ],
-)
-def test_functions_that_belong_together_are_asked_for(
-    functions: str, said: str, run_dir: Path, sewa: Sewa
-) -> None:
-    with (run_dir / "task.py").open("a") as task:
-        task.write(f"\n{functions}\n")
     ended = sewa("validate")
     assert ended.code == 4
-    assert said in ended.err
-    assert "Traceback" not in ended.err
+    assert ended.error == said
 
 
 WITH_HEAD = """

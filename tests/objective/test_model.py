@@ -137,12 +137,6 @@ def test_tied_weights_stand_once_in_the_flat_vector_and_stay_tied() -> None:
     assert model.embed.weight is model.head.weight
 
 
-def test_parameters_come_before_buffers() -> None:
-    flat = FlatModel(Tied(4), CPU)
-    assert flat.layout.slices["scale"].start == flat.layout.parameters
-    assert flat.layout.size == flat.layout.parameters + 4
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

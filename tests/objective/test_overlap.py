@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from helpers.tiny import Sewa
@@ -38,16 +37,6 @@ def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: st
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("command", ["select", "compare"])
-def test_it_is_reported_before_anything_is_learned(sewa: Sewa, command: str) -> None:
-    broken = "\n\ndef loss(outputs, batch):\n    raise ValueError('here learning begins')\n"
-    Path("task.py").write_text(Path("task.py").read_text() + ALL_HELDOUT + broken)
-    ended = sewa(command)
-    assert ended.code == 4
-    assert "are in heldout_data too" in ended.err
-
-
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("command", ["select", "compare", "validate"])
 def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command: str) -> None:
     """Nothing else needs them here, and a courtesy is no reason to lose hours of work."""
@@ -59,33 +48,6 @@ def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command
 
 def batches(x: torch.Tensor, y: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
-
-
-@given(st.integers(1, 60), st.integers(0, 60), st.integers(1, 9), st.integers(1, 9))
-def test_as_many_are_counted_as_there_are(n: int, common: int, size: int, other: int) -> None:
-    """Against the naive twin, in batches of any size and in any order."""
-    common = min(n, common)
-    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(n))
-    y = torch.arange(n) % 2
-    z = torch.cat([x[:common], x + 10]).flip(0)
-    w = torch.cat([y[:common], y]).flip(0)
-    found = overlap.shared(overlap.row_keys(batches(x, y, size)), batches(z, w, other))
-    assert found == (common if common >= 5 else 0)  # fewer may be chance
-    assert overlap.shared(overlap.row_keys(batches(x, 1 - y, size)), batches(z, w, other)) == 0
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        {"x": torch.arange(6).view(3, 2), "mask": torch.ones(3, 2, dtype=torch.bool)},
-        (np.arange(6.0).reshape(3, 2), ["a", "b", "c"]),
-        [torch.arange(6).view(3, 2).bfloat16(), torch.tensor(0.5)],
-        {"text": ["a", "b", "c"], "label": torch.zeros(3)},
-        {"x": torch.eye(3).to(torch.complex64).conj(), "nothing": None},
-    ],
-)
-def test_rows_have_keys_whatever_the_batch_is_made_of(batch: object) -> None:
-    assert len(set(overlap.row_keys([batch]))) == 3
 
 
 def test_a_few_twins_in_real_data_are_no_reason_to_warn() -> None:

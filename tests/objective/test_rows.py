@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import row_losses
 
 OUTPUTS, LABELS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
@@ -55,14 +53,3 @@ def test_labels_that_are_no_tensors_split_into_rows(labels: Any, as_tensor: Any)
     assert found is not None
     expected = F.cross_entropy(OUTPUTS, LABELS, reduction="none").double()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-@dataclass
-class Batch:
-    x: Tensor
-    y: Tensor
-
-
-def test_the_rows_of_a_dataclass_are_counted() -> None:
-    assert rows(Batch(OUTPUTS, LABELS)) == 6
-    assert rows({"first": Batch(OUTPUTS, LABELS)}) == 6

@@ -183,24 +183,6 @@ def test_batchnorm_is_that_of_whole_batches(sewa: Sewa) -> None:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
-def test_a_task_may_shard_the_model_itself(sewa: Sewa) -> None:
-    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
-    with Path("task.py").open("a") as task:
-        task.write(
-            "\nfrom torch.distributed.fsdp import fully_shard\n"
-            "def parallelize(model, mesh):\n"
-            "    open('called', 'a').write('x')\n"
-            "    fully_shard(model[0], mesh=mesh)\n"
-            "    fully_shard(model, mesh=mesh)\n"
-        )
-    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
-    assert ended.code == 0, ended.err
-    assert Path("called").read_text() == "xx"
-    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
-
-
-@pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
 def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa: Sewa) -> None:
     for command in (
         ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4", "--json"],
@@ -251,33 +233,6 @@ def test_a_rank_that_raises_is_named_and_ends_all(how: str, line: str) -> None:
 
 
 @pytest.mark.breadth
-@pytest.mark.parametrize(
-    ("how", "line"),
-    [
-        ("raise ValueError('boom')", "predict() raised ValueError: boom"),
-        ("os._exit(3)", "was killed or has ended by itself"),
-    ],
-)
-@pytest.mark.parametrize("when", ["len(batch[0]) < 4", "calls > 30"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_first_cause_is_named(uneven: Path, how: str, line: str, when: str, rank: int) -> None:
-    """Of the first batch, a few rows are run apart; there, ranks wait for each other."""
-    Path("task.py").write_text(
-        UNEVEN + "\nimport os\ncalls = 0\ndef predict(model, batch):\n"
-        "    global calls\n    calls += 1\n"
-        f"    if {when} and os.environ.get('RANK') == '{rank}':\n"
-        f"        open('begun', 'w').close()\n        {how}\n    return model(batch[0])\n"
-    )
-    ended = sewa_on(2, "select", "--solver", "gumbel")
-    assert time.time() - Path("begun").stat().st_mtime < 3 * SOON
-    assert ended.code == 1
-    assert line in ended.error
-    assert ended.error.startswith(f"rank {rank}") or (rank == 0 and "boom" in line), ended.err
-    assert not list(uneven.glob("averaged*"))
-    assert [p.pid for p in processes_of(uneven) if p.pid != os.getpid()] == []
-
-
-@pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
 def test_a_forecast_says_what_each_rank_will_hold_and_read(sewa: Sewa) -> None:
     arguments = ["select", "--solver", "gumbel", "--json"]
@@ -324,26 +279,6 @@ def test_an_interrupt_is_one_line(number: signal.Signals) -> None:
     assert err.count(interrupts.LINE) == 1
     assert "error: " not in err
     assert not list(Path().glob("averaged*"))
-
-
-@pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
-def test_ranks_on_a_device_that_is_not_the_cpu_choose_what_one_does_on_it(sewa: Sewa) -> None:
-    """By gloo. The model is built there: torch moves no CPU parameter to a device in Python."""
-    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
-    with Path("task.py").open("a") as task:
-        task.write(
-            "\nfrom helpers import standin\non_cpu = build_model\n"
-            "def build_model(**args):\n    return on_cpu(**args).to(standin.NAME)\n"
-        )
-    path = os.pathsep.join([str(Path(__file__).parents[1]), environment().get("PYTHONPATH", "")])
-    arguments = ["--solver", "gumbel", "--device", "standin", "-o", "two.safetensors"]
-    ended = sewa_on(2, "select", *arguments, PYTHONPATH=path)
-    assert ended.code == 0, ended.err
-    two = report_of("two.report.json")
-    alike(two, report_of("one.report.json"))
-    assert two["device"].startswith("standin")
-    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
 
 
 SLOW = (

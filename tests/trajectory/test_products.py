@@ -84,16 +84,6 @@ def test_the_bytes_are_the_same_with_one_two_and_four_threads(kind: type[Traject
         assert torch.equal(pulled, found[0][1])
 
 
-def test_what_a_thread_raises_is_raised() -> None:
-    def broken(rows: slice, columns: slice, scratch: Tensor) -> Tensor:
-        raise CheckpointError(f"{rows} {columns.start} {len(scratch)}")
-
-    torch.set_num_threads(2)
-    with pytest.raises(CheckpointError):
-        products.mix(broken, 64, torch.ones(1, 99), torch.empty(1, 3 * products.COLUMNS))
-    assert torch.get_num_threads() == 2
-
-
 # ---- from files ------------------------------------------------------------------------------
 
 
@@ -141,8 +131,17 @@ def save(state: dict[str, Tensor], folder: Path, step: int, form: str) -> None:
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.filterwarnings("ignore")  # of torch.distributed's
-@pytest.mark.parametrize("form", ["file", "pt", "legacy", "strided", "dcp"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        ("file", torch.float32),
+        ("file", torch.bfloat16),
+        ("pt", torch.float16),
+        ("legacy", torch.float32),
+        ("strided", torch.float64),
+        ("dcp", torch.bfloat16),
+    ],
+)
 def test_a_stream_of_files_gives_the_products_that_W_in_memory_gives(
     tmp_path: Path, form: str, dtype: torch.dtype
 ) -> None:
@@ -180,18 +179,6 @@ def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_what_is_read_in_tiles_is_counted(tmp_path: Path) -> None:
-    for step in range(3):
-        save(Net().state_dict(), tmp_path, step, "file")
-    rows = rows_of(tmp_path)
-    stream = Streamed.read(rows, 1)
-    reads = rows._session.reads
-    before = reads.bytes
-    stream.mix(torch.rand(1, 3))
-    assert reads.bytes - before == 3 * 4 * stream.layout.size
-
-
-@pytest.mark.usefixtures("small_tiles")
 def test_after_an_interrupt_no_more_tiles_are_begun_than_are_in_hand() -> None:
     begun = []
 
@@ -223,9 +210,15 @@ def test_a_task_that_changes_the_default_dtype_changes_no_product() -> None:
 
 @pytest.mark.usefixtures("small_tiles", "run_dir")
 @pytest.mark.parametrize(
-    "flags", [[], ["--K", "3", "--solver", "gumbel"], ["--K", "3", "--solver", "linear"]]
+    ("flags", "tier"),
+    [
+        ([], "files"),
+        (["--K", "3", "--solver", "gumbel"], "memory"),
+        (["--K", "3", "--solver", "linear"], "bf16"),
+        pytest.param(["--K", "3", "--solver", "gumbel"], "files", marks=pytest.mark.breadth),
+        pytest.param(["--K", "3", "--solver", "linear"], "memory", marks=pytest.mark.breadth),
+    ],
 )
-@pytest.mark.parametrize("tier", ["memory", "bf16", "files"])
 def test_a_command_writes_the_same_bytes_with_one_two_and_four_threads(
     sewa: Sewa, flags: list[str], tier: str
 ) -> None:
