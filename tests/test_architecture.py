@@ -113,6 +113,14 @@ def test_imports_point_down() -> None:
     assert not above
 
 
+def test_writing_knows_nothing_of_how_reports_look() -> None:
+    assert not [
+        path
+        for path, package, imported in sources()
+        if package == "output" and "present" in imported
+    ]
+
+
 def test_the_core_knows_no_file_and_no_config() -> None:
     outside = [
         f"{path} imports {other}"

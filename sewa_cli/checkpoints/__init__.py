@@ -26,6 +26,7 @@ from sewa_cli.checkpoints.checkpoint import (
     Kind,
     Reads,
     TensorInfo,
+    paths_of,
     stamp_of,
 )
 from sewa_cli.checkpoints.layout import find, open_all
@@ -55,6 +56,7 @@ __all__ = [
     "open_all",
     "open_checkpoint",
     "pairs",
+    "paths_of",
     "pytorch",
     "stamp_of",
 ]

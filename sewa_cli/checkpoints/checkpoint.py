@@ -6,7 +6,7 @@ Each format has a module that turns its files into a `Header`; the rest of the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from json import JSONDecodeError
@@ -219,6 +219,11 @@ class Checkpoint:
 
     def close(self) -> None:
         self._reader = None
+
+
+def paths_of(checkpoints: Iterable[Checkpoint]) -> list[Path]:
+    """Return the paths and all files of checkpoints: what must not be overwritten."""
+    return [path for c in checkpoints for path in (c.path, *c.files)]
 
 
 def plain_numbers(found: Mapping[str, Any]) -> dict[str, float]:

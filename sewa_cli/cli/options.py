@@ -341,7 +341,7 @@ class Request:
             log(report)
 
     def _write_page(self, report: Head, path: Path, name: Path | None) -> None:
-        from sewa_cli.output.destination import report_of
+        from sewa_cli.output.sources import report_of
         from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
 
         output = getattr(report, "output", None)

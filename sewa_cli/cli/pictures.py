@@ -37,14 +37,14 @@ def check_page(path: Path, force: bool) -> None:
     """Refuse, before any work, a page that could not be written in the end."""
     if path.suffix.lower() not in PAGES:
         raise ConfigError(f"{path}: a page is HTML; name it .html")
-    from sewa_cli.output.place import check_free
+    from sewa_cli.publish import check_free
 
     check_free(path, force)
 
 
 def save_page(text: str, path: Path, force: bool = False) -> None:
     """Write the page, whole or not at all."""
-    from sewa_cli.output.place import new_output
+    from sewa_cli.publish import new_output
 
     with new_output(path, force) as file:
         file.write(text.encode())
@@ -59,15 +59,15 @@ def check_plot(path: Path, force: bool) -> None:
         import matplotlib.figure  # noqa: F401
     except ImportError:
         raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
-    from sewa_cli.output.place import check_free
+    from sewa_cli.publish import check_free
 
     check_free(path, force)
 
 
 def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
     """Write the figure in the format that the suffix names, whole or not at all."""
-    from sewa_cli.output.place import new_output
     from sewa_cli.present.plots import house
+    from sewa_cli.publish import new_output
 
     check_plot(path, force)
     suffix = path.suffix.lower()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import IO
 
+from sewa_cli.checkpoints import paths_of
+from sewa_cli.commands.writing import write_average
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs, paths_of, write_results
+from sewa_cli.output.destination import Outputs
 from sewa_cli.output.layouts import folder_is_ours, form_of
-from sewa_cli.output.place import check_free
 from sewa_cli.output.sources import Places
+from sewa_cli.publish import check_free
 from sewa_cli.report.recipe import Rebuildable
 
 
@@ -35,5 +37,5 @@ def run_apply(
     outputs = Outputs(output, force=force, form=form, shard_size=shard_size)
     outputs = outputs.check([read_from, *paths_of(average.sources)])
     average = average.as_written(form)
-    write_results(average, outputs, lambda: None)
+    write_average(average, outputs, lambda: None)
     return outputs.named

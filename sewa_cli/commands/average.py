@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import Checkpoint, in_order
+from sewa_cli.checkpoints import Checkpoint, in_order, paths_of
+from sewa_cli.commands.writing import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Run, parse_one
 from sewa_cli.output.average import Average, taking_part
-from sewa_cli.output.destination import decide_outputs, paths_of, write_results
+from sewa_cli.output.destination import decide_outputs
 from sewa_cli.output.lora import check_lora, warn_of_factors
 from sewa_cli.report.average import AverageReport
 from sewa_cli.session import check_alike, check_names, heading, open_candidates, open_named
@@ -46,7 +47,7 @@ def run_average(
         candidates = check_alike(in_order(found) if is_folder else found)
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
-    outputs = decide_outputs(config, force, stdout, newest, events.command, always_report=False)
+    outputs = decide_outputs(config, force, stdout, newest, always_report=False)
     outputs = outputs.check([*paths_of(found), *protected])
     if outputs.report is not None or with_report:
         check_names(config)
@@ -64,7 +65,7 @@ def run_average(
             recipe=average.recipe(outputs.shard_size, events),
         )
 
-    report, outputs = write_results(average, outputs, make_report, events)
+    report, outputs = write_average(average, outputs, make_report, events)
     return average, outputs.named, report
 
 

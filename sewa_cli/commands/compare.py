@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from sewa_cli import ranks
+from sewa_cli.commands.writing import write_average
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.table import Asked, compare_drafts, evaluate_all, far_off
 from sewa_cli.config import Config
@@ -14,7 +15,7 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs, outputs_at, write_results
+from sewa_cli.output.destination import Outputs, decide_outputs
 from sewa_cli.report.compare import Comparison, Judged, Row
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
@@ -52,8 +53,10 @@ def run_compare(
         asked = asked.of(len(session.checkpoints))
         outputs = Outputs(None)
         if ranks.here().rank == 0:
-            like = session.newest
-            outputs = outputs_at(config, output_best, report, force, like, events.command)
+            outputs = Outputs(None, report, force=force)
+            if output_best is not None:
+                named = config.model_copy(update={"output": str(output_best), "report": report})
+                outputs = decide_outputs(named, force, None, session.newest)
             outputs = outputs.check([*session.inputs, *protected])
         outputs = outputs.shared()
         if not by_metric:
@@ -97,7 +100,7 @@ def run_compare(
                 recipe=recipe,
             )
 
-        return write_results(average, outputs, make_report, session.events)[0]
+        return write_average(average, outputs, make_report, session.events)[0]
 
 
 def _judged(evaluator: Evaluator) -> Judged | None:

@@ -16,12 +16,11 @@ from typing import Final
 
 import torch
 
-from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.checkpoints import Checkpoint, Reads, paths_of
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
-from sewa_cli.output.destination import paths_of
 from sewa_cli.report.inspect import Found, Gap, Inspection
 from sewa_cli.session import heading, open_candidates, warn_of_no_steps
 from sewa_cli.text import few

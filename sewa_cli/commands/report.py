@@ -8,8 +8,8 @@ from sewa_cli.config import STDOUT
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
-from sewa_cli.output.place import new_output
 from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
+from sewa_cli.publish import new_output
 from sewa_cli.report.fit import misfit
 from sewa_cli.report.reading import read_any
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from sewa_cli import ranks
 from sewa_cli.commands.selection import Selection
+from sewa_cli.commands.writing import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
@@ -23,7 +24,7 @@ from sewa_cli.methods.family import Name, family
 from sewa_cli.objective.judge import judge
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs, decide_outputs, write_results
+from sewa_cli.output.destination import Outputs, decide_outputs
 from sewa_cli.output.lora import check_lora
 from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores
@@ -127,8 +128,7 @@ def _outputs(
     """Decide where results go, on rank 0 for all."""
     outputs = Outputs(None)
     if ranks.here().rank == 0:
-        events = session.events
-        outputs = decide_outputs(session.config, force, stdout, session.newest, events.command)
+        outputs = decide_outputs(session.config, force, stdout, session.newest)
         outputs = outputs.check([*session.inputs, *protected])
     return outputs.shared()
 
@@ -398,5 +398,5 @@ def _write(run: Run, selected: Selected, outputs: Outputs | None) -> Selection:
 
     if outputs is None:
         return Selection(make_report(), selected.average)
-    report = write_results(average, outputs, make_report, session.events)[0]
+    report = write_average(average, outputs, make_report, session.events)[0]
     return Selection(report, selected.average)

@@ -66,10 +66,16 @@ def form_of(output: Path | IO[bytes] | None, like: Checkpoint, shard_size: int |
     return "file"
 
 
-def inherited_shard_size(like: Checkpoint) -> int | None:
-    """A run of sharded checkpoints gets a sharded average: the bytes of the largest shard."""
-    if not any(file.name.endswith(INDEX) for file in like.files):
-        return None
+def shard_size_of(asked: int | None, form: Form, like: Checkpoint) -> int | None:
+    """Return the most bytes of a file; a run of sharded checkpoints gets a sharded average."""
+    if asked is not None and (form != "folder" or like.kind == "adapter"):
+        raise ConfigError(
+            "--shard-size: splits the weights of a folder; name one with --output, without "
+            f"{SUFFIX}. Adapters, PyTorch files and distributed checkpoints are never split"
+        )
+    is_sharded = form == "folder" and any(file.name.endswith(INDEX) for file in like.files)
+    if asked is not None or not is_sharded:
+        return asked
     return max(f.stat().st_size for f in like.files if not f.name.endswith(INDEX))
 
 

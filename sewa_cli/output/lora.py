@@ -19,7 +19,6 @@ from sewa_cli.config import Config
 from sewa_cli.dtypes import Array, as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
-from sewa_cli.present.card import describe_lora
 from sewa_cli.report.shared import Lora
 
 if TYPE_CHECKING:
@@ -39,8 +38,10 @@ def check_lora(config: Config, newest: Checkpoint) -> None:
 def warn_of_factors(lora: Lora | None, events: Events) -> None:
     """`factors` is a choice that a user should know of."""
     if lora is not None and lora.mode == "factors" and lora.largest >= 1e-6:
-        merged = "--set lora=merged averages the products"
-        events.warn(f"{describe_lora(lora)}; {merged}")
+        events.warn(
+            "A and B averaged apart; the product is off the mean of products by "
+            f"{lora.largest:.2%} at most; --set lora=merged averages the products"
+        )
 
 
 def average_factors(average: Average, mode: Mode) -> tuple[dict[str, Array], Lora | None]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
-from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.checkpoints import Checkpoint, Reads, paths_of
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
@@ -21,7 +21,6 @@ from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scorer
-from sewa_cli.output.destination import paths_of
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps

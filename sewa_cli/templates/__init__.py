@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from sewa_cli.errors import OutputError
-from sewa_cli.output.place import check_free, new_output
+from sewa_cli.publish import check_free, new_output
 
 
 def write_template(

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.output.place import as_output_error
 from sewa_cli.present import pictures, say, show
 from sewa_cli.present.page import has_pictures
 from sewa_cli.present.tracked import curves, names, numbers
+from sewa_cli.publish import as_output_error
 from sewa_cli.text import markdown
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from sewa_cli.dtypes import DTYPES, Array, as_array
 from sewa_cli.errors import OutputError
 from sewa_cli.output import safetensors as writer
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import free_name
-from sewa_cli.output.place import check_free
 from sewa_cli.output.safetensors import write_safetensors
+from sewa_cli.output.sources import free_name
+from sewa_cli.publish import check_free
 
 
 def streamed(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -213,7 +213,7 @@ def test_nothing_in_dev_is_replaced_even_if_it_leads_to_a_file(name: str, force:
 
 @pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
 def test_no_folder_is_made_in_dev() -> None:
-    with pytest.raises(OutputError, match="/dev/averaged: /dev is for devices"):
+    with pytest.raises(OutputError, match="/dev/averaged: is not a regular file"):
         check_free(Path("/dev/averaged"), True, lambda _: True)
 
 
