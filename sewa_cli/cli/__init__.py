@@ -2,7 +2,8 @@
 
 main      standard output kept for data; exceptions become one line and an exit code
 app       the commands
-options   their flags, and the request that these make
+flags     their flags; commands made of a function and flags
+request   what a command was asked for, and where its answer goes
 console   what people read on stderr: progress, warnings, words
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -13,16 +14,19 @@ from typer.core import TyperGroup
 
 from sewa_cli import ranks
 from sewa_cli.cli.console import check_one_a_line
-from sewa_cli.cli.main import called_from, without_blas
-from sewa_cli.cli.options import PATHS, STDOUT, Request, add_command, plain
+from sewa_cli.cli.flags import PATHS, add_command, plain
+from sewa_cli.cli.main import called_from, stdout_for_data, typed, without_blas
+from sewa_cli.cli.memory import check_address_space, keep_memory
 from sewa_cli.cli.pictures import check_page
+from sewa_cli.cli.request import STDOUT, Request
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
-from sewa_cli.files import real
+from sewa_cli.files import MIB, real
 
 SPAN = "last every from_step to_step"
 START, AVERAGE, INSPECT, REPRODUCE = "Start", "Average", "Inspect", "Reproduce"
 DATA = "format json"
 TALK = "quiet verbose"
+WITHOUT_TORCH = ("average", "apply", "verify", "methods", "init", "schema")
 
 
 class _Group(TyperGroup):
@@ -42,7 +46,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Learn which checkpoints of a training run to average.",
 )
-command = partial(add_command, app)
+
+
+def run(function: Callable[..., None], given: dict[str, Any]) -> None:
+    """Call a command with its request; standard output is for data from here on."""
+    typed.verbose = given.get("verbose", False)
+    with_torch = function.__name__ not in WITHOUT_TORCH
+    check_address_space((768 if with_torch else 160) * MIB)
+    if with_torch:
+        keep_memory()
+    if ranks.here().several and "-" in (given.get("ckpts") or []):
+        raise ConfigError("-: paths on standard input reach one rank only; name them")
+    with stdout_for_data() as stdout:
+        function(Request(given, stdout), **given)
+
+
+command = partial(add_command, app, run)
 
 
 @app.callback(invoke_without_command=True)

@@ -20,17 +20,28 @@ PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: 
 PAGES: Final = (".html", ".htm")
 
 
-def check_apart(flag: str, path: Path | None, others: Iterable[Path | str | None]) -> None:
-    """Refuse to draw over another output."""
-    if path is not None and real(path) in [real(Path(one)) for one in others if one is not None]:
-        raise ConfigError(f"{path}: {flag} must name another file than the others")
-
-
-def check_no_input(paths: Iterable[Path | None], inputs: Iterable[Path | str | None]) -> None:
-    read = [real(Path(one)) for one in inputs if one is not None]
-    for path in paths:
-        if path is not None and real(path) in read:
+def check_places(
+    plot: Path | None,
+    html: Path | None,
+    others: Iterable[Path | str | None],
+    inputs: Iterable[Path | str],
+    force: bool,
+) -> None:
+    """Refuse, before any work, a picture or a page that could not be written in the end."""
+    read = {real(Path(path)) for path in inputs}
+    taken = {real(Path(path)) for path in others if path is not None}
+    for flag, path in (("--plot", plot), ("--html", html)):
+        if path is None:
+            continue
+        if real(path) in read:
             raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
+        if real(path) in taken:
+            raise ConfigError(f"{path}: {flag} must name another file than the others")
+        taken.add(real(path))
+    if plot is not None:
+        check_plot(plot, force)
+    if html is not None:
+        check_page(html, force)
 
 
 def check_page(path: Path, force: bool) -> None:

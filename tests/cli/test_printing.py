@@ -12,7 +12,8 @@ import jsonschema
 import pytest
 from helpers.tiny import TASK, Sewa
 
-from sewa_cli.cli.options import FLAGS, FORMATS, Request
+from sewa_cli.cli.flags import FLAGS, FORMATS
+from sewa_cli.cli.request import Request
 from sewa_cli.present import say, show
 from sewa_cli.report import KINDS, model_of
 from sewa_cli.session.extensions import load_settings

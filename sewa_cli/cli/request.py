@@ -1,0 +1,200 @@
+"""The request that the flags of a command make, and where its answer goes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from functools import cached_property, partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from sewa_cli import ranks
+from sewa_cli.cli.console import Talk
+from sewa_cli.cli.flags import FLAGS, PATHS
+from sewa_cli.cli.pictures import check_places, save_figure, save_page
+from sewa_cli.errors import ConfigError
+from sewa_cli.text import shown_lines
+
+if TYPE_CHECKING:
+    from sewa_cli.config import Config
+    from sewa_cli.report.shared import Head
+    from sewa_cli.task import Task
+
+STDOUT: Final = "-"
+
+
+class Request:
+    """A command's settings, its input, and the streams and files for its answer."""
+
+    def __init__(self, given: dict[str, Any], stdout: IO[bytes]) -> None:
+        """Take what all commands have in common out of `given`; the command's own flags stay."""
+        take = partial(_take, given)
+        self.stdout = stdout
+        quiet, verbose = take("quiet", False), take("verbose", False)
+        is_first = ranks.here().rank == 0  # the others neither talk nor draw
+        self.talk = Talk(quiet or not is_first, verbose and is_first)
+        self.force: bool = take("force", False)
+        plot, html, log = take("plot"), take("html"), take("log") or []
+        self.plot: Path | None = plot if is_first else None
+        self.html: Path | None = html if is_first else None
+        name = "paths_format" if "paths_format" in given else "format"
+        asked, as_json = take(name), take("json", False)
+        self.form = _form(asked, as_json, FLAGS[name].choices)
+        self._print0: bool = take("print0", False)
+        self._wants_paths = asked == PATHS or self._print0
+        self._sets: list[str] = take("sets") or []
+        self._with_solver = "task" in given  # a command without a task chooses nothing
+        self._masks = "methods" in given
+        has_config = "config" in given
+        self._config: Path | None = take("config")
+        values = {name: take(name) for name in list(given) if FLAGS[name].key is not None}
+        self.flags: dict[str, Any] = {  # key of sewa.yaml → its value, where one was given
+            FLAGS[name].key or name: value
+            for name, value in values.items()
+            if value not in (None, False, [])
+        }
+        logs = log if is_first else []
+        others: list[Path | str | None] = [one.partition(":")[2] or None for one in logs]
+        inputs: list[Path | str] = []
+        if has_config:  # faults of the config come before all others
+            inputs = [*self.inputs, *self.config.checkpoints]
+            others += [self.config.output, self.config.report]
+            inputs += [self.config.task] if self.config.task else []
+        check_places(self.plot, self.html, others, inputs, self.force)
+        self._trackers = [_tracker(one) for one in logs]
+
+    @cached_property
+    def config(self) -> Config:
+        from sewa_cli.config import find_config
+        from sewa_cli.session.extensions import load_settings
+
+        path = find_config(self._config)
+        return load_settings(
+            path, self.flags, self._sets, with_solver=self._with_solver, masks=self._masks
+        )
+
+    @cached_property
+    def inputs(self) -> list[Path]:
+        """Files that are neither task nor checkpoints, and must not be overwritten either."""
+        from sewa_cli.config import find_config
+
+        config = self.config
+        files = (find_config(self._config), config.compare.methods_from, config.solver_from)
+        return [path.absolute() for path in files if path is not None]
+
+    def load_task(self, as_given: bool = False) -> Task:
+        """Import the task, which may change the working directory and with that `config`.
+
+        `as_given`: the last checkpoint named is the newest, whatever its step.
+        """
+        from sewa_cli.rng import seeded
+        from sewa_cli.session import open_newest
+        from sewa_cli.task import load_task
+
+        if self.config.task is None:
+            raise ConfigError(
+                "no task: give --task, or `task:` in sewa.yaml; `sewa init` writes both"
+            )
+        if assumed := self.config.objective.assumption:
+            self.talk.warn(assumed)
+        here = Path.cwd()
+        # a task may shuffle while it is imported, and read all its data
+        with seeded(self.config.seed), self.talk.stage("loading the task"):
+            newest = partial(open_newest, self.config, as_given)
+            task = load_task(self.config.task, self.config.args, newest)
+        if Path.cwd() != here:  # it may go elsewhere, too
+            self.config = self.config.anchored(here)
+            self.plot, self.html = (path and here / path for path in (self.plot, self.html))
+        self.talk.note(f"task {task.source}")
+        self.talk.say(*task.notes)
+        return task
+
+    def check_stdout(self, output: str | None) -> None:
+        """Who wants it, and whether checkpoints' paths can be told apart there."""
+        form = "--json" if self.form == "json" else f"--format {self.form}"
+        if self._print0 and self.form != PATHS:
+            raise ConfigError(f"--print0 is for paths; leave out {form}")
+        if output != STDOUT:
+            self.talk.one_a_line = self.form == PATHS and not self._print0
+        elif self._print0:
+            raise ConfigError("--print0: with --output - no paths are printed; leave it out")
+        elif self.form != PATHS:
+            raise ConfigError(f"{form} and --output - both want standard output; use --report")
+
+    def write(self, text: str) -> None:
+        """Data: exact, but nothing in them moves the cursor of a terminal."""
+        text = shown_lines(text) if self.stdout.isatty() else text
+        self.stdout.write(text.encode(errors="surrogateescape"))  # as file names are decoded
+        self.stdout.flush()
+
+    def write_paths(self, paths: Iterable[Path]) -> None:
+        end = "\0" if self._print0 else "\n"
+        self.write("".join(f"{path}{end}" for path in paths))
+
+    def write_chosen(self, paths: Iterable[Path]) -> None:
+        """Print the paths of the checkpoints that were averaged; on a terminal, only if asked."""
+        if self._wants_paths or not self.stdout.isatty():
+            self.write_paths(paths)
+
+    def tell(self, report: Head, name: Path | None = None) -> None:
+        """Data to standard output, words to standard error, a picture to its file."""
+        from sewa_cli.present import say, show
+
+        self.write(show(report, self.form))
+        self.talk.say(*say(report))
+        self.draw(report, name)
+
+    def draw(self, report: Head, name: Path | None = None) -> None:
+        """Write the page and the picture of a report, then send it to trackers.
+
+        `name`: the report's file, if it is not next to the output.
+        """
+        if self.html is not None:
+            self._write_page(report, self.html, name)
+        if self.plot is not None:
+            from sewa_cli.present import draw
+
+            save_figure(draw(report), self.plot, self.force)
+            self.talk.say(f"wrote {self.plot}")
+        for log in self._trackers:
+            log(report)
+
+    def _write_page(self, report: Head, path: Path, name: Path | None) -> None:
+        from sewa_cli.output.sources import report_of
+        from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
+
+        output = getattr(report, "output", None)
+        if name is None and output not in (None, STDOUT):
+            name = report.config.get("report") or report_of(Path(output))
+        if not has_pictures():
+            self.talk.show_warning(f"the page is {WITHOUT_PICTURES}")
+        save_page(page(report, None if name is None else str(name)), path, self.force)
+        self.talk.say(f"wrote {path}")
+
+    def list(self, found: dict[str, dict[str, Any]]) -> None:
+        """What there is to choose from."""
+        from sewa_cli.present.tables import listing
+
+        if self.form == "json":
+            self.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
+        else:
+            self.write(listing(found).show(self.form))
+
+
+def _take(given: dict[str, Any], name: str, default: Any = None) -> Any:
+    return given.pop(name, default)
+
+
+def _form(form: str | None, as_json: bool, known: list[str]) -> str:
+    if as_json and form not in (None, "json"):
+        raise ConfigError(f"--json is short for --format json; leave out --format {form}")
+    found = "json" if as_json else form or known[0]
+    if found not in known:
+        raise ConfigError(f"--format: must be one of {', '.join(known)}, found {found!r}")
+    return found
+
+
+def _tracker(asked: str) -> Any:
+    from sewa_cli.trackers import find
+
+    return find(asked)
