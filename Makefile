@@ -88,7 +88,7 @@ test-browser: $(VENV)/.tests
 	npm install --silent --prefix $(VENV)/browser axe-core@4
 	$(PYTEST) --breadth -m browser tests/present
 
-# so many damaged and forged files, each to the command that reads it; failures are kept
+# N damaged and forged files, each to the command that reads it; failures are kept
 N ?= 100000
 fuzz: $(VENV)/.tests
 	$(BIN)/python tests/faults/fuzz.py --n $(N) --jobs 2 --into fuzz-failures

@@ -1,7 +1,6 @@
 """The same dtypes under the names of safetensors, NumPy and torch.
 
-NumPy alone has no bfloat16 or float8; `ml_dtypes` adds them. Torch is imported only by the two
-functions at the end, for those who have a model.
+NumPy has no bfloat16 or float8; `ml_dtypes` adds them. Only the functions at the end import torch.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def as_tensor(array: Array) -> torch.Tensor:
-    """The same memory, which must be writable and contiguous."""
+    """Return a tensor of the same memory, which must be writable and contiguous."""
     import torch
 
     raw = torch.from_numpy(array.reshape(-1).view(np.uint8))
@@ -55,7 +54,7 @@ def as_tensor(array: Array) -> torch.Tensor:
 
 
 def as_array(tensor: torch.Tensor) -> Array:
-    """The same memory, if the tensor is contiguous and on the CPU."""
+    """Return an array, of the same memory if the tensor is contiguous and on the CPU."""
     import torch
 
     raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

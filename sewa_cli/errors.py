@@ -3,19 +3,19 @@
     SewaError                1   our own bug, if it ever reaches the user bare
     ├── ConfigError          2   usage, flags, sewa.yaml
     ├── CheckpointError      3   the input files
-    │   └── Unfinished       3   one that is half-written; the newest of a folder is left out
+    │   └── Unfinished       3   a half-written one; the newest of a folder is left out
     ├── OutputError          3   the files we write
     ├── TaskError            4   the user's module
     │   ├── UserCodeError    4   an exception raised inside it; carries the user's frames
-    │   └── RankLost         4   it, or the system, has ended another rank of torchrun
-    └── BaselineWins         5   --strict, and a simple average did better
+    │   └── RankLost         4   another rank of torchrun has ended
+    └── BaselineWins         5   --strict, and a baseline did better
 
 Raised where the fault is found; only `cli` turns them into a line and an exit code.
 """
 
 
 class SewaError(Exception):
-    """One or more faults, of which each is shown on a line of its own."""
+    """One or more faults, each shown on its own line."""
 
     exit_code = 1
 
@@ -33,7 +33,7 @@ class CheckpointError(SewaError):
 
 
 class Unfinished(CheckpointError):
-    """Cut short, or without some of its files: as a checkpoint looks that is being written."""
+    """A checkpoint that is cut short or lacks files, as while it is being written."""
 
 
 class OutputError(SewaError):
@@ -47,7 +47,7 @@ class TaskError(SewaError):
 class UserCodeError(TaskError):
     """An exception inside the user's module. `frames`: the traceback, the user's files only."""
 
-    def __init__(self, message: str, frames: str = "") -> None:  # made without them when unpickled
+    def __init__(self, message: str, frames: str = "") -> None:  # unpickling gives one
         super().__init__(message)
         self.frames = frames
 

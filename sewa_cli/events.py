@@ -1,4 +1,4 @@
-"""What happens while a command works: notes, warnings, progress."""
+"""Notes, warnings and progress while a command works."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Planned(NamedTuple):
-    """A stage of a plan, under the name that progress reports it by."""
+    """A stage of a plan, under the name that progress has for it."""
 
     name: str
     amount: float  # of work, maybe none
@@ -19,7 +19,7 @@ class Planned(NamedTuple):
 
 
 class Events:
-    """Keeps the warnings for the report, each once; the command line's own talks as well."""
+    """Keep the warnings for the report, each once; the command line's subclass also prints."""
 
     command: str | None = None  # as it was typed, if it was
 
@@ -27,22 +27,22 @@ class Events:
         self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
-        """Once, however often it comes up: a checkpoint may be read again."""
+        """Record and show a warning once, however often it comes up."""
         if text not in self.warnings:
             self.warnings.append(text)
             self.show_warning(text)
 
     def found(self, paths: Sequence[Path]) -> None:
-        """The checkpoints, before any is read; this may refuse them."""
+        """Take the checkpoints' paths before any is read; may refuse them."""
 
     def show_warning(self, text: str) -> None: ...
 
     def note(self, text: str) -> None: ...
 
     def progress(self, stage: str, done: int, total: int, loss: float | None = None) -> None:
-        """So far. A stage ends with `done` = `total`; 0: how many there are is not known yet.
+        """Report progress. A stage ends with `done` = `total`; a total of 0 is not known yet.
 
-        One that is reported before another has ended is part of that.
+        A stage that is reported before another has ended is part of that one.
         """
 
     def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
@@ -55,10 +55,10 @@ class Events:
         total: int,
         size: Callable[[T], int] = lambda _: 1,
     ) -> Iterator[T]:
-        """The items one by one, and progress; `size`: what each counts of the total."""
+        """Yield the items and report progress; `size` is what each adds to `done`."""
         done = 0
         self.progress(stage, done, total)
-        with suppress(GeneratorExit):  # whoever takes no more of them has ended it
+        with suppress(GeneratorExit):  # the caller stopped early: the stage has ended
             for item in items:
                 yield item
                 done += size(item)
@@ -68,7 +68,7 @@ class Events:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Work in one piece."""
+        """Report work in one piece."""
         self.progress(name, 0, 1)
         yield
         self.progress(name, 1, 1)

@@ -11,7 +11,7 @@ import torch
 
 
 def seed_torch(seed: int) -> None:
-    """As torch.manual_seed, which also formats the stack for every kind of device there is not."""
+    """Seed torch's generators, without torch.manual_seed's slow report on absent devices."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(seed)
@@ -20,13 +20,13 @@ def seed_torch(seed: int) -> None:
 
 
 def seed_of(seed: int, *place: int) -> int:
-    """One of its own for each place of many, below 2^63."""
+    """Return a seed below 2^63 that is different for each place."""
     return int(np.random.SeedSequence((seed, *place)).generate_state(1, np.uint64)[0] >> 1)
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """The user's code draws from seeded generators; the caller's are put back afterwards."""
+    """Seed all generators for the user's code; restore the caller's afterwards."""
     kept = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         random.seed(seed)

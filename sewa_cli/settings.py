@@ -1,4 +1,4 @@
-"""Types of settings: what they are called, what they refuse. For sewa.yaml and for every solver."""
+"""Types of settings in sewa.yaml and in solvers' sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 AUTO = 0  # K: auto
-USUAL = 10  # K, where a number is needed and none was named: the paper's smallest
+USUAL = 10  # K where a number is needed and none is given: the paper's smallest
 
 
 class Settings(BaseModel):
@@ -29,13 +29,13 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 def _as_bytes(value: object) -> object:
-    """8GiB, 500MB or plain bytes."""
+    """Read 8GiB, 500MB or plain bytes."""
     if isinstance(value, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
         if found is None or found[2].upper() not in _UNITS:
             raise ValueError(f"must be a size such as 8GiB or 500MB, found {value!r:.100}")
         size = float(found[1]) * _UNITS[found[2].upper()]
-        return int(size) if size < 2**64 else size  # digits without end are Inf
+        return int(size) if size < 2**64 else size  # inf is refused later
     return refuse_bool(value)
 
 
@@ -43,7 +43,7 @@ _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 
 
 def seconds_of(text: str) -> float | None:
-    """90s, 10m, 1.5h; None: no such thing."""
+    """Read 90s, 10m or 1.5h; None for anything else."""
     found = re.fullmatch(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(s|m|min|h|d)\s*", text)
     return float(found[1]) * _SECONDS[found[2]] if found else None
 

@@ -30,7 +30,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 5) -> str:
-    """Five digits are enough to compare losses; – stands for what is not finite, or not there."""
+    """Return the number with five digits; – for None and for non-finite ones."""
     if value is None or not isfinite(value):
         return "–"
     if 10**digits <= abs(value) < 1e6:
@@ -39,12 +39,12 @@ def number(value: float | None, digits: int = 5) -> str:
 
 
 def examples(count: int, groups: int | None, alone: str = "") -> str:
-    """1,200 examples in 40 groups; where each stands for itself, the number alone."""
+    """1,200 examples in 40 groups; without groups, the number alone."""
     return f"{count:,}{alone}" if groups is None else f"{count:,} examples in {groups:,} groups"
 
 
 def or_inf(value: float) -> float:
-    """What is not finite is behind all else."""
+    """Sort non-finite values last."""
     return value if isfinite(value) else inf
 
 
@@ -55,16 +55,15 @@ def few(names: Sequence[str], most: int = 3) -> str:
 
 
 def with_K(name: str, K: int | None) -> str:
-    """An average's name, with its budget where it has one: `lawa K=10`."""
+    """Return an average's name, with its K where it has one: `lawa K=10`."""
     return name if K is None else f"{name} K={K}"
 
 
 def shown(text: object, most: int | None = None) -> str:
-    """On one line, as it can be shown to a person: `a\\x1b[2Jb`, `a\\nb`, `a\\u202eb`.
+    """Return the text on one line with control characters escaped: `a\\x1b[2Jb`, `a\\nb`.
 
-    Names come from files, and whoever made these may have put into them what moves the cursor,
-    looks like a line of ours or turns the reading direction. A backslash stays one: paths have
-    them. With `most`, what is longer loses its middle; the ends say where it was and what to do.
+    Names come from files and may move the cursor, forge a line or turn the reading direction. A
+    backslash stays one, because paths have them. A text longer than `most` loses its middle.
     """
     line = str(text)
     if not line.isprintable():
@@ -76,17 +75,17 @@ def shown(text: object, most: int | None = None) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """That for each line of a text that is meant to have several."""
+    """Return `shown` of each line."""
     return "\n".join(map(shown, text.split("\n")))
 
 
 def markdown(text: object) -> str:
-    """As `shown`, and nothing in it is taken for the end of a cell, HTML, a link or a picture."""
+    """Return `shown` with what would end a cell or be HTML, a link or a picture escaped."""
     return re.sub(r"[\\|<]|(?<=])\(", r"\\\g<0>", shown(text))
 
 
 def code(name: object) -> str:
-    """A name in Markdown, as code where that can hold it: nothing can be escaped in there."""
+    """Return a name in Markdown, as code where nothing in it needs escaping."""
     text = shown(name)
     if set(text).isdisjoint("\\`|"):
         return f"`{text}`"
@@ -98,23 +97,23 @@ def _escaped(character: str) -> str:
         return character
     from unicodedata import category
 
-    # control, format, half of a pair; ends of a line and of a paragraph. What else is not printable
-    # is a kind of space, a private sign, or younger than our Unicode: that does no harm
+    # control, format, half of a pair; ends of a line and of a paragraph. The other unprintable
+    # characters are spaces, private, or newer than our Unicode: they do no harm
     if category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return character.encode("unicode_escape").decode("ascii")
     return character
 
 
 def one_line(text: object, most: int | None = None) -> str:
-    """Of an error or any other text; cut after `most` characters."""
+    """Return the text with single spaces for all white space, cut after `most` characters."""
     return " ".join(str(text).split())[:most]
 
 
 def finite(value: float | None) -> float | None:
-    """JSON has no NaN: what is not finite is null."""
+    """Return None for NaN and infinity, which JSON does not have."""
     return value if value is not None and isfinite(value) else None
 
 
 def is_utf8(name: str) -> bool:
-    """If not, no report and no safetensors file could hold it."""
+    """Tell whether a report and a safetensors file can hold the name."""
     return name == name.encode(errors="replace").decode()

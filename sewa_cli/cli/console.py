@@ -1,4 +1,4 @@
-"""What people read while and after a run, all of it on stderr."""
+"""Progress, warnings and sentences for people, all on stderr."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 SECONDS: Final = 30.0  # between two lines of progress, where there is no terminal for bars
 BLINK: Final = 0.05  # between two looks at the bars: drawing takes longer than a small batch
 
-# A thread beats where nothing reports. What is forked (by a data loader) must not find a lock held
-# by a thread that it does not have
+# A forked process (a data loader's) must not find the lock held by a thread that it does not have
 _telling = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
@@ -39,7 +38,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
-    """Refuse, before any work, paths that whoever reads what we print would take for others."""
+    """Refuse, before any work, paths that a reader of lines would take for others."""
     for path in paths:
         if str(path).splitlines() != [str(path)]:
             raise CheckpointError(
@@ -48,10 +47,10 @@ def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
 
 
 class Talk(Events):
-    """Bars on a terminal, else a line now and then; `quiet` leaves errors; `verbose` adds notes.
+    """A bar on a terminal, else a line now and then; `quiet` leaves errors; `verbose` adds notes.
 
-    Whatever names are in it, a line is one line and moves no cursor. rich is for what has a colour
-    or a bar: to import it takes as long as to average a small network's files.
+    Names in a line are escaped: it is one line and moves no cursor. rich is imported only for
+    colours and bars, because that takes as long as averaging a small network's files.
     """
 
     def __init__(self, quiet: bool, verbose: bool) -> None:
@@ -64,10 +63,10 @@ class Talk(Events):
         self._last_line = self._last_drawn = time.monotonic()
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
-        self.one_a_line = False  # the paths of checkpoints are to be printed so
+        self.one_a_line = False  # checkpoints' paths will be printed, one a line
 
     def __enter__(self) -> Talk:
-        if not gc.isenabled():  # as `__main__` leaves it: all is imported now, the work begins
+        if not gc.isenabled():  # `__main__` has switched it off for the imports
             gc.freeze()
             gc.enable()
         stop_if_interrupted()
@@ -93,7 +92,7 @@ class Talk(Events):
 
     def say(self, *lines: str) -> None:
         for line in map(shown, lines):
-            if self._bars is not None:  # it stands above them
+            if self._bars is not None:  # print above them
                 self._console.print(line)
             elif not self._quiet:
                 sys.stderr.write(f"{line}\n")
@@ -123,12 +122,12 @@ class Talk(Events):
             self.say(self._stages.line())
 
     def _beat(self) -> None:
-        """A line where a stage has nothing to count, or takes long from one to the next."""
+        """Write a line where nothing is reported for long."""
         while not self._over.wait(max(0.01, self._last_line + SECONDS - time.monotonic())):
             try:
                 with _telling:
                     self._tell()
-            except (OSError, ValueError):  # nobody hears it
+            except (OSError, ValueError):  # stderr is closed
                 return
 
     def _draw(self) -> None:
@@ -153,7 +152,7 @@ class Talk(Events):
             quiet=self._quiet,
             soft_wrap=True,
             highlight=False,
-            # paths and names are shown as they are: `[x]` is no style, `:x:` no picture
+            # `[x]` in a name is no style, `:x:` no picture
             markup=False,
             emoji=False,
         )

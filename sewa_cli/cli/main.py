@@ -1,4 +1,4 @@
-"""`main`: runs a command, and turns whatever comes out of it into one line and an exit code."""
+"""`main` runs a command and turns every exception into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ typed = Typed([])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit code."""
+    """Run the command line; return the exit code."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     typed.arguments, typed.verbose = arguments, False
     handlers = interrupts.catch()
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: BaseException) -> int:
-    """Report what ended the command, or let another rank do it. Returns the exit code."""
+    """Report what ended the command, or let another rank do it; return the exit code."""
     here = ranks.here()
     interrupted = interrupts.came() or isinstance(error, KeyboardInterrupt)
     if here.several:
@@ -66,12 +66,12 @@ def _fail(error: BaseException) -> int:
     return _tell(error if cause is None else cause, typed.verbose)
 
 
-_stderr = 2  # where a rank that is silent could speak
+_stderr = 2  # kept by a rank that was made silent
 _rank = ""  # begins the lines of a rank that reports its own error
 
 
 def _join_ranks() -> None:
-    """Be one of torchrun's ranks, if it has started us; all but rank 0 fall silent."""
+    """Join torchrun's ranks, if it has started us; all but rank 0 fall silent."""
     global _stderr
     if not ranks.are_several():
         return
@@ -106,7 +106,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _tell(error: BaseException, verbose: bool) -> int:
-    """Write one line about what ended the command. Returns the exit code."""
+    """Write one line about what ended the command; return the exit code."""
     if isinstance(error, SewaError):
         if verbose:
             _say_traceback(error.__cause__ or error if isinstance(error, UserCodeError) else error)
@@ -118,7 +118,7 @@ def _tell(error: BaseException, verbose: bool) -> int:
     if isinstance(error, BrokenPipeError):
         return _pipe_closed()
     if isinstance(error, SystemExit):
-        # typer's answer to a closed pipe is exit code 1
+        # typer answers a closed pipe with exit code 1
         if isinstance(error.__context__, BrokenPipeError):
             return _pipe_closed()
         return error.code if isinstance(error.code, int) else 1
@@ -126,7 +126,7 @@ def _tell(error: BaseException, verbose: bool) -> int:
         _hush(sys.stdout)  # typer's own prints; data go through `_Stdout`
         _say_error(f"standard output: cannot be written: {error.strerror}")
         return OutputError.exit_code
-    # a usage error of typer's; without a message where it has shown the help instead
+    # a usage error of typer; it has no message where the help was shown
     if callable(format_message := getattr(error, "format_message", None)):
         if message := format_message().rstrip("."):
             _say_error(f"{message}{'' if message.endswith('?') else '.'} See `sewa --help`")
@@ -148,7 +148,7 @@ def _tell(error: BaseException, verbose: bool) -> int:
 
 
 def called_from(folder: Path) -> str:
-    """How to call this `sewa` again, in that folder."""
+    """Return the words that call this `sewa` again from that folder."""
     from shutil import which
 
     if which("sewa"):
@@ -162,18 +162,17 @@ def called_from(folder: Path) -> str:
 def _shorter(program: str, folder: Path) -> str:
     from shlex import quote
 
-    # its own name is not resolved: an environment's python is a link to another's
+    # the last part is not resolved: an environment's python is a link to another
     full = Path(program).parent.resolve() / Path(program).name
     return quote(min(os.path.relpath(full, folder.resolve()), str(full), key=len))
 
 
 @contextmanager
 def stdout_for_data() -> Iterator[IO[bytes]]:
-    """Yields the real standard output; from now on everything else that prints goes to stderr.
+    """Yield the real standard output; everything else that prints goes to stderr.
 
-    At the level of file descriptors, so that prints of C libraries and of worker processes in the
-    user's code do not end up in the middle of a piped checkpoint either. It stays so to the end of
-    the process: what prints at exit shall not follow the checkpoint.
+    File descriptors are changed, so that prints of C libraries and worker processes do not end up
+    in a piped checkpoint. They stay changed: what prints at exit must not follow the checkpoint.
     """
     if sys.stdout is None:  # started with `>&-`
         raise OutputError("standard output: is closed")
@@ -195,9 +194,9 @@ def without_blas() -> None:
 
 
 class _Stderr:
-    """Standard error; once it cannot be written (nobody reads it, a full disk), the void.
+    """Standard error; once it cannot be written (closed, a full disk), output is dropped.
 
-    What cannot be said is no reason to stop. In all else it is the stream it stands for.
+    A message that cannot be shown is no reason to stop the work.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -225,7 +224,7 @@ class _Stderr:
 
 
 class _Stdout(io.FileIO):
-    """Standard output; what fails (a full disk behind `>`) is an OutputError, as of any output."""
+    """Standard output; a failing write (a full disk behind `>`) is an OutputError."""
 
     def write(self, data: Any) -> int:
         try:
@@ -237,16 +236,15 @@ class _Stdout(io.FileIO):
 
 
 def _open_closed_streams() -> None:
-    """Open the void in the place of a closed standard input, output or error.
+    """Open the null device in the place of a closed standard input, output or error.
 
-    Else the next file would get that number: a checkpoint, with what others print in its middle.
+    Otherwise the next file, a checkpoint perhaps, would get that number and be printed into.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-    # Python has None for a closed one; these are open to the end of the process
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number: this one
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115
     if sys.stderr is None:
@@ -256,25 +254,25 @@ def _open_closed_streams() -> None:
 
 
 def _pipe_closed() -> int:
-    """The reader has had enough: not an error. Python must not try to flush again at exit."""
+    """Return 0: the reader has had enough, which is no error."""
     _hush(sys.stdout)
     _hush(sys.stderr)
     return 0
 
 
 def _hush(stream: TextIO) -> None:
-    """Send to the void what is still written there; Python flushes once more at exit."""
+    """Drop what is still written there; Python flushes once more at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _say_error(fault: str) -> None:
-    """Write one line, whatever the names in it are."""
+    """Write the error's line, with names escaped."""
     _say(f"error: {_rank}{shown(fault, LONGEST)}")
 
 
 def _say_traceback(error: BaseException) -> None:
-    """Set in, so that no line of it can be taken for one of ours."""
+    """Write the traceback indented, so that none of its lines looks like one of ours."""
     for line in "".join(traceback.format_exception(error)).rstrip().split("\n"):
         _say(f"  {shown(line)}")
 

@@ -75,7 +75,7 @@ class Request:
 
     @cached_property
     def inputs(self) -> list[Path]:
-        """Files that are neither task nor checkpoints, and must not be overwritten either."""
+        """The files, other than task and checkpoints, that must not be overwritten."""
         from sewa_cli.config import find_config
 
         config = self.config
@@ -102,7 +102,7 @@ class Request:
         with seeded(self.config.seed), self.talk.stage("loading the task"):
             newest = partial(open_newest, self.config, as_given)
             task = load_task(self.config.task, self.config.args, newest)
-        if Path.cwd() != here:  # it may go elsewhere, too
+        if Path.cwd() != here:
             self.config = self.config.anchored(here)
             self.plot, self.html = (path and here / path for path in (self.plot, self.html))
         self.talk.note(f"task {task.source}")
@@ -110,7 +110,7 @@ class Request:
         return task
 
     def check_stdout(self, output: str | None) -> None:
-        """Who wants it, and whether checkpoints' paths can be told apart there."""
+        """Refuse two outputs on standard output; decide whether paths must be one a line."""
         form = "--json" if self.form == "json" else f"--format {self.form}"
         if self._print0 and self.form != PATHS:
             raise ConfigError(f"--print0 is for paths; leave out {form}")
@@ -122,7 +122,7 @@ class Request:
             raise ConfigError(f"{form} and --output - both want standard output; use --report")
 
     def write(self, text: str) -> None:
-        """Data: exact, but nothing in them moves the cursor of a terminal."""
+        """Print data exactly; on a terminal, with control characters escaped."""
         text = shown_lines(text) if self.stdout.isatty() else text
         self.stdout.write(text.encode(errors="surrogateescape"))  # as file names are decoded
         self.stdout.flush()
@@ -137,7 +137,7 @@ class Request:
             self.write_paths(paths)
 
     def tell(self, report: Head, name: Path | None = None) -> None:
-        """Data to standard output, words to standard error, a picture to its file."""
+        """Print the report on standard output and its sentences on stderr, then draw."""
         from sewa_cli.present import say, show
 
         self.write(show(report, self.form))
@@ -172,7 +172,7 @@ class Request:
         self.talk.say(f"wrote {path}")
 
     def list(self, found: dict[str, dict[str, Any]]) -> None:
-        """What there is to choose from."""
+        """Print the methods or solvers that can be chosen."""
         from sewa_cli.present.tables import listing
 
         if self.form == "json":

@@ -1,11 +1,11 @@
 """sewa.yaml, the flags and `--set` become one frozen `Config`; all faults are reported together.
 
-Where a key may be given three times, the strongest wins: `--set`, then a flag, then the YAML.
-Paths in the YAML are relative to the YAML; paths in flags are relative to the working directory.
+`--set` wins over a flag, and a flag over the YAML. Paths in the YAML are relative to the YAML;
+paths in flags are relative to the working directory.
 
 models      every setting
-yaml_file   what is written in YAML
-loading     all of it laid over each other
+yaml_file   reading YAML
+loading     merging YAML, flags and `--set`
 """
 
 from sewa_cli.config.loading import Sections, explain, find_config, load_config, names_a_file

@@ -1,4 +1,4 @@
-"""The YAML, the flags and `--set` laid over each other; paths made whole; every fault reported."""
+"""Merge the YAML, the flags and `--set`; resolve paths; report every fault."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ DEFAULT_FILE = "sewa.yaml"
 
 
 def find_config(explicit: Path | None) -> Path | None:
-    """The file named by --config, else ./sewa.yaml if there is one."""
+    """Return the file named by --config, else ./sewa.yaml if there is one."""
     if explicit is not None:
         return explicit
     path = Path(DEFAULT_FILE)
-    return path if os.path.lexists(path) else None  # whatever it is: reading it tells
+    return path if os.path.lexists(path) else None
 
 
 class Sections(Protocol):
     """Knows the solvers, each of which has a section of its own name in sewa.yaml."""
 
     def default(self, settings: Mapping[str, Any]) -> str | None:
-        """The solver that serves where none is named; None: the command chooses nothing."""
+        """Return the solver used where none is named; None: the command chooses nothing."""
 
     def register(self, settings: Mapping[str, Any]) -> None:
-        """Solvers that these settings bring with them."""
+        """Register the user's own solvers that these settings name."""
 
     def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
-        """What the sections of those solvers hold; None: it is of no concern now."""
+        """Return the settings of those solvers; None: not to be checked now."""
 
     def names(self) -> list[str]:
         """Return the names of all known solvers."""
@@ -94,7 +94,7 @@ def load_config(
 def _validate_sections(
     settings: dict[str, Any], sections: Sections | None, file: str, sources: Mapping[str, str]
 ) -> list[str]:
-    """Solvers' sections move into `solvers`, checked and completed; returns the faults."""
+    """Move solvers' sections into `solvers`, checked and completed; return the faults."""
     if sections is None:
         return []
     faults, whole = [], dict[str, Any]()
@@ -135,8 +135,7 @@ def _relative_to(
 ) -> dict[str, Any]:
     """Resolve the paths of a YAML in `folder`.
 
-    In `args`, what starts with ./ or ../ is one; a ready-made task (the YAML's, or the one given
-    beside it) has more.
+    In `args`, values that start with ./ or ../ are paths; a ready-made task has more.
     """
 
     def join(value: object) -> object:
@@ -178,7 +177,7 @@ def _at_home(path: str) -> Path:
 
 
 def _is_path(value: object) -> bool:
-    """Of an arg that takes paths: not one is `package.net:make_net`, a function in a module."""
+    """Tell a path from `package.net:make_net`, a function in a module."""
     module, colon, _ = str(value).rpartition(":")
     return not colon or names_a_file(module)
 
@@ -207,7 +206,7 @@ def _describe(
     sources: Mapping[str, str],
     known: Sequence[str],
 ) -> str:
-    """One line: where (the file and the key, or the flag), what, and what was found."""
+    """Return one line: the file and key, or the flag; what is wrong; what was found."""
     key = ".".join(str(part) for part in location if part != "function-before[_as_paths()]")
     where = f"{file}: {shown(key, 100)}"
     for given, source in sources.items():
@@ -219,7 +218,7 @@ def _describe(
 
 
 def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
-    """What is wrong with a value, and what was found; `known`: the keys that there are."""
+    """Say what is wrong with a value; `known`: the keys that exist."""
     found = fault["input"]
     match fault["type"]:
         case "extra_forbidden":
@@ -245,7 +244,7 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
 
 
 def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[str]:
-    """The keys that could have been meant."""
+    """Return the keys that could have been meant."""
     sections_of_ours: dict[str, type[BaseModel]] = {
         "compare": CompareConfig,
         "objective": ObjectiveConfig,

@@ -34,7 +34,7 @@ DEFAULT_METHODS = (
     *("aggregate", "sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy"),
 )
 WITHOUT_A_LOSS = ("race", "last", "uniform", "lawa", "latest", "swa", "ema", "random")
-# tasks of our own by their short names, and those of their `args` that are paths
+# ready-made tasks, and those of their `args` that are paths
 READY_MADE = {
     "huggingface": ("model", "tokenizer", "data", "selection", "heldout", "training"),
     "classification": ("model", "data", "selection", "heldout", "training"),
@@ -89,7 +89,7 @@ class CompareConfig(Settings):
 
 
 class ObjectiveConfig(Settings):
-    """What to choose by: the task's loss, or a metric."""
+    """The quantity to choose by: the task's loss, or a metric."""
 
     metric: str | None = Field(
         None,
@@ -132,7 +132,7 @@ class ObjectiveConfig(Settings):
 
     @property
     def assumption(self) -> str | None:
-        """What was assumed about the metric's direction, for the user to confirm or turn."""
+        """The assumption about the metric's direction, for the user to confirm or turn."""
         if self.metric is None or self.goal is not None:
             return None
         name = self.metric
@@ -144,7 +144,7 @@ class ObjectiveConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _without_metric(cls, given: Any) -> Any:
-        """Refuse what would be ignored; who writes `metric: null` has put it aside by hand."""
+        """Refuse settings that would be ignored, unless `metric: null` is written out."""
         if not isinstance(given, dict) or "metric" in given:
             return given
         idle = [name for name in ("budget", "workers", "part_timeout") if name in given]
@@ -155,7 +155,7 @@ class ObjectiveConfig(Settings):
 
 
 class Config(Settings):
-    """Everything a run depends on, but for the files themselves."""
+    """Everything a run depends on, except the files themselves."""
 
     def anchored(self, folder: Path) -> Config:
         """Make relative paths absolute, as they are seen from `folder`."""
@@ -177,7 +177,7 @@ class Config(Settings):
     sparse: bool = Field(
         False, description="K: auto: few checkpoints, equally, as many as cross-validation finds"
     )
-    last: Count | None = Field(None, description="k: only the last so many take part")
+    last: Count | None = Field(None, description="only the last N checkpoints")
     every: Count | None = Field(None, description="only every n-th, counted back from the last")
     from_step: CountOrNone | None = None
     to_step: CountOrNone | None = None

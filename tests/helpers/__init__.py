@@ -1,1 +1,1 @@
-"""What several tests need: tiny real runs, trainers, models."""
+"""Tiny real runs, trainers and models for several test modules."""

@@ -25,7 +25,7 @@ Loss = Callable[[Average, int], float | Failed]
 
 
 class Played:
-    """What was asked on a board, call by call."""
+    """A board that records each call."""
 
     def __init__(
         self,

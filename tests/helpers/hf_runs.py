@@ -104,7 +104,7 @@ def _no_dropout() -> dict[str, Any]:
 
 
 def write_model(folder: Path, kind: str, classes: Sequence[str] = ()) -> None:
-    """What a user has: config.json beside a tokenizer or an image processor. No weights."""
+    """Write config.json and a tokenizer or an image processor, but no weights."""
     config_of(kind, classes).save_pretrained(folder)
     if kind == "image-classification":
         import transformers

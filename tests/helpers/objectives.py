@@ -21,7 +21,7 @@ def objective_of(
     warn: Callable[[str], None] = lambda _: None,
     **others: Any,
 ) -> Objective:
-    """`room`: bytes of logits at once."""
+    """Return the objective of a task; `room` is the bytes of logits at once."""
     classes = None
     if task.targets is not None:
         functions = task.predict, task.loss, task.targets, task.features, task.head
@@ -40,7 +40,7 @@ def objective_of(
 
 
 def metrics_of(task: Task, model: nn.Module, data: Iterable[Any]) -> Mapping[str, float]:
-    """Of a ready-made task."""
+    """Return the metrics of a ready-made task."""
     found = objective_of(task, model).unit_losses(data).metrics
     assert found is not None
     return found

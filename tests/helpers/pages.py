@@ -91,7 +91,7 @@ def report(content: dict[str, Any]) -> Head:
 
 
 def evil(content: Any, key: str = "") -> Any:
-    """With the same nasty name in every place that a name can come from."""
+    """Return the report with a hostile name in every place that a name can come from."""
     fixed = {"kind", "mark", "sha256", "created", "unit", "by", "measure", "verdict", "labels"}
     fixed |= {"mode", "dtype", "data", "lora", "replaced", "bn", "expected", "written"}
     names = {"metrics", "logged", "config", "tensors", "metadata", "details", "args"}
@@ -107,7 +107,7 @@ def evil(content: Any, key: str = "") -> Any:
 
 
 def many_checkpoints(k: int = 1000) -> dict[str, Any]:
-    """A selection of so many, all weighed, each with two logged losses."""
+    """Return a selection of k checkpoints, all averaged, each with two logged losses."""
     found, chance = raw("select"), random.Random(0)
     weights = [chance.random() ** 3 for _ in range(k)]
     weights = [weight / sum(weights) for weight in weights]
@@ -143,7 +143,7 @@ def many_rows(methods: int = 15, Ks: tuple[int, ...] = (5, 10, 20, 50)) -> dict[
 
 
 class Page(HTMLParser):
-    """What a browser makes of it: elements, attributes, words, numbers."""
+    """A parsed page: elements, attributes, words, numbers."""
 
     VOID = ("meta", "img", "br", "input", "link", "path", "use", "circle", "rect")
 

@@ -38,7 +38,7 @@ def shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def standard_input(text: str) -> io.TextIOWrapper:
-    """To stand in the place of `sys.stdin`."""
+    """Return a stream to replace `sys.stdin`."""
     return io.TextIOWrapper(io.BytesIO(os.fsencode(text)))
 
 

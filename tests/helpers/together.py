@@ -17,13 +17,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def on_ranks(ranks: int, *arguments: object) -> list[str]:
-    """Return the command line that runs `sewa` on so many ranks of this host."""
+    """Return the command line that runs `sewa` on several ranks of this host."""
     start = [*TORCHRUN, "--nproc-per-node", str(ranks), "--no-python"]
     return [*start, sys.executable, "-m", "sewa_cli", *map(str, arguments)]
 
 
 def sewa_on(ranks: int, *arguments: object, **more: str) -> Ended:
-    """Run a command on so many ranks of this host; torchrun's exit code is 0 or 1."""
+    """Run a command on several ranks of this host; torchrun's exit code is 0 or 1."""
     ended = subprocess.run(
         on_ranks(ranks, *arguments),
         capture_output=True,
