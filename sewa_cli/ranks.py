@@ -103,7 +103,7 @@ class Ranks:
         return slice(min(rank * each, first) * width, min((rank + 1) * each, first) * width)
 
 
-class _Several(Ranks):
+class Torchrun(Ranks):
     """The ranks that torchrun has started."""
 
     def __init__(self) -> None:
@@ -251,13 +251,13 @@ def join() -> Ranks:
     """Join the other ranks, if there are any."""
     global _here
     if are_several() and not _here.several:
-        _here = _Several()
+        _here = Torchrun()
     return _here
 
 
 def leave() -> None:
     """Leave the other ranks; all do this, when all is done."""
     global _here
-    if isinstance(_here, _Several):
+    if isinstance(_here, Torchrun):
         _here.end()
     _here = ALONE

@@ -1,9 +1,9 @@
-"""What an average scores. This is the only place that answers it, and it measures each once.
+"""Scores of averages: the only place that measures them, each once.
 
     baseline_losses   selection losses of many averages, as a solver sees them while it learns
     selection         the selection loss of one, as a file of it has it before BatchNorm
     evaluate          everything that the task measures, as of a file
-    written           the same of the very tensors that are written
+    written           the same of the tensors that are written
 
 Every value is kept with what it has cost. Who asks for it again does not pay with time, but the
 ledger charges each row of `compare` in full, as if it had been asked for by that row alone.
@@ -174,7 +174,7 @@ class AverageScores:
         return self.ledger.once("evaluate", (anew, *self._key(coefficients)), work)
 
     def written(self, average: Average) -> tuple[Average, Scored]:
-        """Score the very tensors that will be written, with BatchNorm statistics recomputed."""
+        """Score the tensors that will be written, with BatchNorm statistics recomputed."""
         model, events = self._session.model, self._session.events
         model.load(events.over("averaging", average.parts(model.part), len(average.names)))
         scored = self.scorer.score_average(len(average.sources))
@@ -207,7 +207,7 @@ class AverageScores:
         return self.scorer.recompute()[1]
 
     def _key(self, coefficients: Sequence[float]) -> Key:
-        """What a loss depends on: the average, and the examples it is a mean over."""
+        """Return all that a loss depends on: the average, and the examples it is a mean over."""
         return getattr(self._session.objective.selection, "name", None), *same(coefficients)
 
 

@@ -170,11 +170,11 @@ class Study:
         return self._played[name]
 
     def greedy(self) -> list[float]:
-        from sewa_cli.comparison.evaluator import Evaluator
+        from sewa_cli.comparison.evaluator import open_evaluator
         from sewa_cli.methods import parse_one
 
-        evaluator = Evaluator(self.run)
-        return parse_one("greedy")(evaluator.proposing, None)[0]
+        evaluator = open_evaluator(self.run, self.run.solver)
+        return parse_one("greedy")(evaluator.proposing(), None)[0]
 
 
 def _named(average: Sequence[float], part: int | None = None) -> str:

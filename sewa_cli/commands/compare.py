@@ -6,10 +6,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from sewa_cli import ranks
 from sewa_cli.commands.writing import write_average
 from sewa_cli.comparison.evaluator import Evaluator
-from sewa_cli.comparison.table import Asked, compare_drafts, evaluate_all, far_off
+from sewa_cli.comparison.table import (
+    Asked,
+    Draft,
+    Table,
+    compare_drafts,
+    evaluate_all,
+    far_off,
+)
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
@@ -23,7 +29,7 @@ from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.run import Setup, set_up
 from sewa_cli.session.session import Session, check_budget, open_session
 from sewa_cli.settings import USUAL
-from sewa_cli.solvers import WEIGHING, default_for
+from sewa_cli.solvers import WEIGHING, Solver, default_for
 from sewa_cli.task import Task
 
 
@@ -40,55 +46,27 @@ def run_compare(
     """Evaluate every method at every K, and say which differences are real."""
     events = events or Events()
     with seeded(config.seed), ExitStack() as stack:
-        check_objective(config, task)
-        asked = Asked.by(config, events, has_loss=task.has_loss)
-        by_metric = config.objective.metric is not None
-        if output_best is not None and task.heldout_data is None and not by_metric:
-            raise ConfigError(
-                "--output-best needs held-out data to tell which is best: define heldout_data in "
-                f"{task.source}"
-            )
-        session = open_session(config, task, events)
-        check_budget(0, session.checkpoints)
-        asked = asked.of(len(session.checkpoints))
-        outputs = Outputs(None)
-        if ranks.here().rank == 0:
-            outputs = Outputs(None, report, force=force)
-            if output_best is not None:
-                named = config.model_copy(update={"output": str(output_best), "report": report})
-                outputs = decide_outputs(named, force, None, session.newest)
-            outputs = outputs.check([*session.inputs, *protected])
-        outputs = outputs.shared()
-        if not by_metric:
+        setup, asked = _open(config, task, events, with_output=output_best is not None)
+        session = setup.session
+        outputs = _outputs(session, output_best, report, force, protected)
+        if config.objective.metric is None:
             session.warn_of_overlap(training=session.objective.batch_statistics)
-        setup = comparing(session)
         evaluator, drafts = setup.placer.retry(lambda: evaluate_all(setup, asked))
         stack.callback(evaluator.close)
-        every = [one for draft in drafts for one in draft.evaluated]
-        judged = _judged(evaluator)
-        if judged is None and all(one.scores.selection_loss is None for one in every):
-            raise TaskError("loss() is NaN or Inf on the selection data for every average")
-        samples = config.compare.bootstrap
-        table = compare_drafts(drafts, config.seed, samples, events, judged)
-        for text in far_off(evaluator, asked, drafts) if evaluator.fast else ():
-            events.warn(text)
-        if judged is None and task.heldout_data is None:
-            events.warn(
-                "no held-out data: no held-out loss, interval, tie or winner can be reported, and "
-                "selection losses flatter the methods that minimise them"
-            )
+        table = _judge(evaluator, asked, drafts)
         average = None
         if output_best is not None and table.best is not None:
             average = _best(evaluator, table.rows[table.best]).as_written(outputs.form)
         recipe = average.recipe(outputs.shard_size) if average is not None else None
+        scored = drafts[0].evaluated[0]
 
         def make_report() -> Comparison:
             return Comparison(
                 **evaluator.run.report(),
-                selection_rows=every[0].selection_rows,
-                heldout_rows=every[0].heldout_rows,
+                selection_rows=scored.selection_rows,
+                heldout_rows=scored.heldout_rows,
                 selection_groups=session.objective.count_groups(session.objective.selection),
-                heldout_groups=every[0].heldout_groups,
+                heldout_groups=scored.heldout_groups,
                 unit=table.unit,
                 rows=table.rows,
                 judged=table.judged,
@@ -100,30 +78,81 @@ def run_compare(
                 recipe=recipe,
             )
 
-        return write_average(average, outputs, make_report, session.events)[0]
+        return write_average(average, outputs, make_report, events)[0]
 
 
-def _judged(evaluator: Evaluator) -> Judged | None:
-    metric = evaluator.metric
-    if metric is None:
-        return None
-    return Judged(metric=metric.name, goal=metric.goal, parts=metric.heldout_parts or 0)
+def _open(config: Config, task: Task, events: Events, *, with_output: bool) -> tuple[Setup, Asked]:
+    """Open everything, and refuse now what could not be compared or written in the end."""
+    check_objective(config, task)
+    asked = Asked.by(config, events, has_loss=task.has_loss)
+    if with_output and task.heldout_data is None and config.objective.metric is None:
+        raise ConfigError(
+            "--output-best needs held-out data to tell which is best: define heldout_data in "
+            f"{task.source}"
+        )
+    session = open_session(config, task, events)
+    check_budget(0, session.checkpoints)
+    learner = _learner(config)
+    # W is held for all methods; where outputs are kept too, both share the memory
+    keeps_outputs = "outputs" in learner.needs or WEIGHING in config.compare.methods
+    share = 0.5 if config.compare.fast or keeps_outputs else 1.0
+    setup = set_up(session, learner, share=share, stream=False)
+    return setup, asked.of(len(session.checkpoints))
 
 
-def comparing(session: Session) -> Setup:
-    """W is held for all methods; where outputs are kept too, both share the memory there is."""
-    config = session.config
-    solver = make_solver(config, config.solver or default_for(USUAL, sparse=False))
-    if not solver.takes_k or "parts" in solver.needs:  # it has a row of its own; masks are usual
-        solver = make_solver(config, default_for(USUAL, sparse=False))
-    caches = config.compare.fast or "outputs" in solver.needs or WEIGHING in config.compare.methods
-    return set_up(session, solver, share=0.5 if caches else 1.0, stream=False)
+def _learner(config: Config) -> Solver:
+    """Return the solver of the method `sewa`: the configured one, if it makes masks by the loss."""
+    usual = default_for(USUAL, sparse=False)
+    solver = make_solver(config, config.solver or usual)
+    is_other = not solver.takes_k or "parts" in solver.needs  # which has a row of its own
+    return make_solver(config, usual) if is_other else solver
+
+
+def _outputs(
+    session: Session,
+    output_best: Path | None,
+    report: Path | None,
+    force: bool,
+    protected: Sequence[Path],
+) -> Outputs:
+    """Decide where results go, on rank 0 for all."""
+    outputs = Outputs(None)
+    if session.ranks.rank == 0:
+        outputs = Outputs(None, report, force=force)
+        if output_best is not None:
+            update = {"output": str(output_best), "report": report}
+            named = session.config.model_copy(update=update)
+            outputs = decide_outputs(named, force, None, session.newest)
+        outputs = outputs.check([*session.inputs, *protected])
+    return outputs.shared()
+
+
+def _judge(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Table:
+    """Compare the rows, and warn of what limits the comparison."""
+    session, metric = evaluator.run.session, evaluator.metric
+    config, events = session.config, session.events
+    judged = None
+    if metric is not None:
+        judged = Judged(metric=metric.name, goal=metric.goal, parts=metric.heldout_parts or 0)
+    else:
+        losses = [one.scores.selection_loss for draft in drafts for one in draft.evaluated]
+        if all(loss is None for loss in losses):
+            raise TaskError("loss() is NaN or Inf on the selection data for every average")
+    table = compare_drafts(drafts, config.seed, config.compare.bootstrap, events, judged)
+    for text in far_off(evaluator, asked, drafts) if evaluator.fast else ():
+        events.warn(text)
+    if metric is None and session.task.heldout_data is None:
+        events.warn(
+            "no held-out data: no held-out loss, interval, tie or winner can be reported, and "
+            "selection losses flatter the methods that minimise them"
+        )
+    return table
 
 
 def _best(evaluator: Evaluator, row: Row) -> Average:
-    """The best row as a file; of several draws, the one with the lowest selection loss.
+    """Return the best row as a file; of several draws, the one with the lowest selection loss.
 
-    By a metric none is known to choose them by: to take the best held out would make that flatter.
+    By a metric it is the first draw: choosing by held-out scores would flatter them.
     """
 
     def loss(draw: Coefficients) -> float:

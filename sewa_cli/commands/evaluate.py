@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sewa_cli import ranks
 from sewa_cli.checkpoints import check_tied, match_names
 from sewa_cli.config import Config
 from sewa_cli.events import Events
@@ -16,12 +17,13 @@ from sewa_cli.task import Task
 
 def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Evaluation:
     """In the order given. Files need not agree with each other, only with the model."""
-    events, task = events or Events(), with_whole_batches(task)
+    events, here = events or Events(), ranks.here()
+    task = with_whole_batches(task, here)
     if config.objective.metric is not None:
         check_objective(config, task)
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
-        objective = build_objective(config, task, checkpoints, events)
+        objective = build_objective(config, task, checkpoints, events, here)
         model = objective.model
         metrics = task.metrics
         if task.scoring and (config.objective.metric or not (metrics or task.has_loss)):

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from sewa_cli import ranks
 from sewa_cli.commands.select import open_setup
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES
@@ -77,7 +76,7 @@ def _forecast(setup: Setup) -> Forecast:
         rows_used=round(examples * plan.share),
         placement=placement,
         peak_memory_bytes=peak + placement.planned_bytes,
-        bytes_read=ceil(k * size * reads / ranks.here().size),
+        bytes_read=ceil(k * size * reads / session.ranks.size),
         is_declared=own is not None,
         stages=[PlannedStage(**asdict(stage)) for stage in stages],
         forward_passes=ceil(through),

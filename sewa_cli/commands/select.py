@@ -1,6 +1,6 @@
-"""`sewa select`: a problem is made of files and a task, the solver's choice becomes a file.
+"""`sewa select`: files and a task become a problem, the solver's choice becomes a file.
 
-The stages: open the checkpoints and the task, place W, choose, measure the choice beside the
+The stages: open the checkpoints and the task, place W, choose, measure the choice and the
 baselines, judge, write. Each is a function that returns a frozen value.
 """
 
@@ -13,7 +13,6 @@ from math import isclose, isfinite
 from pathlib import Path
 from typing import IO, Any
 
-from sewa_cli import ranks
 from sewa_cli.commands.selection import Selection
 from sewa_cli.commands.writing import write_average
 from sewa_cli.config import AUTO, Config
@@ -40,7 +39,7 @@ from sewa_cli.solvers.equal import any_of
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
 
-ALWAYS: Sequence[Name] = (("last", None), ("uniform", None))  # shown beside the best baseline
+ALWAYS: Sequence[Name] = (("last", None), ("uniform", None))  # shown with the best baseline
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Reference:
-    """A baseline that the choice is shown beside."""
+    """A baseline that the choice is shown with."""
 
     coefficients: Coefficients
     scored: Scored
@@ -61,7 +60,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Selected:
-    """The average that is to be written, and what the report says besides."""
+    """The average that is to be written, and more for the report."""
 
     choice: Choice
     average: Average
@@ -81,9 +80,9 @@ def run_select(
     write: bool = True,
     protected: Sequence[Path] = (),
 ) -> Selection:
-    """Choose, evaluate the average beside the references, write the file and the report.
+    """Choose, evaluate the average and the baselines, write the file and the report.
 
-    `protected`: inputs besides the task and the checkpoints, which force does not overwrite either.
+    `protected`: further inputs, which force does not overwrite either.
     """
     with seeded(config.seed):
         setup = open_setup(config, task, events or Events())
@@ -127,7 +126,7 @@ def _outputs(
 ) -> Outputs:
     """Decide where results go, on rank 0 for all."""
     outputs = Outputs(None)
-    if ranks.here().rank == 0:
+    if session.ranks.rank == 0:
         outputs = decide_outputs(session.config, force, stdout, session.newest)
         outputs = outputs.check([*session.inputs, *protected])
     return outputs.shared()
@@ -171,7 +170,7 @@ def _by_metric(setup: Setup) -> tuple[Selected, Run]:
 
 
 def _by_loss(setup: Setup) -> tuple[Selected, Run]:
-    """Read, choose, and judge the choice beside the baselines."""
+    """Read, choose, and judge the choice next to the baselines."""
     session = setup.session
     session.warn_of_overlap(training=session.objective.batch_statistics)
     with session.clock("read"):
@@ -237,7 +236,7 @@ def _same(one: Coefficients, two: Coefficients) -> bool:
 
 
 def _measure(run: Run, chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
-    """Score the choice, and the baselines beside it; the best by selection loss comes first."""
+    """Score the choice and the baselines; the best one by selection loss comes first."""
     choice, losses = chosen.choice, chosen.baselines
     session, K = run.session, run.session.config.K
     averages = family(run.trajectory.k, K)
@@ -307,7 +306,7 @@ def _judge(run: Run, chosen: Chosen) -> Selected:
 
 
 def _as_written(choice: Choice, learning: float, written: float | None) -> Choice:
-    """Return the expected losses as of files, whose BatchNorm statistics are recomputed.
+    """Return the expected losses of files, whose BatchNorm statistics are recomputed.
 
     Folds have judged by each batch's own. The change is known of the mean of all.
     """
@@ -332,7 +331,7 @@ def _warn(
     verdict: Verdict,
     others: Mapping[str, Scored],
 ) -> None:
-    """Of what did better for sure; what lies within the interval is undecided, and no alarm."""
+    """Warn of baselines that are significantly better, and of overfitting."""
     events, own = session.events, average.heldout_loss
     sure = [
         b for b in verdict.beaten_by if own is None or (b.interval and not b.interval.has_zero())
@@ -345,7 +344,7 @@ def _warn(
         )
     if not sure or choice.name != LEARNED or own is None:
         return
-    # the very mark of over-fitting: better on the rows it was chosen by, worse on others
+    # overfitting: better on the rows it was chosen by, worse on others
     better = sure[0]
     chosen, other = average.selection_loss, others[better.name].scores.selection_loss
     if chosen is not None and other is not None and chosen < other:

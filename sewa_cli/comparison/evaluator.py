@@ -29,11 +29,23 @@ from sewa_cli.session.metric import Metric
 from sewa_cli.session.run import Run
 from sewa_cli.session.verdict import means_of_others
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import SURVEYING, Predicting, Problem, Surveyor
+from sewa_cli.solvers import SURVEYING, Predicting, Problem, Solver, Surveyor
+
+
+def open_evaluator(run: Run, learner: Solver) -> Evaluator:
+    """Open what methods may ask for; refuse now what could not be judged in the end."""
+    config, fast = run.session.config, run.session.config.compare.fast
+    if fast:
+        learner = make_solver(config, SURVEYING)
+        if config.solver not in (None, *solvers.BUILTIN):
+            text = "--fast: `sewa` chooses by predicted outputs, not by --solver"
+            run.session.events.warn(text)
+    # a solver that keeps outputs has a second cache when it chooses
+    problem = run.problem(run.placed.room if fast else run.placed.room // 2, one_of_many=True)
+    return Evaluator(run, learner, problem, fast, _open_metric(run))
 
 
 def _open_metric(run: Run) -> Metric | None:
-    """Refused now where no row could be judged in the end."""
     if run.session.config.objective.metric is None:
         return None
     metric = Metric(run)
@@ -47,43 +59,41 @@ def _open_metric(run: Run) -> Metric | None:
 
 
 class Evaluator:
-    """The run as methods see it, and the evaluator of what they propose.
+    """Answers what methods ask of a run, and evaluates what they propose.
 
-    `fast`: losses and gradients that methods see are predicted from one cache of outputs.
+    learner  the solver of the methods that learn
+    fast     losses and gradients that methods see are predicted from one cache of outputs
     """
 
-    def __init__(self, run: Run) -> None:
-        session = run.session
-        self.run = run
+    def __init__(
+        self, run: Run, learner: Solver, problem: Problem, fast: bool, metric: Metric | None
+    ) -> None:
+        self.run, self.metric, self.fast = run, metric, fast
+        self.seed = run.session.config.seed
         self.ledger = run.scores.ledger
-        self.fast = session.config.compare.fast
-        self.solver = make_solver(session.config, SURVEYING) if self.fast else run.solver
-        if self.fast and session.config.solver not in (None, *solvers.BUILTIN):
-            session.events.warn("--fast: `sewa` chooses by predicted outputs, not by --solver")
-        # a solver that keeps outputs has a second cache beside the first, when it chooses
-        room = run.placed.room if self.fast else run.placed.room // 2
-        self._problem: Problem = run.problem(room, one_of_many=True)
-        self._batches = session.objective.batches()
-        self.metric = _open_metric(run)
         self.contested: RowContest | None = None  # of the row under way
+        self._learner, self._problem = learner, problem
+        self._batches = run.session.objective.batches()
+
+    def proposing(self) -> Proposing:
+        """Return the run as methods see it."""
         by_loss: dict[str, Any] = {}
-        if session.task.has_loss:
+        if self.run.session.task.has_loss:
             by_loss = {"loss": self.predicted_loss if self.fast else self.selection_loss}
             by_loss |= {"gradient": self.gradient, "learn": self.learn}
-        steps, seed = [c.step for c in run.used], session.config.seed
-        self.proposing = Proposing.at(steps, seed, contest=self.contest, **by_loss)
+        steps = [c.step for c in self.run.used]
+        return Proposing.at(steps, self.seed, contest=self.contest, **by_loss)
 
     def close(self) -> None:
-        """Let go of the checkpoints now: this and its run hold each other, and with them W."""
+        """Let go of what was prepared, and end the metric's workers."""
         self._problem.kept.clear()
         if self.metric is not None:
             self.metric.close()
-        del self.proposing, self._problem, self.solver
 
     def settle_examples(self) -> None:
-        """By predictions: choose the examples whose outputs are kept, before any loss is taken."""
+        """Choose the examples whose outputs are kept, before any loss is predicted."""
         if self.fast:
-            with seeded(self.proposing.seed):
+            with seeded(self.seed):
                 cache = self._cache()
             if cache.size.rows < cache.size.of_rows:
                 some = Sample.of(cache.outputs.batches, cache.size.of_rows)
@@ -96,12 +106,12 @@ class Evaluator:
         self.contested = None
 
     def learn(self, K: int) -> Coefficients:
-        """What the chosen solver chooses; where it prepares something, that is charged as well."""
+        """Return what the chosen solver chooses; its preparation is charged as well."""
         self._prepare()
 
         def work() -> Coefficients:
-            with seeded(self.proposing.seed):
-                solver = self.solver
+            with seeded(self.seed):
+                solver = self._learner
                 if K == AUTO:  # whichever solver makes masks, this one makes weights
                     solver = make_solver(self.run.session.config, solvers.WEIGHING)
                 if self.fast:
@@ -112,13 +122,13 @@ class Evaluator:
         return self.ledger.once("learn", [K], work)
 
     def contest(self, name: str, K: int) -> Coefficients:
-        """What a solver by the metric chooses, within the budget."""
+        """Return what a solver by the metric chooses, within the budget."""
         metric = self.metric
         if metric is None:
             raise ConfigError(f"methods: {name} chooses by a metric; name one: --metric NAME")
 
         def work() -> tuple[Coefficients, RowContest | None]:
-            with seeded(self.proposing.seed):
+            with seeded(self.seed):
                 solver = make_solver(self.run.session.config, name)
                 choice = solver.choose(metric.problem(), K)
             board, outcome = metric.board, choice.outcome
@@ -132,22 +142,22 @@ class Evaluator:
         return coefficients
 
     def _prepare(self) -> None:
-        self.ledger.once("prepare", [], lambda: self.solver.prepare(self._problem))
+        self.ledger.once("prepare", [], lambda: self._learner.prepare(self._problem))
 
     def _cache(self) -> Any:
-        """Of outputs: one for every K and every method."""
+        """Return the cache of outputs: one for every K and every method."""
         self._prepare()
-        assert isinstance(self.solver, Surveyor)
-        return self.solver.surveyed(self._problem)
+        assert isinstance(self._learner, Surveyor)
+        return self._learner.surveyed(self._problem)
 
     def predicted_loss(self, coefficients: Sequence[float]) -> float:
         cache = self._cache()
-        c = checked(coefficients, self.proposing.k, "run.loss")
+        c = checked(coefficients, self.run.trajectory.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
         return self.ledger.once("predict", same(c), lambda: float(cache.loss(cache.mix(mixed))))
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
-        """On the next selection batch; predicted ones are of all rows of the cache."""
+        """Return loss and gradient on the next selection batch; predicted ones are of all rows."""
         trajectory, cache = self.run.trajectory, self._cache() if self.fast else None
         c = torch.tensor(list(coefficients), dtype=torch.float64)
 
@@ -171,7 +181,7 @@ class Evaluator:
 
     def selection_loss(self, coefficients: Sequence[float]) -> float:
         """Return the loss of the average as it is mixed, BatchNorm statistics averaged along."""
-        c = checked(coefficients, self.proposing.k, "run.loss")
+        c = checked(coefficients, self.run.trajectory.k, "run.loss")
         return self.run.scores.selection(c)[0]
 
     def evaluate(self, coefficients: Sequence[float]) -> Scored:
@@ -185,7 +195,7 @@ class Evaluator:
     def _evaluate_parts(self, metric: Metric, coefficients: Sequence[float]) -> Scored:
         """Held-out losses by part, NaN where one has failed: `compare_drafts` makes up for that."""
         before = metric.heldout_evaluations
-        with seeded(self.proposing.seed):
+        with seeded(self.seed):
             found = metric.score_heldout(tuple(coefficients))
         assert found is not None  # `_open_metric` asks for held-out parts
         self.ledger.evaluations += metric.heldout_evaluations - before
@@ -194,7 +204,7 @@ class Evaluator:
         return Scored(scores, 0, units)
 
     def statistics(self, coefficients: Sequence[float]) -> Mapping[str, Array]:
-        """Of BatchNorm, recomputed, as the average was evaluated with them."""
+        """Return the BatchNorm statistics that the average was evaluated with."""
         if self.metric is None:
             return self.evaluate(coefficients).statistics
         return self.run.scores.load_as_file(coefficients)

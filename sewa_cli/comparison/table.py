@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from sewa_cli.comparison.evaluator import Evaluator
+from sewa_cli.comparison.evaluator import Evaluator, open_evaluator
 from sewa_cli.config import AUTO, Config
 from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
 from sewa_cli.direction import score_of
@@ -33,7 +33,7 @@ SMALL = 0.01  # of the loss: an error that nobody would act on
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be compared."""
+    """The methods and budgets that are to be compared."""
 
     calls: list[Call]
     budgets: list[int]
@@ -53,7 +53,7 @@ class Asked:
         return cls(calls, budgets)
 
     def of(self, k: int) -> Asked:
-        """With the K that are taken of so many; `sewa` must have something to choose."""
+        """Settle the K for k checkpoints; `sewa` must have something to choose."""
         if self.budgets == [AUTO]:
             return replace(self, budgets=[min(USUAL, k - 1)])
         K = max(self.budgets)
@@ -103,7 +103,7 @@ def evaluate_all(setup: Setup, asked: Asked) -> tuple[Evaluator, list[Draft]]:
         run = setup.place()
         check_budget(0, run.used)
         asked = asked.of(run.trajectory.k)
-    evaluator, rows = Evaluator(run), asked.rows()
+    evaluator, rows = open_evaluator(run, setup.solver), asked.rows()
     drafts = []
     try:
         with clock("evaluate"):
@@ -118,8 +118,8 @@ def evaluate_all(setup: Setup, asked: Asked) -> tuple[Evaluator, list[Draft]]:
 
 def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
     evaluator.begin_row()
-    with seeded(evaluator.proposing.seed):
-        draws = propose(call, evaluator.proposing, K)
+    with seeded(evaluator.seed):
+        draws = propose(call, evaluator.proposing(), K)
     evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
     cost = evaluator.ledger.next_row()
     predicted = error = None
@@ -149,9 +149,9 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
 
 
 def far_off(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Iterator[str]:
-    """Where a prediction is off by more than half of what the method has gained by it."""
+    """Warn of predictions that are off by more than half of what the method has gained."""
     searching = {call.label for call in asked.calls if call.method.needs_loss}
-    k = evaluator.proposing.k
+    k = evaluator.run.trajectory.k
     uniform = evaluator.selection_loss(mean_of(range(k), k))
     for row in (draft.row for draft in drafts):
         error, predicted = row.surrogate_error, row.predicted_loss
@@ -176,7 +176,7 @@ class Table:
 
     @property
     def winner(self) -> str | None:
-        """The best row's name, if what ties with it is the very same average."""
+        """Return the best row's name, if only equal averages tie with it."""
         if self.best is None or self.rows[self.best].mark != "best":
             return None
         best = self.rows[self.best]
@@ -219,7 +219,7 @@ def compare_drafts(
 def _on_common_parts(
     drafts: Sequence[Draft], judged: Judged
 ) -> tuple[list[Draft], list[int], Judged]:
-    """With the parts that any has a score for, and how many of them each has failed on."""
+    """Keep the parts that any row has a score for, and count those each has failed on."""
     units = [one.heldout for draft in drafts for one in draft.evaluated if one.heldout is not None]
     met = meet(torch.stack([one.batches for one in units]))
     counts = units[0].counts[met.kept]

@@ -31,7 +31,7 @@ LOOKED_AT = 100  # batches; whether the loss is made of the targets may depend o
 
 @dataclass(frozen=True)
 class Targets:
-    """Of one batch: the places that have one."""
+    """The places of one batch that have a target."""
 
     where: Tensor  # [t] in outputs.flatten(0, -2), ascending
     classes: Tensor  # [t]
@@ -46,7 +46,7 @@ class Targets:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """Of two batches hardly ever the same."""
+        """Return numbers that two batches hardly ever share."""
         numbers = self.where * (self.classes + 1)
         return (*self.shape, len(self.where), int(self.classes.sum()), int(numbers.sum()))
 
@@ -60,7 +60,7 @@ class Stretch:
     head: Callable[[Tensor], Tensor]
 
     def pieces(self, size: int) -> Iterator[tuple[slice, Tensor]]:
-        """So many targets at a time, and their inputs."""
+        """Yield the places of `size` targets at a time, and their inputs."""
         for start in range(0, len(self.inputs), size):
             some = self.inputs[start : start + size]
             at = self.part.start + start
@@ -69,7 +69,7 @@ class Stretch:
 
 @dataclass
 class Classes:
-    """What a task says about its cross-entropies. `proven`: it need not be checked."""
+    """A task's statement about its cross-entropies. `proven`: it need not be checked."""
 
     predict: Callable[[nn.Module, Any], Any]
     loss: Callable[[Any, Any], Tensor]
@@ -87,7 +87,7 @@ class Classes:
         self._seen: set[tuple[int, ...]] = set()  # batches that were looked at
 
     def targets(self, module: nn.Module, batch: Nest) -> Targets | None:
-        """Of a batch on the device; None if they are not what the loss is made of."""
+        """Return the targets of a batch on the device; None if the loss is not made of them."""
         is_first = self._width is None
         if is_first:
             self._look(module, batch)

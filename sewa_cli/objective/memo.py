@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class Memo:
-    """A memo that keeps nothing; `--cache` has one that does."""
+    """A memo that keeps nothing; the one of `--cache` does."""
 
     recalled: int | None = None  # how many results were found; None: nothing is ever kept
 

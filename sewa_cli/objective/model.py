@@ -14,10 +14,10 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from sewa_cli import ranks
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.objective import sharding
 from sewa_cli.objective.sharding import Parallelize
+from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.trajectory import Layout
 
 
@@ -66,6 +66,7 @@ class FlatModel:
         device: torch.device,
         only: Container[str] | None = None,
         parallelize: Parallelize | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`only`: the names to bind, such as an adapter's; the rest stays as it was built."""
         self.aliases = _tied_names(model)
@@ -73,10 +74,10 @@ class FlatModel:
             self.aliases = [names for names in self.aliases if any(n in only for n in names)]
             model.requires_grad_(False)
         self.device = device
-        self._ranks = ranks.here()
-        if self._ranks.several:
+        self.ranks = ranks
+        if self.ranks.several:
             self._free(model)
-            sharding.shard(model, device, self._ranks, parallelize)
+            sharding.shard(model, device, self.ranks, parallelize)
             self.module = model.eval()
         else:
             self.module = model.to(device).eval()
@@ -86,7 +87,7 @@ class FlatModel:
         self._parts = {
             name: sharding.columns(name, tensor)
             for name in (names[0] for names in self.aliases)
-            if self._ranks.several and sharding.local(tensor := state[name]) is not None
+            if self.ranks.several and sharding.local(tensor := state[name]) is not None
         }
 
         def kind(names: tuple[str, ...]) -> tuple[bool, bool, str]:
@@ -107,7 +108,7 @@ class FlatModel:
                 parameters = offset
         if offset == 0:
             raise TaskError("build_model(): the model has no floating-point weights")
-        offset = max(self._ranks.gather(offset))
+        offset = max(self.ranks.gather(offset))
         shapes = {
             name: self.shapes[name] if name not in self._parts else (where.stop - where.start,)
             for name, where in slices.items()
@@ -238,14 +239,14 @@ class FlatModel:
         for cast in self._casts:
             if cast.gradients is not None:
                 self.grad[cast.where].copy_(cast.gradients)
-        if self._ranks.several:
+        if self.ranks.several:
             self._collect_shards()
         return self.grad
 
     def _collect_shards(self) -> None:
         """FSDP has taken the mean over the ranks; what each has whole, it has of its own rows."""
         end = self._shards[-1].where.stop if self._shards else 0
-        self.grad[end:].div_(self._ranks.size)  # each rank's are added up with W's columns
+        self.grad[end:].div_(self.ranks.size)  # each rank's are added up with W's columns
         for shard in self._shards:
             found = shard.parameter.grad
             if found is not None:

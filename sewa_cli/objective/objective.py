@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sewa_cli import ranks
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
@@ -91,7 +90,7 @@ class Objective:
     has_loss: bool = True  # without one only weights can be set, and a metric taken of them
 
     def __post_init__(self) -> None:
-        self.shares = Shares(ranks.here(), self.events.warn)
+        self.shares = Shares(self.model.ranks, self.events.warn)
 
     def value(self, flat: Tensor) -> float:
         """The selection loss at the weights `flat` [P]."""
@@ -100,14 +99,14 @@ class Objective:
 
     @torch.no_grad()
     def learning_value(self, flat: Tensor) -> float:
-        """That with BatchNorm as a mask is learned with: on the batch's own statistics."""
+        """Return the selection loss while learning: BatchNorm takes each batch's own statistics."""
         if not self.batch_statistics:
             return self.value(flat)
         self.model.set(flat)
 
         def work() -> Tensors:
             with seeded(self.seed):
-                return {"loss": number(ranks.here().same(self._learning_value()))}
+                return {"loss": number(self.model.ranks.same(self._learning_value()))}
 
         return float(self.recall("learning value", self.selection, work)["loss"])
 
@@ -133,7 +132,7 @@ class Objective:
                 total += self._back(batch, targets, n / sum(counts))
             self.passes.backward += 1
         self.model.check_untouched()
-        return ranks.here().same_number(total), self.model.collect_gradients()
+        return self.model.ranks.same_number(total), self.model.collect_gradients()
 
     def _back(self, batch: Batch, targets: Targets | None, share: float) -> Tensor:
         """Back-propagates the batch's loss, times its share, and gives it; 0-d.
@@ -169,13 +168,13 @@ class Objective:
         return total if factor == 1 else shares.ranks.sum(total)
 
     def outputs(self, batch: Batch) -> Any:
-        """What the model predicts for a batch, for a solver to learn from; one forward pass."""
+        """Predict a batch, for a solver to learn from; one forward pass."""
         self.passes.forward += 1
         with self._learning(batch):
             return self._predict(to_device(batch, self.model.device))
 
     def _predict(self, batch: Batch) -> Any:
-        """For the whole of a batch on the device; of several ranks, each runs some of its rows."""
+        """Predict a whole batch on the device; each of several ranks runs some of its rows."""
 
         def run(some: Batch) -> Any:
             return self.predict(self.model.module, some)
@@ -183,7 +182,7 @@ class Objective:
         return run(batch) if self._is_anew(batch) else self.shares.predict(run, batch)
 
     def _own_targets(self, batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
-        """Of several ranks, this one's rows of the batch, where they can be run apart."""
+        """Return this rank's rows of the batch, where they can be run apart."""
         if self.shares.ranks.several:
             on_device = to_device(batch, self.model.device)
             self.shares.look(lambda some: self.predict(self.model.module, some), on_device)
@@ -247,7 +246,7 @@ class Objective:
 
         def work() -> Tensors:
             with seeded(self.seed):
-                loss, rows = ranks.here().same(self._mean_loss(data))
+                loss, rows = self.model.ranks.same(self._mean_loss(data))
             return {"loss": number(loss), "rows": number(rows)}
 
         found = self.recall("mean loss", data, work)
@@ -269,7 +268,7 @@ class Objective:
 
         def work() -> Tensors:
             with seeded(self.seed):
-                return ranks.here().same(self._unit_losses(data).tensors())
+                return self.model.ranks.same(self._unit_losses(data).tensors())
 
         return UnitLosses.of(self.recall("unit losses", data, work))
 

@@ -1,4 +1,4 @@
-"""What the weights in the model score on everything the task has. Changes nothing but the model."""
+"""Measure the weights in the model on everything the task has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from sewa_cli import ranks
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import ConfigError
 from sewa_cli.objective.batchnorm import batchnorm_layers
@@ -75,16 +74,16 @@ class Scorer:
         return "selection_data" if self.training is None else "training_data"
 
     def recomputes_for(self, sources: int) -> bool:
-        """A single checkpoint has its own statistics already."""
+        """Return whether statistics are recomputed: a single checkpoint has its own."""
         return self.recomputes and (self.mode == "on" or sources > 1)
 
     def load(self, flat: Tensor) -> None:
-        """Weights [P] into the model, rounded as a file of them would be."""
+        """Load weights [P] into the model, rounded as a file of them would be."""
         self.objective.model.set(flat)
         self._round(self.dtypes)
 
     def score(self, known: tuple[float, int] | None = None) -> Scored:
-        """What is in the model, as it is; `known`: its selection loss, and of how many rows."""
+        """Score what is in the model, as it is; `known`: its selection loss and rows."""
         if not self.objective.has_loss:
             return Scored(Scores(selection_loss=None, metrics=self.measure(None)), 0, None)
         loss, rows = known or self.objective.mean_loss(self.objective.selection)
@@ -97,9 +96,9 @@ class Scorer:
         return Scored(scores, rows, heldout)
 
     def score_average(self, sources: int) -> Scored:
-        """What is in the model, an average of so many: BatchNorm statistics are recomputed for it.
+        """Score an average in the model, with BatchNorm statistics recomputed for it.
 
-        The scores before that are kept beside the others.
+        `sources`: how many checkpoints it is made of. The scores before are kept too.
         """
         if not self._layers:
             return self.score()
@@ -119,7 +118,7 @@ class Scorer:
         return replace(self.score(), statistics=statistics)
 
     def recompute(self) -> tuple[int, dict[str, Array]]:
-        """BatchNorm statistics of what is in the model: the rows they were taken over, and they."""
+        """Recompute BatchNorm statistics; return the rows they were taken over, and them."""
         data = self.objective.selection if self.training is None else self.training
         model = self.objective.model
         buffers = [b for x in self._layers.values() for b in (x.running_mean, x.running_var)]
@@ -148,7 +147,7 @@ class Scorer:
 
         def work() -> Tensors:
             with seeded(self.objective.seed), torch.no_grad(), events.stage("metrics"):
-                found = ranks.here().same(metrics(model.module))
+                found = model.ranks.same(metrics(model.module))
             model.module.eval()  # in case metrics() left it training
             model.check_untouched("metrics()")
             return {name: number(value) for name, value in found.items()}
@@ -158,7 +157,7 @@ class Scorer:
         return {name: finite(float(value)) for name, value in measured.items()}
 
     def _round(self, names: Iterable[str]) -> None:
-        """To the precision that a file of these weights would have."""
+        """Round to the precision that a file of these weights would have."""
         model = self.objective.model
         floats = [name for name in names if model.canonical(name) in model.layout.slices]
         narrow = [name for name in floats if self.dtypes[name] != torch.float32]

@@ -45,7 +45,7 @@ def shard(
 
 
 def blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Those that are repeated, as a transformer's layers are: alike, one after the other.
+    """Yield blocks that are repeated, as a transformer's layers are.
 
     One that shares a parameter with the rest of the model is left in the rest. A small model has
     none: gathered whole it is sent once a pass, not block by block there and back.
@@ -71,7 +71,7 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def let_go(model: nn.Module) -> None:
-    """Of parameters that FSDP still has gathered: their shards are about to change."""
+    """Let go of parameters that FSDP has gathered: their shards are about to change."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -98,7 +98,7 @@ def local(tensor: Tensor) -> Tensor | None:
 
 
 def columns(name: str, tensor: Tensor) -> slice:
-    """Those of a sharded tensor, laid flat, that this rank holds."""
+    """Return the columns of a sharded tensor, laid flat, that this rank holds."""
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

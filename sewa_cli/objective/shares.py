@@ -41,7 +41,7 @@ class Shares:
     _seen: set[int] = field(default_factory=set)  # data that are the same on every rank
 
     def factor(self, batch: Nest, whole: bool) -> float:
-        """What a loss is multiplied by: FSDP takes means of gradients, and shares need the sum.
+        """Return the factor of a loss: FSDP takes means of gradients, and shares need the sum.
 
         `whole`: every rank runs all rows, so that each has the same gradient, and the mean is it.
         """
@@ -142,7 +142,7 @@ class Shares:
         return take_rows(batch, n, index), own
 
     def _span(self, targets: Targets, rank: int) -> tuple[int, int]:
-        """Where a rank's targets begin and end."""
+        """Return where a rank's targets begin and end."""
         own = self.ranks.rows(targets.shape[0], rank)
         ends = torch.tensor([own.start, own.stop], device=targets.rows.device)
         first, last = torch.searchsorted(targets.rows, ends).tolist()
@@ -172,7 +172,7 @@ class Shares:
         return found
 
     def gather_targets(self, own: Tensor, batch: Nest, targets: Targets) -> Tensor:
-        """What each rank has found of its targets [t] → of all."""
+        """Join the values that each rank has found of its targets [t]."""
         if not self._is_shared(batch):
             return own
         spans = [self._span(targets, rank) for rank in range(self.ranks.size)]

@@ -132,7 +132,7 @@ class UnitLosses:
         return Grouping.make(self.counts.int().tolist(), by_row, self.groups)
 
     def tensors(self) -> Tensors:
-        """For a memo; `of` is the way back."""
+        """Return the losses as tensors for a memo; `of` is the way back."""
         found = {"batches": self.batches, "counts": self.counts}
         found |= {} if self.rows is None else {"rows": self.rows}
         found |= {} if self.groups is None else {"groups": self.groups}

@@ -1,7 +1,7 @@
-"""What one command has opened.
+"""The files that one command has opened.
 
-Here, for commands without a task too, and so without torch: the checkpoints that take part, and
-what every report begins with.
+This module is for commands without a task too, and so without torch: the checkpoints that take
+part, and the head of every report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sewa_cli.text import is_utf8
 def open_named(
     config: Config, events: Events, reads: Reads | None = None, keep_ours: bool = False
 ) -> list[Checkpoint]:
-    """All checkpoints that the user named, in the order given; their headers alone are read."""
+    """Open all checkpoints that the user named, in the order given; only headers are read."""
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
     found = checkpoints.open_all(
@@ -44,7 +44,7 @@ def open_named(
 
 
 def check_alike(candidates: list[Checkpoint]) -> list[Checkpoint]:
-    """All of one model."""
+    """Refuse checkpoints of different models."""
     checkpoints.check_agreement(candidates)
     checkpoints.check_same_product(candidates)
     return candidates
@@ -53,7 +53,7 @@ def check_alike(candidates: list[Checkpoint]) -> list[Checkpoint]:
 def open_candidates(
     config: Config, events: Events, reads: Reads | None = None
 ) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """The checkpoints that take part, by step; and all that were found, which are inputs too."""
+    """Return the checkpoints that take part, by step; and all that were found, inputs too."""
     found = open_named(config, events, reads)
     ordered = checkpoints.in_order(found)
     span = config.last, config.every, config.from_step, config.to_step
@@ -61,9 +61,9 @@ def open_candidates(
 
 
 def open_newest(config: Config, as_given: bool = False) -> Checkpoint:
-    """That of those which will take part, or the last given; for a task that is made from it.
+    """Open the newest checkpoint that will take part, or the last given, for a task made from it.
 
-    In silence: whoever opens them all will say what there is to say.
+    Nothing is reported: whoever opens them all will do that.
     """
     if as_given:
         return open_named(config, Events(), keep_ours=True)[-1]
@@ -96,7 +96,7 @@ def check_names(config: Config, task: str | None = None) -> None:
 def heading(
     config: Config, events: Events, *, task: str | None = None, device: object = None
 ) -> dict[str, Any]:
-    """Values for `Head`; with a task and its device, for `TaskHead`."""
+    """Return values for `Head`; with a task and its device, for `TaskHead`."""
     head: dict[str, Any] = {
         "versions": Versions(
             sewa=__version__,

@@ -1,4 +1,4 @@
-"""What a run has cost."""
+"""The cost of a run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Clock:
     def cost(
         self, device: torch.device, passes: Passes, reads: Reads, recalled: int | None
     ) -> Cost:
-        """Of all that was done so far."""
+        """Return the cost of all that was done so far."""
         on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
         return Cost(
             seconds=Seconds(total=time.perf_counter() - self.started, **self.stages),

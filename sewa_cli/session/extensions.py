@@ -27,7 +27,7 @@ def load_settings(
     with_solver: bool = True,
     masks: bool = False,
 ) -> Config:
-    """The config, with the chosen solver's section in it, checked and complete.
+    """Load the config, with the chosen solver's section in it, checked and complete.
 
     `with_solver=False`: for commands that choose nothing. No solver is imported, nor torch.
     `masks`: for commands that ask the solver for some K, whatever K is in the config.
@@ -83,7 +83,7 @@ class _Sections:
 
 
 def list_solvers(config: Config) -> dict[str, str]:
-    """Name → what it does; the user's own and those of installed packages among them."""
+    """Return each solver's name and what it does, with the user's own and installed ones."""
     if config.solver_from is not None:
         import_user_module(str(config.solver_from))
     _register_installed("sewa.solvers", solvers.names(), solvers.register)
@@ -91,20 +91,20 @@ def list_solvers(config: Config) -> dict[str, str]:
 
 
 def solver_for(config: Config, K: int) -> str:
-    """The chosen solver, or the one that serves such a K."""
+    """Return the chosen solver's name, or the default for this K."""
     metric = config.objective.metric is not None
     return config.solver or solvers.default_for(K, config.sparse, metric)
 
 
 def make_solver(config: Config, name: str) -> Solver:
-    """A solver with its settings."""
+    """Make a solver with its settings."""
     found = solvers.find(name)
     settings = found.Settings.model_validate(config.solvers.get(name, {}))
     return found(settings) if found.__module__.startswith("sewa_cli.") else _Fenced(found, settings)
 
 
 def solvers_that_serve(config: Config) -> list[str]:
-    """By what is to be chosen by, and with such a K."""
+    """Return the solvers that can choose by this objective with this K."""
     by_metric, is_auto = config.objective.metric is not None, config.K == AUTO
 
     def serves(solver: type[Solver]) -> bool:
@@ -182,7 +182,7 @@ class _Fenced(Solver):
 def register_methods(
     config: Config, events: Events | None = None, wanted: str | None = None
 ) -> None:
-    """Methods of installed packages and of the user's own file join ours.
+    """Register methods of installed packages and of the user's own file.
 
     To ask every installed package takes time: not done for the sake of one of ours.
     """

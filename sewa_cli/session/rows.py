@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from sewa_cli import ranks
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
@@ -45,13 +44,13 @@ class CheckpointRows:
         ]
 
     def standing(self, used: Sequence[int], fall: Fall | None) -> Standing | None:
-        """Where the run stands, by what was kept of these as they were read."""
+        """Return where the run stands, by a sample that was kept as they were read."""
         steps = [self._session.checkpoints[i].step for i in used]
-        return self._sample.standing(used, steps, ranks.here(), fall)
+        return self._sample.standing(used, steps, self._session.ranks, fall)
 
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
-        """Where every checkpoint can be mapped; they stay so, and no thread has to open any."""
+        """Return `gather` if every checkpoint can be mapped; they stay mapped."""
         if self._mapped is None:
             self._mapped = _Mapped(self._session)
         if not self._mapped.is_whole:
@@ -61,10 +60,10 @@ class CheckpointRows:
         return self._mapped.gather
 
     def settle(self) -> bool:
-        """All ranks leave out the same ones; False if one has not, until now."""
+        """Let all ranks leave out the same ones; return False if one has not, until now."""
         found = [
             {i: why for i, why in one.items() if why is not None}
-            for one in ranks.here().gather(self._broken)
+            for one in self._session.ranks.gather(self._broken)
         ]
         every = {i: why for one in reversed(found) for i, why in one.items()}
         self._broken |= every
@@ -142,7 +141,7 @@ class _Runs:
         self._views = [as_array(v) if v.dtype in BY_NUMPY else v for _, v in full]
 
     def parts(self, start: int, stop: int) -> Iterator[tuple[slice, Tensor | Array]]:
-        """Of these columns: where among them each view begins and ends, and its part there."""
+        """Yield where among these columns each view begins and ends, and its part there."""
         n = bisect_right(self._ends, start)
         while n < len(self._starts) and (at := self._starts[n]) < stop:
             begin, end = max(at, start), min(self._ends[n], stop)

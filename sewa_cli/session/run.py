@@ -1,4 +1,4 @@
-"""From a session to its checkpoints placed as W: what is planned, and what is there."""
+"""A session's checkpoints placed as W: the plan, and the result."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.methods import Coefficients
 from sewa_cli.objective.scorer import Scorer
@@ -48,7 +47,7 @@ class Setup:
 
 def set_up(session: Session, solver: Solver, *, share: float = 1.0, stream: bool = True) -> Setup:
     """Plan for W, which has a share of memory; `stream`: if the solver does without, so do we."""
-    config, here = session.config, ranks.here()
+    config, here = session.config, session.ranks
     rows = CheckpointRows(session)
     placer = Placer(
         rows,
@@ -124,7 +123,7 @@ class Run:
 
 def hear_all(session: Session, rows: CheckpointRows) -> None:
     """Collect the warnings of all ranks, each once; note what each has read and held."""
-    here = ranks.here()
+    here = session.ranks
     if not here.several:
         return
     rows.settle()
@@ -136,5 +135,5 @@ def hear_all(session: Session, rows: CheckpointRows) -> None:
 
 
 def holding(placement: Placement, more: int) -> Placement:
-    """Return a placement with so many bytes more, which the solver holds."""
+    """Return a placement with `more` bytes, which the solver holds."""
     return placement.model_copy(update={"planned_bytes": placement.planned_bytes + more})

@@ -1,4 +1,4 @@
-"""What one command with a task has opened: files, model, names, data. Read-only."""
+"""A session: the files, model, names and data that one command has opened. Read-only."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli import checkpoints as library
+from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint, Reads, paths_of
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
@@ -21,6 +22,7 @@ from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scorer
+from sewa_cli.ranks import Ranks
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Candidate
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
@@ -54,6 +56,11 @@ class Session:
         return self.model.device
 
     @property
+    def ranks(self) -> Ranks:
+        """Return the processes that work on this together."""
+        return self.model.ranks
+
+    @property
     def newest(self) -> Checkpoint:
         return self.checkpoints[-1]
 
@@ -76,7 +83,7 @@ class Session:
         )
 
     def floats(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-        """The tensors of a row of W, by the layout's names."""
+        """Yield the tensors of a row of W, by the layout's names."""
         for name, source in self.names.items():
             if checkpoint.tensors[source].is_float:
                 yield self.model.canonical(name), checkpoint.read(source, self.model.part(name))
@@ -87,7 +94,7 @@ class Session:
             self.model.load((name, checkpoint.read(source)) for name, source in named)
 
     def warn_of_overlap(self, training: bool) -> None:
-        """Of rows that are in two sets of data at once; of training rows if they are at hand."""
+        """Warn of rows that are in two sets of data at once; of training rows if at hand."""
         task = self.task
         with self.events.stage("looking for rows in two sets"):
             found = find_overlap(
@@ -102,7 +109,7 @@ class Session:
             self.events.warn(sentence)
 
     def head(self) -> dict[str, Any]:
-        """What the report of a command with a task begins with."""
+        """Return the head of the report of a command with a task."""
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
         return {**head, "code": self.task.sha256, "parameters": self.model.parameters}
 
@@ -112,7 +119,7 @@ class Session:
         choice: Choice | None = None,
         weights: Coefficients | None = None,
     ) -> dict[str, Any]:
-        """That, the checkpoints that took part, and what it has cost so far."""
+        """Return the head, the checkpoints that took part, and the cost so far."""
         probabilities = choice.probabilities if choice else None
         candidates = [
             Candidate(
@@ -132,8 +139,9 @@ class Session:
 
 
 def open_session(config: Config, task: Task, events: Events) -> Session:
-    """Headers are read, the model is built, names are matched; no tensor is read yet."""
-    guard, clock, task = None, Clock(), with_whole_batches(task)
+    """Read headers, build the model and match names; no tensor is read yet."""
+    here = ranks.here()
+    guard, clock, task = None, Clock(), with_whole_batches(task, here)
     if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
@@ -141,7 +149,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     reads = Reads()
     candidates, found = open_candidates(config, events, reads)
     check_names(config, task.source)
-    objective = build_objective(config, task, candidates, events)
+    objective = build_objective(config, task, candidates, events, here)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
@@ -157,7 +165,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
 
 
 def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
-    """There must be something to choose. K: AUTO is always possible."""
+    """Refuse a K that leaves nothing to choose; AUTO is always possible."""
     k = len(checkpoints)
     if k == 1:
         raise CheckpointError(

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from sewa_cli import ranks
 from sewa_cli.methods import Run, parse_one
 from sewa_cli.methods.family import Name
 from sewa_cli.settings import AUTO
@@ -37,7 +36,7 @@ def any_of(problem: Problem, losses: Mapping[Name, float], K: int) -> Choice | N
     for _, row in problem.trajectory.rows():  # to the end: other ranks have other columns
         first = row.clone() if first is None else first
         same = same and torch.equal(row, first)
-    if not all(ranks.here().gather(same)):
+    if not all(problem.trajectory.ranks.gather(same)):
         return None
     name: Name = ("uniform", None) if K == AUTO else ("latest", K)
     problem.events.warn(taken(EQUAL, name))

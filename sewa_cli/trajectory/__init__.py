@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each floating-point tensor of a model stands in the flat vector [P].
+    """The place of each floating-point tensor of a model in the flat vector [P].
 
     Parameters first, then buffers; inside each, tensors of one dtype stand together. Tied tensors
     stand once, under the first of their names.
@@ -42,12 +42,12 @@ class Layout:
 
     slices: dict[str, slice]
     shapes: dict[str, tuple[int, ...]]
-    parameters: int  # the first so many of the P are parameters, the rest buffers
+    parameters: int  # how many of the P are parameters; buffers come after them
     size: int  # P
 
     @classmethod
     def of(cls, size: int, name: str = "outputs") -> Layout:
-        """Of one vector."""
+        """Make the layout of one vector."""
         return cls({name: slice(0, size)}, {name: (size,)}, size, size)
 
 
@@ -100,7 +100,7 @@ class Trajectory(ABC):
 
     @abstractmethod
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
-        """That part of W on the processor, float32 [r, c]: a view of it, or a copy in `scratch`."""
+        """Return a part of W on the processor, float32 [r, c]: a view, or a copy in `scratch`."""
 
     @property
     def has_tiles(self) -> bool:
@@ -170,7 +170,7 @@ class Trajectory(ABC):
         return self.ranks.sum(self._pull_back(gradients))
 
     def _pull_back(self, gradients: Tensor) -> Tensor:
-        """By the columns that are here."""
+        """Pull back by this rank's columns."""
         G = gradients.to(self.device, torch.float32)
         self.bytes_moved += 4 * self.k * G.shape[1]
         if self.has_tiles:

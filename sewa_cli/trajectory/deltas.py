@@ -58,7 +58,7 @@ class Deltas(Trajectory):
         return cls(mean, differences, source.layout, used)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Of the differences."""
+        """Yield the differences in float32."""
         few = len(self._wide)
         for start in range(0, self.k, few):
             rows = slice(start, min(start + few, self.k))
@@ -66,7 +66,7 @@ class Deltas(Trajectory):
             yield rows, wide.copy_(self._differences[rows])
 
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
-        """Of the differences, widened where the cache holds them."""
+        """Return differences, widened where the cache holds them."""
         assert self._array is not None
         narrow = self._array[rows, columns]
         wide = scratch[: narrow.shape[0], : narrow.shape[1]]

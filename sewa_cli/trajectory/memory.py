@@ -16,14 +16,14 @@ CGROUPS = (  # where a container's limits stand, version 2 and 1: limit, usage, 
 
 
 def free_on(device: torch.device) -> int:
-    """Bytes."""
+    """Return the bytes that are free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_on_host()
 
 
 def free_on_host() -> int:
-    """What the machine has free, or a container may still take of it, whichever is less.
+    """Return the bytes the machine has free, or a container may still take, if less.
 
     A container that takes more is killed without a word.
     """

@@ -1,4 +1,4 @@
-"""Where W lives: the first tier that fits under a cap on memory, one lower if memory runs out.
+"""Placement of W: the first tier that fits under a cap on memory, one lower if it runs out.
 
     memory   float32 on the device                       4·k·P bytes
     bf16     bfloat16 differences from the mean, there   2·k·P + 4·P, and a few rows in float32
@@ -55,7 +55,7 @@ def cap_on(device: torch.device, memory: int | None, ranks: Ranks = ALONE) -> Ca
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a tier is planned by."""
+    """Sizes that a tier is planned by."""
 
     k: int
     P: int
@@ -65,7 +65,7 @@ class Sizes:
 
     @property
     def rows(self) -> int:
-        """Of a streaming buffer."""
+        """Return the rows of a streaming buffer."""
         return max(1, min(STREAM_ROWS, self.k, (self.room - self.work) // (2 * 4 * self.P)))
 
 
@@ -148,7 +148,7 @@ class _NoTierLeft(ConfigError):
 
 
 class _AllRanOut(MemoryError):
-    """On one rank at least, and told to all: they go on together."""
+    """Memory has run out on one rank at least; all know it and go on together."""
 
 
 class Placer:
@@ -207,7 +207,7 @@ class Placer:
         return found
 
     def plan(self, tier: Tier | None) -> tuple[Placement, int]:
-        """What it takes, and the bytes under the cap that it leaves; None: a stream."""
+        """Return a tier's placement, and the bytes that it leaves; None: a stream."""
         cap = str(self.cap)
         needs = self.sizes.work + (2 * 4 * self.sizes.P if tier is None else tier.needs(self.sizes))
         if tier is None and self.cap.bytes <= needs:
@@ -267,7 +267,7 @@ class Placer:
         return trajectory
 
     def stream(self) -> Placed:
-        """For a solver that passes over the checkpoints a few times, and holds none."""
+        """Place a stream, for a solver that passes over the checkpoints and holds none."""
         self._now = None
         placement, room = self.plan(None)
         return Placed(self._of_ranks(Streamed(self._source)), placement, room)

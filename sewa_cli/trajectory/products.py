@@ -1,4 +1,4 @@
-"""The two products with W on the processor: tile by tile, by all cores, the same bytes always.
+"""The two products with W on the processor, by tiles and on all cores, with the same bytes.
 
     mix        out[:, c] = Σ_r a[:, r] · W[r, c]       a [M, k] → [M, P]
     pull back  pulled[:, r] = Σ_c G[:, c] · W[r, c]ᵀ   G [M, Q] → [M, k]
@@ -30,7 +30,7 @@ WORTHWHILE = 2**20  # numbers in it at least: its overhead is some ten microseco
 FEWEST_COLUMNS, MOST_COLUMNS = 2**10, 2**18
 ALONE = 2**21  # numbers in W that one core is done with before another is awake
 VIEWED = 50 * COLUMNS  # numbers in a tile that is a view of W
-COPIED = 16 * COLUMNS  # in one that is copied: 2 MiB, which a core's own cache holds
+COPIED = 16 * COLUMNS  # in one that is copied: 2 MiB, which fits into the cache of a core
 
 # rows, columns, scratch [≥ r, c] → that part of W as float32 [r, c]: a view, or in the scratch
 Tile = Callable[[slice, slice, Tensor], Tensor]
@@ -38,7 +38,7 @@ _own = local()
 
 
 def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
-    """a [M, k] float32 → out [M, P]; so many numbers in a tile."""
+    """Mix a [M, k] float32 into out [M, P]; `numbers` in a tile."""
     tiles = _tiles(a.shape[1], out.shape[1], numbers)
 
     def work(columns: slice, scratch: Tensor) -> None:
@@ -54,7 +54,7 @@ def mix(tile: Tile, numbers: int, a: Tensor, out: Tensor) -> None:
 
 
 def pull_back(tile: Tile, numbers: int, G: Tensor, k: int) -> Tensor:
-    """G [M, Q] float32 → [M, k]; so many numbers in a tile."""
+    """Pull G [M, Q] float32 back to [M, k]; `numbers` in a tile."""
     M, Q = G.shape
     tiles = _tiles(k, Q, numbers)
     sums = torch.empty(len(tiles), M, k, dtype=torch.float32)
@@ -129,7 +129,7 @@ if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
 
 @contextmanager
 def _threads_kept() -> Iterator[None]:
-    """Tell torch its number of threads again afterwards, which tiles set to one.
+    """Set torch's number of threads again afterwards, which tiles set to one.
 
     It is each thread's own, but threads that begin later take the one that was told last.
     """

@@ -1,4 +1,4 @@
-"""Where a run stands, in words: of all its weights for `inspect`, of a sample for the others.
+"""The standing of a run, in words: by all weights for `inspect`, by a sample for the others.
 
 A sample is drawn while the checkpoints are read for something else, so it costs no read of its own.
 """
@@ -25,7 +25,7 @@ class Sample:
     """Some of the weights of every checkpoint, the same of each; all, where they are few."""
 
     def __init__(self, count: int, size: int) -> None:
-        """Of so many checkpoints; `size`: of a row."""
+        """Make room for `count` checkpoints with rows of `size` numbers."""
         self._size = size
         drawn = max(MOST // count, LEAST)
         self._drawn: Tensor | None = None
@@ -46,7 +46,7 @@ class Sample:
         ranks: Ranks,
         fall: Fall | None = None,
     ) -> Standing | None:
-        """Of the checkpoints that are whole; None: too few of them to say anything.
+        """Return the standing of the whole checkpoints; None: too few to say anything.
 
         Columns are scaled so that lengths are about those of all weights together.
         """

@@ -52,7 +52,7 @@ class Streamed(Trajectory):
 
     @cached_property
     def _buffers(self) -> list[Tensor]:
-        """For whole rows; products from mapped files need none."""
+        """Return buffers for whole rows; products from mapped files need none."""
         shape = (self._rows, self.layout.size)
         return [torch.empty(shape, dtype=torch.float32, device=self.device) for _ in range(2)]
 
