@@ -40,9 +40,7 @@ def run_demo(folder: Path, seed: int, events: Events, *, force: bool = False) ->
     try:
         import sklearn  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "the demo's digits need scikit-learn: pip install 'sewa-cli[demo]'"
-        ) from None
+        raise ConfigError("the demo's digits need scikit-learn: pip install scikit-learn") from None
     checkpoints = folder / "ckpts"
     if checkpoints.exists() and any(checkpoints.iterdir()) and not force:
         raise OutputError(f"{checkpoints}: exists; use --force, or another folder")

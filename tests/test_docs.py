@@ -61,6 +61,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.name)
+def test_files_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
+    named = re.findall(r"\b(?:tests|benchmarks|sewa_cli|docs)/[\w./-]+\.\w+", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_every_command_in_the_readme_exists(sewa: Sewa) -> None:
     used = set(re.findall(r"\bsewa ([a-z]+)", (ROOT / "README.md").read_text()))
     listed = set(re.findall(r"^[│|] ([a-z]+)  ", sewa("--help").out, re.MULTILINE))

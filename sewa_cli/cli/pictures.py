@@ -69,7 +69,7 @@ def check_plot(path: Path, force: bool) -> None:
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise ConfigError("plots need matplotlib: pip install 'sewa-cli[plot]'") from None
+        raise ConfigError("plots need matplotlib: pip install matplotlib") from None
     from sewa_cli.publish import check_free
 
     check_free(path, force)

@@ -26,7 +26,7 @@ def check(where: str) -> str:
     try:
         from torch.utils import tensorboard  # noqa: F401
     except ImportError:
-        raise ConfigError("--log: needs tensorboard: pip install 'sewa-cli[tensorboard]'") from None
+        raise ConfigError("--log: needs tensorboard: pip install tensorboard") from None
     return str(Path(where).absolute())
 
 

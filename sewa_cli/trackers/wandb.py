@@ -22,7 +22,7 @@ def check(where: str) -> str:
         import matplotlib.pyplot  # noqa: F401 - wandb asks for it before it takes a figure
         import wandb  # noqa: F401
     except ImportError:
-        raise ConfigError("--log: needs wandb: pip install 'sewa-cli[wandb]'") from None
+        raise ConfigError("--log: needs wandb: pip install wandb") from None
     return where
 
 

@@ -601,7 +601,7 @@ def test_without_matplotlib_the_error_names_what_to_install(
     check_plot(tmp_path / "a.png", force=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'sewa-cli\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"pip install matplotlib"):
         check_plot(tmp_path / "a.png", force=False)
 
 

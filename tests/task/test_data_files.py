@@ -227,9 +227,9 @@ def test_a_row_without_end_is_not_read_into_memory(
 @pytest.mark.parametrize(
     ("missing", "write", "said"),
     [
-        ("pyarrow", "write_parquet", "needs pyarrow: pip install 'sewa-cli\\[hf\\]'"),
-        ("pyarrow", "write_zst", "needs pyarrow: pip install 'sewa-cli\\[hf\\]'"),
-        ("datasets", "write_saved", "needs datasets: pip install 'sewa-cli\\[hf\\]'"),
+        ("pyarrow", "write_parquet", "needs pyarrow: pip install pyarrow"),
+        ("pyarrow", "write_zst", "needs pyarrow: pip install pyarrow"),
+        ("datasets", "write_saved", "needs datasets: pip install datasets"),
     ],
 )
 def test_what_is_not_installed_is_named(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
 _HERE: Final = Path(__file__).parent
-WITHOUT_PICTURES: Final = "without pictures: they need matplotlib, pip install 'sewa-cli[plot]'"
+WITHOUT_PICTURES: Final = "without pictures: they need matplotlib, pip install matplotlib"
 
 
 def page(report: Head, name: str | None = None) -> str:

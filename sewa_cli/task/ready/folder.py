@@ -241,4 +241,4 @@ def _imported(name: str, needs: str) -> Any:
     except ImportError as error:
         if error.name not in (None, name):
             raise
-        raise TaskError(f"{needs}: pip install 'sewa-cli[hf]'") from None
+        raise TaskError(f"{needs}: pip install {name}") from None

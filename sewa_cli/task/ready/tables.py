@@ -130,7 +130,7 @@ def _pyarrow(path: Path) -> Any:
     try:
         import pyarrow
     except ImportError:
-        raise TaskError(f"{path}: needs pyarrow: pip install 'sewa-cli[hf]'") from None
+        raise TaskError(f"{path}: needs pyarrow: pip install pyarrow") from None
     return pyarrow
 
 
@@ -246,7 +246,7 @@ def _saved(path: Path) -> Table:
     try:
         import datasets
     except ImportError:
-        raise TaskError(f"{path}: needs datasets: pip install 'sewa-cli[hf]'") from None
+        raise TaskError(f"{path}: needs datasets: pip install datasets") from None
     data: Any = datasets.load_from_disk(path)
     for name, feature in data.features.items():
         if isinstance(feature, datasets.Image):  # as bytes: decoded batch by batch
