@@ -89,26 +89,6 @@ def ran(
 
 
 @pytest.mark.breadth
-def test_every_method_has_a_number_at_every_k(ran: Path, setting: Any) -> None:
-    found = tables.load(ran, [setting], (0, 1))
-    results = tables.Results(found, [setting])
-    assert set(results.methods(setting)) >= {*plan.SIMPLE, *plan.SEARCHED, *tables.PAPER}
-    for what in ("heldout_loss", "metric"):
-        for method in results.methods(setting):
-            for K in setting.budgets:
-                if method.startswith("forward") and setting.k == K:
-                    continue  # which is not measured, and need not be the mean of all
-                runs = results.runs(setting, method, K, what)
-                twice = method in ("sewa", *plan.SIMPLE)
-                if setting.k != K:
-                    assert sorted(runs) == ([0, 1] if twice else [0]), (method, K)
-                assert all(0 <= value < 5 for value in runs.values())
-    # at K = k there is nothing to choose
-    every = results.runs(setting, "uniform", None, "heldout_loss")
-    assert results.runs(setting, "sewa", 6, "heldout_loss") == every
-
-
-@pytest.mark.breadth
 def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     found = tables.load(ran, [setting], (0, 1))
     results = tables.Results(found, [setting])
@@ -186,66 +166,6 @@ def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
     assert said == ("holds" if low > 0 else "fails" if high < 0 else "ties")
 
 
-def test_one_training_run_alone_decides_nothing() -> None:
-    assert tables.verdict(tables.difference({0: 1.0}, {0: 0.0}), better=1) == "one run"
-
-
-def test_what_has_no_number_never_wins_and_stops_no_table() -> None:
-    worst = tables._number(None, worst=float("inf"))
-    mine, theirs = {0: worst, 1: 0.5, 2: 0.5}, {0: 0.6, 1: 0.6, 2: 0.6}
-    assert tables.verdict(tables.difference(mine, theirs), better=-1) == "fails"
-    assert tables.verdict(tables.difference(theirs, mine), better=-1) == "holds"
-    assert tables.verdict(tables.difference(mine, mine), better=-1) == "no number"
-    assert tables.estimate(list(mine.values())).show() == "no number"
-    assert tables.verdict(tables.difference({0: 1.0}, {1: 1.0}), better=-1) == "no number"
-
-
-def test_tables_of_nothing_are_empty(setting: Any, tmp_path: Path) -> None:
-    results = tables.Results(tables.load(tmp_path, [setting], (0,)), [setting])
-    for what in ("metric", "heldout_loss"):
-        assert tables.paper_table(results, what) == []
-        assert tables.full_table(results, setting, what) == []
-        assert tables.learned_against(results, setting, what) == []
-        assert claims.findings(results, what) == []
-
-
-def test_another_training_makes_what_was_found_on_the_old_one_void(
-    setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[list[str]] = []
-
-    def told(command: list[str], _: Path) -> str:
-        called.append(command)
-        return '{"rows": []}'
-
-    monkeypatch.setattr(running, "call", told)
-    [job, *_] = plan.methods(setting)
-    running.run_all(tmp_path, [(setting, 0, job)], workers=1)
-    running.run_all(tmp_path, [(setting, 0, job)], workers=1)
-    assert len(called) == 2
-    other = replace(setting, train=(*setting.train, "--lr", "0.1"))
-    assert running.finished(tmp_path, other, 0, job) is None
-    running.run_all(tmp_path, [(other, 0, job)], workers=1)
-    assert len(called) == 4
-
-
-def test_after_a_fault_nothing_new_begins(
-    setting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[list[str]] = []
-
-    def fails(command: list[str], _: Path) -> str:
-        called.append(command)
-        if len(called) > 1:
-            raise running.Failed("one job")
-        return "{}"
-
-    monkeypatch.setattr(running, "call", fails)
-    with pytest.raises(running.Failed):
-        running.run_all(tmp_path, [(setting, 0, job) for job in plan.methods(setting)], workers=1)
-    assert len(called) == 2  # the training, and the one that failed
-
-
 def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
     page = "Before.\n\n<!-- quality: one -->\n\n| old |\n|---|\n| 0 |\n\nAfter | all.\n"
     once = tables.filled(page, {"one": [{"a": "1", "b": "2"}], "other": []})
@@ -305,35 +225,8 @@ def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_a
     assert regret.BY_ROWS in regret.columns(units[:-1])
 
 
-def test_a_lead_is_paired_and_its_interval_counts_a_training_run_once() -> None:
-    def unit(seed: int, size: str, greedy: float) -> Any:
-        learned = {"**the default**": 1.0, "greedy": greedy}
-        return regret.Unit("tiny", seed, size, learned, {("uniform", None): 2.0})
-
-    few, some, _ = regret.SIZES
-    leads = {(3, few): 1.01, (3, some): 1.03, (4, few): 1.04, (5, few): 1.03}
-    units = [unit(seed, size, greedy) for (seed, size), greedy in leads.items()]
-    default, greedy, uniform = regret.regret_table(units)
-    assert default["all of them"] == "0.00 ± 0.00"
-    assert greedy["all of them"] == "3.00 ± 2.48"  # of runs that gained 2, 4 and 3 %
-    assert uniform["worst"] == "100.00"
-    others = [unit(3, few, 0.99), unit(4, few, 1.01), unit(5, few, 0.99)]
-    greedy, _ = regret.lead_table(others)
-    assert greedy["200 rows"] == greedy["all of them"] == "-0.34 ± 2.88"
-
-
 def test_the_page_has_the_tables_of_the_units_that_are_kept(tmp_path: Path) -> None:
     page = (QUALITY.parents[1] / "docs" / "default.md").read_text()
     units = regret.load_units(tmp_path, plan.SETTINGS.values(), plan.REPORTED)
     for title, rows in regret.tables(units).items():
         assert f"<!-- quality: {title} -->\n\n{tables.markdown(rows)}\n" in page
-
-
-def test_every_training_run_has_few_rows_of_its_own_and_all_of_them_in_common(setting: Any) -> None:
-    few, some, every = setting.sizes
-    for seed, turn in ((3, 0), (4, 1), (5, 2), (0, 0)):
-        for rows in (few, some, every):
-            skipped = () if rows == every or not turn else (f"args.selection_skip={turn * rows}",)
-            sets = [j.sets for j in plan.regret(setting, seed) if j.name.endswith(f" {rows}")]
-            assert len(sets) == 2
-            assert all(s[-1 - len(skipped) :] == (f"args.selection={rows}", *skipped) for s in sets)

@@ -58,11 +58,6 @@ def test_every_task_of_the_quality_benchmark_trains(benchmark: Any, tmp_path: Pa
     assert [run.task for run in runs] == ["digits", "text", "batchnorm", "diabetes"]
 
 
-def test_the_interval_over_runs_is_students(benchmark: Any) -> None:
-    low, high = benchmark("solvers").t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert (low, high) == pytest.approx((3 - 1.9632, 3 + 1.9632), abs=1e-3)  # 2.776 · √(2.5 / 5)
-
-
 def test_the_speed_benchmark_counts_fewer_bytes_for_the_linear_solver(
     benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,10 +81,6 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
-def steps(folder: Path) -> list[int]:
-    return [step for step, _ in train.checkpoints(folder)]
-
-
 def test_no_document_is_in_two_parts(texts: Path) -> None:
     parts = reviews.documents(texts)
     assert {part: len(some) for part, some in parts.items()} == {
@@ -93,53 +89,6 @@ def test_no_document_is_in_two_parts(texts: Path) -> None:
         "heldout": 10,
     }
     assert len({text for some in parts.values() for text in some}) == 70
-
-
-def test_rows_that_judge_are_beginnings_one_of_each_document(texts: Path, trained: Path) -> None:
-    tokenizer, rows = reviews.prepare(texts, trained / "data", 300, 12, 10)
-    assert rows.shape[1] == reviews.LENGTH
-    parts = reviews.documents(texts)
-    stream = [token for text in parts["training"] for token in tokenizer(text)["input_ids"]]
-    assert rows.ravel().tolist() == stream[: rows.size]
-    for part in ("selection", "heldout"):
-        lines = (trained / "data" / f"{part}.jsonl").read_text().splitlines()
-        for line, text in zip(lines, parts[part], strict=True):
-            row = json.loads(line)["text"]
-            assert text.startswith(row + " ")
-            code = tokenizer(row)["input_ids"]
-            assert reviews.LENGTH - 10 < len(code) <= reviews.LENGTH
-            assert tokenizer(text)["input_ids"][: len(code)] == code
-            assert code[0] == tokenizer.bos_token_id
-
-
-def test_too_few_texts_of_that_length_are_refused(texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="12 texts have 128 tokens, 13 are asked for"):
-        reviews.prepare(texts, tmp_path / "data", 300, 13, 10)
-    assert not (tmp_path / "data" / "training.npy").exists()  # so the next one makes it all anew
-
-
-def test_without_data_it_says_make_data(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"train\.csv: no such file; `make data`"):
-        train.main(options(tmp_path / "missing", tmp_path))
-
-
-def test_the_rate_is_constant_after_the_warm_up_and_decays_to_nothing(texts: Path) -> None:
-    sizes = options(texts, texts)
-    constant = [train.share_of_rate(step, sizes, decayed=False) for step in range(30)]
-    assert constant[:3] == pytest.approx([1 / 3, 2 / 3, 1])
-    assert set(constant[2:]) == {1.0}
-    decayed = [train.share_of_rate(STEPS + step, sizes, decayed=True) for step in range(DECAY + 1)]
-    assert decayed == [1, 0.75, 0.5, 0.25, 0]
-
-
-def test_both_runs_leave_folders_as_a_trainer_does(trained: Path) -> None:
-    assert steps(trained / "ckpts") == list(range(STEPS - CHECKPOINTS + 1, STEPS + DECAY + 1))
-    assert steps(trained / "ckpts-decayed") == list(range(STEPS + 1, STEPS + DECAY + 1))
-    for _, path in train.checkpoints(trained / "ckpts"):
-        names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-        assert names <= {file.name for file in path.iterdir()}
-    states = sorted(path.parent.name for path in trained.glob("ckpts*/*/optimizer.pt"))
-    assert states == ["checkpoint-26", "checkpoint-30", "checkpoint-30"]
 
 
 def weights(home: Path) -> dict[str, dict[str, torch.Tensor]]:
@@ -181,9 +130,9 @@ def test_the_commands_of_the_readme_run(
     # the only thing that its yaml has of the longer run
     (tmp_path / "ckpts" / "checkpoint-30").rename(tmp_path / "ckpts" / "checkpoint-1024")
     monkeypatch.chdir(tmp_path)
-    ended = sewa("select", "--last", 6, *split(FEW.format(12)))
+    ended = sewa("select", "--last", 6, "--json", *split(FEW.format(12)))
     assert ended.code == 0, ended.err
-    report = json.loads(Path("averaged.report.json").read_text())
+    report = json.loads(ended.out)
     assert report["k"] == 6
     assert report["average"]["heldout_loss"] < 5.7  # what chance has with 300 words
 

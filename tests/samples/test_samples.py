@@ -51,9 +51,9 @@ def test_a_sample_without_a_task_runs_as_its_readme_says(
     monkeypatch.chdir(tmp_path / "run")
     train_sample(monkeypatch)
     # fewer rows and iterations than the sample has, to be quick
-    ended = sewa("select", "--set", "gumbel.iterations=20", "--set", f"args.limit={rows}")
+    ended = sewa("select", "--json", "--set", "gumbel.iterations=20", "--set", f"args.limit={rows}")
     assert ended.code == 0, ended.err
-    report = json.loads(Path("averaged.report.json").read_text())
+    report = json.loads(ended.out)
     assert report["k"] == checkpoints
     average, last = report["average"], report["references"]["last"]
     assert average["selection_loss"] < 1.05 * last["selection_loss"]
@@ -70,9 +70,9 @@ def test_the_batchnorm_sample_trains_and_selects(
     )
     monkeypatch.chdir(tmp_path / "run")
     train_sample(monkeypatch)
-    ended = sewa("select", "--set", "gumbel.iterations=50")
+    ended = sewa("select", "--json", "--set", "gumbel.iterations=50")
     assert ended.code == 0, ended.err
-    report = json.loads(Path("averaged.report.json").read_text())
+    report = json.loads(ended.out)
     assert report["k"] == 30
     assert report["K"] == 8
     assert report["batchnorm"]["layers"] == 2

@@ -127,12 +127,6 @@ def test_wrong_args_are_told_in_one_line(change: dict[str, Any], said: str, run:
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_no_function_of_the_module_is_told(run: Path) -> None:
-    for name in ("nothing", "number"):
-        with pytest.raises(TaskError, match=rf"args\.model: .*net\.py has no function {name}"):
-            load_task("classification", task_args(run, model=f"{run / 'net.py'}:{name}"))
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -173,18 +167,6 @@ def test_plain_npz_files_are_mapped_and_compressed_ones_read(tmp_path: Path, ord
             assert isinstance(array, np.memmap) is mapped
 
 
-def test_whole_numbers_stay_so_unless_scaled(run: Path) -> None:
-    x = np.arange(24, dtype=np.uint8).reshape(4, 6)
-    np.savez(run / "bytes.npz", x=x, y=np.array([0, 1, 0, 1], dtype=np.int32))
-    for scale, dtype, top in ((None, torch.int64, 23), (1 / 23, torch.float32, 1)):
-        args = task_args(run, selection=run / "bytes.npz", scale=scale)
-        if scale is None:
-            del args["scale"]
-        [batch] = load_task("classification", args).selection_data
-        assert batch["x"].dtype == dtype
-        assert float(batch["x"].max()) == pytest.approx(top)
-
-
 def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
     y = np.random.default_rng(0).standard_normal((20, 2))
     parts = {"selection": run / "numbers.npz", "heldout": run / "more.npz"}
@@ -222,21 +204,6 @@ def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
         expected = float((model(x).argmax(1) == y).double().mean())
         assert np.average(found, weights=counts) == pytest.approx(expected, abs=1e-9)
         assert len(set(found)) > 1
-
-
-def test_the_score_of_numbers_is_their_mean_absolute_error(run: Path) -> None:
-    np.savez(run / "numbers.npz", x=arrays(0, 20)["x"], y=arrays(3, 20)["x"][:, :2])
-    settings = {"selection": run / "numbers.npz", "loss": "mse", "metrics": False}
-    task = load_task("classification", task_args(run) | settings)
-    assert task.scoring is not None
-    assert task.scoring.parts is not None
-    assert task.scoring.heldout is None
-    model = task.build_model().eval()
-    [batch] = task.selection_data
-    with torch.no_grad():
-        error = float((model(batch["x"]) - batch["targets"]).abs().mean())
-    [found] = task.scoring.score(model, task.scoring.parts.list())
-    assert found == {"mean_absolute_error": pytest.approx(error, rel=1e-6)}
 
 
 # ---- a folder of images -------------------------------------------------------------------------

@@ -162,25 +162,12 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
         open_table(path).take([0, 1], ["text"])
 
 
-def test_a_short_csv_row_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("text,label\none,1\ntwo\n")
-    rows = open_table(tmp_path / "a.csv").take([0, 1], ["text", "label"])
-    with pytest.raises(TaskError, match=r"a\.csv: row 2: label: is empty"):
-        rows[1].get("label")
-
-
 def test_a_folder_of_splits_asks_for_one_of_them(tmp_path: Path) -> None:
     data = datasets.Dataset.from_list(ROWS)
     datasets.DatasetDict({"train": data, "test": data}).save_to_disk(tmp_path / "all")
     with pytest.raises(TaskError, match=r"holds splits; name one of them: .*test, .*train$"):
         open_table(tmp_path / "all")
     assert len(open_table(tmp_path / "all" / "test")) == 25
-
-
-def test_a_folder_of_neither_images_nor_datasets_is_told(tmp_path: Path) -> None:
-    (tmp_path / "notes.doc").write_text("hello")
-    with pytest.raises(TaskError, match="is neither a saved `datasets` folder, nor one of texts"):
-        open_table(tmp_path)
 
 
 def test_texts_are_files_each_of_them_one(tmp_path: Path) -> None:

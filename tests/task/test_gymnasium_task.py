@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from sewa_cli.errors import ConfigError, SewaError, TaskError, UserCodeError
-from sewa_cli.session.metric import AT_ONCE
+from sewa_cli.errors import SewaError, TaskError, UserCodeError
 from sewa_cli.task import Task, load_task
 from sewa_cli.task.ready import episodes
 
@@ -184,16 +183,6 @@ def test_continuous_actions_are_clipped_or_stretched_to_the_bounds(
     assert [one["length"] for one in scores(limited, [0, 1])] == [4, 4]
 
 
-def test_flattened_and_numbered_observations(args: dict[str, Any]) -> None:
-    lake = args | {"env": "FrozenLake-v1", "model_args": {"inputs": 16, "outputs": 4}}
-    flat = load_task("gymnasium", lake | {"flatten": True})
-    numbered = load_task("gymnasium", lake)
-    linear = flat.build_model()
-    assert isinstance(linear, nn.Linear)
-    table = nn.Embedding(16, 4, _weight=(linear.weight.T + linear.bias).detach())
-    assert scores(flat, [0, 1, 2], linear) == scores(numbered, [0, 1, 2], table)
-
-
 @pytest.mark.parametrize("output", ["logits", None, "both", "values", 0])
 def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> None:
     several = args | {"model": args["model"].replace("linear", "pair")}
@@ -299,15 +288,6 @@ def test_wrong_args_are_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_gymnasium_that_is_missing_is_told(
-    args: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "policies.py").write_text("def linear(): ...\n")
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(TaskError, match="pip install gymnasium"):
-        load_task("gymnasium", args)
-
-
 def test_an_environment_without_a_limit_is_noted(args: dict[str, Any]) -> None:
     assert load_task("gymnasium", walk(args)).notes == ()
     [note] = load_task("gymnasium", walk(args, env="Endless-v0")).notes
@@ -330,19 +310,6 @@ def test_a_model_that_does_not_fit_the_environment_is_told(args: dict[str, Any])
         scores(task, [5], broken)
 
 
-def test_an_environment_that_raises_is_the_users(args: dict[str, Any]) -> None:
-    task = load_task("gymnasium", walk(args, env="Free-v0"))
-    wild = nn.Linear(2, 1)
-    nn.init.constant_(wild.bias, 1e7)
-    with pytest.raises(UserCodeError, match=r"scores\(\) raised OverflowError: too far"):
-        scores(task, [1], wild)
-
-
-def test_as_many_are_played_at_once_as_are_asked_for() -> None:
-    """More would be rows of every pass that nobody plays."""
-    assert episodes.SIDE_BY_SIDE == AT_ONCE
-
-
 def test_environments_are_made_once(args: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episodes, "SIDE_BY_SIDE", 3)
     made: list[str] = []
@@ -357,9 +324,3 @@ def test_environments_are_made_once(args: dict[str, Any], monkeypatch: pytest.Mo
     for _ in range(2):
         assert len(scores(task, list(range(7)))) == 7
     assert len(made) == 3
-
-
-def test_config_faults_are_reported_together(args: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_task("gymnasium", args | {"episodes": 0, "polcy": "argmax", "seed0": True})
-    assert len(str(caught.value).splitlines()) == 3

@@ -108,14 +108,6 @@ def test_masked_rows_have_every_token_once_between_special_ones(
     assert predicted(examples) == [token for ids in bare for token in ids]
 
 
-def test_short_masked_texts_are_as_the_tokenizer_makes_them() -> None:
-    language = Language(BRACKETS, 30, pack=False)
-    [example] = language.masked(rows({"text": "return the object"}), "text", 1e-9, 0)
-    assert example.inputs == dict(BRACKETS("return the object"))
-    with pytest.raises(ConfigError, match=r"args\.max_length: 2 leaves no room"):
-        Language(BRACKETS, 2, pack=False).masked(rows({"text": "a"}), "text", 0.1, 0)
-
-
 def test_a_text_that_begins_with_the_tokenizers_own_start_has_one_start() -> None:
     language = Language(BRACKETS, 30, pack=False)
     [one, two] = language.texts(rows({"text": "[CLS] return"}, {"text": "return"}), "text")
@@ -149,15 +141,6 @@ def test_answers_of_a_chat_are_those_of_a_naive_rendering(
     assert found.ids == ids
     if not (chat[0] == ("assistant", []) and template == CHAT):  # where is nothing?
         assert found.wanted == wanted
-
-
-def test_answers_that_begin_with_a_space_are_found_by_marks() -> None:
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "  the list"}] * 2
-    [found] = Language(with_template(MARKED), 99, pack=False).chats(
-        rows({"messages": chat}), "messages"
-    )
-    answer = WORDS("the list [SEP]", add_special_tokens=False)["input_ids"]
-    assert [i for i, w in zip(found.ids, found.wanted, strict=True) if w] == answer * 2
 
 
 def test_long_chats_are_cut_and_rows_without_an_answer_are_no_loss() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import sys
@@ -115,33 +114,6 @@ def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here: Path, sewa
     assert "from run/checkpoint-1" in evaluated.err
     [best, _] = json.loads(evaluated.out)["files"]
     assert best["heldout_loss"] == pytest.approx(average["heldout_loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["validate"],
-        ["compare", "--methods", "last,uniform"],
-        ["select", "--dry-run"],
-        ["select", "--to-step", "4", "-o", "x"],
-    ],
-)
-def test_every_command_finds_it(here: Path, sewa: Sewa, command: list[str]) -> None:
-    del here
-    ended = sewa(*command)
-    assert ended.code == 0, ended.err
-    newest = "checkpoint-4" if "--to-step" in command else "checkpoint-5"
-    assert f"model and tokenizer from run/{newest}" in " ".join(ended.err.split())
-
-
-def test_paths_may_come_from_standard_input(
-    here: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = "".join(f"{path}\n" for path in here.glob("run/checkpoint-*"))
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(names.encode())))
-    ended = sewa("validate", "-", "--json")
-    assert ended.code == 0, ended.err
-    assert json.loads(ended.out)["checkpoints"] == 5
 
 
 def test_a_tokenizer_in_the_run_above_is_used_and_told(here: Path, sewa: Sewa) -> None:
@@ -315,15 +287,6 @@ def test_adapters_that_do_not_fit_are_told_in_one_line(
     assert ended.code in (2, 4)
     assert said in ended.error
     assert "\n" not in ended.error
-
-
-def test_learned_prompts_are_not_for_this_task(here: Path, sewa: Sewa) -> None:
-    settings = {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3}
-    for path in here.glob("lora/checkpoint-*/adapter_config.json"):
-        path.write_text(json.dumps({**settings, "base_model_name_or_path": "base"}))
-    ended = sewa("validate", "lora")
-    assert ended.code == 4
-    assert "PREFIX_TUNING is not weights inside the model; write a task.py" in ended.error
 
 
 def test_without_peft_it_says_what_to_install(

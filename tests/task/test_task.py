@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import UserDict, namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,43 +75,10 @@ def test_default_predict_gives_the_model_the_inputs_of_a_batch(batch: Any) -> No
     assert torch.equal(default_predict(model, batch), model(X))
 
 
-def test_default_predict_takes_a_namedtuple_by_its_first_field() -> None:
-    model = nn.Linear(3, 2)
-    assert torch.equal(default_predict(model, Sample(X, Y)), model(X))
-
-
 def test_default_predict_gives_a_dict_as_keywords_and_takes_the_logits() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
     outputs = default_predict(Encoder(), {"input_ids": X, "attention_mask": mask})
     assert torch.equal(outputs, X * mask)
-
-
-def test_default_predict_leaves_out_keys_that_the_forward_does_not_take() -> None:
-    outputs = default_predict(Encoder(), {"input_ids": X, "label": Y, "text": ["a", "b"]})
-    assert torch.equal(outputs, X)
-
-
-def test_default_predict_gives_every_key_to_a_forward_that_takes_any() -> None:
-    class Open(nn.Module):
-        def forward(self, **batch: Tensor) -> list[str]:
-            return sorted(batch)
-
-    assert default_predict(Open(), {"x": X, "labels": Y}) == ["labels", "x"]
-
-
-def test_outputs_without_logits_are_given_as_they_are() -> None:
-    class Plain(nn.Module):
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            return x, -x
-
-    first, second = default_predict(Plain(), {"x": X, "y": Y})
-    assert torch.equal(first, -second)
-
-
-def test_the_users_own_predict_takes_the_place_of_the_default() -> None:
-    task = task_of({"predict": lambda model, batch: (model, batch)})
-    model = nn.Linear(3, 2)
-    assert task.predict(model, "batch") == (model, "batch")
 
 
 # ---- data functions ----------------------------------------------------------------------------
@@ -126,12 +93,6 @@ def test_a_generator_function_can_be_iterated_over_again() -> None:
     assert list(data) == [1, 2, 3]
     both = zip(data, data, strict=True)  # two at once do not eat each other's batches
     assert list(both) == [(1, 1), (2, 2), (3, 3)]
-
-
-@pytest.mark.parametrize("lazy", [lambda: map(abs, [-1, -2]), lambda: iter([1, 2])])
-def test_any_one_way_iterator_is_made_anew(lazy: Callable[[], Iterator[int]]) -> None:
-    data = task_of({"selection_data": lazy}).selection_data
-    assert [list(data), list(data)] == [[1, 2], [1, 2]]
 
 
 def test_a_loader_is_made_once_and_iterated_over_often() -> None:
@@ -271,16 +232,6 @@ def test_a_module_that_imports_a_missing_one_is_the_users_error_with_its_frame(
     assert "task_with_lost_import.py" in caught.value.frames
 
 
-def test_a_task_file_may_be_loaded_again_after_it_was_mended(tmp_path: Path) -> None:
-    path = tmp_path / "mended_task.py"
-    path.write_text("raise RuntimeError('not yet')\n")
-    with pytest.raises(UserCodeError, match="not yet"):
-        load_task(str(path), {})
-    path.write_text(SMALL.format(extra="WIDTH = 4"))
-    model = load_task(str(path), {}).build_model()
-    assert isinstance(model, nn.Linear)
-
-
 def test_functions_of_a_task_file_can_be_pickled_for_worker_processes(tmp_path: Path) -> None:
     import pickle
 
@@ -371,13 +322,6 @@ def test_every_tensor_of_a_nested_batch_moves_and_the_rest_stays() -> None:
     assert shape_of(to_device(nested(x), META)) == shape_of(nested(x.to(META)))
 
 
-def test_moving_leaves_the_users_own_batch_alone() -> None:
-    x = torch.zeros(4, 3)
-    batch = nested(x)
-    to_device(batch, META)
-    assert shape_of(batch) == shape_of(nested(x))
-
-
 class Encoding(UserDict[str, Tensor]):
     """What Hugging Face tokenizers give: a mapping whose keys are attributes, and that moves."""
 
@@ -421,10 +365,6 @@ def test_a_packed_sequence_can_move() -> None:
 )
 def test_a_batch_counts_by_its_rows(batch: Any, count: int) -> None:
     assert rows(batch) == count
-
-
-def test_an_encoding_counts_by_its_rows() -> None:
-    assert rows(Encoding({"input_ids": torch.zeros(9, 3)})) == 9
 
 
 def objective(model: nn.Module) -> Objective:

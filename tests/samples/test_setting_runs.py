@@ -1,0 +1,245 @@
+"""The paper's three settings in sample_configs/: parts that are apart, and a small run of each."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+import pickle
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny import Sewa
+
+from sewa_cli.errors import TaskError
+
+h5py = pytest.importorskip("h5py")
+
+SAMPLES = Path(__file__).parents[2] / "sample_configs"
+MODULES = ("task", "episodes", "experts", "cifar", "texts")
+
+
+@pytest.fixture(autouse=True)
+def _fresh_modules() -> Iterator[None]:
+    """Each setting has a task.py of its own."""
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """load("text_classification") → its task.py."""
+
+    def load(folder: str, module: str = "task") -> ModuleType:
+        monkeypatch.syspath_prepend(SAMPLES / folder)
+        return importlib.import_module(module)
+
+    return load
+
+
+# ---- data in the formats that `make data` leaves -------------------------------------------------
+
+
+def write_episodes(path: Path, count: int, length: int) -> Path:
+    """Episodes in D4RL's format, whose actions follow from the observations."""
+    draw = np.random.default_rng(0)
+    observations = draw.standard_normal((count * length, 11)).astype(np.float32)
+    ends = np.arange(1, len(observations) + 1) % length == 0
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"] = observations, np.tanh(observations[:, :3])
+        file["rewards"] = np.ones(len(ends), dtype=np.float32)
+        file["terminals"], file["timeouts"] = ends, np.zeros_like(ends)
+    return path
+
+
+def write_images(folder: Path, each: int) -> Path:
+    """CIFAR-10's binary files with `each` images, no two alike."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        rows = draw.integers(0, 256, (each, 1 + 3072), dtype=np.uint8)
+        rows[:, 0] %= 10
+        (folder / f"{name}.bin").write_bytes(rows.tobytes())
+    return folder
+
+
+def write_texts(folder: Path) -> Path:
+    """Reviews of two classes, told apart by one word among others."""
+    folder.mkdir()
+    draw = random.Random(0)
+    telling = {1: ["bad", "awful", "dull"], 2: ["good", "fine", "lovely"]}
+    for name, rows in (("train", 200), ("test", 50)):
+        with (folder / f"{name}.csv").open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, quoting=csv.QUOTE_ALL)
+            for number in range(rows):
+                label = draw.choice([1, 2])
+                words = [*draw.choices(["a", "film", "of", "the"], k=5), f"n{name}{number}"]
+                words.insert(draw.randrange(6), draw.choice(telling[label]))
+                table.writerow([label, "", " ".join(words) + "."])
+    return folder
+
+
+# ---- parts ---------------------------------------------------------------------------------------
+
+
+def ids(batches: Any) -> set[bytes]:
+    return {row.numpy().tobytes() for inputs, _ in batches for row in inputs}
+
+
+@pytest.mark.parametrize("setting", ["behavior_cloning", "image_classification"])
+def test_training_selection_and_held_out_examples_are_apart(
+    load: Callable[..., ModuleType], tmp_path: Path, setting: str
+) -> None:
+    task = load(setting)
+    if setting == "behavior_cloning":
+        data = str(write_episodes(tmp_path / "hopper.hdf5", 30, 60))
+    else:
+        data = str(write_images(tmp_path / "cifar", 20))
+    count = {} if setting == "behavior_cloning" else {"statistics": 80}
+    training = ids(task.training_data(data, **count))
+    fresh, heldout = ids(task.selection_data(data, 8)), ids(task.heldout_data(data, 8))
+    assert len(fresh) == len(heldout) == 8
+    assert not training & fresh
+    assert not (training | fresh) & heldout
+    assert ids(task.selection_data(data, 8, "training")) <= training
+    halves = [ids(task.selection_data(data, 4, selection_skip=skip)) for skip in (0, 4)]
+    assert not halves[0] & halves[1]
+    assert halves[0] | halves[1] == fresh
+
+
+def test_texts_of_the_parts_are_apart(load: Callable[..., ModuleType], tmp_path: Path) -> None:
+    task = load("text_classification")
+    sizes: dict[str, Any] = {"data": str(write_texts(tmp_path / "texts")), "vocabulary": 400}
+    sizes["length"] = 12
+    training = ids(task.training_data(**sizes))
+    fresh = ids(task.selection_data(**sizes, selection=30))
+    heldout = ids(task.heldout_data(**sizes, heldout=30))
+    assert len(fresh) == 30
+    assert not training & fresh
+    assert not (training | fresh) & heldout
+
+
+def test_episodes_side_by_side_return_what_they_return_one_by_one(
+    load: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    task = load("behavior_cloning")
+    data = str(write_episodes(tmp_path / "hopper-made.hdf5", 20, 30))
+    torch.manual_seed(0)
+    model = task.build_model(data, width=8, episodes=3).eval()
+    for seed, found in enumerate(task.play(model, "Hopper-v5", range(3))):
+        env = gymnasium.make("Hopper-v5")
+        observation, _ = env.reset(seed=seed)
+        total, over = 0.0, False
+        while not over:
+            with torch.no_grad():
+                action = model(torch.tensor(observation[None], dtype=torch.float32))[0].numpy()
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + float(reward), terminated or truncated
+        assert found["return"] == pytest.approx(total, rel=1e-3)
+
+
+class RunsCode:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.mark}",)
+
+
+def test_a_pickle_of_images_never_runs_code(
+    load: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    cifar = load("image_classification", "cifar")
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    for name in names:
+        (tmp_path / name).write_bytes(pickle.dumps(RunsCode(tmp_path / "ran"), protocol=2))
+    with pytest.raises(TaskError, match=r"it asks for posix\.system"):
+        cifar.load(tmp_path, "training")
+    assert not (tmp_path / "ran").exists()
+
+
+# ---- whole runs ----------------------------------------------------------------------------------
+
+# options of train.py, settings of the commands, the metric
+RUNS = {
+    "behavior_cloning": (
+        "--before 30 --checkpoints 12 --every 5 --width 16",
+        "width=16 selection=60 episodes=2",
+        "return",
+    ),
+    "image_classification": (
+        "--checkpoints 12 --every 1 --warmup 3 --blocks 1 --width 4 --batch 8",
+        "selection=10 heldout=10 statistics=20 blocks=1 width=4",
+        "accuracy",
+    ),
+    "text_classification": (
+        "--vocabulary 50 --length 12 --width 8 --batch 16 --checkpoints 12 --every 5 --warmup 60",
+        "vocabulary=50 length=12 width=8 selection=40 heldout=50",
+        "accuracy",
+    ),
+}
+
+
+@pytest.mark.parametrize("setting", RUNS)
+def test_a_setting_trains_selects_and_compares_as_its_readme_says(
+    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    few, settings, metric = RUNS[setting]
+    made = shutil.ignore_patterns("ckpts*", "averaged*", "__pycache__")
+    shutil.copytree(SAMPLES / setting, tmp_path / "run", ignore=made)
+    monkeypatch.chdir(tmp_path / "run")
+    data = {
+        "behavior_cloning": lambda: write_episodes(tmp_path / "hopper-tiny.hdf5", 20, 40),
+        "image_classification": lambda: write_images(tmp_path / "cifar", 20),
+        "text_classification": lambda: write_texts(tmp_path / "texts"),
+    }[setting]()
+
+    def train(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "train.py", "--data", str(data), *few.split(), *options]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    first = train()
+    assert first.returncode == 0, first.stderr
+    files = {path.name: path.read_bytes() for path in Path("ckpts").iterdir()}
+    assert len(files) == 12
+    again = train("--seed", "1")
+    assert again.returncode == 1
+    assert "checkpoints of an" in again.stderr  # other, earlier run
+    assert {path.name: path.read_bytes() for path in Path("ckpts").iterdir()} == files
+
+    given = [f"args.{pair}" for pair in (f"data={data}", *settings.split())]
+    sets = [word for pair in (*given, "gumbel.iterations=8") for word in ("--set", pair)]
+    ended = sewa("select", "--K", 4, *sets, "--json")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    assert (report["k"], report["K"]) == (12, 4)
+    assert report["average"]["metrics"][metric] >= 0
+    methods = ("lawa", "swa", "ema", "random", "sewa")
+    ended = sewa("compare", "--methods", ",".join(methods), "--K", 4, "--format", "json", *sets)
+    assert ended.code == 0, ended.err
+    assert {row["method"] for row in json.loads(ended.out)["rows"]} == {*methods}
+
+
+@pytest.mark.parametrize("setting", RUNS)
+def test_without_data_training_says_make_data(setting: str, tmp_path: Path) -> None:
+    command = [sys.executable, SAMPLES / setting / "train.py", "--data", "./missing"]
+    ended = subprocess.run(
+        [*command, "--out", tmp_path / "ckpts"], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == 1
+    assert "`make data`" in ended.stderr
