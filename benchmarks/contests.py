@@ -20,6 +20,7 @@ from typing import Any, cast
 import torch
 
 from sewa_cli import solvers
+from sewa_cli.direction import Criterion
 from sewa_cli.events import Events
 from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Asked, Average, Board
@@ -35,8 +36,8 @@ class World:
     def __init__(self, seed: int, spread: float, budget: int) -> None:
         self.seed, self.spread = seed, spread
         self.levels: dict[Average, float] = {}
-        weights = torch.ones(PARTS, dtype=torch.float64)
-        self.board = Board(PARTS, self._evaluate, Events(), weights, evaluations=budget)
+        weights, loss = torch.ones(PARTS, dtype=torch.float64), Criterion("loss", "min")
+        self.board = Board(loss, weights, self._evaluate, Events(), evaluations=budget)
 
     def level(self, average: Average) -> float:
         if average not in self.levels:

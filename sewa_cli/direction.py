@@ -8,10 +8,16 @@ The only place that knows. A name is read word by word, so that `val_loss`, `eva
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Goal = Literal["max", "min"]
+Scores = TypeVar("Scores", float, "Tensor")
 
 _LOWER = """
     loss losses error errors err nll crossentropy xent perplexity ppl bpb bpc bits wer cer ter der
@@ -62,4 +68,22 @@ def loss_of(score: float, goal: Goal) -> float:
     return 0.0 - score if goal == "max" else score
 
 
-score_of = loss_of  # the way back is the same
+@dataclass(frozen=True)
+class Criterion:
+    """A metric to choose by, and which way it is better."""
+
+    name: str
+    goal: Goal
+
+    def lead(self, one: Scores, two: Scores) -> Scores:
+        """Return by how much `one` is better than `two`."""
+        return one - two if self.goal == "max" else two - one
+
+    def rank(self, score: float) -> float:
+        """Return a key that sorts the best score first, and those that are not finite last."""
+        return self.lead(0.0, score) if isfinite(score) else inf
+
+    def below(self, low: float, high: float) -> float:
+        """Return a score that is worse than all between two, by as much as these are apart."""
+        gap = high - low or abs(high) or 1.0
+        return low - gap if self.goal == "max" else high + gap

@@ -8,13 +8,13 @@ same to the bit, which the first of them are checked for.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from sewa_cli.session.jobs import Examiner, Job
+from sewa_cli.session.jobs import Job, PartScorer
 from sewa_cli.task.scoring import Score
 
 POLICIES = 16  # at the same time
@@ -23,21 +23,22 @@ CHECKED = 2  # jobs of each number of rows that the sample plays too
 
 
 def arena_of(session: Any, metric: Any) -> Arena:
-    lists = metric._lists
-    return Arena(Examiner(session.task, session.model, session.config.seed, metric.places, lists))
+    task, model, seed = session.task, session.model, session.config.seed
+    return Arena(PartScorer(task, model, seed, metric.places, metric.lists))
 
 
 class Arena:
     """In the place of `session.workers.InProcess`, for the behaviour cloning sample."""
 
-    def __init__(self, examiner: Examiner) -> None:
-        self.examiner = examiner
-        self.model: Any = examiner.model.module  # the sample's Policy
+    def __init__(self, scorer: PartScorer) -> None:
+        self.scorer = scorer
+        self.model: Any = scorer.model.module  # the sample's Policy
         sample = sys.modules[type(self.model).__module__]
         self._game: Callable[[str, int], Any] = sample.environment
         self._left = dict.fromkeys(ROWS, CHECKED)
 
-    def run(self, jobs: Sequence[Job], until: float | None = None) -> Iterator[tuple[int, Any]]:
+    def run(self, some: Iterable[Job], until: float | None = None) -> Iterator[tuple[int, Any]]:
+        jobs = list(some)
         assert until is None  # budgets of evaluations only
         several = max((len(job.parts) for job in jobs), default=0) > ROWS[0]
         rows = ROWS[several]
@@ -45,9 +46,14 @@ class Arena:
         found = self._play(jobs, rows)
         some = min(self._left[rows], len(jobs))
         self._left[rows] -= some
-        if [self.examiner.evaluate(job) for job in jobs[:some]] != found[:some]:
+        if [self.scorer.score(job) for job in jobs[:some]] != found[:some]:
             raise SystemExit("other returns than the sample's; benchmarks/quality/arena.py")
         yield from enumerate(found)
+
+    def store(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights.clone()
+
+    def discard(self, stored: torch.Tensor) -> None: ...
 
     def warm(self) -> None: ...
 
@@ -65,12 +71,12 @@ class Arena:
 
         def begin(n: int) -> dict[int, Score]:
             place, job = waiting.pop()
-            of, places = self.examiner.places[job.kind]
-            seeds = [self.examiner.lists[of][places[part]] for part in job.parts]
+            of, places = self.scorer.places[job.kind]
+            seeds = [self.scorer.lists[of][places[part]] for part in job.parts]
             found[place] = [{"return": 0.0, "length": 0} for _ in seeds]
             for row, seed in enumerate(seeds):
                 observations[n, row], _ = games[n][row].unwrapped.reset(seed=seed)
-            self.examiner.model.set(job.weights)
+            self.scorer.model.set(job.weights)
             now = [tensor.detach().clone() for tensor in _tensors(self.model)]
             if n == len(policies):
                 policies.append(now)

@@ -100,7 +100,7 @@ class Study:
         from sewa_cli.commands.select import open_setup
         from sewa_cli.events import Events
         from sewa_cli.session.extensions import load_settings
-        from sewa_cli.session.metric import Metric
+        from sewa_cli.session.metric import open_metric
         from sewa_cli.task import load_task
 
         about = SETTINGS[setting]
@@ -111,18 +111,19 @@ class Study:
         config = load_settings(Path("sewa.yaml"), flags)
         task = load_task(str(config.task), config.args)
         self.run = open_setup(config, task, Events()).place()
-        self.metric = Metric(self.run)
+        self.metric = open_metric(self.run)
         if about.metric == "return":
-            self.metric._pool = cast(Any, arena_of(self.run.session, self.metric))
+            self.metric.pool = cast(Any, arena_of(self.run.session, self.metric))
+        self.metric.problem()
         self._evaluate = self.metric.board.evaluate
         self._file = checkpoints.parent / "episodes.json"  # goes on where a stop has cut it off
         found = json.loads(self._file.read_text()) if self._file.exists() else {}
-        self._known: dict[str, float] = found.get("losses", {})
+        self._known: dict[str, float] = found.get("scores", {})
         self._played: dict[str, list[float]] = found.get("heldout", {})
         self._chosen: dict[int, Any] = {}
 
     def keep_episodes(self) -> None:
-        keep(self._file, {"losses": self._known, "heldout": self._played})
+        keep(self._file, {"scores": self._known, "heldout": self._played})
 
     def by_loss(self, K: int) -> Any:
         if K not in self._chosen:
@@ -138,7 +139,8 @@ class Study:
 
         problem, old = self.metric.problem(), self.metric.board
         self.board = Board(
-            *(old.parts, self._recalling, old.events, old.weights, budget), at_once=old.at_once
+            *(old.criterion, old.weights, self._recalling, old.events, budget),
+            at_once=old.at_once,
         )
         problem = replace(problem, by_loss=self.by_loss, board=self.board)
         return make_solver(self.run.session.config, solver).choose(problem, K)
@@ -155,8 +157,8 @@ class Study:
         for at, answer in self._evaluate([asked[place] for place in left], until):
             one = asked[left[at]]
             if isinstance(answer, list):
-                for part, loss in zip(one.parts, answer, strict=True):
-                    self._known[_named(one.average, part)] = loss
+                for part, score in zip(one.parts, answer, strict=True):
+                    self._known[_named(one.average, part)] = score
             yield left[at], answer
 
     def play(self, coefficients: Sequence[float]) -> list[float]:
@@ -166,7 +168,7 @@ class Study:
         if name not in self._played:
             scores = self.metric.score_heldout(average)
             assert scores is not None
-            self._played[name] = [score[self.metric.name] for score in scores]
+            self._played[name] = [score[self.metric.criterion.name] for score in scores]
         return self._played[name]
 
     def greedy(self) -> list[float]:

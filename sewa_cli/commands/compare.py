@@ -133,7 +133,8 @@ def _judge(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Table
     config, events = session.config, session.events
     judged = None
     if metric is not None:
-        judged = Judged(metric=metric.name, goal=metric.goal, parts=metric.heldout_parts or 0)
+        name, goal = metric.criterion.name, metric.criterion.goal
+        judged = Judged(metric=name, goal=goal, parts=metric.heldout_parts or 0)
     else:
         losses = [one.scores.selection_loss for draft in drafts for one in draft.evaluated]
         if all(loss is None for loss in losses):

@@ -138,14 +138,14 @@ def _outputs(
 def _by_metric(setup: Setup) -> tuple[Selected, Run]:
     """Read, let averages compete, score the choice and its references on held-out parts."""
     from sewa_cli.objective.judge import judge_by_metric
-    from sewa_cli.session import verdict
-    from sewa_cli.session.metric import Metric
+    from sewa_cli.session.heldout import confirm
+    from sewa_cli.session.metric import open_metric
 
     session = setup.session
     with session.clock("read"):
         run = setup.place()
     check_budget(session.config.K, run.used)
-    metric = Metric(run)
+    metric = open_metric(run)
     try:
         problem = metric.problem()
         metric.follow()
@@ -154,17 +154,16 @@ def _by_metric(setup: Setup) -> tuple[Selected, Run]:
             spent = metric.board.spent
             session.events.progress("evaluating parts", spent, spent)
         with session.clock("evaluate"):
-            choice, contest = verdict.judge(metric, choice)
+            choice, contest = confirm(metric, choice)
             with seeded(session.config.seed):
                 average, scored = _finish(run, choice.coefficients, choice.name)
     finally:
         metric.close()
-    history = [finite(metric.score(loss)) for loss in choice.history]
     about = {
         "references": {},
         "verdict": judge_by_metric(contest),
         "contest": contest,
-        "history": history,
+        "history": [finite(score) for score in choice.history],
     }
     return Selected(choice, average, scored, choice.coefficients, choice.name, about), run
 

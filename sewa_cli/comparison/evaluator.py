@@ -25,9 +25,9 @@ from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.scores import same
 from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.metric import Metric
+from sewa_cli.session.heldout import means_of_others
+from sewa_cli.session.metric import Metric, open_metric
 from sewa_cli.session.run import Run
-from sewa_cli.session.verdict import means_of_others
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import SURVEYING, Predicting, Problem, Solver, Surveyor
 
@@ -48,12 +48,12 @@ def open_evaluator(run: Run, learner: Solver) -> Evaluator:
 def _open_metric(run: Run) -> Metric | None:
     if run.session.config.objective.metric is None:
         return None
-    metric = Metric(run)
+    metric = open_metric(run)
     if metric.heldout_parts is None:
         metric.close()
         raise ConfigError(
-            f"--metric {metric.name}: compare needs held-out parts: define heldout_parts(**args), "
-            "or list four parts or more to choose by"
+            f"--metric {metric.criterion.name}: compare needs held-out parts: define "
+            "heldout_parts(**args), or list four parts or more to choose by"
         )
     return metric
 
@@ -193,13 +193,13 @@ class Evaluator:
         )
 
     def _evaluate_parts(self, metric: Metric, coefficients: Sequence[float]) -> Scored:
-        """Held-out losses by part, NaN where one has failed: `compare_drafts` makes up for that."""
+        """Held-out scores by part, NaN where one has failed: `compare_drafts` makes up for that."""
         before = metric.heldout_evaluations
         with seeded(self.seed):
             found = metric.score_heldout(tuple(coefficients))
         assert found is not None  # `_open_metric` asks for held-out parts
         self.ledger.evaluations += metric.heldout_evaluations - before
-        units = UnitLosses(metric.heldout_losses(found), metric.heldout_weights, None)
+        units = UnitLosses(metric.pick(found), metric.weights["heldout"], None)
         scores = Scores(selection_loss=None, metrics=means_of_others(metric, found))
         return Scored(scores, 0, units)
 

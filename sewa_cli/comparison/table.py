@@ -11,7 +11,7 @@ import torch
 from sewa_cli.comparison.evaluator import Evaluator, open_evaluator
 from sewa_cli.config import AUTO, Config
 from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
-from sewa_cli.direction import score_of
+from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, mean_of, parse
@@ -22,9 +22,9 @@ from sewa_cli.report.compare import Judged, Row, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
+from sewa_cli.session.heldout import fill_failures
 from sewa_cli.session.run import Setup
 from sewa_cli.session.session import check_budget
-from sewa_cli.session.verdict import meet
 from sewa_cli.settings import USUAL
 from sewa_cli.text import finite, with_K
 
@@ -189,7 +189,7 @@ def compare_drafts(
     drafts: Sequence[Draft], seed: int, samples: int, events: Events, judged: Judged | None = None
 ) -> Table:
     """Marks and intervals, by resampling held-out rows; `judged`: their losses are a metric's."""
-    failed = [0] * len(drafts)
+    failed, goal = [0] * len(drafts), judged.goal if judged else "min"
     if judged is not None:
         drafts, failed, judged = _on_common_parts(drafts, judged)
     units = {i: found for i, draft in enumerate(drafts) if (found := draft.heldout) is not None}
@@ -201,7 +201,7 @@ def compare_drafts(
         if unit == "batches":
             events.warn("the loss does not split into rows, so whole batches are resampled")
         if len(weights) >= FEWEST:
-            spread = compare_rows(losses, weights, seed, samples)
+            spread = compare_rows(losses, weights, seed, samples, goal)
         else:
             events.warn(
                 f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are needed"
@@ -210,9 +210,10 @@ def compare_drafts(
     best = list(units)[spread.best] if spread is not None else None
     rows = [_row(draft, at.get(i), spread, i == best) for i, draft in enumerate(drafts)]
     if best is None and units:  # no intervals: the lowest is known, but nothing about its lead
-        best = min(units, key=lambda i: rows[i].heldout_loss or 0.0)
+        choose = min if goal == "min" else max
+        best = choose(units, key=lambda i: rows[i].heldout_loss or 0.0)
     if judged is not None:
-        rows = [_in_its_own_unit(*one, judged) for one in zip(rows, failed, strict=True)]
+        rows = [_as_scores(*one) for one in zip(rows, failed, strict=True)]
     return Table(rows, best, unit, judged)
 
 
@@ -221,9 +222,10 @@ def _on_common_parts(
 ) -> tuple[list[Draft], list[int], Judged]:
     """Keep the parts that any row has a score for, and count those each has failed on."""
     units = [one.heldout for draft in drafts for one in draft.evaluated if one.heldout is not None]
-    met = meet(torch.stack([one.batches for one in units]))
+    values = torch.stack([one.batches for one in units])
+    met = fill_failures(values, Criterion(judged.metric, judged.goal))
     counts = units[0].counts[met.kept]
-    draws = iter(zip(met.losses, met.known, strict=True))
+    draws = iter(zip(met.scores, met.known, strict=True))
     changed, failed = [], []
     for draft in drafts:
         mine = [next(draws) for _ in draft.evaluated]
@@ -237,9 +239,7 @@ def _on_common_parts(
     told = {
         "parts": len(counts),
         "left_out": met.left_out,
-        "failure_counts_as": None
-        if met.worst is None
-        else finite(score_of(met.worst, judged.goal)),
+        "failure_counts_as": finite(met.failure),
     }
     return changed, failed, judged.model_copy(update=told)
 
@@ -250,20 +250,12 @@ def _heldout_of(draws: Sequence[UnitLosses | None]) -> dict[str, float | None]:
     return {"heldout_loss": _mean(losses), "spread": spread}
 
 
-def _in_its_own_unit(row: Row, failed: int, judged: Judged) -> Row:
-    """The metric itself where it was a loss until here."""
-
-    def turned(interval: Interval | None) -> Interval | None:
-        if interval is None:
-            return None
-        low, high = sorted(score_of(end, judged.goal) for end in (interval.low, interval.high))
-        return Interval(low=low, high=high)
-
-    known = row.heldout_loss
+def _as_scores(row: Row, failed: int) -> Row:
+    """Move a metric's scores to where they are reported."""
     score = RowScore(
-        heldout=None if known is None else score_of(known, judged.goal),
+        heldout=row.heldout_loss,
         failed=failed,
-        interval=turned(row.interval),
+        interval=row.interval,
         behind=row.difference,
         behind_interval=row.difference_interval,
     )

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sewa_cli.direction import Goal
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.shared import Interval
 
@@ -33,8 +34,12 @@ class Spread:
     best: int
 
 
-def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 2000) -> Spread:
+def compare_rows(
+    losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 2000, goal: Goal = "min"
+) -> Spread:
     """losses [R, n] and weights [n] (rows in each unit), float64. n must be FEWEST or more.
+
+    `goal`: max if the highest mean is the best, as of scores. Differences are how far behind it.
 
     Means are weighted: Σ w l / Σ w. In a resample every unit counts as often as it was drawn.
     """
@@ -42,7 +47,7 @@ def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 
     if n < FEWEST:
         raise ValueError(f"{n} units are too few to resample; it takes {FEWEST}")
     means = losses @ weights / weights.sum()
-    best = int(means.argmin())
+    best = int(means.argmin() if goal == "min" else means.argmax())
     resampled = _resample(losses, weights, seed, samples)  # [B, R]
     tail = (1 - LEVEL) / 2
     low, high = resampled.quantile(tail, dim=0), resampled.quantile(1 - tail, dim=0)
@@ -57,7 +62,7 @@ def compare_rows(losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 
         if real.any():
             largest = torch.maximum(largest, (error.abs() / size)[:, real].max(dim=1).values)
     critical = _for_few(float(largest.quantile(LEVEL)), n)
-    differences = means - means[best]
+    differences = means - means[best] if goal == "min" else means[best] - means
     half = critical * (errors - errors[:, best : best + 1]).std(dim=0)
     return Spread(
         means=means.tolist(),

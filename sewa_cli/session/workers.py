@@ -1,9 +1,7 @@
-"""Jobs done in several processes, or in this one.
+"""Jobs done in this process, or in several.
 
-Each process is a fresh Python that imports nothing of ours but `worker`: neither CUDA nor MuJoCo
-survives a fork, and a program that is started again from its `__main__` may not be made for that.
-It leads a process group: Ctrl-C does not reach it, and when it is killed, all that the user's code
-has started goes with it. A thread talks to it, so that nothing here ever waits for a pipe.
+`pebble` keeps the processes: it times each job, and replaces a process that hangs or dies. They
+are started afresh, since neither CUDA nor MuJoCo survives a fork.
 """
 
 from __future__ import annotations
@@ -12,46 +10,47 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from math import inf
-from queue import Empty, SimpleQueue
-from subprocess import PIPE, Popen, TimeoutExpired
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager, suppress
+from itertools import count, islice
+from multiprocessing import get_context, parent_process
+from pathlib import Path
 from threading import Thread
-from typing import IO, Any, Literal, cast
+from typing import Any
 
+from pebble import ProcessExpired, ProcessPool
 from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.session.jobs import Failure, Job, Kind, Places, Recipe, Result, outcome
-from sewa_cli.session.worker import HELLO, START
-from sewa_cli.task.scoring import Score
-
-__all__ = ["Failure", "InProcess", "Job", "Kind", "Places", "Recipe", "Result", "Workers"]
+from sewa_cli.objective.board import Failed
+from sewa_cli.session.jobs import Job, PartScorer, Recipe, Result
 
 READY = 600.0  # seconds for a process to import the task, build the model and list the parts
-GRACE = 2.0  # for one that is told to end
-TICK = 1.0
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
-GONE = object()
+TICK = 0.5
 
 
 class InProcess:
-    """One job after the other, here; so none can be given up when it takes too long."""
+    """Does one job after the other, here; none can be given up when it takes too long."""
 
-    def __init__(self, evaluate: Callable[[Job], list[Score]]) -> None:
-        self._evaluate = evaluate
+    def __init__(self, scorer: PartScorer) -> None:
+        self._scorer = scorer
 
-    def run(self, jobs: Sequence[Job], until: float | None = None) -> Iterator[tuple[int, Result]]:
-        """Each job's index and result; none is begun once the clock is past `until`."""
+    def store(self, weights: Tensor) -> Tensor:
+        return weights.clone()
+
+    def discard(self, stored: Tensor | Path) -> None: ...
+
+    def run(self, jobs: Iterable[Job], until: float | None = None) -> Iterator[tuple[int, Result]]:
+        """Yield each job's index and result; begin none once the clock is past `until`."""
         for index, job in enumerate(jobs):
             if until is not None and time.monotonic() > until:
                 return
             interrupts.stop_if_interrupted()  # the user's code may have swallowed it
-            yield index, outcome(self._evaluate, job)
+            yield index, self._scorer.try_score(job)
 
     def warm(self) -> None: ...
 
@@ -59,210 +58,161 @@ class InProcess:
 
 
 class Workers:
-    """The same in `count` processes, started when they are needed, each with its own model.
+    """Does jobs in `size` processes, each with its own model.
 
     A job that takes longer than `timeout` seconds for each of its parts has failed, and so has one
-    whose process dies; another takes that one's place.
+    whose process dies. Weights are written to a file once, for all jobs that need them.
     """
 
-    def __init__(self, recipe: Recipe, count: int, timeout: float | None) -> None:
+    def __init__(self, recipe: Recipe, size: int, timeout: float | None) -> None:
+        self._recipe, self._size, self._timeout = recipe, size, timeout
+        self._pool: ProcessPool | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="sewa-")
+        self._numbers = count()
+
+    def store(self, weights: Tensor) -> Path:
+        path = Path(self._folder.name, str(next(self._numbers)))
+        weights.numpy().tofile(path)
+        return path
+
+    def discard(self, stored: Tensor | Path) -> None:
+        if isinstance(stored, Path):
+            stored.unlink(missing_ok=True)
+
+    def run(self, jobs: Iterable[Job], until: float | None = None) -> Iterator[tuple[int, Result]]:
+        """Yield results as they come; what is under way when the clock is past `until` ends."""
+        queue = enumerate(jobs)
+        under_way: dict[Future[Result], tuple[int, Job]] = {}
         try:
-            self._recipe = pickle.dumps(recipe)
+            while until is None or time.monotonic() <= until:
+                # no more than there are processes: pebble ends a process to cancel its job
+                for index, job in islice(queue, self._size - len(under_way)):
+                    under_way[self._begin(job)] = index, job
+                if not under_way:
+                    return
+                left = None if until is None else until - time.monotonic()
+                for future in wait(under_way, left, FIRST_COMPLETED).done:
+                    index, job = under_way.pop(future)
+                    yield index, self._result(future, job)
+                interrupts.stop_if_interrupted()
+        finally:
+            for future in under_way:
+                future.cancel()
+
+    def _begin(self, job: Job) -> Future[Result]:
+        limit = None if self._timeout is None else self._timeout * len(job.parts)
+        future: Future[Result] = self._open().schedule(_score, (job,), timeout=limit)
+        return future
+
+    def _result(self, future: Future[Result], job: Job) -> Result:
+        try:
+            return future.result()
+        except ProcessExpired as error:
+            _end_group(error.pid)
+            return Failed(_cause(error.exitcode))
+        except TimeoutError:
+            assert self._timeout is not None
+            return Failed(f"took longer than {self._timeout * len(job.parts):g} s")
+
+    def warm(self) -> None:
+        """Have all processes ready: their start is no measure of what a part takes."""
+        self._open()
+
+    def _open(self) -> ProcessPool:
+        """Return a pool whose processes are ready; another where one broke while it was idle."""
+        if self._pool is not None and self._pool.active:
+            return self._pool
+        self._stop()
+        try:
+            recipe = pickle.dumps(self._recipe)
         except Exception as error:
             raise ConfigError(
                 f"workers: args cannot be sent to another process: {error}"
             ) from error
-        self._count = count
-        self._timeout = inf if timeout is None else timeout
-        self._workers: list[_Worker] = []
-        self._heard: SimpleQueue[tuple[_Worker, Any]] = SimpleQueue()
+        context = get_context("spawn")
+        ready = context.Semaphore(0)
+        self._pool = ProcessPool(self._size, 0, _start, (recipe, ready), context)
+        with _interrupts_blocked():  # which processes inherit: Ctrl-C is for us to answer
+            started = self._pool.active
+        end = time.monotonic() + READY
+        for _ in range(self._size):
+            while not ready.acquire(timeout=TICK):
+                started = started and self._pool.active
+                if not started or time.monotonic() > end:
+                    raise TaskError("workers: a process could not be started; ask for fewer")
+        return self._pool
 
-    def run(self, jobs: Sequence[Job], until: float | None = None) -> Iterator[tuple[int, Result]]:
-        """As they finish; what is under way when the clock is past `until` is given up."""
-        left, under_way = [*range(len(jobs))], dict[_Worker, int]()
-        try:
-            while left or under_way:
-                if until is not None and time.monotonic() > until:
-                    return
-                self._start(min(self._count, len(left) + len(under_way)))
-                for worker in [w for w in self._workers if w.state == "idle"][: len(left)]:
-                    under_way[worker] = index = self._next(worker, jobs, left)
-                    left.remove(index)
-                    job = jobs[index]
-                    worker.begin(job, self._timeout * len(job.parts))
-                for worker, answer in self._hear(until):
-                    if worker in under_way:
-                        yield under_way.pop(worker), answer
-        finally:
-            for worker in under_way:
-                self._kill(worker)
-
-    def _next(self, worker: _Worker, jobs: Sequence[Job], left: Sequence[int]) -> int:
-        """Prefer weights that this worker has, then those that no other has: few are sent twice."""
-        others = [other for other in self._workers if other is not worker]
-
-        def cost(index: int) -> tuple[bool, bool]:
-            job = jobs[index]
-            return not worker.has(job.weights), any(other.has(job.weights) for other in others)
-
-        return min(left, key=cost)
-
-    def warm(self) -> None:
-        """Have them ready: what it takes to start them is no measure of what a part takes."""
-        self._start(self._count)
-        while any(worker.state == "starting" for worker in self._workers):
-            for _ in self._hear(None):
-                pass
+    def _stop(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()  # type: ignore[no-untyped-call]
+            self._pool.join()
+            self._pool = None
 
     def close(self) -> None:
-        idle = [worker for worker in self._workers if worker.state == "idle"]
-        for worker in idle:
-            worker.tell_to_end()
-        end = time.monotonic() + GRACE
-        with suppress(TimeoutExpired):
-            for worker in idle:
-                worker.process.wait(max(0.0, end - time.monotonic()))
-        for worker in [*self._workers]:
-            self._kill(worker)
-
-    def _start(self, wanted: int) -> None:
-        for worker in [*self._workers]:
-            if worker.state == "idle" and worker.process.poll() is not None:
-                self._kill(worker)  # has died, and no job is to blame
-        while len(self._workers) < wanted:
-            try:
-                self._workers.append(_Worker(self._recipe, self._heard))
-            except OSError as error:
-                raise ConfigError(f"workers: no process can be started: {error}") from error
-
-    def _kill(self, worker: _Worker) -> str:
-        """What it died of."""
-        self._workers.remove(worker)
-        return worker.kill()
-
-    def _hear(self, until: float | None) -> Iterator[tuple[_Worker, Result]]:
-        """Waits for a while; results that there are then, if any."""
-        soonest = min([inf if until is None else until, *(w.deadline for w in self._workers)])
-        try:
-            wait = min(max(soonest - time.monotonic(), 0.0), TICK)
-            worker, answer = self._heard.get(timeout=wait)
-        except Empty:
-            yield from self._find_late()
-            return
-        if worker not in self._workers:
-            return  # it was killed before it could be heard
-        if isinstance(answer, Exception):
-            self._kill(worker)
-            raise answer
-        if answer is GONE:
-            yield worker, self._lost(worker)
-            return
-        is_result = worker.state == "busy"
-        worker.state, worker.deadline = "idle", inf
-        if is_result:
-            yield worker, answer
-
-    def _find_late(self) -> Iterator[tuple[_Worker, Result]]:
-        for worker in [*self._workers]:
-            if worker.is_silent:
-                yield worker, self._lost(worker)
-            elif time.monotonic() > worker.deadline:
-                self._kill(worker)
-                if worker.state == "starting":
-                    raise TaskError(
-                        f"a worker was not ready after {READY:g} s: importing the task, "
-                        "build_model() or the list of parts hangs"
-                    )
-                yield worker, Failure(f"took longer than {worker.limit:g} s", is_task=False)
-
-    def _lost(self, worker: _Worker) -> Failure:
-        cause = self._kill(worker)
-        if worker.state == "starting":
-            raise TaskError(f"a worker could not be started: {cause}; ask for fewer of them")
-        return Failure(cause, is_task=False)
+        self._stop()
+        self._folder.cleanup()
 
 
-class _Worker:
-    """A process, and the thread that talks to it; its answers are put into `heard`."""
+def _cause(code: int) -> str:
+    """Say what a process died of."""
+    if code >= 0:
+        return f"the process ended with exit code {code}"
+    why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
+    return f"the process was killed (signal {-code}){why}"
 
-    def __init__(self, recipe: bytes, heard: SimpleQueue[tuple[_Worker, Any]]) -> None:
-        self.process = Popen(
-            [sys.executable, "-c", START, *sys.path],
-            stdin=PIPE,
-            stdout=PIPE,
-            env={**os.environ, **dict.fromkeys(THREADS, "1"), **KEEP_MEMORY},
-            start_new_session=True,
-        )
-        self.state: Literal["starting", "idle", "busy"] = "starting"
-        self.limit = READY  # seconds for what it is at
-        self.deadline = time.monotonic() + READY
-        self._held: tuple[Tensor, int] | None = None  # the weights that it has, as they were
-        self._heard = heard
-        self._requests: SimpleQueue[Any] = SimpleQueue()
-        self._requests.put(recipe)
-        self._thread = Thread(target=self._talk, daemon=True)
-        self._thread.start()
 
-    def begin(self, job: Job, limit: float) -> None:
-        self.state, self.limit, self.deadline = "busy", limit, time.monotonic() + limit
-        weights = None if self.has(job.weights) else job.weights.detach().contiguous().numpy()
-        self._held = job.weights, job.weights._version  # torch counts changes in place
-        self._requests.put((weights, job.kind, job.parts))
+def _end_group(leader: int) -> None:
+    with suppress(OSError, AttributeError):  # it has ended; a system without groups
+        os.killpg(leader, signal.SIGKILL)
 
-    def has(self, weights: Tensor) -> bool:
-        if self._held is None:
-            return False
-        return self._held[0] is weights and self._held[1] == weights._version
 
-    def tell_to_end(self) -> None:
-        self._requests.put(None)
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def kill(self) -> str:
-        """Whatever it is at. Returns what it had died of."""
-        self._kill_group()
-        with suppress(TimeoutExpired):  # a disk or a driver may keep it for longer
-            self.process.wait(GRACE)
-        self._requests.put(None)  # for the thread, which may be waiting for a request
-        self._thread.join(GRACE)
-        if not self._thread.is_alive():
-            for stream in (self.process.stdin, self.process.stdout):
-                with suppress(OSError):
-                    cast(IO[bytes], stream).close()
-        code = self.process.returncode
-        if code is None or code >= 0:
-            return f"the process ended with exit code {code}"
-        why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
-        return f"the process was killed (signal {-code}){why}"
 
-    def _kill_group(self) -> None:
-        if hasattr(os, "killpg"):
-            with suppress(OSError):  # they are all gone
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()
+# ---- in a worker's process -------------------------------------------------------------------
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether it is dead, and its pipe held open by what the user's code has started."""
-        if self.process.poll() is None:
-            return False
-        self._kill_group()
-        self._thread.join(TICK)
-        return self._thread.is_alive()
+_scorer: PartScorer | Exception | None = None  # of this process
 
-    def _talk(self) -> None:
-        requests, answers = self.process.stdin, self.process.stdout
-        assert requests is not None
-        assert answers is not None
-        try:
-            for line in answers:
-                if line == HELLO:
-                    break
-            while True:
-                request = self._requests.get()
-                pickle.dump(request, requests, protocol=5)
-                requests.flush()
-                if request is None:
-                    return
-                self._heard.put((self, pickle.load(answers)))
-        except Exception:  # a closed pipe, half an answer
-            self._heard.put((self, GONE))
+
+def _start(recipe: bytes, ready: Any) -> None:
+    """Open what jobs need. An exception is kept for the first job, which reports it."""
+    global _scorer
+    os.dup2(2, 1)  # what the user's code prints
+    sys.stdout = sys.stderr
+    if hasattr(os, "setsid"):
+        os.setsid()  # a group, which ends with all that the user's code has started
+        signal.signal(signal.SIGTERM, _end_own_group)
+    Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        _scorer = pickle.loads(recipe).open()
+    except Exception as error:
+        _scorer = error
+    ready.release()
+
+
+def _end_own_group(*_: object) -> None:
+    _end_group(0)
+    os._exit(1)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    _end_own_group()
+
+
+def _score(job: Job) -> Result:
+    if isinstance(_scorer, Exception):
+        raise _scorer
+    assert _scorer is not None
+    return _scorer.try_score(job)

@@ -1,18 +1,16 @@
-"""What solvers by a metric share: the one to beat, the duel in the end, what is said of it all.
+"""What solvers by a metric share: the incumbent, the duel at the end, and the outcome.
 
-The winner of many is lucky: on the parts that made it the winner it looks better than it is. So it
-is not taken for its lead. Some parts are kept from every search. On these it meets the incumbent,
-which is written unless they show the leader to be better. The incumbent is the choice by the loss
-or one that the user names, else the better of the last checkpoint and the best baseline.
+The winner of many is lucky: on the parts that made it the winner it looks better than it is. So
+some parts are kept from every search. On these the leader meets the incumbent, which is written
+unless they confirm that the leader is better. The incumbent is the choice by the loss or one that
+the user names, else the better of the last checkpoint and the best baseline.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,17 +21,16 @@ from sewa_cli.objective.board import Average, Board, Spent
 from sewa_cli.objective.evidence import evidence, is_shown
 from sewa_cli.report.metric import Entry, State
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import LEARNED, Choice, Problem, mask
+from sewa_cli.solvers import LEARNED, Choice, Problem
 from sewa_cli.text import finite, with_K
 
-FEWEST = 25  # parts; with fewer no lead could be shown to be more than luck
+FEWEST_TO_CONFIRM = 25  # parts; with fewer no lead could be shown to be more than luck
 SEARCHED = 0.6  # of the parts; the others are for the duel
-SHOWN = 100  # entries in the report
-IDLE = 20  # rounds that ask for less than one thing each that is not known: it has settled
-STRIDE = 8  # parts of a duel that one meets before the other does: it may end at any moment
-LEAST = 2  # parts on which averages meet at all
-SAME = 8  # parts with one and the same score, from which on they count as one part
-NOT_SIMPLE = ("by loss", "mask", "blend", "tilt", "swap")  # as names of what was searched for begin
+LISTED = 100  # entries in the report
+STRIDE = 8  # parts of a duel on which one is scored before the other is: it may end at any moment
+LEAST = 2  # parts on which averages are compared at all
+SAME = 8  # equal scores of one average, from which on all its parts count as one
+NOT_SIMPLE = ("by loss", "mask", "blend", "tilt", "swap")  # how names of learned averages begin
 
 
 @dataclass(frozen=True)
@@ -52,196 +49,187 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """For the report, beside the choice itself."""
+    """How a contest ended, for the report.
+
+    baseline  the best one besides the last checkpoint and the incumbent
+    crowned   whether the duel confirmed that the leader is better; None: there are too few parts
+    ahead     by how much the leader was better, in the mean over the `dueled` parts of the duel
+    unspent   why evaluations of the budget are left
+    """
 
     taken: Entrant
     incumbent: Entrant
     leader: Entrant
-    baseline: Entrant | None  # the best one besides the last checkpoint and the incumbent
+    baseline: Entrant | None
     crowned: bool | None
     evidence: float
-    ahead: float | None  # how far the leader was, in the mean over the duel's parts
-    dueled: int  # parts of the duel
-    unspent: str | None  # why evaluations of the budget are left
+    ahead: float | None
+    dueled: int
+    unspent: str | None
     entries: list[Entry]
 
 
+@dataclass
 class Contest:
-    """Averages on one board."""
+    """Averages on one board.
 
-    def __init__(self, problem: Problem, K: int) -> None:
-        assert problem.board is not None
-        self.board: Board = problem.board
-        self.problem = problem
-        self.k = problem.trajectory.k
-        generator = torch.Generator().manual_seed(problem.seed)
-        order: list[int] = torch.randperm(self.board.parts, generator=generator).tolist()
-        self.few = self.board.parts < FEWEST
-        cut = len(order) if self.few else int(SEARCHED * len(order))
-        self.searched, self.fresh = order[:cut], order[cut:]
-        self._turn = 0
-        self._spent: deque[int] = deque(maxlen=IDLE)
-        self.by_loss = None if problem.by_loss is None else problem.by_loss(K)
-        self.last = Entrant("last", None, tuple(mean_of([self.k - 1], self.k)))
-        self._baselines = {
-            tuple(c): Entrant(*name, tuple(c))
-            for name, c in family(self.k, K).items()
-            if K in (AUTO, sum(weight != 0 for weight in c))
-        }
-        self.incumbent = self._incumbent()
-        self.entrants = {self.last.average: self.last}
-        if self.by_loss is not None:
-            average = tuple(self.by_loss.coefficients)
-            self.entrants[average] = Entrant("by loss", None, average)
-        self.entrants[self.incumbent.average] = self.incumbent
-        if self.board.seconds is not None:
-            self._find_pace()
+    by_loss    what would be chosen without the metric, where the task has a loss
+    baselines  by their coefficients
+    searched   parts that searches use; the `fresh` ones are for the duel
+    entrants   all that took part, by their coefficients
+    """
 
-    def _find_pace(self) -> None:
-        """How many evaluations there is time for. The first ones make what is made only once."""
+    problem: Problem
+    board: Board
+    by_loss: Choice | None
+    last: Entrant
+    incumbent: Entrant
+    baselines: Mapping[Average, Entrant]
+    searched: list[int]
+    fresh: list[int]
+    entrants: dict[Average, Entrant]
+
+    @property
+    def k(self) -> int:
+        return self.problem.trajectory.k
+
+    @property
+    def has_few_parts(self) -> bool:
+        return self.board.parts < FEWEST_TO_CONFIRM
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the best baseline may be written without being confirmed."""
+        return self.by_loss is None and self.problem.incumbent is None
+
+    def enter(self, name: str, K: int | None, coefficients: Sequence[float]) -> Entrant:
+        """Add an average; one that is there already keeps its first name."""
+        average = tuple(coefficients)
+        return self.entrants.setdefault(average, Entrant(name, K, average))
+
+    def mark(self, entrant: Entrant, state: State) -> None:
+        self.entrants[entrant.average] = replace(entrant, state=state)
+
+    def allowance(self, share: float, of: float | None = None) -> Callable[[], int]:
+        """Return a function that counts the evaluations left of a share of the budget.
+
+        `of`: the share of all searches. They have more where a duel cannot use the rest.
+        """
+        board = self.board
+        parts = board.parts if self.has_few_parts else len(self.fresh)
+
+        def left() -> int:
+            mine = max(share * board.total, share / (of or share) * (board.total - 2 * parts))
+            return min(board.left, int(mine) - board.spent)
+
+        return left
+
+    def lead(self, one: Entrant, over: Entrant, parts: Sequence[int] | None = None) -> Tensor:
+        """Return by how much it is better, part by part, on those that both were asked on."""
+        both = {*self.board.parts_of(one.average)} & {*self.board.parts_of(over.average)}
+        some = (*self.searched, *self.fresh) if parts is None else parts
+        return self.board.leads(one.average, over.average, [part for part in some if part in both])
+
+    def best(self, some: Sequence[Entrant]) -> Entrant:
+        """Return the best by the parts that all of them have; the incumbent where it is level."""
+        rows = [{*self.board.parts_of(entrant.average)} for entrant in some]
+        order = (*self.searched, *self.fresh)
+        common = [part for part in order if all(part in row for row in rows)]
+        first = sorted(some, key=lambda entrant: entrant.average != self.incumbent.average)
+        return min(first, key=lambda entrant: self.board.rank(entrant.average, common))
+
+    def best_of_most_asked(self, some: Sequence[Entrant]) -> Entrant | None:
+        """Return the best of those that were asked on the most parts: over few, luck decides."""
+        counts = {entrant: len(self.board.parts_of(entrant.average)) for entrant in some}
+        most = max(counts.values(), default=0)
+        return self.best([e for e, count in counts.items() if count == most]) if most else None
+
+    def find_pace(self) -> None:
+        """Time evaluations for a budget in seconds, after those that make what is made once."""
         board, average = self.board, self.incumbent.average
         more = self.searched[LEAST : LEAST + board.abreast]
         with suppress(Spent):
             board.ask([(average, self.searched[:LEAST])])
             if len(more) == board.abreast < board.left:
-                board.forget_pace()
                 board.ask([(average, more)])
 
-    def _incumbent(self) -> Entrant:
-        """The last checkpoint, where a baseline may yet turn out to be better."""
-        if self.problem.incumbent is not None:
-            name, coefficients = self.problem.incumbent
-            return Entrant(*name, tuple(coefficients))
-        if self.by_loss is not None:
-            return Entrant("by loss", None, tuple(self.by_loss.coefficients))
-        return self.last
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the best baseline may be written without being shown to be better."""
-        return self.by_loss is None and self.problem.incumbent is None
-
-    def _best_baseline(self) -> Entrant | None:
-        """The best by the parts that all those share which were asked on the most.
-
-        By the few parts that those have too who were set aside early, luck would decide.
-        """
-        parts = {
-            entrant: len(self.board.parts_of(average))
-            for average, entrant in self._baselines.items()
-            if average not in (self.last.average, self.incumbent.average)
-        }
-        most = max(parts.values(), default=0)
-        front = [entrant for entrant, count in parts.items() if count == most > 0]
-        return self.best(front) if front else None
-
-    def enter(self, name: str, K: int | None, coefficients: Sequence[float]) -> Entrant:
-        """The same average is entered once, under its first name."""
-        average = tuple(coefficients)
-        if average not in self.entrants:
-            self.entrants[average] = Entrant(name, K, average)
-        return self.entrants[average]
-
-    def mark(self, entrant: Entrant, state: State) -> None:
-        self.entrants[entrant.average] = replace(entrant, state=state)
-
-    def ahead(
-        self, entrant: Entrant, parts: Sequence[int] | None = None, over: Entrant | None = None
-    ) -> Tensor:
-        """By how much, part by part, on those that `over`, the incumbent, was asked on too."""
-        one, two = (over or self.incumbent).average, entrant.average
-        both = {*self.board.parts_of(one)} & {*self.board.parts_of(two)}
-        some = (*self.searched, *self.fresh) if parts is None else parts
-        return self.board.differences(one, two, [part for part in some if part in both])
-
-    def next_parts(self, count: int) -> list[int]:
-        """Of those to search by, round and round: no part has its say more often than others."""
-        some = [self.searched[(self._turn + n) % len(self.searched)] for n in range(count)]
-        self._turn = (self._turn + count) % len(self.searched)
-        return list(dict.fromkeys(some))
-
-    def goes_on(self) -> bool:
-        """Whether rounds of a search still ask for what is not known; to be asked before each."""
-        spent = self.board.spent
-        self._spent.append(spent)
-        if len(self._spent) < IDLE or spent - self._spent[0] >= IDLE:
-            return True
-        self.problem.events.note(
-            f"the search has settled after {spent} evaluations; what is left of the budget is for "
-            "the duel"
-        )
-        return False
-
-    def score_masks(self, masks: Tensor, count: int) -> Tensor | None:
-        """Mean losses [M] of masks [M, k], all on the same parts. None: each of these is bad."""
-        averages = [tuple(mean_of(m.nonzero().flatten().tolist(), self.k)) for m in masks]
-        parts = self.next_parts(count)
-        self.board.ask([(average, parts) for average in averages])
-        bad = self.board.bad
-        some = [part for part in parts if part not in bad]
-        if not some or not self.board.has_scores:
-            return None
-        return torch.tensor([self.board.mean(a, some) for a in averages], dtype=torch.float64)
-
-    def crown_mask(self, order: Tensor, K: int, history: list[float], **found: Any) -> Choice:
-        """The K largest, if anything was learned; `found`: what else is worth reporting."""
-        leader = self.incumbent
-        if self.is_open:  # a search among masks has asked no baseline
-            both = self.last, self.enter("latest", K, mean_of(range(self.k - K, self.k), self.k))
-            with suppress(Spent):
-                for part in self.next_parts(min(len(self.searched), self.board.left // 6)):
-                    self.board.ask([(entrant.average, [part]) for entrant in both])
-        if history:
-            leader = self.enter("mask", K, mean_of(mask.largest(order, K), self.k))
-        return self.crown(leader).but(history=history, **found)
-
-    def best(self, some: Sequence[Entrant]) -> Entrant:
-        """By the mean over the parts that all of them have; the incumbent where it is level."""
-        rows = [{*self.board.parts_of(entrant.average)} for entrant in some]
-        order = (*self.searched, *self.fresh)
-        common = [part for part in order if all(part in row for row in rows)]
-        first = sorted(some, key=lambda entrant: entrant.average != self.incumbent.average)
-        return min(first, key=lambda entrant: self.board.mean(entrant.average, common))
-
-    def crown(self, leader: Entrant) -> Choice:
-        """The duel, with what is left of the budget; then what is taken.
+    def decide(self, leader: Entrant) -> Choice:
+        """Spend what is left of the budget on the duel, and choose by it.
 
         Where parts are few all of them were searched, and the mean is all that there is. Between
         the last checkpoint and the best baseline the mean decides, however many parts there are.
         """
-        baseline, rest = self._best_baseline(), [self.last]
-        if self.is_open and baseline is not None:
-            rest.append(baseline)
-            is_baseline = leader.average == baseline.average
-            self.incumbent = self.last if is_baseline else self.best(rest)
+        others = (self.last.average, self.incumbent.average)
+        baseline = self.best_of_most_asked(
+            [entrant for average, entrant in self.baselines.items() if average not in others]
+        )
+        free = [self.last, baseline] if baseline else [self.last]
+        if self.is_open:
+            is_baseline = baseline is not None and leader.average == baseline.average
+            self.incumbent = self.last if is_baseline else self.best(free)
         rival: Entrant | None = self.incumbent
         if is_same := leader.average == self.incumbent.average:
             rival = self.last if leader.average != self.last.average else baseline
-        ahead = torch.zeros(0, dtype=torch.float64)
+        lead = torch.zeros(0, dtype=torch.float64)
         if rival is not None:
-            dueled = self._duel(leader, rival)
-            ahead = ahead if is_same else dueled
+            self._duel(leader, rival)
+            if not is_same:
+                lead = self.lead(leader, rival, self._parts_of_duel)
         self.board.check()
-        few = self.few or self._are_one_part(leader)
-        crowned = None if few else is_shown(ahead)
-        by = float(ahead.mean()) if len(ahead) else None
-        is_better = by is not None and by > 0
-        taken = self.best(rest) if self.is_open else self.incumbent
-        if is_better if few else crowned:
+        cannot_confirm = self.has_few_parts or self._ignores_parts(leader)
+        confirmed = None if cannot_confirm else is_shown(lead)
+        by = float(lead.mean()) if len(lead) else None
+        is_better = (by or 0) > 0 if cannot_confirm else confirmed
+        taken = self.best(free) if self.is_open else self.incumbent
+        if is_better:
             taken = leader
         outcome = Outcome(
             taken,
             self.incumbent,
             leader,
             baseline,
-            crowned,
-            1.0 if few else evidence(ahead),
+            confirmed,
+            1.0 if cannot_confirm else evidence(lead),
             by,
-            len(ahead),
+            len(lead),
             self._why_unspent(leader, rival),
             self._entries(leader, taken),
         )
-        return self._choice(taken, outcome)
+        if self.by_loss is not None and taken.average == tuple(self.by_loss.coefficients):
+            return self.by_loss.but(outcome=outcome, expected=None)
+        name = LEARNED if taken.name.startswith(NOT_SIMPLE) else taken.label
+        return Choice(list(taken.average), name, outcome=outcome)
+
+    @property
+    def _parts_of_duel(self) -> list[int]:
+        return self.searched if self.has_few_parts else self.fresh
+
+    def _duel(self, leader: Entrant, rival: Entrant) -> None:
+        """Ask both on as many parts of the duel as the budget carries.
+
+        It does not end when it looks won: then one that wins often and rarely loses, but by much,
+        would mostly be ahead at some moment.
+        """
+        board, both = self.board, (rival.average, leader.average)
+        parts = self._parts_of_duel
+        if board.evaluations is not None:
+            parts = self._affordable(both, parts)
+        turns = [parts[start : start + STRIDE] for start in range(0, len(parts), STRIDE)]
+        # all at once, so that every worker has something to do; by the clock a few turns at a time,
+        # as long as there is time: nearly all that is cut off at its end has been scored for both
+        step = len(turns) if board.seconds is None else -(-board.abreast // STRIDE)
+        with suppress(Spent):
+            for n in range(0, len(turns), max(1, step)):
+                board.ask([(a, turn) for turn in turns[n : n + step] for a in both])
+
+    def _affordable(self, both: tuple[Average, Average], parts: list[int]) -> list[int]:
+        """Return the first parts, as many as the rest of the budget carries for both."""
+        known, left = [{*self.board.parts_of(a)} for a in both], self.board.left
+        for n, part in enumerate(parts):
+            left -= sum(part not in row for row in known)
+            if left < 0:
+                return parts[:n]
+        return parts
 
     def _why_unspent(self, leader: Entrant, rival: Entrant | None) -> str | None:
         board = self.board
@@ -249,16 +237,17 @@ class Contest:
             return None
         if rival is None:
             return "there was no other average to meet"
-        parts = {*(self.searched if self.few else self.fresh)} - board.bad
+        parts = {*self._parts_of_duel} - board.bad
         if all(parts.issubset(board.found.get(a.average, ())) for a in (leader, rival)):
             return f"the search has settled, and the duel has used all of its {len(parts)} parts"
         return "too few for another part of the duel"
 
-    def _are_one_part(self, leader: Entrant) -> bool:
-        """Whether each average has the same score on all parts: no two of them are evidence."""
-        both = self.incumbent.average, leader.average
-        rows = {a: self.board.losses(a, self.board.parts_of(a)) for a in self.board.found}
-        if any(len(rows.get(a, ())) < SAME for a in both):
+    def _ignores_parts(self, leader: Entrant) -> bool:
+        """Return whether each average has one score on all parts, which are then one."""
+        board = self.board
+        rows = {a: board.scores(a, board.parts_of(a)) for a in board.found}
+        compared = self.incumbent.average, leader.average
+        if any(len(rows.get(average, ())) < SAME for average in compared):
             return False
         if any(len(row) and float(row.min()) != float(row.max()) for row in rows.values()):
             return False
@@ -268,87 +257,73 @@ class Contest:
         )
         return True
 
-    def _duel(self, leader: Entrant, rival: Entrant) -> Tensor:
-        """How far the leader is ahead on parts that no search has seen, as many as can be asked.
-
-        It does not end when it looks won: then one that wins often and rarely loses, but by much,
-        would mostly be ahead at some moment.
-        """
-        board, parts = self.board, self.searched if self.few else self.fresh
-        both = rival.average, leader.average
-        some = parts if board.evaluations is None else self._affordable(both, parts)
-        turns = [some[start : start + STRIDE] for start in range(0, len(some), STRIDE)]
-        # all at once, so that every worker has something to do; by the clock a few turns at a time,
-        # as long as there is time: nearly all that is cut off at its end has been met by both
-        step = len(turns) if board.seconds is None else -(-board.abreast // STRIDE)
-        with suppress(Spent):
-            for n in range(0, len(turns), max(1, step)):
-                board.ask([(a, turn) for turn in turns[n : n + step] for a in both])
-        return self.ahead(leader, parts, rival)
-
-    def _affordable(self, both: tuple[Average, Average], parts: list[int]) -> list[int]:
-        """The first so many that the rest of the budget carries for both."""
-        known, left = [{*self.board.parts_of(a)} for a in both], self.board.left
-        for n, part in enumerate(parts):
-            left -= sum(part not in row for row in known)
-            if left < 0:
-                return parts[:n]
-        return parts
-
     def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
-        """Those that were asked on many parts first: a mean over few is no rival to theirs."""
-        listed = [e for e in self.entrants.values() if self.board.parts_of(e.average)]
-        listed.sort(
-            key=lambda e: (-len(self.board.parts_of(e.average)), self.board.mean(e.average))
-        )
+        """List those that were asked on many parts first: over few, luck decides."""
+        board = self.board
+        asked = [entrant for entrant in self.entrants.values() if board.parts_of(entrant.average)]
+        asked.sort(key=lambda e: (-len(board.parts_of(e.average)), board.rank(e.average)))
         always = {leader.average, taken.average, self.incumbent.average}
-        kept = [e for i, e in enumerate(listed) if i < SHOWN or e.average in always]
+        kept = [e for i, e in enumerate(asked) if i < LISTED or e.average in always]
         return [self._entry(entrant, leader, taken) for entrant in kept]
 
     def _entry(self, entrant: Entrant, leader: Entrant, taken: Entrant) -> Entry:
-        parts = self.board.parts_of(entrant.average)
-        losses, mean = self.board.losses(entrant.average, parts), self.board.mean(entrant.average)
-        has_failed, ahead = self.board.has_failed(entrant.average), self.ahead(entrant)
-        state = entrant.state
-        if entrant.average in (taken.average, leader.average):
-            state = "taken" if entrant.average == taken.average else "leading"
+        board, average = self.board, entrant.average
+        parts = board.parts_of(average)
+        scores, lead = board.scores(average, parts), self.lead(entrant, self.incumbent)
+        has_failed, state = board.has_failed(average), entrant.state
+        if average in (taken.average, leader.average):
+            state = "taken" if average == taken.average else "leading"
         elif has_failed:
             state = "failed"
-        is_other = entrant.average != self.incumbent.average and len(ahead) > 0
-        spread = float(losses.std()) / len(losses) ** 0.5 if len(losses) > 1 else None
-        chosen = [i for i, c in enumerate(entrant.average) if c != 0]
+        is_other = average != self.incumbent.average and len(lead) > 0
+        error = float(scores.std()) / len(scores) ** 0.5 if len(scores) > 1 else None
+        chosen = [i for i, c in enumerate(average) if c != 0]
+        steps = self.problem.steps
         return Entry(
             name=entrant.name,
             K=entrant.K,
             size=len(chosen),
             selected=chosen,
-            selected_steps=[steps[i] for i in chosen] if (steps := self.problem.steps) else None,
-            coefficients=[entrant.average[i] for i in chosen],
+            selected_steps=[steps[i] for i in chosen] if steps else None,
+            coefficients=[average[i] for i in chosen],
             parts=len(parts),
-            score=None if has_failed else finite(mean),
-            error=None if has_failed else finite(spread),
-            ahead=finite(float(ahead.mean())) if is_other else None,
-            evidence=finite(evidence(ahead)) if is_other else None,
+            score=None if has_failed else finite(board.mean(average)),
+            error=None if has_failed else finite(error),
+            ahead=finite(float(lead.mean())) if is_other else None,
+            evidence=finite(evidence(lead)) if is_other else None,
             state=state,
         )
 
-    def _choice(self, taken: Entrant, outcome: Outcome) -> Choice:
-        if self.by_loss is not None and taken.average == tuple(self.by_loss.coefficients):
-            return self.by_loss.but(outcome=outcome, expected=None)
-        name = LEARNED if taken.name.startswith(NOT_SIMPLE) else taken.label
-        return Choice(list(taken.average), name, outcome=outcome)
 
-
-def within(share: float, contest: Contest, of: float | None = None) -> Callable[[], int]:
-    """Return a function that tells how many evaluations are left of a share of the budget.
-
-    `of`: what all searches have of it. They have more where a duel cannot use the rest.
-    """
-    board = contest.board
-    parts = board.parts if contest.few else len(contest.fresh)
-
-    def left() -> int:
-        mine = max(share * board.total, share / (of or share) * (board.total - 2 * parts))
-        return min(board.left, int(mine) - board.spent)
-
-    return left
+def open_contest(problem: Problem, K: int) -> Contest:
+    """Divide the parts, let the loss choose where there is one, and settle the incumbent."""
+    board, k = problem.board, problem.trajectory.k
+    assert board is not None
+    generator = torch.Generator().manual_seed(problem.seed)
+    order: list[int] = torch.randperm(board.parts, generator=generator).tolist()
+    cut = len(order) if board.parts < FEWEST_TO_CONFIRM else int(SEARCHED * len(order))
+    by_loss = None if problem.by_loss is None else problem.by_loss(K)
+    known = [last := Entrant("last", None, tuple(mean_of([k - 1], k)))]
+    if by_loss is not None:
+        known.append(Entrant("by loss", None, tuple(by_loss.coefficients)))
+    if problem.incumbent is not None:
+        name, coefficients = problem.incumbent
+        known.append(Entrant(*name, tuple(coefficients)))
+    contest = Contest(
+        problem,
+        board,
+        by_loss,
+        last,
+        incumbent=known[-1],
+        baselines={
+            tuple(c): Entrant(*name, tuple(c))
+            for name, c in family(k, K).items()
+            if K in (AUTO, sum(weight != 0 for weight in c))
+        },
+        searched=order[:cut],
+        fresh=order[cut:],
+        entrants={entrant.average: entrant for entrant in known},
+    )
+    if board.seconds is not None:
+        contest.find_pace()
+    return contest

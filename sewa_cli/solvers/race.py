@@ -1,11 +1,11 @@
 """A race of averages by a metric: many start, the budget goes to those that lead.
 
-Who starts: the choice by the loss where there is one, the baselines, stretches of the run and
-single checkpoints; where there is no loss, random masks too. All meet the same parts in the same
-order. In each heat all that are left are asked on more parts, at least twice as many; who is worse
-than the leader beyond doubt (an anytime-valid test, for all of them at once) is dropped, and of the
-rest the better half goes on, or fewer where the budget carries no more. Then small changes of the
-winner are tried; then it meets the incumbent (`contest`).
+These start: the choice by the loss where there is one, the baselines, stretches of the run and
+single checkpoints; where there is no loss, random masks too. All are asked on the same parts in the
+same order. In each heat all that are left are asked on more parts, at least twice as many. Those
+that are significantly worse than the leader (an anytime-valid test, for all of them at once) are
+dropped, and of the rest the better half goes on, or fewer where the budget carries no more. Then
+small changes of the winner are tried; then it meets the incumbent (`contest`).
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
 
 import torch
 from pydantic import Field
 
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import Name, family, grid, ladder
-from sewa_cli.objective.board import Average, Spent
+from sewa_cli.objective.board import Spent
 from sewa_cli.objective.evidence import SURE, evidence
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
-from sewa_cli.solvers.contest import LEAST, Contest, Entrant, within
+from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest
 
 STRETCHES = (2, 4)  # the run in so many pieces
 WINDOWS = 32  # stretches of K checkpoints, from one end of the run to the other
@@ -48,22 +47,23 @@ class Race(Solver):
     settings: Settings
 
     def choose(self, problem: Problem, K: int) -> Choice:
-        """The rest of the budget is for the duel."""
-        contest = Contest(problem, K)
-        settings, leader = self.settings, None
+        """Run heats, then change the winner; the rest of the budget is for the duel."""
+        contest, settings, leader = open_contest(problem, K), self.settings, None
+        search = settings.heats + settings.changes
+        heats, changes = (contest.allowance(share, search) for share in (settings.heats, search))
         with suppress(Spent):
-            search = settings.heats + settings.changes
-            heats, changes = (within(share, contest, search) for share in (settings.heats, search))
             alive, parts = _run_heats(contest, _start(contest, K, heats()), heats)
             leader = _change(contest, alive, parts, changes, K)
-        return contest.crown(leader or _leading(contest))
+        if leader is None:  # the budget ended before there was a winner
+            leader = contest.best_of_most_asked([*contest.entrants.values()])
+        return contest.decide(leader or contest.incumbent)
 
 
 def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
-    """The incumbent first; the first heat leaves half of the heats' budget to the others.
+    """Enter the incumbent first, and as many others as the first heat has half of the budget for.
 
-    Of single checkpoints at most as many as there are others, and if not all can start, a third of
-    those that do: what is good may be without the end of the run, and no average may be.
+    At most half are single checkpoints, and a third if not all can start: the good ones may lack
+    the end of the run, and an average need not be good.
     """
     most = max(3, budget // (2 * min(LEAST, len(contest.searched))))
     first = list(dict.fromkeys((contest.incumbent, *contest.entrants.values())))
@@ -78,13 +78,13 @@ def _start(contest: Contest, K: int, budget: int) -> list[Entrant]:
 
 
 def _thinned(some: list[Named], most: int) -> list[Named]:
-    """As many as may be, from all over the list, the first of them first."""
+    """Take at most so many, from all over the list and in its order."""
     count = min(len(some), max(most, 0))
     return [some[n * len(some) // count] for n in range(count)]
 
 
 def _singles(contest: Contest, count: int) -> Iterator[Named]:
-    """Checkpoints alone, from one end of the run to the other; the first half is spread too."""
+    """Yield single checkpoints from all over the run; the first half of them are spread too."""
     k = contest.k
     order = (0, *range(count - 1, 0, -2), *range(count - 2, 0, -2)) if count > 1 else ()
     for i in dict.fromkeys(round(n * (k - 1) / (count - 1)) for n in order):
@@ -139,8 +139,8 @@ def _named(name: Name, k: int) -> list[float]:
 def _run_heats(
     contest: Contest, alive: list[Entrant], left: Callable[[], int]
 ) -> tuple[list[Entrant], list[int]]:
-    """Those that are still in it, best first, and the parts that all of them have."""
-    board, n, started = contest.board, 0, len(alive)
+    """Return those that are left, best first, and the parts that all of them were asked on."""
+    board, incumbent, n, started = contest.board, contest.incumbent.average, 0, len(alive)
     while len(alive) > 1 and n < len(contest.searched):
         heats = max(1, math.ceil(math.log2(len(alive))))
         more = max(left() // heats // len(alive), n or LEAST)
@@ -149,52 +149,47 @@ def _run_heats(
         n = min(n + more, len(contest.searched))
         # all on a few parts first, and after the incumbent single checkpoints: if one has exploded,
         # what it is not in shows that the rest have not; if nothing works, that is soon known
-        asked = sorted(alive, key=partial(_turn, contest.incumbent.average))
+        asked = sorted(
+            alive, key=lambda e: (e.average != incumbent, sum(c != 0 for c in e.average))
+        )
         board.ask([(e.average, contest.searched[:m]) for m in (LEAST, n) for e in asked])
-        if not (parts := _good(contest, contest.searched[:n])):
-            continue  # none of them has a score, whoever is asked
+        if not (parts := _good(contest, n)):
+            continue  # no average has a score on any of them
         leader = contest.best(alive)
-        alive.sort(key=lambda entrant: board.mean(entrant.average, parts))
+        alive.sort(key=lambda entrant: board.rank(entrant.average, parts))
         for entrant in list(alive):
-            behind = board.differences(entrant.average, leader.average, parts)
-            if entrant is not leader and evidence(behind) >= SURE * started:
+            lead = board.leads(leader.average, entrant.average, parts)
+            if entrant is not leader and evidence(lead) >= SURE * started:
                 contest.mark(entrant, "dropped")
                 alive.remove(entrant)
         front = _how_many(len(alive), n, left())
-        for entrant in alive[front:]:
-            if entrant.average != contest.incumbent.average:
-                contest.mark(entrant, "set aside")
-        kept = [
-            *alive[:front],
-            *(e for e in alive[front:] if e.average == contest.incumbent.average),
-        ]
-        if len(kept) == len(alive):
+        behind = [e for e in alive[front:] if e.average != incumbent]
+        for entrant in behind:
+            contest.mark(entrant, "set aside")
+        if not behind:
             break
-        alive = kept
-    return alive, _good(contest, contest.searched[:n])
-
-
-def _turn(incumbent: Average, entrant: Entrant) -> tuple[bool, int]:
-    return entrant.average != incumbent, sum(c != 0 for c in entrant.average)
+        alive = [entrant for entrant in alive if entrant not in behind]
+    return alive, _good(contest, n)
 
 
 def _how_many(alive: int, parts: int, budget: int) -> int:
-    """Who go on: half of them, or as many as can be halved to the end and meet twice the parts."""
+    """Return how many go on: half, or as many as the budget carries to the end of the race."""
     most = max(2, math.ceil(alive / 2))
     while most > 2 and most * parts * math.ceil(math.log2(most)) > budget:
         most -= 1
     return most
 
 
-def _good(contest: Contest, parts: list[int]) -> list[int]:
+def _good(contest: Contest, count: int) -> list[int]:
+    """Return the first parts of the search, without those that fail for all."""
     bad = contest.board.bad
-    return [part for part in parts if part not in bad]
+    return [part for part in contest.searched[:count] if part not in bad]
 
 
 def _change(
     contest: Contest, alive: list[Entrant], parts: list[int], left: Callable[[], int], K: int
 ) -> Entrant:
-    """Changes of the winner, one after the other; one that is better is the next to be changed."""
+    """Try changes of the winner; one that is better is the next to be changed."""
     leader = contest.best(alive)
     random = torch.Generator().manual_seed(contest.problem.seed + 1)
     tried, changes = {entrant.average for entrant in alive}, 0
@@ -214,12 +209,12 @@ def _change(
 
 
 def _is_better(contest: Contest, entrant: Entrant, leader: Entrant, parts: list[int]) -> bool:
-    """By these parts; it is given up as soon as it is behind."""
+    """Compare on these parts; give up as soon as it is behind."""
     board = contest.board
     for share in (8, 4, 2, 1):
         some = parts[: max(1, len(parts) // share)]
         board.ask([(entrant.average, some)])
-        better = board.differences(leader.average, entrant.average, some)
+        better = board.leads(entrant.average, leader.average, some)
         if float(better.mean()) <= 0:
             return False
     error = float(better.std()) / len(better) ** 0.5 if len(better) > 1 else 0.0
@@ -229,7 +224,7 @@ def _is_better(contest: Contest, entrant: Entrant, leader: Entrant, parts: list[
 def _variants(
     contest: Contest, alive: list[Entrant], leader: Entrant, K: int, random: torch.Generator
 ) -> Iterator[tuple[str, list[float]]]:
-    """Means of those in front, more weight late or early; of a mask, one checkpoint for another."""
+    """Yield means of those in front, more weight late or early; of a mask, swaps of checkpoints."""
     k = contest.k
     c = torch.tensor(leader.average, dtype=torch.float64)
     if K == AUTO:
@@ -249,14 +244,6 @@ def _variants(
     for pair in torch.randperm(pairs, generator=random).tolist():
         out, new = chosen[pair // len(others)], others[pair % len(others)]
         yield "swap", mean_of([*(i for i in chosen if i != out), new], k)
-
-
-def _leading(contest: Contest) -> Entrant:
-    """Of those that were asked on the most parts; the budget ended before there was a winner."""
-    asked = {e: len(contest.board.parts_of(e.average)) for e in contest.entrants.values()}
-    most = max(asked.values(), default=0)
-    front = [entrant for entrant, count in asked.items() if count == most and count > 0]
-    return contest.best(front) if front else contest.incumbent
 
 
 register("race", Race)

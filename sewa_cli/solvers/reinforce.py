@@ -10,20 +10,24 @@ with c such that Σ s = K, as for Gumbel-softmax: always in {0 ≤ s ≤ 1, Σ s
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
+from itertools import cycle, islice
 from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
 from sewa_cli.solvers.adam import Adam
-from sewa_cli.solvers.contest import Contest, within
+from sewa_cli.solvers.contest import Contest, open_contest
 
 DECAY = 0.9  # of the running size of the advantages
+IDLE = 20  # iterations with less than one new evaluation each: the search has settled
 
 
 class Reinforce(Solver):
@@ -41,33 +45,66 @@ class Reinforce(Solver):
     settings: Settings
 
     def choose(self, problem: Problem, K: int) -> Choice:
-        settings, contest = self.settings, Contest(problem, K)
-        k = contest.k
+        settings, contest = self.settings, open_contest(problem, K)
+        k, board = contest.k, contest.board
         generator = torch.Generator().manual_seed(problem.seed)
         theta = torch.zeros(k, dtype=torch.float64)  # s = K/k: none is preferred at first
         adam, size = Adam(theta, settings.lr), 0.0
         history: list[float] = []
-        left = within(settings.search, contest)
+        parts = cycle(contest.searched)  # so that no part has its say more often than others
+        spent: deque[int] = deque(maxlen=IDLE)
+        left = contest.allowance(settings.search)
         with suppress(Spent):
-            while left() >= settings.samples and contest.goes_on():
+            while left() >= settings.samples:
+                spent.append(board.spent)
+                if len(spent) == IDLE and spent[-1] - spent[0] < IDLE:
+                    problem.events.note(
+                        f"the search has settled after {board.spent} evaluations; what is left of "
+                        "the budget is for the duel"
+                    )
+                    break
                 s = torch.sigmoid(mask.shifted_logits(theta, K))
                 masks = _draw(s, settings.samples, generator)
-                losses = contest.score_masks(masks, settings.parts)
-                if losses is None:
+                scores = _score(contest, masks, list(dict.fromkeys(islice(parts, settings.parts))))
+                if scores is None:
                     continue
-                history.append(float(losses.mean()))
-                advantage = (losses - losses.mean()) * len(losses) / (len(losses) - 1)
+                history.append(float(scores.mean()))
+                behind = board.criterion.lead(scores.mean(), scores)
+                advantage = behind * len(scores) / (len(scores) - 1)
                 now = float(advantage.square().mean())
                 size = now if size == 0.0 else DECAY * size + (1 - DECAY) * now
                 if size > 0:
                     theta = adam.step(_gradient(theta, K, masks, advantage / size**0.5))
         logits = mask.shifted_logits(theta, K)
-        final, details = torch.sigmoid(logits).tolist(), {"iterations": len(history)}
-        return contest.crown_mask(logits, K, history, probabilities=final, details=details)
+        leader = contest.incumbent
+        if contest.is_open:  # a search among masks has asked no baseline
+            both = contest.last, contest.enter("latest", K, mean_of(range(k - K, k), k))
+            with suppress(Spent):
+                for part in islice(parts, min(len(contest.searched), board.left // 6)):
+                    board.ask([(entrant.average, [part]) for entrant in both])
+        if history:
+            leader = contest.enter("mask", K, mean_of(mask.largest(logits, K), k))
+        return contest.decide(leader).but(
+            history=history,
+            probabilities=torch.sigmoid(logits).tolist(),
+            details={"iterations": len(history)},
+        )
+
+
+def _score(contest: Contest, masks: Tensor, parts: list[int]) -> Tensor | None:
+    """Return mean scores [M] of masks [M, k] on the same parts; None: all of these parts fail."""
+    board = contest.board
+    averages = [tuple(mean_of(m.nonzero().flatten().tolist(), contest.k)) for m in masks]
+    board.ask([(average, parts) for average in averages])
+    bad = board.bad
+    good = [part for part in parts if part not in bad]
+    if not good or not board.has_scores:
+        return None
+    return torch.tensor([board.mean(a, good) for a in averages], dtype=torch.float64)
 
 
 def _draw(s: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Masks [M, k] of at least one checkpoint each."""
+    """Draw masks [M, k] of at least one checkpoint each."""
     masks = torch.rand(count, len(s), dtype=torch.float64, generator=generator) < s
     empty = ~masks.any(dim=1)
     masks[empty, int(s.argmax())] = True
@@ -75,7 +112,7 @@ def _draw(s: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 
 def _gradient(theta: Tensor, K: int, masks: Tensor, advantage: Tensor) -> Tensor:
-    """Of the mean loss in θ [k]."""
+    """Return the gradient of the mean of what is minimised, in θ [k]."""
     with torch.enable_grad():
         leaf = theta.detach().requires_grad_(True)
         logits = mask.shifted_logits(leaf, K)

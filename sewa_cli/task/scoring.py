@@ -17,7 +17,6 @@ from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from sewa_cli.direction import Goal, loss_of
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task.fence import user_code
 from sewa_cli.text import few
@@ -63,8 +62,8 @@ class Scoring:
     name: str  # the function that gives the scores
     at_once: bool = False  # several parts in one call are faster than one by one
 
-    def losses(self, scores: Sequence[Score], metric: str, goal: Goal) -> list[float]:
-        """Return a loss for each score; a number without a name is the metric."""
+    def pick(self, scores: Sequence[Score], metric: str) -> list[float]:
+        """Return the metric of each part; a number without a name is the metric."""
         found = [score.get(metric, score.get("")) for score in scores]
         for score, value in zip(scores, found, strict=True):
             if value is None:
@@ -72,7 +71,7 @@ class Scoring:
                 raise ConfigError(
                     f"--metric {metric}: the task has no such metric; {self.name}() gives {given}"
                 )
-        return [loss_of(value, goal) for value in found if value is not None]
+        return [value for value in found if value is not None]
 
 
 def scoring_of(

@@ -13,13 +13,14 @@ import torch
 from helpers.tiny import Ended, Sewa
 from safetensors.torch import load_file
 
+from sewa_cli.direction import Criterion
 from sewa_cli.methods.family import family
 from sewa_cli.objective.judge import judge_by_metric
 from sewa_cli.present import show
 from sewa_cli.present.contest import verdict
 from sewa_cli.report.metric import Contest
 from sewa_cli.report.reading import read_any
-from sewa_cli.session.verdict import meet
+from sewa_cli.session.heldout import fill_failures
 from sewa_cli.text import with_K
 
 HEAD = """
@@ -98,21 +99,24 @@ def select(sewa: Sewa, *flags: object) -> tuple[dict[str, Any], Ended]:
 # ---- parts that fail ---------------------------------------------------------------------------
 
 
-def test_losses_meet_without_gaps() -> None:
-    """What fails for all is left out; what fails for one is worse than all there is."""
+def test_failures_are_filled_in() -> None:
+    """A part that fails for all is left out; one that fails for some is worse than all scores."""
     nan, inf = float("nan"), float("inf")
-    met = meet(torch.tensor([[1.0, nan, 3.0, nan], [2.0, nan, inf, 5.0]]))
-    assert met.kept.tolist() == [True, False, True, True]
-    assert met.left_out == 1
-    assert met.worst == 5 + (5 - 1)
-    assert met.losses.tolist() == [[1.0, 3.0, 9.0], [2.0, 9.0, 5.0]]
-    assert met.has_scores == [True, True]
-    whole = meet(torch.tensor([[1.0, nan], [1.0, nan]]))
-    assert (whole.worst, whole.losses.tolist()) == (None, [[1.0], [1.0]])
-    same = meet(torch.tensor([[-2.0], [nan]]))  # there is no range to go by
-    assert (same.worst, same.has_scores) == (0.0, [True, False])
-    nothing = meet(torch.full((2, 3), nan))
-    assert (nothing.left_out, nothing.has_scores, nothing.worst) == (3, [False, False], None)
+    lower, higher = Criterion("loss", "min"), Criterion("return", "max")
+    values = torch.tensor([[1.0, nan, 3.0, nan], [2.0, nan, inf, 5.0]])
+    found = fill_failures(values, lower)
+    assert found.kept.tolist() == [True, False, True, True]
+    assert found.left_out == 1
+    assert found.failure == 5 + (5 - 1)
+    assert found.scores.tolist() == [[1.0, 3.0, 9.0], [2.0, 9.0, 5.0]]
+    assert found.has_scores == [True, True]
+    assert fill_failures(values, higher).failure == 1 - (5 - 1)
+    whole = fill_failures(torch.tensor([[1.0, nan], [1.0, nan]]), lower)
+    assert (whole.failure, whole.scores.tolist()) == (None, [[1.0], [1.0]])
+    same = fill_failures(torch.tensor([[-2.0], [nan]]), lower)  # there is no range to go by
+    assert (same.failure, same.has_scores) == (0.0, [True, False])
+    nothing = fill_failures(torch.full((2, 3), nan), lower)
+    assert (nothing.left_out, nothing.has_scores, nothing.failure) == (3, [False, False], None)
 
 
 def test_a_part_that_fails_for_every_row_takes_no_number_away(sewa: Sewa, task: Path) -> None:

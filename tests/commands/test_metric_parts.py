@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.tiny import Sewa
 
+from sewa_cli.comparison import evaluator
 from sewa_cli.objective.board import Average
 from sewa_cli.session.metric import Metric
 from sewa_cli.session.run import Run
@@ -151,20 +152,20 @@ def test_compare_closes_its_workers_and_those_with_which_memory_ran_out(
     write: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write.write_text(HEAD + SCORE + "def score_parts():\n    return range(8)\n")
-    opened, score, init = list[Metric](), Metric.score_heldout, Metric.__init__
+    opened, closed = list[Metric](), list[Metric]()
+    make, score = evaluator.open_metric, Metric.score_heldout
 
-    def open_one(metric: Metric, run: Run) -> None:
-        assert all(one in closed for one in opened)
-        opened.append(metric)
-        init(metric, run)
+    def open_one(run: Run) -> Metric:
+        assert closed == opened
+        opened.append(make(run))
+        return opened[-1]
 
     def run_out_once(metric: Metric, average: Average) -> list[Score] | None:
         if metric is opened[0]:
             raise MemoryError
         return score(metric, average)
 
-    closed = list[Metric]()
-    monkeypatch.setattr(Metric, "__init__", open_one)
+    monkeypatch.setattr(evaluator, "open_metric", open_one)
     monkeypatch.setattr(Metric, "score_heldout", run_out_once)
     monkeypatch.setattr(Metric, "close", lambda metric: closed.append(metric))
     ended = sewa("compare", "--methods", "last,uniform")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli import solvers
+from sewa_cli.direction import Criterion
 from sewa_cli.events import Events
 from sewa_cli.objective import board
 from sewa_cli.objective.board import Answer, Asked, Average, Board, Failed, Spent
@@ -38,10 +39,10 @@ class Played:
         self.calls: list[Asked] = []
         self.loss = loss
         self.board = Board(
-            parts,
+            Criterion("loss", "min"),
+            torch.ones(parts, dtype=torch.float64),
             self._evaluate,
             Events(),
-            torch.ones(parts, dtype=torch.float64),
             evaluations=budget,
             seconds=seconds,
             at_once=at_once,

@@ -64,10 +64,10 @@ def test_a_part_is_bad_when_it_fails_for_all(at_once: int) -> None:
     assert played.ask((C, [1]))  # nobody is asked on it again
     assert played.evaluations == before
     # a failure is worse than all scores, 0 … 3; so much as the best is better than the worst
-    assert played.board.losses(A, [0, 2, 3]).tolist() == [0, 6, 3]
+    assert played.board.scores(A, [0, 2, 3]).tolist() == [0, 6, 3]
     assert played.board.mean(A) == 3
     assert played.board.mean(B, [0, 2, 3]) == pytest.approx(5 / 3)
-    assert played.board.differences(A, B, [0, 2, 3]).tolist() == [0, 4, 0]
+    assert played.board.leads(B, A, [0, 2, 3]).tolist() == [0, 4, 0]
     assert played.board.failures == [
         "part 1: no such level",
         "part 2: no such level",
@@ -80,20 +80,20 @@ def test_means_and_differences_are_weighted() -> None:
     played.board.weights = torch.tensor([1.0, 1.0, 4.0], dtype=torch.float64)
     played.ask((A, [2, 0, 1]), (B, range(3)))
     assert played.board.mean(A) == (0 + 1 + 4 * 2) / 6
-    differences = played.board.differences(A, B, range(3))
+    differences = played.board.leads(B, A, range(3))
     assert differences.tolist() == [1, 1, 4]  # of the mean weight, 2
     assert float(differences.mean()) == played.board.mean(A) - played.board.mean(B)
-    assert played.board.mean(C) == inf
+    assert played.board.rank(C) == inf
 
 
 @pytest.mark.parametrize("values", [(1e308, -1e308), (5.0, 5.0), (0.0, 0.0), (-1e308, nan)])
 def test_numbers_at_the_end_of_what_there_is(values: tuple[float, float]) -> None:
     played = Played(lambda _, part: values[part % 2] if part < 4 else nan, 5, 100)
     played.ask((A, range(5)), (B, range(4)))
-    assert played.board.losses(A, range(4))[0] == values[0]
-    assert not torch.isnan(played.board.differences(A, B, range(4))).any()
+    assert played.board.scores(A, range(4))[0] == values[0]
+    assert not torch.isnan(played.board.leads(B, A, range(4))).any()
     assert isfinite(played.board.mean(B)) or nan in values
-    assert float(played.board.losses(A, [4])) > values[0]
+    assert float(played.board.scores(A, [4])) > values[0]
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
@@ -103,7 +103,7 @@ def test_what_never_works_ends_soon(at_once: int) -> None:
         played.ask(*((one, range(n, n + 8)) for n in range(0, 40, 8) for one in (A, B)))
     assert len(played.calls) in (4, 9)  # at the latest with the first of another checkpoint
     assert {call.average for call in played.calls} == {A, B}
-    word = Played(lambda *_: Failed("found str", is_task=True), 40, 1000)
+    word = Played(lambda *_: Failed("found str", is_final=True), 40, 1000)
     with pytest.raises(TaskError, match="found str"):
         word.ask((A, range(40)))
     assert len(word.calls) == 1
@@ -153,8 +153,7 @@ def test_ctrl_c_ends_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_scores_by_name() -> None:
     scores = [{"return": 2.0, "length": 3.0}, {"return": -1.0}]
     scoring = Scoring(lambda _, __: scores, None, None, "score")
-    assert scoring.losses(scores, "return", "max") == [-2.0, 1.0]
-    assert scoring.losses(scores, "return", "min") == [2.0, -1.0]
-    assert scoring.losses([{"": 4.0}], "whatever", "min") == [4.0]
+    assert scoring.pick(scores, "return") == [2.0, -1.0]
+    assert scoring.pick([{"": 4.0}], "whatever") == [4.0]
     with pytest.raises(ConfigError, match=r"no such metric; score\(\) gives return"):
-        scoring.losses(scores, "length", "max")
+        scoring.pick(scores, "length")

@@ -18,7 +18,7 @@ from sewa_cli.objective.board import Answer, Asked, Average, Failed
 from sewa_cli.objective.evidence import SURE
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED
-from sewa_cli.solvers.contest import Contest
+from sewa_cli.solvers.contest import open_contest
 
 k, K = 12, 3
 LAST, LATEST = (tuple(mean_of(range(k - size, k), k)) for size in (1, K))
@@ -70,7 +70,7 @@ def test_the_budget_of_a_race_goes_to_those_that_lead(of: int, size: int) -> Non
     """However many start: fewer and fewer meet more and more parts, until there are two."""
     played = Played(lambda average, part: Random(f"{average} {part}").gauss(), 600, 500)
     played.choose("race", of, size)
-    searched = {*Contest(played.problem(of), size).searched}
+    searched = {*open_contest(played.problem(of), size).searched}
     met = sorted(len(row.keys() & searched) for row in played.board.found.values())
     assert len(met) > 20
     assert met[len(met) // 2] <= 5
@@ -102,7 +102,7 @@ def test_the_duel_is_on_parts_that_had_no_say() -> None:
     for solver in SOLVERS:
         for budget in (20, 100, 333):
             played = Played(known_best, 60, budget)
-            contest = Contest(played.problem(k), K)
+            contest = open_contest(played.problem(k), K)
             choice = played.choose(solver, k, K)
             outcome = outcome_of(choice)
             two = {outcome.incumbent.average, outcome.leader.average}
@@ -158,7 +158,7 @@ def test_how_far_the_leader_was_ahead_is_of_the_duel() -> None:
     for seed in range(8):
         played = Played(drawn(seed), parts=100, budget=300)
         outcome = outcome_of(played.choose("race", k, K, seed))
-        fresh, found = Contest(played.problem(k, seed), K).fresh, played.board.found
+        fresh, found = open_contest(played.problem(k, seed), K).fresh, played.board.found
         one, two = found[outcome.incumbent.average], found[outcome.leader.average]
         both = [part for part in fresh if part in one and part in two]
         assert outcome.dueled == len(both)

@@ -1,0 +1,277 @@
+"""Scores of a choice by a metric, and of those it had to beat, on held-out parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from sewa_cli import interrupts
+from sewa_cli.direction import Criterion
+from sewa_cli.methods import mean_of
+from sewa_cli.objective.board import Average
+from sewa_cli.objective.evidence import parts_needed
+from sewa_cli.objective.intervals import FEWEST, compare_rows, difference
+from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores, State
+from sewa_cli.report.shared import Interval
+from sewa_cli.session.metric import Metric
+from sewa_cli.solvers import Choice
+from sewa_cli.solvers.contest import Outcome
+from sewa_cli.task.scoring import Score
+from sewa_cli.text import finite, with_K
+
+LISTED = 100  # failures in the report
+MOST = 1_000_000  # more parts than that nobody will evaluate
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Scores [R, n] of R averages on the held-out parts that any of them has a score on.
+
+    known    [R, n]; where not, the part has failed, and its score is `failure`
+    kept     [parts]; which of all parts these are
+    failure  worse than all scores; None: nothing has failed but what fails for all
+    """
+
+    scores: Tensor
+    known: Tensor
+    kept: Tensor
+    failure: float | None
+
+    @property
+    def has_scores(self) -> list[bool]:
+        """Return for each average whether there is any part that it has not failed on."""
+        found: list[bool] = self.known.any(dim=1).tolist()
+        return found
+
+    @property
+    def left_out(self) -> int:
+        return int((~self.kept).sum())
+
+
+def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
+    """Fill in scores [R, parts] that are not finite.
+
+    A part that fails for all says nothing about any, and is left out. One that fails for some
+    counts for them as worse than all others, by the rule of `Board.scores`: the mean over what an
+    average survives would flatter one that fails where it is hard.
+    """
+    known = scores.isfinite()
+    kept = known.any(dim=0)
+    some, known = scores[:, kept], known[:, kept]
+    if bool(known.all()):
+        return Filled(some, known, kept, None)
+    failure = criterion.below(float(some[known].min()), float(some[known].max()))
+    return Filled(some.where(known, failure), known, kept, failure)
+
+
+def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
+    """Score the choice and its references on held-out parts, and report the contest.
+
+    The choice is the last checkpoint where any parts show that to be significantly better.
+    """
+    outcome, board, k = choice.outcome, metric.board, metric.run.trajectory.k
+    assert outcome is not None
+    taken, last = outcome.taken, tuple(mean_of([k - 1], k))
+    entrants = (taken, outcome.incumbent, outcome.leader, outcome.baseline)
+    averages = {entrant.label: entrant.average for entrant in entrants if entrant is not None}
+    for name, average in (("last", last), ("uniform", tuple(mean_of(range(k), k)))):
+        if average not in averages.values():
+            averages[name] = average
+    names = [*averages]
+    name_of_last = next(name for name in names if averages[name] == last)
+    found = _score_all(metric, [*averages.values()])
+    filled = None
+    if found:
+        filled = fill_failures(torch.stack([metric.pick(one) for one in found]), metric.criterion)
+    scores = dict(zip(names, _reported(metric, [*averages.values()], found, filled), strict=True))
+
+    def gain(over: str, own: str) -> MetricGain | None:
+        if filled is None or over == own:
+            return None
+        return _gain(metric, filled, over, names.index(over), names.index(own))
+
+    over_last, overruled = gain(name_of_last, taken.label), None
+    if _is_worse(over_last) or _is_worse(_gain_to_choose_by(metric, taken.average, last)):
+        overruled, over_last = taken.label, None
+        scores = {name_of_last: scores[name_of_last], **scores}
+        choice = Choice([*last], name_of_last, outcome=outcome, history=choice.history)
+    written = next(iter(scores))
+    over = overruled or _rival(outcome)
+    gained = None if over is None else gain(over, written)
+    if gained is not None and gained.over == name_of_last:
+        over_last = None
+    return choice, Contest(
+        metric=metric.criterion.name,
+        goal=metric.criterion.goal,
+        budget=metric.run.session.config.objective.budget,
+        evaluations=board.spent,
+        heldout_evaluations=metric.heldout_evaluations,
+        failures=board.failures[:LISTED],
+        interrupted=board.interrupted,
+        parts=board.parts,
+        heldout_parts=metric.heldout_parts,
+        heldout_left_out=filled.left_out if filled else 0,
+        failure_counts_as=finite(filled.failure) if filled else None,
+        incumbent=outcome.incumbent.label,
+        overruled=overruled,
+        unspent=outcome.unspent,
+        leader=outcome.leader.label,
+        asked=sum(bool(board.parts_of(average)) for average in board.found),
+        met=_count_compared(metric, outcome),
+        crowned=outcome.crowned,
+        evidence=outcome.evidence,
+        ahead=finite(outcome.ahead),
+        dueled=outcome.dueled,
+        entries=[_entry(outcome, entry, written) for entry in outcome.entries],
+        scores=scores,
+        gained=gained,
+        over_last=over_last,
+    )
+
+
+def _score_all(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]:
+    """Return held-out scores of each; none if there are no such parts, or after Ctrl-C."""
+    try:
+        found = [metric.score_heldout(average) for average in averages]
+    except KeyboardInterrupt:  # the choice is made: it is not lost with its last scores
+        is_second = metric.board.interrupted
+        if is_second or metric.run.session.config.strict or not interrupts.forgive():
+            raise
+        metric.board.interrupted = True
+        metric.run.session.events.warn(
+            "interrupted: what was chosen is written without held-out scores (Ctrl-C again ends "
+            "it all)"
+        )
+        return []
+    return [scores for scores in found if scores is not None]
+
+
+def _reported(
+    metric: Metric,
+    averages: Sequence[Average],
+    heldout: Sequence[Sequence[Score]],
+    filled: Filled | None,
+) -> list[MetricScores]:
+    """Return the scores of each average, to choose by and held out."""
+    board, found = metric.board, list[MetricScores]()
+    for average in averages:  # without a score if it was asked on no part, or has failed on one
+        is_known = average in board.found and not board.has_failed(average)
+        selection = finite(board.mean(average)) if is_known else None
+        count = len(board.parts_of(average))
+        found.append(MetricScores(selection=selection, selection_parts=count, heldout=None))
+    if filled is None:
+        return found
+    weights = metric.weights["heldout"][filled.kept]
+    rows = [row for row, has_scores in enumerate(filled.has_scores) if has_scores]
+    intervals: dict[int, Interval | None] = {}
+    if rows and len(weights) >= FEWEST:
+        spread = compare_rows(filled.scores[rows], weights, metric.run.session.config.seed)
+        intervals = {row: _finite(*ends) for row, ends in zip(rows, spread.intervals, strict=True)}
+    means = (filled.scores @ weights / weights.sum()).tolist()
+    return [
+        scores.model_copy(
+            update={
+                "heldout": finite(means[row]) if row in rows else None,
+                "failed": int((~filled.known[row]).sum()),
+                "interval": intervals.get(row),
+                "others": means_of_others(metric, heldout[row]),
+            }
+        )
+        for row, scores in enumerate(found)
+    ]
+
+
+def means_of_others(metric: Metric, scores: Sequence[Score]) -> dict[str, float | None] | None:
+    """Return means of what else score() gives, over the held-out parts that did not fail."""
+    values, weights = metric.pick(scores).tolist(), metric.weights["heldout"].tolist()
+    known = [
+        (score, weight)
+        for score, value, weight in zip(scores, values, weights, strict=True)
+        if isfinite(value)
+    ]
+    names = sorted({name for score, _ in known for name in score} - {"", metric.criterion.name})
+    total = sum(weight for _, weight in known)
+    means = {
+        name: finite(sum(weight * score[name] for score, weight in known) / total)
+        for name in names
+        if all(name in score for score, _ in known)
+    }
+    return means or None
+
+
+def _gain(metric: Metric, filled: Filled, over: str, other: int, own: int) -> MetricGain | None:
+    """Compare two averages on the held-out parts that either of them has a score on."""
+    if not (filled.has_scores[other] and filled.has_scores[own]):
+        return None
+    either = filled.known[other] | filled.known[own]
+    lead = metric.criterion.lead(filled.scores[own][either], filled.scores[other][either])
+    return _mean_gain(metric, over, lead, metric.weights["heldout"][filled.kept][either])
+
+
+def _gain_to_choose_by(metric: Metric, own: Average, last: Average) -> MetricGain | None:
+    """Compare the choice with the last checkpoint on the parts to choose by of both."""
+    board = metric.board
+    parts = sorted({*board.parts_of(own)} & {*board.parts_of(last)})
+    if not parts:
+        return None
+    lead = metric.criterion.lead(board.scores(own, parts), board.scores(last, parts))
+    return _mean_gain(metric, "last", lead, board.weights[parts])
+
+
+def _mean_gain(metric: Metric, over: str, lead: Tensor, weights: Tensor) -> MetricGain | None:
+    seed = metric.run.session.config.seed
+    by, interval = difference(lead, torch.zeros_like(lead), weights, seed)
+    if not isfinite(by):
+        return None
+    interval = None if interval is None else _finite(interval.low, interval.high)
+    more = None
+    if interval is not None and interval.low <= 0 <= interval.high:
+        needed = parts_needed(lead * (weights / weights.mean()))
+        more = needed - len(lead) if needed is not None and len(lead) < needed < MOST else None
+    return MetricGain(over=over, by=0.0 + by, interval=interval, more=more)
+
+
+def _finite(low: float, high: float) -> Interval | None:
+    """Return an interval without -0, or None."""
+    return Interval(low=0.0 + low, high=0.0 + high) if isfinite(low) and isfinite(high) else None
+
+
+def _is_worse(gain: MetricGain | None) -> bool:
+    """Return whether it is significantly worse."""
+    return gain is not None and gain.interval is not None and gain.interval.high < 0
+
+
+def _rival(outcome: Outcome) -> str | None:
+    """Return the one to be paired with what is written."""
+    if outcome.taken.average != outcome.incumbent.average:
+        return outcome.incumbent.label
+    if outcome.leader.average != outcome.taken.average:
+        return outcome.leader.label
+    return None if outcome.baseline is None else outcome.baseline.label
+
+
+def _count_compared(metric: Metric, outcome: Outcome) -> int:
+    """Count the averages that were asked on a part that the incumbent was asked on."""
+    board, own = metric.board, outcome.incumbent.average
+    parts = {*board.parts_of(own)}
+    return sum(
+        not parts.isdisjoint(board.parts_of(average)) for average in board.found if average != own
+    )
+
+
+def _entry(outcome: Outcome, entry: Entry, written: str) -> Entry:
+    """Settle the state of an entry; the leader has the duel's e-value, others have none."""
+    name, state = with_K(entry.name, entry.K), entry.state
+    is_leader = name == outcome.leader.label
+    has_dueled = outcome.leader.average != outcome.incumbent.average and outcome.crowned is not None
+    new: State | None = state
+    if name == written:
+        new = "taken"
+    elif state == "taken":
+        new = "overruled"
+    evidence = outcome.evidence if has_dueled and is_leader else None
+    return entry.model_copy(update={"state": new, "evidence": evidence})
