@@ -4,8 +4,8 @@ The run is made once, in the folder: a tokenizer and a small Llama, both trained
 Python's own standard library, at a constant rate after warm-up, and the last 20 checkpoints.
 
     predictions  of 20 random averages of five or more, from all logits and from digests of them
-    command      (`--command`) the default on 300 rows: all take part; its time in plain forward
-                 passes, k for each round; its peak anonymous memory
+    command      (`--command`) the default on 300 rows: all take part; its time in k plain forward
+                 passes; its peak anonymous memory
     kills        (`--kills 10`) the default on 64 rows with a cache, killed so often at random from
                  its beginning to its end, then left alone: the bytes of an undisturbed run
     gumbel       (`--gumbel`) the mask of five on 300 rows: what it takes, and the
@@ -39,9 +39,10 @@ from sewa_cli.events import Events
 from sewa_cli.objective.classes import Classes
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.units import Grouping
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.linear.build import Keep, build
-from sewa_cli.solvers.linear.surrogate import mean
+from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
+from sewa_cli.solvers.outputs.predictions import Predictions, mean, predict
 from sewa_cli.trajectory.dense import Dense
 
 WORDS, LENGTH, CHECKPOINTS = 32_000, 128, 20
@@ -228,18 +229,16 @@ def command(folder: Path, rows: int) -> list[dict[str, Any]]:
     if running.returncode != 0:
         raise SystemExit("sewa select failed")
     report = json.loads((work / "report.json").read_text())
-    rounds = len(report["details"]["rounds"])
     objective, W = _objective(folder, rows, BATCH)
     start = time.process_time()
     with torch.no_grad():
         for batch in objective.selection:
             objective.predict(objective.model.module, batch)
-    plain = CHECKPOINTS * rounds * (time.process_time() - start)
+    plain = CHECKPOINTS * (time.process_time() - start)
     batches = -(-rows // BATCH)
     return [
         {
             "rows": f"{report['details']['cache']['rows']} of {rows}",
-            "rounds": rounds,
             "CPU seconds": seconds,
             "of plain passes": plain,
             "ratio": seconds / plain,
@@ -268,6 +267,18 @@ def _anonymous(pid: int) -> int:
 # ---- predictions -------------------------------------------------------------------------------
 
 
+def _predictions(problem: Problem, base: Tensor, rows: int, m: int, s: int) -> Predictions:
+    """Predict around the mean of all; m = 0: from all logits, as of a task without targets()."""
+    keep = PredictingSettings(outputs=10**12, largest=max(m, 1), samples=max(s, 1))
+    if m == 0:
+        problem = replace(problem, objective=replace(problem.objective, classes=None))
+    problem, examples = settle(problem, keep, "linear")
+    frame, at_base = examples.keep(problem, keep, base, splits=True)
+    k, units = problem.trajectory.k, Grouping.make([rows], True, None)
+    coefficients = mean(range(k), k)
+    return predict(problem, frame, at_base, base, coefficients, units, 0.1, rows, lambda *_: None)
+
+
 def predictions(folder: Path, rows: int, variants: list[tuple[int, int]]) -> list[dict[str, Any]]:
     """Predicted against true losses of random averages, around the mean of all."""
     objective, W = _objective(folder, rows)
@@ -280,14 +291,9 @@ def predictions(folder: Path, rows: int, variants: list[tuple[int, int]]) -> lis
     true = torch.tensor([objective.value(c.float() @ W) for c in C])
     found, rows_of_table = {}, []
     for m, s in variants:
-        keep = Keep(most=10**12, largest=m, samples=s)
-        if m == 0:  # all logits: as of a task that does not say its targets
-            plain = replace(objective, classes=None)
-            here = build(replace(problem, objective=plain), base, 0.1, keep=keep)
-        else:
-            here = build(problem, base, 0.1, keep=keep)
+        here = _predictions(problem, base, rows, m, s)
         start = time.perf_counter()
-        predicted = torch.tensor([here.loss(here.mix(c)) for c in C])
+        predicted = torch.tensor([here.loss(c) for c in C])
         seconds = time.perf_counter() - start
         errors = (predicted - true).abs()
         found[m, s] = float(errors.mean())

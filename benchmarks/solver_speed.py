@@ -31,9 +31,8 @@ from sewa_cli.config import Config
 from sewa_cli.objective.objective import Objective
 from sewa_cli.report.shared import Cost
 from sewa_cli.session.extensions import load_settings
-from sewa_cli.solvers.aggregate import solver as weighing
-from sewa_cli.solvers.linear import relax as linear
-from sewa_cli.solvers.linear import survey
+from sewa_cli.solvers import aggregate, linear
+from sewa_cli.solvers.outputs import survey
 from sewa_cli.task import Task, make_task
 from sewa_cli.trajectory import Trajectory
 
@@ -43,10 +42,9 @@ STAGES: list[tuple[Any, str, str]] = [  # of one within another, the outer count
     (Trajectory, "mix", "products with W"),
     (Trajectory, "pull_back", "products with W"),
     (Objective, "gradient", "forward and backward"),
-    (survey, "build", "surveying"),
-    (weighing, "build", "surveying"),
-    (weighing, "estimate", "cross-validation"),
-    (linear, "solve", "solving"),
+    (survey, "predict", "surveying"),
+    (aggregate, "estimate", "cross-validation"),
+    (linear, "best_mask", "solving"),
 ]
 
 
@@ -192,10 +190,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 "linear, same memory": (
                     given.rounds,
                     lambda: select(solver="linear", memory=small),
-                ),
-                "linear, `rounds: 1`": (
-                    given.rounds,
-                    lambda: select(solver="linear", linear={"rounds": 1}),
                 ),
             },
             "compare": {

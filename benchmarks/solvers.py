@@ -48,10 +48,6 @@ CHANGES: list[dict[str, Any]] = [
     {"h": 0.03},
     {"h": 0.3},
     {"h": 1.0},
-    {"rounds": 1},
-    {"rounds": 3},
-    {"swaps": 0},
-    {"iterations": 30},
 ]
 
 Data = tuple[Tensor, Tensor]

@@ -21,7 +21,6 @@ from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name
 from sewa_cli.objective.objective import Passes
 from sewa_cli.objective.scorer import Scored, Scorer
-from sewa_cli.objective.tree import rows
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.report.compare import RowCost
 from sewa_cli.session.session import Session
@@ -129,7 +128,7 @@ class AverageScores:
     def _baseline_loss(self, coefficients: Coefficients, flat: torch.Tensor) -> float:
         objective = self._session.objective
         if not self.files_score_alike:
-            return objective.learning_value(flat)
+            return objective.learning_losses(flat).mean
         objective.model.set(flat)
         known = objective.mean_loss(objective.selection)
         self.ledger.enter("selection", self._key(coefficients), known)
@@ -139,13 +138,6 @@ class AverageScores:
     def files_score_alike(self) -> bool:
         """Whether a file of an average has the loss that a solver sees while it learns."""
         return self._placed.trajectory.exact and has_learning_losses(self._session, self.scorer)
-
-    def know(self, losses: Mapping[tuple[float, ...], float]) -> None:
-        """Keep selection losses that a solver has measured."""
-        if self.files_score_alike:
-            n = sum(map(rows, self._session.objective.selection))
-            for coefficients, loss in losses.items():
-                self.ledger.enter("selection", self._key(coefficients), (loss, n))
 
     def selection(self, coefficients: Sequence[float]) -> tuple[float, int]:
         """Return the selection loss, with BatchNorm statistics averaged; and its rows."""

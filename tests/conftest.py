@@ -115,7 +115,6 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             K: 4
             device: cpu
             gumbel: {iterations: 8}
-            linear: {iterations: 15, swaps: 10}
         """)
     )
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,7 @@ from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
-from sewa_cli.methods.family import Name, family
+from sewa_cli.methods.family import Name, baselines
 from sewa_cli.objective.judge import judge
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
@@ -35,7 +35,6 @@ from sewa_cli.session.plan import follow
 from sewa_cli.session.run import Run, Setup, set_up
 from sewa_cli.session.session import Session, check_budget, open_session
 from sewa_cli.solvers import LEARNED, Choice
-from sewa_cli.solvers.equal import any_of
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
 
@@ -190,23 +189,18 @@ def _choose(run: Run) -> Chosen:
         check_budget(K, run.used)
         losses = _baseline_losses(run)
     with session.clock("learn"):
-        problem = run.problem()
-        choice = any_of(problem, losses, K) if losses else None
-        choice = choice or run.solver.choose(problem, K)
+        choice = run.solver.choose(run.problem(), K)
     if choice.examples is not None:  # losses are taken of these alone: not all may have chosen
         session.objective.selection = choice.examples
     losses = losses or choice.simple
     if losses is None:
         losses = _baseline_losses(run)
     _check_finite(losses)
-    averages = family(run.trajectory.k, K)
-    if choice.spares:
-        run.scores.know({tuple(averages[name]): loss for name, loss in losses.items()})
-    return Chosen(_by_its_name(choice, averages), losses)
+    return Chosen(_by_its_name(choice, baselines(run.trajectory.k, K)), losses)
 
 
 def _baseline_losses(run: Run) -> dict[Name, float]:
-    averages = family(run.trajectory.k, run.session.config.K)
+    averages = baselines(run.trajectory.k, run.session.config.K)
     with run.session.clock("evaluate"):
         losses = run.scores.baseline_losses(averages)
     _check_finite(losses)
@@ -238,7 +232,7 @@ def _measure(run: Run, chosen: Chosen) -> tuple[Average, Scored, dict[str, Refer
     """Score the choice and the baselines; the best one by selection loss comes first."""
     choice, losses = chosen.choice, chosen.baselines
     session, K = run.session, run.session.config.K
-    averages = family(run.trajectory.k, K)
+    averages = baselines(run.trajectory.k, K)
     method = solver_for(session.config, K) if choice.name == LEARNED else choice.name
     best = min(losses, key=lambda name: or_inf(losses[name]))
     names = list(dict.fromkeys((best, *ALWAYS)))
@@ -273,7 +267,7 @@ def _judge(run: Run, chosen: Chosen) -> Selected:
     others = {
         name: reference.scored
         for name, reference in references.items()
-        if not (choice.equal or _same(reference.coefficients, choice.coefficients))
+        if not _same(reference.coefficients, choice.coefficients)
     }
     verdict = judge(
         scored,
@@ -381,7 +375,6 @@ def _write(run: Run, selected: Selected, outputs: Outputs | None) -> Selection:
             heldout_groups=scored.heldout_groups,
             average=scored.scores,
             written=selected.written,
-            labels=choice.labels,
             guard=session.guard,
             details=choice.details or None,
             budget=choice.budget,

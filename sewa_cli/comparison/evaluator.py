@@ -18,7 +18,6 @@ from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.scorer import Scored
-from sewa_cli.objective.split import Sample
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.compare import RowContest
 from sewa_cli.report.shared import Scores
@@ -30,6 +29,7 @@ from sewa_cli.session.metric import Metric, open_metric
 from sewa_cli.session.run import Run
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import SURVEYING, Predicting, Problem, Solver, Surveyor
+from sewa_cli.solvers.outputs.survey import Survey
 
 
 def open_evaluator(run: Run, learner: Solver) -> Evaluator:
@@ -40,8 +40,7 @@ def open_evaluator(run: Run, learner: Solver) -> Evaluator:
         if config.solver not in (None, *solvers.BUILTIN):
             text = "--fast: `sewa` chooses by predicted outputs, not by --solver"
             run.session.events.warn(text)
-    # a solver that keeps outputs has a second cache when it chooses
-    problem = run.problem(run.placed.room if fast else run.placed.room // 2, one_of_many=True)
+    problem = run.problem(one_of_many=True)
     return Evaluator(run, learner, problem, fast, _open_metric(run))
 
 
@@ -62,7 +61,7 @@ class Evaluator:
     """Answers what methods ask of a run, and evaluates what they propose.
 
     learner  the solver of the methods that learn
-    fast     losses and gradients that methods see are predicted from one cache of outputs
+    fast     losses and gradients that methods see are predicted
     """
 
     def __init__(
@@ -94,10 +93,8 @@ class Evaluator:
         """Choose the examples whose outputs are kept, before any loss is predicted."""
         if self.fast:
             with seeded(self.seed):
-                cache = self._cache()
-            if cache.size.rows < cache.size.of_rows:
-                some = Sample.of(cache.outputs.batches, cache.size.of_rows)
-                self.run.session.objective.selection = some
+                examples = self._survey().problem.objective.selection
+            self.run.session.objective.selection = examples
             self.ledger.next_row()  # it is charged to the methods that search
 
     def begin_row(self) -> None:
@@ -116,7 +113,7 @@ class Evaluator:
                     solver = make_solver(self.run.session.config, solvers.WEIGHING)
                 if self.fast:
                     assert isinstance(solver, Predicting)
-                    return solver.choose_by(self._cache(), self._problem, K).coefficients
+                    return solver.choose_by(self._survey(), K).coefficients
                 return solver.choose(self._problem, K).coefficients
 
         return self.ledger.once("learn", [K], work)
@@ -144,26 +141,26 @@ class Evaluator:
     def _prepare(self) -> None:
         self.ledger.once("prepare", [], lambda: self._learner.prepare(self._problem))
 
-    def _cache(self) -> Any:
-        """Return the cache of outputs: one for every K and every method."""
+    def _survey(self) -> Survey:
+        """Return baselines and predictions: one survey for every K and every method."""
         self._prepare()
         assert isinstance(self._learner, Surveyor)
         return self._learner.surveyed(self._problem)
 
     def predicted_loss(self, coefficients: Sequence[float]) -> float:
-        cache = self._cache()
+        predictions = self._survey().predictions
         c = checked(coefficients, self.run.trajectory.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
-        return self.ledger.once("predict", same(c), lambda: float(cache.loss(cache.mix(mixed))))
+        return self.ledger.once("predict", same(c), lambda: predictions.loss(mixed))
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
-        """Return loss and gradient on the next selection batch; predicted ones are of all rows."""
-        trajectory, cache = self.run.trajectory, self._cache() if self.fast else None
+        """Return both on the next selection batch; predicted ones are on all examples."""
+        trajectory, seen = self.run.trajectory, self._survey() if self.fast else None
         c = torch.tensor(list(coefficients), dtype=torch.float64)
 
         def work() -> tuple[float, list[float]]:
-            if cache is not None:
-                loss, gradient = cache.loss_and_gradient(c)
+            if seen is not None:
+                loss, gradient = seen.predictions.loss_and_gradient(c)
                 return loss, gradient.tolist()
             batch = next(self._batches)
 

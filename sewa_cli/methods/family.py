@@ -1,8 +1,8 @@
-"""The simple averages that a learned one has to beat: all look at nothing but the order."""
+"""The baselines: averages that look at nothing but the order of the checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sewa_cli.methods import Coefficients, Run, parse_one
 from sewa_cli.settings import AUTO
@@ -28,10 +28,10 @@ def grid(k: int) -> list[int]:
     return [K for K in steps if k > K]
 
 
-def ladder(k: int) -> list[Name]:
-    """Moving averages from the newest checkpoint alone to the mean of all, ever longer.
+def moving_averages(k: int) -> list[Name]:
+    """Name moving averages, from the newest checkpoint alone to the mean of all.
 
-    Where a run still moves a short one is good, where it has settled the longest.
+    Where a run still moves a short window is good, where it has settled the longest.
     """
     return [
         ("last", None),
@@ -40,19 +40,32 @@ def ladder(k: int) -> list[Name]:
     ]
 
 
-def family(k: int, K: int = AUTO, *, coarse: bool = False) -> dict[Name, Coefficients]:
-    """The ladder, `latest`, `lawa` and `wsm` at many K, power decays, `swa` from several starts.
+def baselines(k: int, K: int = AUTO) -> dict[Name, Coefficients]:
+    """Return moving averages, and `latest` and `lawa` with K, or with a few numbers of checkpoints.
 
-    Where two are the same average, the one that is named first. `K`: so many are to be chosen, and
-    simple averages of as many are to beat. `coarse`: `latest` at fewer K, where asking is dear.
+    Where two are the same average, the one that is named first is returned.
     """
+    sizes = grid(k)[1:] if K == AUTO else [K]
+    return _distinct(k, [*moving_averages(k), *((m, n) for m in ("latest", "lawa") for n in sizes)])
+
+
+def _distinct(k: int, names: Iterable[Name]) -> dict[Name, Coefficients]:
     run, found = Run(k), dict[Name, Coefficients]()
-    peers = [] if K == AUTO else [("latest", K), ("lawa", K)]
-    for name in (*ladder(k), *_others(k, coarse), *peers):
+    for name in names:
         coefficients = parse_one(name[0])(run, name[1])[0]
         if coefficients not in found.values():
             found[name] = coefficients
     return found
+
+
+def family(k: int, K: int = AUTO, *, coarse: bool = False) -> dict[Name, Coefficients]:
+    """Return what starts in a contest: these, `latest`, `lawa`, `wsm`, power decays and `swa`.
+
+    Where two are the same average, the one that is named first. `K`: so many are to be chosen, and
+    simple averages of as many are to beat. `coarse`: `latest` at fewer K, where asking is dear.
+    """
+    peers: list[Name] = [] if K == AUTO else [("latest", K), ("lawa", K)]
+    return _distinct(k, [*moving_averages(k), *_others(k, coarse), *peers])
 
 
 def _others(k: int, coarse: bool) -> Iterator[Name]:

@@ -98,27 +98,16 @@ class Objective:
         return self.mean_loss(self.selection)[0]
 
     @torch.no_grad()
-    def learning_value(self, flat: Tensor) -> float:
-        """Return the selection loss while learning: BatchNorm takes each batch's own statistics."""
-        if not self.batch_statistics:
-            return self.value(flat)
+    def learning_losses(self, flat: Tensor) -> UnitLosses:
+        """Return selection losses with BatchNorm on the batch's own statistics, as for learning."""
         self.model.set(flat)
 
         def work() -> Tensors:
             with seeded(self.seed):
-                return {"loss": number(self.model.ranks.same(self._learning_value()))}
+                found = self._unit_losses(self.selection, learning=True)
+                return self.model.ranks.same(found.tensors())
 
-        return float(self.recall("learning value", self.selection, work)["loss"])
-
-    def _learning_value(self) -> float:
-        self.model.module.eval()
-        total, seen = 0.0, 0
-        for batch in self._through(self.selection):
-            if (n := rows(batch)) > 0:
-                with self._learning(batch):
-                    total += n * float(self._outputs_and_loss(batch)[1])
-                seen += n
-        return total / seen if seen else self._mean_loss(self.selection)[0]
+        return UnitLosses.of(self.recall("learning losses", self.selection, work))
 
     def gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
@@ -279,13 +268,13 @@ class Objective:
             return work()
         return self.memo.recall_all((what, name, *self.model.weights), work)
 
-    def _unit_losses(self, data: Data) -> UnitLosses:
+    def _unit_losses(self, data: Data, learning: bool = False) -> UnitLosses:
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         seen: list[tuple[Tensor, ...]] = []
         labels: list[Hashable] = []
         splits = True
-        for found in self._evaluated(data, by_row=True):
+        for found in self._evaluated(data, by_row=True, learning=learning):
             labels += found.groups
             by_batch.append((float(found.loss), found.n))
             splits = splits and found.rows is not None
@@ -294,7 +283,7 @@ class Objective:
             seen.append(found.seen)
         values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
         metrics = None
-        if self.summarize is not None:
+        if self.summarize is not None and not learning:
             metrics = self.summarize(*(torch.cat(each) for each in zip(*seen, strict=True)))
         every = torch.cat(by_row).cpu() if splits else None
         groups = None if self.label_groups is None else number_groups(labels)
@@ -309,7 +298,9 @@ class Objective:
         groups = self.groups(data)
         return None if groups is None else count_groups(groups)
 
-    def _evaluated(self, data: Data, by_row: bool = False) -> Iterator[_Evaluated]:
+    def _evaluated(
+        self, data: Data, by_row: bool = False, learning: bool = False
+    ) -> Iterator[_Evaluated]:
         """The batches of `data`; `by_row`: with losses of rows, until a batch has none."""
         self.model.module.eval()
         empty = True
@@ -317,10 +308,11 @@ class Objective:
             if rows(batch) > 0:  # the mean of none is NaN
                 empty = False
                 targets = self.targets(batch)
-                if targets is not None:
-                    found = self._at_targets(batch, targets)
-                else:
-                    found = self._by_loss(batch, by_row)
+                with self._learning(batch) if learning else nullcontext():
+                    if targets is not None:
+                        found = self._at_targets(batch, targets, learning and self._is_anew(batch))
+                    else:
+                        found = self._by_loss(batch, by_row)
                 by_row = by_row and found.rows is not None
                 if self.label_groups is not None:
                     found = replace(found, groups=labels_of(batch, self.label_groups))
@@ -329,15 +321,16 @@ class Objective:
             raise _no_rows(data)
         self.model.check_untouched()
 
-    def _at_targets(self, batch: Batch, targets: Targets) -> _Evaluated:
-        own, mine = self._own_targets(batch, targets)
+    def _at_targets(self, batch: Batch, targets: Targets, whole: bool) -> _Evaluated:
+        own, mine = (batch, targets) if whole else self._own_targets(batch, targets)
         each = torch.empty(len(mine.where), device=self.model.device)
         right = torch.empty(len(mine.where), dtype=torch.bool, device=self.model.device)
-        for stretch, size in self._stretches(own, mine, whole=False):
+        for stretch, size in self._stretches(own, mine, whole):
             for part, some in stretch.pieces(size):
                 logits = stretch.head(some).float()
                 each[part], right[part] = losses(logits, mine.classes[part])
-        each, right = (self.shares.gather_targets(x, batch, targets) for x in (each, right))
+        if not whole:
+            each, right = (self.shares.gather_targets(x, batch, targets) for x in (each, right))
         n, (each, right) = targets.shape[0], (each.cpu(), right.cpu())
         shares = (targets.weights.cpu() * each).double()
         by_row = n * shares.new_zeros(n).index_add_(0, targets.rows.cpu(), shares)

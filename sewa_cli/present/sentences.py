@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from math import inf
 from typing import TYPE_CHECKING
 
 from sewa_cli.direction import comparative
@@ -17,12 +16,10 @@ if TYPE_CHECKING:
     from sewa_cli.report.forecast import Forecast
     from sewa_cli.report.select import BudgetOption, Report
     from sewa_cli.report.shared import Interval
-    from sewa_cli.report.standing import Fall, Standing
+    from sewa_cli.report.standing import Standing
     from sewa_cli.report.validate import Validation
     from sewa_cli.report.verdict import Better, Verdict
     from sewa_cli.report.verify import Verification
-
-SETTLED = 0.01  # of the loss: what it may still fall or rise by from quarter to quarter
 
 
 def select(report: Report) -> list[str]:
@@ -219,8 +216,6 @@ def verdict(report: Report) -> str:
         return f"the held-out loss of what was chosen is NaN or Inf{instead}"
     if found.kind == "baseline not finite":
         return f"the held-out loss of the best baseline (`{found.baseline}`) is NaN or Inf{instead}"
-    if report.labels == "noise" and chosen != "learned":
-        return f"no gain: the labels say nothing; `{report.written}` was written"
     if found.kind == "baseline" and found.baseline is not None:
         return f"no gain over the best baseline: the choice is `{found.baseline}` itself{instead}"
     if found.kind == "baseline":
@@ -269,25 +264,7 @@ def budget(options: list[BudgetOption]) -> str:
 
 def standing(found: Standing) -> list[str]:
     """Where the run stands: in weight space, as `inspect` says it, and by its loss."""
-    return [f"the run is {found.explanation}", *([_fall(found.fall)] if found.fall else [])]
-
-
-def _fall(found: Fall) -> str:
-    """Decided by the interval: on one side of zero, or around it and narrow."""
-    low, high = (found.interval.low, found.interval.high) if found.interval else (-inf, inf)
-    if low > 0:
-        head = "its loss still falls"
-    elif high < 0:
-        head = "its loss rises"
-    elif max(-low, high) <= SETTLED * abs(found.loss):
-        head = f"its loss has settled, to within {percent(SETTLED)}"
-    else:
-        head = "undecided whether its loss still falls"
-    before = {1: "first", 2: "second", 3: "third"}.get(found.since, f"{found.since}.")
-    return (
-        f"{head}: on selection data the mean of its last quarter has {number(found.loss, 3)}, vs "
-        f"that of the {before}: {turned(found.by, found.interval)}"
-    )
+    return [f"the run is {found.explanation}"]
 
 
 def compare(report: Comparison) -> list[str]:

@@ -141,11 +141,6 @@ class Report(TaskHead):
         None, description="--fallback: what was chosen, where a simple average was written instead"
     )
     learned: Scores | None = Field(None, description="scores of what was chosen, in that case")
-    labels: Literal["matter", "weak", "noise", "unseen"] | None = Field(
-        None,
-        description="weak: mixed-up rows fit as well; noise: and the same outputs for all rows "
-        "better; unseen: loss() ignores the batch",
-    )
     guard: Guard | None = None
     details: dict[str, Any] | None = Field(
         None, description="what the solver found out besides, as it gives it"

@@ -1,4 +1,4 @@
-"""Where a run stands: how its weights moved, and whether its loss still falls."""
+"""Where a run stands: how its weights moved."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Literal
 from pydantic import Field
 
 from sewa_cli.report.part import Part
-from sewa_cli.report.shared import Interval
 
 Word = Literal["moving", "drifting", "wandering", "settled", "unknown"]
 Way = Literal["line", "walk", "noise"]
@@ -34,18 +33,6 @@ class Motion(Part):
     expected: dict[Way, Signs] | None = Field(description="line, walk, noise; null if too few")
 
 
-class Fall(Part):
-    """How far the loss has fallen from one quarter of the run to the last, of as many checkpoints.
-
-    Each quarter counts by the mean of its weights, on the selection rows.
-    """
-
-    since: int = Field(description="the quarter that the last one is compared with: 3, or 2")
-    loss: float = Field(description="of the last quarter's mean")
-    by: float = Field(description="loss of the earlier one's mean minus that")
-    interval: Interval | None = Field(description="95 % of `by`, paired by row; null: too few rows")
-
-
 class Standing(Part):
     """In the words of `inspect`, by weights that were drawn while the checkpoints were read."""
 
@@ -53,4 +40,3 @@ class Standing(Part):
     motion: Motion
     verdict: Word
     explanation: str
-    fall: Fall | None = Field(None, description="where the solver has run the quarters' means")

@@ -8,7 +8,7 @@ from typing import Any
 
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Planned
-from sewa_cli.methods.family import family
+from sewa_cli.methods.family import baselines
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
 from sewa_cli.scores import has_learning_losses
@@ -62,9 +62,9 @@ def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[
     is_known = is_held and is_exact and has_learning_losses(setup.session, setup.scorer)
     stages = [stage if streams else replace(stage, reads=0) for stage in own.stages]
     if is_held:
-        averages = len(family(k, K))
-        baselines = Stage("baselines", averages, products=ceil(averages / sizes.at_once))
-        stages.insert(0, baselines)
+        averages = len(baselines(k, K))
+        products = ceil(averages / sizes.at_once)
+        stages.insert(0, Stage("baselines", averages, products=products))
     stages.append(
         Stage(
             "scoring",

@@ -12,7 +12,7 @@ from torch import Tensor
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
-from sewa_cli.report.standing import Fall, Standing
+from sewa_cli.report.standing import Standing
 from sewa_cli.trajectory import fill_row
 from sewa_cli.trajectory.standing import Sample
 
@@ -43,10 +43,10 @@ class CheckpointRows:
             if self._broken.get(i) is not None
         ]
 
-    def standing(self, used: Sequence[int], fall: Fall | None) -> Standing | None:
+    def standing(self, used: Sequence[int]) -> Standing | None:
         """Return where the run stands, by a sample that was kept as they were read."""
         steps = [self._session.checkpoints[i].step for i in used]
-        return self._sample.standing(used, steps, self._session.ranks, fall)
+        return self._sample.standing(used, steps, self._session.ranks)
 
     @property
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:

@@ -117,7 +117,7 @@ class Run:
             "k": self.trajectory.k,
             "left_out": rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),
-            "standing": rows.standing(self.trajectory.used, choice.fall if choice else None),
+            "standing": rows.standing(self.trajectory.used),
         }
 
 

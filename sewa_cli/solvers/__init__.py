@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from sewa_cli.objective.board import Board
     from sewa_cli.objective.objective import Data, Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected
-    from sewa_cli.report.standing import Fall
     from sewa_cli.solvers.contest import Outcome
+    from sewa_cli.solvers.outputs.survey import Survey
     from sewa_cli.trajectory import Trajectory
 
 LEARNED = "learned"  # the name of a choice that no simple average would have made
 BUILTIN = {
-    "aggregate": "sewa_cli.solvers.aggregate.solver",
+    "aggregate": "sewa_cli.solvers.aggregate",
     "gumbel": "sewa_cli.solvers.gumbel",
-    "linear": "sewa_cli.solvers.linear.rounds",
+    "linear": "sewa_cli.solvers.linear",
     "race": "sewa_cli.solvers.race",
     "reinforce": "sewa_cli.solvers.reinforce",
 }
@@ -98,15 +98,11 @@ class Choice:
     name: str = LEARNED  # or the simple average that was found to be better
     probabilities: list[float] | None = None  # s, one for each checkpoint
     history: list[float] = field(default_factory=list)  # the loss, by iteration
-    equal: bool = False  # the checkpoints do not differ, so that no average is better or worse
-    labels: Literal["matter", "weak", "noise", "unseen"] | None = None
     budget: list[BudgetOption] | None = None  # K by cross-validation: the options it had
     blend: Blend | None = None
     expected: Expected | None = None
-    simple: dict[Name, float] | None = None  # losses of simple averages, where it knows them
-    spares: bool = False  # runs of the model are dear: what is known is not run again
+    simple: dict[Name, float] | None = None  # losses of baselines, where it has run them
     outcome: Outcome | None = None  # of a contest by a metric
-    fall: Fall | None = None  # of the loss, towards the end of the run
     examples: Data | None = None  # it was chosen by; None: all selection data
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
     holds: int = 0  # bytes of its own, beside W
@@ -202,19 +198,19 @@ class Solver(ABC):
 
 
 class Predicting(Solver):
-    """A solver that can do with a cache of outputs, whoever made it: `compare --fast`."""
+    """A solver that predicts the outputs of averages: `compare --fast`."""
 
     @abstractmethod
-    def choose_by(self, cache: Any, problem: Problem, K: int) -> Choice:
-        """From the cache alone: nothing is read, no true loss is taken."""
+    def choose_by(self, seen: Survey, K: int) -> Choice:
+        """Choose by predictions alone: nothing is read, no true loss is taken."""
 
 
 class Surveyor(Predicting):
-    """A solver whose cache of outputs other methods can search over."""
+    """A solver whose predictions other methods can search over."""
 
     @abstractmethod
-    def surveyed(self, problem: Problem) -> Any:
-        """The cache: losses, gradients and mixtures of predicted outputs."""
+    def surveyed(self, problem: Problem) -> Survey:
+        """Return baselines and predictions."""
 
 
 def register(name: str, solver: type[Solver]) -> type[Solver]:

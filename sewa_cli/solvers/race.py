@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from sewa_cli.methods import mean_of
-from sewa_cli.methods.family import Name, family, grid, ladder
+from sewa_cli.methods.family import Name, family, grid, moving_averages
 from sewa_cli.objective.board import Spent
 from sewa_cli.objective.evidence import SURE, evidence
 from sewa_cli.settings import AUTO, Share
@@ -96,7 +96,7 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
     random = torch.Generator().manual_seed(contest.problem.seed)
     every = family(k, coarse=True)
     if K == AUTO:
-        rungs = [name for name in ladder(k) if name in every]
+        rungs = [name for name in moving_averages(k) if name in every]
         for name in (*rungs, *(name for name in every if name not in rungs)):
             yield *name, every[name]
         if contest.by_loss is not None and contest.by_loss.blend is not None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.ranks import Ranks
-from sewa_cli.report.standing import Fall, Motion, Standing
+from sewa_cli.report.standing import Motion, Standing
 from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect
 
 MOST: Final = 2**20  # weights of a sample, of all checkpoints together; as float32, 4 MiB
@@ -44,7 +44,6 @@ class Sample:
         used: Sequence[int],
         steps: Sequence[int | None],
         ranks: Ranks,
-        fall: Fall | None = None,
     ) -> Standing | None:
         """Return the standing of the whole checkpoints; None: too few to say anything.
 
@@ -64,7 +63,6 @@ class Sample:
             motion=motion_of(shape),
             verdict=shape.verdict,
             explanation=explain(shape),
-            fall=fall,
         )
 
 

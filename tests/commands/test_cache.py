@@ -78,7 +78,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "sewa.yaml").write_text(
         "task: ./task.py\nargs: {notes: ./notes.txt}\ncheckpoints: ckpts\n"
         "device: cpu\nmemory: 1GiB\n"
-        "gumbel: {iterations: 12}\nlinear: {iterations: 10, swaps: 5}\n"
+        "gumbel: {iterations: 12}\n"
         "aggregate: {folds: 3}\n"
     )
     return tmp_path
@@ -238,9 +238,7 @@ def test_a_task_that_is_a_module_by_its_name_is_known_by_its_file(run: Path, sew
     package.mkdir()
     for name, text in {"__init__": "", "mine": TASK}.items():
         (package / f"{name}.py").write_text(text)
-    (run / "sewa.yaml").write_text(
-        "task: tasks.mine\ncheckpoints: ckpts\nlinear: {iterations: 10}\n"
-    )
+    (run / "sewa.yaml").write_text("task: tasks.mine\ncheckpoints: ckpts\n")
     found = []
     for change in ("", "", "# changed"):
         (package / "mine.py").write_text(TASK + change)
@@ -267,7 +265,7 @@ def test_files_of_a_ready_made_task_are_known(run: Path, sewa: Sewa, changed: st
         np.savez(run / f"{part}.npz", x=x, y=(x[:, 0] * x[:, 1] > 0).astype(np.int64))
     (run / "net.py").write_text(NET)
     (run / "sewa.yaml").write_text(
-        "task: classification\ncheckpoints: ckpts\nlinear: {iterations: 10}\n"
+        "task: classification\ncheckpoints: ckpts\n"
         "args: {model: net.py:make_net, selection: dev.npz, heldout: test.npz}\n"
     )
     assert recalled(asked(sewa, "linear", "--cache", "kept")) == 0

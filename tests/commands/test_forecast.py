@@ -21,7 +21,6 @@ VARIANTS = [
     ["--K", 3, "--set", "tier=bf16"],
     ["--K", 3, "--set", "tier=files"],
     ["--K", 3, "--fallback"],
-    ["--K", "auto", "--set", "aggregate.rounds=1"],
 ]
 
 
@@ -68,6 +67,6 @@ def test_the_time_is_the_planned_batches_times_one_that_was_timed(sewa: Sewa) ->
     assert found["seconds"] == pytest.approx(found["usual_passes"] * found["batch_seconds"])
     for_people = sewa("select", *flags).out
     assert "5 of 12 found" in for_people
-    passes = [found[name] for name in ("at_least", "usual_passes", "forward_passes")]
+    passes = [found[name] for name in ("at_least", "forward_passes")]
     assert passes == sorted(passes)
-    assert "{} to {} batches, rarely {}".format(*passes) in for_people
+    assert "{} to {} batches".format(*passes) in for_people

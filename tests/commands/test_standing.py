@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import Sewa, user_loss
-from torch import Tensor
+from helpers.tiny import Sewa
 
-from sewa_cli.present import sentences
 from sewa_cli.ranks import ALONE
-from sewa_cli.report.shared import Interval
-from sewa_cli.report.standing import Fall
-from sewa_cli.solvers.aggregate.ladder import fall
 from sewa_cli.trajectory import standing
 from sewa_cli.trajectory.geometry import Geometry
 
@@ -40,68 +35,6 @@ def test_select_compare_and_inspect_say_the_same_of_a_run(sewa: Sewa) -> None:
         assert standing["motion"]["run"] == pytest.approx(looked["motion"]["run"])
         assert standing["motion"]["radius"] == pytest.approx(looked["motion"]["radius"])
     assert f"the run is {looked['explanation']}" in compared.err
-    # only the default runs the quarters; nothing is made up for the others
-    assert [content["standing"]["fall"] is not None for content in found] == [False, True, False]
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_the_loss_of_the_last_quarter_is_that_of_a_file_of_it(sewa: Sewa) -> None:
-    assert sewa("select", "--K", "auto", "-o", "all.safetensors").code == 0
-    found = json.loads(Path("all.report.json").read_text())["standing"]["fall"]
-    losses = {}
-    for quarter, steps in ((3, (70, 80, 90)), (4, (100, 110, 120))):
-        files = [f"ckpts/step-{step}.safetensors" for step in steps]
-        assert sewa("average", *files, "-o", f"{quarter}.safetensors").code == 0
-        losses[quarter] = user_loss(f"{quarter}.safetensors", "selection_data")
-    assert found["since"] == 3
-    assert found["loss"] == pytest.approx(losses[4], rel=1e-5)
-    assert found["by"] == pytest.approx(losses[3] - losses[4], abs=1e-6)
-    assert found["interval"]["low"] < found["by"] < found["interval"]["high"]
-
-
-@pytest.mark.parametrize(("k", "since"), [(8, 3), (10, 2), (11, None), (12, 3), (13, 3)])
-def test_only_quarters_of_as_many_checkpoints_are_compared(k: int, since: int | None) -> None:
-    parts: dict[tuple[str, int | None], list[int]] = {}
-    for i in range(k):
-        parts.setdefault((f"quarter {i * 4 // k + 1}", None), []).append(i)
-    losses = {name: torch.full((30,), 1.0 / n) for n, name in enumerate(parts, 1)}
-    found = fall(parts, losses, torch.ones(30))
-    assert (found and found.since) == since
-
-
-def noisy(mean: float, rows: int) -> Tensor:
-    return mean + torch.randn(rows, generator=torch.Generator().manual_seed(0)).double()
-
-
-def test_a_loss_that_is_not_finite_and_too_few_rows_decide_nothing() -> None:
-    parts: dict[tuple[str, int | None], list[int]] = {(f"{q}", None): [q, q] for q in range(4)}
-    losses = {name: noisy(n, 30) for n, name in enumerate(parts)}
-    broken = {**losses, ("3", None): noisy(torch.nan, 30)}
-    assert fall(parts, broken, torch.ones(30).double()) is None
-    few = fall(parts, {name: some[:9] for name, some in losses.items()}, torch.ones(9).double())
-    assert few is not None
-    assert few.interval is None
-    assert sentences._fall(few).startswith("undecided")
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "says"),
-    [
-        (
-            0.01,
-            0.03,
-            "its loss still falls: on selection data the mean of its last",
-        ),
-        (-0.03, -0.01, "its loss rises: "),
-        (-0.003, 0.004, "its loss has settled, to within 1 %: "),
-        (-0.003, 0.2, "undecided whether its loss still falls: "),
-    ],
-)
-def test_the_interval_decides_between_the_words(low: float, high: float, says: str) -> None:
-    found = Fall(since=3, loss=1.0, by=(low + high) / 2, interval=Interval(low=low, high=high))
-    said = sentences._fall(found)
-    assert said.startswith(says)
-    assert f"vs that of the third: {'−' if low + high > 0 else '+'}" in said
 
 
 @pytest.mark.parametrize("way", ["line", "walk", "noise"])

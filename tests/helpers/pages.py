@@ -50,7 +50,7 @@ def _made(name: str) -> str:
         task = load_task(str(folder / "task.py"), {})
 
         def config(**flags: object) -> Any:
-            small = {"gumbel": {"iterations": 8}, "linear": {"iterations": 15}}
+            small = {"gumbel": {"iterations": 8}}
             flags = {"checkpoints": (folder / "ckpts",), "device": "cpu", **small, **flags}
             return load_settings(None, flags, dashes="")
 

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from helpers.tiny import Sewa
 
-from sewa_cli.methods.family import family
+from sewa_cli.methods.family import baselines
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_the_report_names_every_candidate_and_what_was_chosen(reported: dict[str
 def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
     # 3 batches of selection and 3 of held-out data. The simple averages on the first, the best of
     # them, `last` and `uniform` on the second, the average on both; 8 iterations × 2 samples
-    simple = len(family(12, 4))
+    simple = len(baselines(12, 4))
     assert len(reported["simple"]) == simple
     assert len(reported["references"]) == 3
     assert reported["cost"]["forward_passes"] == 3 * simple + 3 * 3 + (3 + 3) + 8 * 2

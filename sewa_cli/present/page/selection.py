@@ -61,10 +61,6 @@ def select(report: Report, name: str | None) -> Chapter:
         if better.difference is not None:
             said += f": {sentences.difference(better)}"
         overfit.append(said)
-    if report.labels == "weak":
-        overfit.append("Mixed-up rows fit as well: rows tell averages apart as a whole, not singly")
-    if report.labels == "noise":
-        overfit.append("Mixed-up rows fit as well: the labels say nothing")
     budget = [Words([upper(sentences.budget(report.budget))])] if report.budget else []
     drawn, pulled = drawings(report, "loss"), []
     if drawn and report.blend and report.expected and not report.instead_of:

@@ -1,6 +1,6 @@
-"""Weights on the simplex, pulled towards a prior: a path from the prior to what the data want.
+"""Coefficients on the simplex, from a prior to what the data favour.
 
-    min over c ≥ 0, Σ c = 1 of  L(Σ c_i y_i) + λ·L₀·KL(c ‖ π),   L₀ the loss at π
+    min over c ≥ 0, Σ c = 1 of  L(c) + λ·L₀·KL(c ‖ π),   L₀ the loss at π
 
 for falling λ, each solution begun at the one before. By mirror descent, whose steps have a closed
 form in log c and keep c on the simplex: log c⁺ = (log c/η + λL₀·log π − g) / (1/η + λL₀) − const. A
@@ -8,7 +8,7 @@ step is taken if (g⁺ − g)·(c⁺ − c) ≤ KL(c⁺ ‖ c)/η, which for a c
 else η falls. Measured on three real runs: with 8 evaluations for each λ the loss is within 10⁻⁴ of
 what 300 come to.
 
-Many such problems, on other rows each, are solved side by side: one pass over the cache for all.
+Many such problems, on other examples each, are solved side by side.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # λ
-EVALUATIONS = 8  # of loss and gradient, for each λ
-ROUNDING = 1e-7  # of the loss
-FLOOR = 0.03  # of the prior's weight is spread evenly: what has no weight could never get any
+from sewa_cli.solvers.outputs.predictions import Gradient
 
-Gradient = Callable[[Tensor], Tensor]  # C [p, k] → gradients of the losses, [p, k]
+STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # λ
+EVALUATIONS = 8  # of the gradient, for each λ
+ROUNDING = 1e-7  # of the loss: float32 outputs are no better than that
+FLOOR = 0.03  # of the prior is spread evenly: a coefficient of zero could never grow
 
 
 def path(
@@ -32,11 +32,11 @@ def path(
     scale: Tensor,
     progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Tensor:
-    """priors π [p, k] of p problems and their losses L₀ [p] → solutions [λ, p, k], float64."""
+    """Solve p problems with priors π [p, k] and losses L₀ [p]; return [λ, p, k] float64."""
     log_prior = ((1 - FLOOR) * priors + FLOOR / priors.shape[1]).log()
     x, c = log_prior.clone(), log_prior.exp()  # log c, and c
     g = gradient(c)
-    # the first step moves no weight by more than a factor of e
+    # the first step moves no coefficient by more than a factor of e
     spread = g - (c * g).sum(1, keepdim=True)
     eta = 1 / spread.abs().amax(1).clamp_min(1e-300)
     found: list[Tensor] = []
@@ -49,8 +49,7 @@ def path(
             y = y - torch.logsumexp(y, 1, keepdim=True)
             moved, slope = y.exp(), gradient(y.exp())
             bend = ((slope - g) * (moved - c)).sum(1)
-            rounding = ROUNDING * scale.abs()  # float32 outputs are no better than that
-            taken = bend <= (moved * (y - x)).sum(1) / eta + rounding
+            taken = bend <= (moved * (y - x)).sum(1) / eta + ROUNDING * scale.abs()
             here = taken[:, None]
             x, c, g = (
                 torch.where(here, y, x),

@@ -1,0 +1,163 @@
+"""The outputs of every checkpoint around a base, and the loss of their mixtures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sewa_cli.errors import CheckpointError
+from sewa_cli.objective.units import Grouping
+from sewa_cli.solvers import Problem
+from sewa_cli.solvers.outputs.frame import Frame, Piece
+
+# float32 vectors of length O next to the matrix: outputs at the base, what is added to mixtures,
+# and mixtures of one piece with their gradients, of which there may be only one
+SPARE = 12
+Gradient = Callable[[Tensor], Tensor]  # C [p, k] → gradients of p losses, [p, k]
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is kept: numbers for each checkpoint, their precision, examples of how many."""
+
+    numbers: int
+    dtype: str
+    bytes: int
+    rows: int
+    of_rows: int
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Differences d_i of outputs from those at the base, [k, O], and the loss of mixtures.
+
+    shift     [O]: added to a mixture, so that the base's own mixture is exact: a step of finite
+              length sees the model's curvature, which is nearly the same in every mixture
+    frozen    [O]: not finite at the base, as a masked logit is; no direction changes it
+    grouping  the units of the examples
+    """
+
+    frame: Frame
+    differences: Tensor
+    shift: Tensor
+    frozen: Tensor
+    grouping: Grouping
+    size: Size
+
+    @property
+    def k(self) -> int:
+        return len(self.differences)
+
+    @property
+    def weights(self) -> Tensor:
+        """Return the number of examples in each unit, [units]."""
+        return self.grouping.weights
+
+    def losses(self, C: Tensor) -> Tensor:
+        """Return the loss of each unit, [m, units] float64, of mixtures C [m, k]; Inf for NaN."""
+        found = [piece.losses(self._mix(C, piece)) for piece in self.frame.pieces]
+        return self.grouping.means(torch.cat(found, 1)).nan_to_num(nan=torch.inf)
+
+    def means(self, C: Tensor) -> Tensor:
+        """Return the mean loss [m] of mixtures C [m, k]; Inf for NaN."""
+        total = torch.zeros(len(C), dtype=torch.float64)
+        for piece in self.frame.pieces:
+            total += piece.totals(self._mix(C, piece))
+        return (total / self.weights.sum()).nan_to_num(nan=torch.inf)
+
+    def gradient_on(self, members: Tensor) -> Gradient:
+        """Return the gradient of p mean losses, each on the units in members [p, units]."""
+        sizes = self.grouping.spread(members) * self.grouping.sizes
+        shares = sizes / sizes.sum(1, keepdim=True)
+        return lambda C: self._gradients(C, shares)
+
+    def loss(self, c: Tensor) -> float:
+        return float(self.means(c[None])[0])
+
+    def loss_and_gradient(self, c: Tensor) -> tuple[float, Tensor]:
+        """Return the mean loss of c [k] and its gradient [k], but for a constant."""
+        everything = torch.ones(1, len(self.weights), dtype=torch.bool)
+        return self.loss(c), self.gradient_on(everything)(c[None])[0]
+
+    def _gradients(self, C: Tensor, shares: Tensor) -> Tensor:
+        total = torch.zeros(C.shape, dtype=torch.float64)
+        for piece in self.frame.pieces:
+            found = piece.gradients(self._mix(C, piece), shares[:, piece.parts])
+            found.masked_fill_(self.frozen[piece.columns], 0.0)
+            total += (found @ self.differences[:, piece.columns].float().T).cpu().double()
+        return total
+
+    def _mix(self, C: Tensor, piece: Piece) -> Tensor:
+        differences = self.differences[:, piece.columns].float()
+        return C.to(differences) @ differences + self.shift[piece.columns]
+
+
+def predict(
+    problem: Problem,
+    frame: Frame,
+    at_base: Tensor,
+    base: Tensor,
+    coefficients: Tensor,
+    grouping: Grouping,
+    h: float,
+    of_rows: int,
+    on_row: Callable[[int, Tensor], None],
+) -> Predictions:
+    """Run the model once near each of the k checkpoints, in their order.
+
+    `base` [P] has these `coefficients` and outputs `at_base` [O]. The differences are kept in
+    float32 if that fits, else in bfloat16. `on_row` sees each checkpoint as it is read. What the
+    memo has is not run.
+    """
+    k, model, memo = problem.trajectory.k, problem.objective.model, problem.objective.memo
+    wide = bytes_of(k, frame.numbers, torch.float32) <= problem.room
+    dtype = torch.float32 if wide else torch.bfloat16
+    differences = torch.empty(k, frame.numbers, dtype=dtype, device=model.device)
+    frozen = ~torch.isfinite(at_base)
+    around = ("near", problem.trajectory.kind, memo.digest(base), frame.identity, h, str(dtype))
+    step = torch.empty_like(base)
+    model.module.eval()
+
+    def near(i: int, row: Tensor) -> Tensor:
+        torch.lerp(base, row.to(base.device), h, out=step)
+        model.set(step)
+        found = frame.run().sub_(at_base).div_(h).masked_fill_(frozen, 0.0)
+        if not torch.isfinite(found).all():
+            name = problem.name_of(i)
+            raise CheckpointError(f"the outputs near {name} are NaN or Inf; leave it out")
+        return found.to(dtype)
+
+    problem.events.progress("outputs", 0, k)
+    for i, row in problem.trajectory.rows():
+        on_row(i, row)
+        differences[i].copy_(memo.recall((*around, i), partial(near, i, row)))
+        problem.events.progress("outputs", i + 1, k)
+    model.check_untouched()
+    shift = at_base.clone()
+    for piece in frame.pieces:
+        own = differences[:, piece.columns].float()
+        shift[piece.columns] -= coefficients.to(own) @ own
+    size = Size(
+        frame.numbers,
+        str(dtype).removeprefix("torch."),
+        bytes_of(k, frame.numbers, dtype),
+        int(grouping.sizes.sum()),
+        of_rows,
+    )
+    return Predictions(frame, differences, shift, frozen, grouping, size)
+
+
+def bytes_of(k: int, numbers: int, dtype: torch.dtype) -> int:
+    """Return the bytes of so many numbers for each of k checkpoints, and of the work on them."""
+    return numbers * (k * dtype.itemsize + 4 * SPARE)
+
+
+def mean(chosen: Sequence[int], k: int) -> Tensor:
+    """Return equal coefficients on the chosen, [k] float64."""
+    c = torch.zeros(k, dtype=torch.float64)
+    c[list(chosen)] = 1 / len(chosen)
+    return c

@@ -1,0 +1,245 @@
+"""Read the checkpoints twice: baselines with their losses, then predictions around the best.
+
+first read    moving averages grow, from the newest checkpoint alone to the mean of all; each is
+              run on the examples, and the best is the base
+second read   the model is run near every checkpoint; the other baselines are summed up and run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import torch
+from torch import Tensor
+
+from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.methods.family import Name, baselines, moving_averages
+from sewa_cli.objective.units import Grouping, UnitLosses
+from sewa_cli.settings import AUTO
+from sewa_cli.solvers import Plan, Problem, Sizes, Stage
+from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
+from sewa_cli.solvers.outputs.folds import means
+from sewa_cli.solvers.outputs.predictions import Predictions, predict
+from sewa_cli.solvers.outputs.whole import Whole
+
+FEWEST_RUN = 3  # moving averages: the newest checkpoint, the mean of all, and one between
+SURE = 2.0  # standard errors by which outputs must fit their own examples better than others
+EXCHANGED = (
+    "the loss on the selection data is no better with the examples mixed up: their labels say "
+    "little about these checkpoints, so check that they belong to the inputs"
+)
+UNSEEN = (
+    "the loss stays the same if the examples are mixed up: if the model computes its own loss, "
+    "return its outputs from predict() and compute the loss in loss(), or predictions mean little"
+)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What two reads of the checkpoints have found, of examples that are settled.
+
+    problem      the same, of these examples
+    averages     baselines and their coefficients [k]
+    losses       of these, the loss of each unit [units]
+    moving       which of them are moving averages
+    predictions  around the best of these
+    splits       whether the loss splits into examples
+    """
+
+    problem: Problem
+    averages: Mapping[Name, Tensor]
+    losses: Mapping[Name, Tensor]
+    moving: Sequence[Name]
+    predictions: Predictions
+    splits: bool
+
+    @property
+    def all_losses(self) -> Tensor:
+        """Return the losses of all baselines, [F, units]."""
+        return torch.stack(list(self.losses.values()))
+
+    def means(self) -> dict[Name, float]:
+        """Return the mean loss of each baseline."""
+        found = means(self.all_losses, self.predictions.weights)
+        return dict(zip(self.losses, found.tolist(), strict=True))
+
+    def true_losses(self, flats: Tensor) -> list[float]:
+        """Return the mean loss of weights [m, P], run on the examples; Inf for NaN."""
+        objective = self.problem.objective
+        grouping, splits = self.predictions.grouping, self.splits
+        losses = [_by_unit(objective.learning_losses(flat), grouping, splits) for flat in flats]
+        return means(torch.stack(losses), self.predictions.weights).tolist()
+
+    @property
+    def unit(self) -> str:
+        """Name the units of the examples."""
+        if not self.splits:
+            return "batches (loss() does not split into examples)"
+        return (
+            "examples" if len(self.predictions.weights) == self.predictions.size.rows else "groups"
+        )
+
+
+def survey(problem: Problem, settings: PredictingSettings, section: str, K: int = AUTO) -> Survey:
+    """Read the checkpoints twice; those that turn out to be broken are left out.
+
+    `K`: so many are to be chosen, and baselines of as many are among the others.
+    """
+
+    def work() -> Survey:
+        return _survey(problem, settings, section, K)
+
+    found = problem.kept.get("survey") or problem.trajectory.settled(work)
+    if problem.one_of_many:
+        problem.kept["survey"] = found
+    return found
+
+
+def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int) -> Survey:
+    trajectory = problem.trajectory
+    if (k := trajectory.k) < 2:
+        raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+    if k <= K:
+        raise ConfigError(
+            f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
+        )
+    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room)
+    problem = replace(problem, room=problem.room - run.bytes)
+    problem, examples = settle(problem, settings, section)
+    objective, averages = problem.objective, run.averages
+    flats = _grow(problem, run.moving)
+    told = problem.events.over("moving averages", flats.items(), len(flats))
+    found = {name: objective.learning_losses(flat) for name, flat in told}
+    splits = all(one.rows is not None or not one.is_finite for one in found.values())
+    if not any(isfinite(one.mean) for one in found.values()):
+        raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
+    grouping = next(iter(found.values())).grouping(splits)
+    losses = {name: _by_unit(one, grouping, splits) for name, one in found.items()}
+    base = min(found, key=lambda name: _mean(losses[name], grouping))
+    held = {name: flats[name] for name in (base, *ENDS)}
+    del flats
+    frame, at_base = examples.keep(problem, settings, held[base], splits)
+    if isinstance(frame, Whole) and splits:
+        _check_labels(problem, frame, at_base, grouping)
+    sums = {name: torch.zeros_like(held[base]) for name in run.others}
+
+    def add(i: int, row: Tensor) -> None:
+        for name, total in sums.items():
+            if (weight := float(averages[name][i])) != 0:
+                total.add_(row, alpha=weight)
+
+    predictions = predict(
+        problem,
+        frame,
+        at_base,
+        held[base],
+        averages[base],
+        grouping,
+        settings.h,
+        examples.of_rows,
+        add,
+    )
+    for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
+        losses[name] = _by_unit(objective.learning_losses(flat), grouping, splits)
+    best = min(losses, key=lambda name: _mean(losses[name], grouping))
+    for name in (best, *ENDS):  # not to be read again for the report
+        trajectory.remember(averages[name].tolist(), (sums | held)[name])
+    return Survey(problem, averages, losses, run.moving, predictions, splits)
+
+
+ENDS: Sequence[Name] = (("last", None), ("uniform", None))
+
+
+def _mean(losses: Tensor, grouping: Grouping) -> float:
+    return float(means(losses[None], grouping.weights)[0])
+
+
+def _by_unit(found: UnitLosses, grouping: Grouping, splits: bool) -> Tensor:
+    """Return the loss of each unit; Inf where their mean is not finite."""
+    if not found.is_finite:
+        return torch.full_like(grouping.weights, torch.inf)
+    if splits and found.rows is None:
+        raise TaskError("loss() splits into examples at one average and not at another")
+    return grouping.means(found.rows if splits and found.rows is not None else found.batches)
+
+
+def _grow(problem: Problem, names: Sequence[Name]) -> dict[Name, Tensor]:
+    """Grow moving averages [P] row by row: m ← d·m + (1 − d)·w with d = (K − 1)/(K + 1).
+
+    The mean of all grows by 1/i. So they need not know how many checkpoints there will be.
+    """
+    flats: dict[Name, Tensor] = {}
+    for i, row in problem.trajectory.rows():
+        for name, K in names:
+            if i == 0:
+                flats[name, K] = row.clone()
+                continue
+            new = 2 / (K + 1) if K is not None else 1.0 if name == "last" else 1 / (i + 1)
+            flats[name, K].lerp_(row, new)
+    return flats
+
+
+def _check_labels(problem: Problem, frame: Whole, at: Tensor, grouping: Grouping) -> None:
+    """Warn where outputs fit the labels of other examples as well as their own."""
+    generator = torch.Generator().manual_seed(problem.seed)
+    own, others = [], []
+    for piece in frame.pieces:
+        mixed = at[None, piece.columns]
+        own.append(piece.losses(mixed)[0])
+        others.append(piece.losses(piece.mixed_up(mixed, generator))[0])
+    by = grouping.means(torch.cat(others) - torch.cat(own))
+    if len(by) < 2 or all(piece.n == 1 for piece in frame.pieces):
+        return
+    if bool((by == 0).all()):
+        problem.events.warn(UNSEEN)
+    elif float(by.mean()) <= SURE * float(by.std()) / len(by) ** 0.5:
+        problem.events.warn(EXCHANGED)
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """The baselines that are run, as many as there is memory for.
+
+    moving  grown while the checkpoints are read at first
+    others  summed up while they are read again
+    bytes   of their weights, held next to the predictions
+    """
+
+    averages: Mapping[Name, Tensor]
+    moving: Sequence[Name]
+    others: Sequence[Name]
+    bytes: int
+
+    @classmethod
+    def fitting(cls, k: int, K: int, vector: int, room: int) -> Baselines:
+        """Choose them for weights of `vector` bytes each."""
+        most = room // 4 // vector
+        every = {name: torch.tensor(c, dtype=torch.float64) for name, c in baselines(k, K).items()}
+        moving = [name for name in moving_averages(k) if name in every]
+        if len(moving) > (count := max(FEWEST_RUN, most)):
+            moving = [moving[round(i * (len(moving) - 1) / (count - 1))] for i in range(count)]
+        others = [name for name in every if name not in moving_averages(k)]
+        others = others if len(others) <= most else []
+        run = {name: every[name] for name in (*moving, *others)}
+        return cls(run, moving, others, vector * max(len(moving), len(ENDS) + 1 + len(others)))
+
+
+def plan(sizes: Sizes, settings: PredictingSettings) -> Plan:
+    """Declare the stages of a survey, and of learning and checking after it."""
+    k, is_digest = sizes.k, settings.digests(sizes.classes)
+    run = Baselines.fitting(k, sizes.K, sizes.vector, sizes.room)
+    kept, share = settings.fit(sizes, run.bytes)
+    return Plan(
+        [
+            Stage("reading", 0 if is_digest else 1, reads=1),
+            Stage("moving averages", len(run.moving)),
+            Stage("outputs", k + 1, reads=1),
+            Stage("baselines", len(run.others)),
+            Stage("learning"),
+            Stage("checking the result", 2, reads=1),
+        ],
+        run.bytes + kept,
+        share,
+    )
