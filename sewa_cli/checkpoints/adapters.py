@@ -82,7 +82,7 @@ def check_mergeable(checkpoint: Checkpoint) -> None:
 
 
 def check_fits(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Those of the model's names that belong to the adapter."""
+    """Return the names of the model that belong to the adapter; refuse a model that has none."""
     found = set(names_in_model(checkpoint, names))
     if all(_INSIDE.isdisjoint(name.split(".")) for name in found):
         raise CheckpointError(

@@ -6,6 +6,7 @@ Each format has a module that turns its files into a `Header`; the rest of the p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -13,15 +14,7 @@ from json import JSONDecodeError
 from math import isfinite
 from pathlib import Path
 from threading import Lock
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Final,
-    Literal,
-    NamedTuple,
-    Protocol,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from sewa_cli.checkpoints.state import Why
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_array, torch_dtype
@@ -31,7 +24,7 @@ from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
 if TYPE_CHECKING:
     from torch import Tensor
 
-WRITTEN_BY: Final = "sewa_version"  # metadata key of our own outputs
+WRITTEN_BY: Final = "sewa_version"  # metadata key of averages
 FLOATS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
 
 MOST_JSON: Final = 64 * MIB  # of an index, or of all that a trainer has logged
@@ -54,7 +47,7 @@ class TensorInfo:
 
 
 class Stamp(NamedTuple):
-    """What changes when somebody writes to a file or replaces it.
+    """The size and time of a file, which change when somebody writes to it or replaces it.
 
     Not the inode: some mounts give the same file a new one, and hours of work would be refused.
     """
@@ -69,31 +62,30 @@ def stamp_of(file: Path) -> Stamp:
     return Stamp(about.st_size, about.st_mtime_ns)
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """Open files; they are closed when the reader is garbage-collected."""
 
+    @abstractmethod
     def read(self, name: str) -> Tensor:
-        """One tensor on the CPU, as a view of the mapped file where the format allows it."""
+        """Return one tensor on the CPU, as a view of the mapped file where the format allows it."""
 
     def read_array(self, name: str) -> Array:
-        """The same for NumPy; where the format needs no torch, without torch."""
+        """Return the same for NumPy; where the format needs no torch, without torch."""
+        return as_array(self.read(name))
 
-
-@runtime_checkable
-class Sharded(Protocol):
-    """Of tensors that are read whole, but whose parts can be mapped."""
-
-    def runs(self, name: str, part: slice | None = None) -> list[tuple[int, Tensor]] | None:
-        """See `Checkpoint.runs`; what lies outside of the part need not be looked at."""
+    def runs(self, name: str, part: slice | None) -> list[tuple[int, Tensor]] | None:
+        """See `Checkpoint.runs`, for tensors that are read whole but whose parts can be mapped."""
+        del name, part
+        return None
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a format's module knows about its files before any tensor is read."""
+    """The facts that a format's module knows about its files before any tensor is read."""
 
     tensors: dict[str, TensorInfo]
     files: tuple[Path, ...]  # that hold or index the weights
-    open: Callable[[Path], Reader]  # takes the folder that relative paths start from
+    open: Callable[[], Reader]
     metadata: dict[str, str] = field(default_factory=dict)
     step: int | None = None  # as recorded in the file itself
     metrics: dict[str, float] = field(default_factory=dict)
@@ -130,15 +122,13 @@ class Checkpoint:
     left: dict[str, Why] = field(default_factory=dict, repr=False)  # see Header
     groups: tuple[str, ...] = ()
     stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
-    _open: Callable[[Path], Reader] | None = field(default=None, repr=False)
-    # the working directory then: a thread may open files while the user's code is in another one
-    _base: Path = field(default=Path(), repr=False)
+    _open: Callable[[], Reader] | None = field(default=None, repr=False)
     _reader: Reader | None = field(default=None, repr=False)
 
     def read(self, name: str, part: slice | None = None) -> Tensor:
-        """One tensor, on the CPU. The files stay mapped until `close`, for the next one.
+        """Return one tensor, on the CPU. The files stay mapped until `close`, for the next one.
 
-        `part`: these numbers of it only, laid flat; no others are read where they are mapped.
+        part: return these numbers of the flat tensor only, and read no others where it is mapped.
         """
         if part is None:
             tensor = self._opened().read(name)
@@ -162,10 +152,9 @@ class Checkpoint:
         return torch.cat([view for _, view in runs])
 
     def runs(self, name: str, part: slice | None = None) -> list[tuple[int, Tensor]] | None:
-        """Flat views of the mapped files, in order, each with where it begins in the flat tensor.
+        """Return flat views of the mapped files, each with its offset in the flat tensor, or part.
 
-        `part`: in these numbers of it. Not counted: somebody will read parts of them. None: it
-        cannot be mapped like that.
+        None: the tensor cannot be mapped like that. They are not counted as read.
         """
         found = self._runs(name, part)
         if found is None or part is None:
@@ -180,7 +169,7 @@ class Checkpoint:
     def _runs(self, name: str, part: slice | None) -> list[tuple[int, Tensor]] | None:
         reader, info = self._opened(), self.tensors[name]
         if not self.mapped:
-            return reader.runs(name, part) if isinstance(reader, Sharded) else None
+            return reader.runs(name, part)
         tensor = reader.read(name)
         word = WORDS[str(tensor.dtype).removeprefix("torch.")]
         if (word, tuple(tensor.shape)) != (info.dtype, info.shape):
@@ -191,7 +180,7 @@ class Checkpoint:
         return CheckpointError(f"{self.path}: {name}: has changed since it was opened")
 
     def read_array(self, name: str, part: slice | None = None) -> Array:
-        """The same as a read-only NumPy view, without torch where the format allows it."""
+        """Return a read-only NumPy view, without torch where the format allows it."""
         if part is not None and not self.mapped:
             return as_array(self.read(name, part))
         array, info = self._opened().read_array(name), self.tensors[name]
@@ -204,15 +193,14 @@ class Checkpoint:
     def _opened(self) -> Reader:
         if self._reader is None:
             assert self._open is not None
-            self._reader = self._open(self._base)
+            self._reader = self._open()
         return self._reader
 
     def check_unchanged(self) -> None:
         """Refuse it if a file has changed since: what was read may be a mixture of old and new."""
         for file, stamp in self.stamps.items():
             # a file that the trainer has removed stays readable as it was while it is open
-            now = self._base / file
-            if now.exists() and stamp_of(now) != stamp:
+            if file.exists() and stamp_of(file) != stamp:
                 raise CheckpointError(
                     f"{file}: changed while it was being read; try again when nothing writes to it"
                 )

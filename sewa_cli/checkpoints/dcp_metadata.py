@@ -157,7 +157,7 @@ def _fields(value: Any, kind: str) -> dict[str, Any]:
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
-    """Of a torch.Size, or a tuple of numbers."""
+    """Return the numbers of a torch.Size or a tuple."""
     numbers = value.args[0] if isinstance(value, _Record) and value.args else value
     if type(numbers) is not tuple or len(numbers) > _MOST:
         raise TypeError("sizes")

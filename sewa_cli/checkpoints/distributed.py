@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
-from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, neighbours
+from sewa_cli.checkpoints.checkpoint import Header, Reader, TensorInfo, neighbours
 from sewa_cli.checkpoints.dcp_metadata import (
     METADATA,
     Chunk,
@@ -38,7 +38,7 @@ from sewa_cli.checkpoints.pytorch import (
     word_of,
 )
 from sewa_cli.checkpoints.state import find_weights
-from sewa_cli.dtypes import Array, as_array
+from sewa_cli.dtypes import as_array
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, open_regular
 from sewa_cli.text import one_line, shown
@@ -53,10 +53,9 @@ class _Key(str):
     """A tensor's key in the metadata."""
 
 
-class _Stored:
-    def __init__(self, folder: Path, entries: Mapping[str, Entry], base: Path) -> None:
+class _Stored(Reader):
+    def __init__(self, folder: Path, entries: Mapping[str, Entry]) -> None:
         self._folder = folder
-        self._base = base
         self._entries = entries
         self._mapped: dict[str, mmap] = {}
 
@@ -74,7 +73,7 @@ class _Stored:
 
         target, filled = None, None
         for chunk, place in chunks.items():
-            part = _load(self._base / self._folder, place)
+            part = _load(self._folder, place)
             if not is_tensor(part):
                 raise ValueError("is not a tensor")
             part = torch.Tensor.detach(part)
@@ -93,14 +92,8 @@ class _Stored:
             raise ValueError("has chunks that overlap")
         return target
 
-    def read_array(self, name: str) -> Array:
-        return as_array(self.read(name))
-
-    def runs(self, name: str, part: slice | None = None) -> list[tuple[int, Tensor]] | None:
-        """One for each chunk, where they are whole rows of the tensor, as FSDP shards it.
-
-        Of a part: those of the chunks that it is in.
-        """
+    def runs(self, name: str, part: slice | None) -> list[tuple[int, Tensor]] | None:
+        """Return one view for each chunk (in `part`) where they are whole rows, as FSDP shards."""
         info, chunks = self._entries[name]
         row = prod(info.shape[1:])
         found: list[tuple[int, Tensor]] = []
@@ -122,14 +115,14 @@ class _Stored:
         return found if end == prod(info.shape) else None
 
     def _view(self, place: Place, info: TensorInfo, chunk: Chunk) -> Tensor | None:
-        """A chunk as a flat view of its file: of the storage in the archive that holds it.
+        """Return a chunk as a flat view of its storage inside the archive in the file.
 
-        It is read whole once, as ever: only if the very same bytes stand there is it that storage.
+        The chunk is loaded once, and the view is used only if it has the same bytes.
         """
         import torch
 
         if place.file not in self._mapped:
-            self._mapped[place.file] = mapped_bytes(self._base / self._folder / place.file)
+            self._mapped[place.file] = mapped_bytes(self._folder / place.file)
         mapped = self._mapped[place.file]
         content = io.BytesIO(mapped[place.offset : place.offset + place.length])
         part: Tensor = load_plain(content)

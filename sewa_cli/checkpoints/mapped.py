@@ -50,10 +50,10 @@ def _view(body: Array, word: str, shape: tuple[int, ...], begin: int, end: int) 
     return body[begin:end].view(dtype).reshape(shape)
 
 
-def map_file(path: Path, base: Path = Path()) -> dict[str, Array]:
+def map_file(path: Path) -> dict[str, Array]:
     """The views of a file whose header the library has checked."""
     try:
-        return views(mapped_bytes(base / path))
+        return views(mapped_bytes(path))
     except OSError as error:
         reason = error.strerror or str(error)
         hint = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""

@@ -43,7 +43,7 @@ def weights_in(folder: Path) -> Path | None:
 
 
 def kind_of(path: Path) -> Kind:
-    """By names alone."""
+    """Return what it is by names alone."""
     if path.is_dir():
         weights = weights_in(path)
         if weights is None:
@@ -110,7 +110,6 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         groups=header.groups,
         stamps=stamps,
         _open=header.open,
-        _base=Path() if path.is_absolute() else Path.cwd(),
     )
 
 

@@ -13,7 +13,7 @@ from sewa_cli.text import shown
 
 
 def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """By step. If none of them has a step, they stay in the order given."""
+    """Sort by step. If none of them has a step, they stay in the order given."""
     stepless = [c for c in checkpoints if c.step is None]
     if len(stepless) == len(checkpoints):
         return list(checkpoints)

@@ -18,10 +18,16 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from sewa_cli.checkpoints.checkpoint import Header, TensorInfo, plain_numbers, reading
+from sewa_cli.checkpoints.checkpoint import (
+    Header,
+    Reader,
+    TensorInfo,
+    plain_numbers,
+    reading,
+)
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
 from sewa_cli.checkpoints.state import State, find_weights
-from sewa_cli.dtypes import WORDS, Array, as_array
+from sewa_cli.dtypes import WORDS
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.files import MIB, open_regular
 from sewa_cli.text import one_line, shown
@@ -36,26 +42,22 @@ _MOST_PICKLED = 64 * MIB  # of a file's pickle; its tensors' bytes are not in it
 _MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
 
 
-class _Loaded:
+class _Loaded(Reader):
     """Loads each file, memory-mapped, when its first tensor is read."""
 
-    def __init__(self, places: Mapping[str, Path], state_key: str | None, base: Path) -> None:
+    def __init__(self, places: Mapping[str, Path], state_key: str | None) -> None:
         self._places = places
-        self._base = base
         self._state_key = state_key
         self._states: dict[Path, dict[str, Tensor]] = {}
 
     def read(self, name: str) -> Tensor:
         path = self._places[name]
         if path not in self._states:
-            state = find_state(path, load(path, self._base), self._state_key)
+            state = find_state(path, load(path), self._state_key)
             self._states[path] = state.tensors
         if name not in self._states[path]:
             raise CheckpointError(f"{path}: {name}: has changed since it was opened")
         return self._states[path][name].detach()
-
-    def read_array(self, name: str) -> Array:
-        return as_array(self.read(name))
 
 
 def open_file(path: Path, state_key: str | None = None) -> Header:
@@ -93,10 +95,10 @@ def _is_mapped(path: Path) -> bool:
         return _is_archive(file)
 
 
-def load(path: Path, base: Path = Path()) -> Any:
+def load(path: Path) -> Any:
     """Return what the file holds, its tensors mapped, not read; nothing in it is executed."""
     try:
-        return load_plain(base / path)
+        return load_plain(path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
@@ -234,7 +236,7 @@ def word_of(dtype: object) -> str:
 
 
 def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
-    """What Lightning's ModelCheckpoint monitors, and a dict called `metrics`."""
+    """Return the values that Lightning's ModelCheckpoint monitors, and a dict called `metrics`."""
     found = dict(content["metrics"]) if isinstance(content.get("metrics"), Mapping) else {}
     callbacks = content.get("callbacks")
     for state in callbacks.values() if isinstance(callbacks, Mapping) else ():

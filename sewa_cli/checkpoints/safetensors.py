@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from sewa_cli.checkpoints.checkpoint import (
     Header,
+    Reader,
     TensorInfo,
     check_count,
     neighbours,
@@ -34,12 +35,11 @@ MOST_HEADER = 32 * MIB
 _LIBRARY_MOST = 100_000_000  # beyond that the library refuses a header, and says so
 
 
-class _Mapped:
+class _Mapped(Reader):
     """Maps each file when its first tensor is read."""
 
-    def __init__(self, places: Mapping[str, Path], base: Path) -> None:
+    def __init__(self, places: Mapping[str, Path]) -> None:
         self._places = places  # tensor → file
-        self._base = base
         self._handles: dict[Path, Any] = {}
         self._arrays: dict[Path, dict[str, Array]] = {}
 
@@ -47,7 +47,7 @@ class _Mapped:
         path = self._places[name]
         try:
             if path not in self._handles:
-                self._handles[path] = safe_open(self._base / path, framework="pt")
+                self._handles[path] = safe_open(path, framework="pt")
             tensor: Tensor = self._handles[path].get_tensor(name)
         # torch's: no room to map so much, a shape that is too large
         except (SafetensorError, OSError, RuntimeError, TypeError) as error:
@@ -58,7 +58,7 @@ class _Mapped:
     def read_array(self, name: str) -> Array:
         path = self._places[name]
         if path not in self._arrays:
-            self._arrays[path] = map_file(path, self._base)
+            self._arrays[path] = map_file(path)
         if name not in self._arrays[path]:
             raise CheckpointError(f"{path}: {name}: has changed since it was opened")
         return self._arrays[path][name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import struct
 import zipfile
 from collections.abc import Callable
@@ -58,25 +57,15 @@ KINDS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a.safetensors.index.json", "plain"])
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a.safetensors.index.json"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("command", ["average", "inspect"])
 def test_what_is_not_a_file_is_refused_and_never_waited_for(
-    tmp_path: Path, sewa: Sewa, kind: str, name: str, command: str
+    tmp_path: Path, sewa: Sewa, kind: str, name: str
 ) -> None:
     KINDS[kind](tmp_path / name)
     sound = save(tmp_path / "b.safetensors")
-    output = ["-o", tmp_path / "o.safetensors"] if command == "average" else []
     words = f"{name}: is {kind}, not a file"
-    check_refused(sewa, tmp_path, words, command, tmp_path / name, sound, *output)
-
-
-@pytest.mark.timeout(60)
-def test_a_pipe_among_the_files_of_a_checkpoint_is_not_read(tmp_path: Path, sewa: Sewa) -> None:
-    for step in (1, 2):
-        save(tmp_path / f"run/checkpoint-{step}/model.safetensors")
-        os.mkfifo(tmp_path / f"run/checkpoint-{step}/trainer_state.json")
-    assert sewa("inspect", tmp_path / "run").code == 0
+    check_refused(sewa, tmp_path, words, "average", tmp_path / name, sound, "-o", "o.pt")
 
 
 def test_a_pipe_put_in_the_place_of_a_file_is_not_waited_for(
@@ -183,11 +172,7 @@ def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path, sewa: Sewa, metr
     "state",
     [
         DEEP,
-        f'{{"global_step": 1, "more": {DEEP}}}',
         '{"global_step": Infinity}',
-        '{"global_step": NaN}',
-        '{"global_step": 1e400}',
-        f'{{"global_step": 1{"0" * 400}}}',
         f'{{"global_step": {ENDLESS}}}',
         f'{{"global_step": {2**63}}}',
     ],
@@ -198,26 +183,12 @@ def test_a_trainer_state_without_sense_is_one_line(tmp_path: Path, sewa: Sewa, s
     check_refused(sewa, tmp_path, "checkpoint-1", "inspect", tmp_path / "checkpoint-1")
 
 
-def test_a_loss_of_many_digits_is_no_metric(tmp_path: Path, sewa: Sewa) -> None:
-    save(tmp_path / "checkpoint-1/model.safetensors")
-    logged = f'{{"global_step": 1, "log_history": [{{"step": 1, "a": {ENDLESS}, "b": 2}}]}}'
-    (tmp_path / "checkpoint-1/trainer_state.json").write_text(logged)
-    ended = sewa("inspect", tmp_path / "checkpoint-1", "--json")
-    assert json.loads(ended.out)["checkpoints"][0]["logged"] == {"b": 2.0}
-
-
 def test_a_name_of_many_digits_is_no_step(tmp_path: Path, sewa: Sewa) -> None:
     path = save(tmp_path / f"step-{'9' * 200}.safetensors")
     check_refused(sewa, tmp_path, "its step is 2^63 or more", "inspect", path)
 
 
-def test_a_step_of_many_digits_in_a_pytorch_file_is_one_line(tmp_path: Path, sewa: Sewa) -> None:
-    path = tmp_path / "a.pt"
-    torch.save({"state_dict": {"w": torch.ones(2)}, "step": 10**400}, path)
-    check_refused(sewa, tmp_path, "its step is 2^63 or more", "inspect", path)
-
-
-@pytest.mark.parametrize("name", ["\\u0000", "a\\ud800", "é" * 200, "x" * 300, "x" * 30_000])
+@pytest.mark.parametrize("name", ["\\u0000", "a\\ud800", "x" * 300])
 def test_an_index_may_not_name_what_no_file_is_called(
     tmp_path: Path, sewa: Sewa, name: str
 ) -> None:
@@ -226,33 +197,7 @@ def test_an_index_may_not_name_what_no_file_is_called(
     check_refused(sewa, tmp_path, "m.safetensors.index.json: ", "inspect", index)
 
 
-@pytest.mark.parametrize("content", [DEEP, f'{{"r": {DEEP}}}'])
-def test_adapter_settings_without_end_are_one_line(
-    tmp_path: Path, sewa: Sewa, content: str
-) -> None:
-    save(tmp_path / "step-1/adapter_model.safetensors")
-    (tmp_path / "step-1/adapter_config.json").write_text(content)
-    check_refused(
-        sewa, tmp_path, "adapter_config.json: is nested more", "inspect", tmp_path / "step-1"
-    )
-
-
 # ---- the helper itself ------------------------------------------------------------------------
-
-
-def test_a_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text("[1, 2]")
-    assert files.read_json(path, 6) == [1, 2]
-    with pytest.raises(OSError, match=r"is larger than 5 B"):
-        files.read_json(path, 5)
-
-
-def test_a_link_to_a_file_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("x")
-    (tmp_path / "b").symlink_to("a")
-    assert stat.S_ISREG(files.check_regular(tmp_path / "b").st_mode)
-    assert files.read_bytes(tmp_path / "b", 1) == b"x"
 
 
 @pytest.mark.parametrize(("levels", "ok"), [(files.DEPTH, True), (files.DEPTH + 1, False)])
@@ -263,10 +208,6 @@ def test_json_has_so_many_levels(levels: int, ok: bool) -> None:
     else:
         with pytest.raises(ValueError, match="levels"):
             files.parse_json(text)
-
-
-def test_a_number_too_large_for_a_float_is_infinite() -> None:
-    assert files.parse_json(f"[{ENDLESS}, -{ENDLESS}, 12]") == [float("inf"), -float("inf"), 12]
 
 
 def test_a_pytorch_file_with_a_tensor_that_safetensors_cannot_hold_is_refused(
@@ -321,15 +262,6 @@ def test_a_safetensors_file_of_endless_tensors_is_refused(
         ended = sewa(*command, target)
         assert ended.code == 3
         assert "has a header larger than 32.0 MiB" in ended.error
-
-
-def test_an_index_of_endless_tensors_is_refused(tmp_path: Path, sewa: Sewa) -> None:
-    index = tmp_path / "model.safetensors.index.json"
-    places = {f"t{i}": "model-1.safetensors" for i in range(MOST_TENSORS + 1)}
-    index.write_text(json.dumps({"weight_map": places}))
-    ended = sewa("inspect", index)
-    assert ended.code == 3
-    assert "has 200,001 tensors" in ended.error
 
 
 def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sewa) -> None:

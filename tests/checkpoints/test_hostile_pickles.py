@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
-import tarfile
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -96,12 +94,9 @@ def named(module: str, name: str) -> bytes:
 
 TARGETS = {
     "class": named(MODULE, "TensorStorageMetadata"),
-    "frozen class": named(MODULE, "MetadataIndex"),
     "enum": named(MODULE, "_MEM_FORMAT_ENCODING"),
     "function": named("torch.serialization", "_get_layout"),
-    "static class": named("collections", "OrderedDict"),
     "dtype": named("torch", "float32"),
-    "path": named("pathlib", "PosixPath"),
 }
 
 
@@ -123,10 +118,8 @@ def test_metadata_cannot_change_a_class_or_a_function(
 
 @pytest.mark.parametrize(
     "wanted",
-    ["posix.system", "builtins.eval", "builtins.getattr", "functools.partial", "torch.load",
-     "torch.serialization.load", "torch.storage._load_from_bytes", "sewa_cli.cli.main",
-     "torch.distributed.checkpoint.metadata.os.system"],
-)  # fmt: skip
+    ["posix.system", "builtins.eval", "torch.load", f"{MODULE}.os.system"],
+)
 def test_metadata_cannot_name_anything_else(
     folder: Path, sewa: Sewa, mark: Path, wanted: str
 ) -> None:
@@ -144,9 +137,6 @@ def test_metadata_cannot_name_anything_else(
         b"\x80\x04]" + b"\x85" * 300_000 + b".",  # as deep as can be
         b"\x80\x04Nr\xff\xff\xff\xff.",  # a memo of 4 billion places
         b"\x80\x05\x96" + b"\xff" * 6 + b"\x00\x00.",  # a bytearray of 256 TB
-        b"\x80\x04B\xff\xff\xff\xff.",
-        b"\x80\x04K\x01Q.",  # a persistent id
-        b"\x80\x04\x82\x01.",  # an extension
         b"\x80\x04(]]e.",
         b"\x80\x04]q\x00h\x00a.",  # a list in itself
         b"\x80\x04" + named(MODULE, "Metadata") + b")\x81.",
@@ -185,41 +175,21 @@ def set_chunks(
 FAULTS: dict[str, Callable[[Metadata], object]] = {
     "negative offset": lambda m: setattr(places(m), "offset", -5),
     "negative length": lambda m: setattr(places(m), "length", -5),
-    "text for a number": lambda m: setattr(places(m), "offset", "0"),
-    "bool for a number": lambda m: setattr(places(m), "offset", True),
-    "huge offset": lambda m: setattr(places(m), "offset", 2**70),
     "beyond the end": lambda m: setattr(places(m), "offset", 2**40),
     "compressed": lambda m: setattr(places(m), "transform_descriptors", ["zstd"]),
     "absolute": lambda m: setattr(places(m), "relative_path", "/etc/passwd"),
     "upwards": lambda m: setattr(places(m), "relative_path", "../step-2/__0_0.distcp"),
-    "dots": lambda m: setattr(places(m), "relative_path", ".."),
-    "no name": lambda m: setattr(places(m), "relative_path", ""),
-    "a zero byte": lambda m: setattr(places(m), "relative_path", "a\0b"),
-    "a line break": lambda m: setattr(places(m), "relative_path", "a\nb"),
-    "no text": lambda m: setattr(places(m), "relative_path", 3),
     "too long": lambda m: setattr(places(m), "relative_path", "a" * 5000),
     "a link": lambda m: setattr(places(m), "relative_path", "link"),
-    "a link to itself": lambda m: setattr(places(m), "relative_path", "loop"),
     "a pipe": lambda m: setattr(places(m), "relative_path", "pipe"),
     "a huge size": lambda m: setattr(entry(m), "size", torch.Size((2**40, 2**20))),
     "a huge chunk": lambda m: set_chunks(m, ((0, 0), (2**40, 2**20)), size=(2**40, 2**20)),
-    "many dimensions": lambda m: setattr(entry(m), "size", torch.Size((1,) * 1000)),
-    "a hole": lambda m: set_chunks(m, ((0, 0), (3, 3))),
     "outside": lambda m: set_chunks(m, ((2, 0), (4, 3))),
-    "fewer dimensions": lambda m: set_chunks(m, ((0,), (12,))),
     "the same place twice": lambda m: set_chunks(m, ((0, 0), (2, 3)), ((2, 0), (2, 3))),
-    "the same chunk twice": lambda m: set_chunks(m, ((0, 0), (2, 3)), ((0, 0), (2, 3))),
     "chunks without a place": lambda m: setattr(
         entry(m), "chunks", [ChunkStorageMetadata(torch.Size((9, 9)), torch.Size((4, 3)))] * 10**5
     ),
-    "no chunks": lambda m: setattr(entry(m), "chunks", []),
-    "a key that is none": lambda m: m.state_dict_metadata.update({3: entry(m)}),  # type: ignore[dict-item]
     "a way that is none": lambda m: m.planner_data.update({"w": "w"}),
-    "a long way": lambda m: m.planner_data.update({"w": ("w",) * 100_000}),
-    "no way": lambda m: m.planner_data.update({"w": ()}),
-    "a class in place of an object": lambda m: m.state_dict_metadata.update(
-        {"w": TensorStorageMetadata}  # type: ignore[dict-item]
-    ),
     "two of one name": lambda m: m.planner_data.update({"v": ("w",)}),
     "a name that is not UTF-8": lambda m: m.planner_data.update({"v": (SURROGATE,)}),
     "no entries": lambda m: setattr(m, "state_dict_metadata", []),
@@ -231,7 +201,6 @@ def test_metadata_with_impossible_values_are_one_line(
     folder: Path, sewa: Sewa, mark: Path, fault: str
 ) -> None:
     (folder / "link").symlink_to(folder.parent / "step-2" / "__0_0.distcp")
-    (folder / "loop").symlink_to("loop")
     os.mkfifo(folder / "pipe")
     change(folder, FAULTS[fault])
     check_refused(sewa, folder.parent, mark, "step-1")
@@ -261,22 +230,19 @@ def saved(value: Any, zipped: bool = True) -> bytes:
 PAYLOADS: dict[str, Callable[[Path], bytes]] = {
     "zip": lambda mark: saved(Evil(mark)),
     "legacy": lambda mark: saved(Evil(mark), zipped=False),
-    "pickle": lambda mark: pickle.dumps([Evil(mark)] + [0] * 100),
     "other shape": lambda _: saved(torch.ones(3, 4)),
-    "other dtype": lambda _: saved(torch.ones(4, 3).int()),
     "no tensor": lambda _: saved([1, 2, 3]),
     "sparse": lambda _: saved(torch.ones(4, 3).to_sparse()),
-    "meta": lambda _: saved(torch.ones(4, 3, device="meta")),
     "zeros": lambda _: bytes(1000),
     "packed": lambda _: packed(saved(torch.ones(4, 3))),
 }
 
 
-def packed(data: bytes, upper: bool = False) -> bytes:
+def packed(data: bytes) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", 8) as new:
         for name in old.namelist():
-            new.writestr(name.upper() if upper else name, old.read(name))
+            new.writestr(name, old.read(name))
     return file.getvalue()
 
 
@@ -391,17 +357,6 @@ def archive(*members: tuple[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def old_tar(mark: Path) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name in ("storages", "tensors", "pickle"):
-            data = pickle.dumps(0, 2) if name != "pickle" else pickle.dumps(Evil(mark), 2)
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return file.getvalue()
-
-
 def script(_: Path) -> bytes:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it is of the past
@@ -429,42 +384,14 @@ def repeated() -> bytes:
 SLOTS = b"N}" + text("__setstate__") + named("collections", "OrderedDict") + b"s\x86"
 FILES: dict[str, Callable[[Path], bytes]] = {
     "class": lambda _: build(named("torch", "Tensor"), SLOTS),
-    "parameter class": lambda _: build(named("torch.nn.parameter", "Parameter"), SLOTS),
-    "static class": lambda _: build(named("collections", "OrderedDict"), SLOTS),
     "function": lambda _: build(named("torch._utils", "_rebuild_tensor_v2"), SLOTS),
-    "tar": old_tar,
     "script": script,
-    "two pickles": lambda mark: archive(
-        ("a/data.pkl", pickle.dumps(Evil(mark), 2)),
-        ("a/data.pkl", pickle.dumps(Evil(mark), 2)),
-        ("b/data.pkl", pickle.dumps(Evil(mark), 2)),
-        ("a/version", b"3\n"),
-    ),
     "protocol 4": lambda mark: archive(
         ("a/data.pkl", pickle.dumps(Evil(mark), 4)), ("a/version", b"3\n")
     ),
-    "code": lambda mark: archive(
-        ("a/data.pkl", pickle.dumps(Evil(mark), 2)),
-        ("a/constants.pkl", b"N."),
-        ("a/code/__torch__.py", b"import os"),
-        ("a/version", b"3\n"),
-    ),
-    "a bytearray": lambda _: archive(
-        (
-            "a/data.pkl",
-            b"\x80\x02"
-            + named("builtins", "bytearray")
-            + b"\x8a\x07"
-            + b"\xff" * 6
-            + b"\x00\x85R.",
-        ),
-        ("a/version", b"3\n"),
-    ),
     "packed": lambda _: packed(saved({"w": torch.ones(1000)})),
-    "packed, upper case": lambda _: packed(saved({"w": torch.ones(1000)}), upper=True),
     "packed, two lists": lambda _: two_lists(packed(saved({"w": torch.ones(1000)}))),
     "packed, a gap": lambda _: with_gap(packed(saved({"w": torch.ones(1000)}))),
-    "packed, more behind": lambda _: packed(saved({"w": torch.ones(1000)})) + bytes(64),
     "nested": nested,
     "a name that is not UTF-8": lambda _: saved({"w": torch.ones(3), SURROGATE: torch.ones(3)}),
     "repeated": lambda _: repeated(),
@@ -509,16 +436,6 @@ def test_attributes_that_hide_methods_are_taken_off(tmp_path: Path, sewa: Sewa) 
 # ---- numbers and JSON ------------------------------------------------------------------------
 
 
-def test_numbers_without_end_are_no_metrics(tmp_path: Path, sewa: Sewa) -> None:
-    metrics = {"a": 10**400, "loss": 0.5}
-    for step in (1, 2):
-        content = {"model": {"w": torch.full((3,), float(step))}, "metrics": metrics, "step": step}
-        torch.save(content, tmp_path / f"{step}.pt")
-    assert open_checkpoint(tmp_path / "1.pt", Reads()).metrics == {"loss": 0.5}
-    ended = sewa("inspect", tmp_path)
-    assert ended.code == 0, ended.err
-
-
 DEEP = "[" * 200_000 + "]" * 200_000
 
 
@@ -542,9 +459,3 @@ def test_json_without_end_is_one_line(
         save_file({"w": torch.ones(3)}, folder / weights)
         (folder / beside).write_text(content)
     check_refused(sewa, tmp_path / "run", mark, f"{beside}: ")
-
-
-def test_metrics_in_metadata_without_end_are_none(tmp_path: Path) -> None:
-    for found in (DEEP, json.dumps({"a": 10**400})):
-        save_file({"w": torch.ones(3)}, tmp_path / "1.safetensors", {"metrics": found})
-        assert open_checkpoint(tmp_path / "1.safetensors", Reads()).metrics == {}

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
+from sewa_cli.errors import CheckpointError, ConfigError
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,18 +76,6 @@ def test_folders_of_the_hugging_face_trainer_are_found_with_step_and_metrics(
     assert any("model.safetensors: left out; the checkpoints are" in note for note in notes)
 
 
-def test_the_trainers_step_beats_the_folders_name(tmp_path: Path) -> None:
-    folder(tmp_path / "checkpoint-1", 300)
-    folder(tmp_path / "checkpoint-2", 100)
-    assert [c.step for c in opened(tmp_path)] == [100, 300]
-
-
-def test_one_folder_for_each_checkpoint_needs_no_trainer_state(tmp_path: Path) -> None:
-    folder(tmp_path / "v1.5-step-10")
-    folder(tmp_path / "v1.5-step-9")
-    assert [c.step for c in opened(tmp_path)] == [9, 10]
-
-
 def test_a_sharded_checkpoint_reads_like_a_whole_one(tmp_path: Path) -> None:
     sharded(tmp_path / "checkpoint-1")
     [found] = opened(tmp_path)
@@ -118,12 +106,6 @@ def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> Non
     assert (found.kind, found.step) == ("folder", 3)
     for name, tensor in expected.items():
         assert torch.equal(found.read(name), tensor)
-
-
-def test_a_checkpoint_folder_may_be_named_itself(tmp_path: Path) -> None:
-    one, two = folder(tmp_path / "checkpoint-1"), sharded(tmp_path / "checkpoint-2")
-    found = library.open_all([one, two], Reads())
-    assert names(found) == ["checkpoint-1", "checkpoint-2"]
 
 
 def test_flat_sets_are_found_by_their_index(tmp_path: Path) -> None:
@@ -169,25 +151,6 @@ def test_last_ckpt_gives_way_to_the_numbered_one(tmp_path: Path) -> None:
     assert any("last.ckpt: left out; step=8.ckpt has the same step" in note for note in notes)
 
 
-def test_last_ckpt_as_a_link_is_not_a_second_checkpoint(tmp_path: Path) -> None:
-    torch.save({"state_dict": weights(), "global_step": 4}, tmp_path / "step=4.ckpt")
-    (tmp_path / "last.ckpt").symlink_to("step=4.ckpt")
-    assert names(opened(tmp_path)) == ["step=4.ckpt"]
-
-
-def test_last_ckpt_of_a_step_of_its_own_is_kept(tmp_path: Path) -> None:
-    for name, step in (("step=4", 4), ("last", 9)):
-        torch.save({"state_dict": weights(), "global_step": step}, tmp_path / f"{name}.ckpt")
-    assert [c.step for c in opened(tmp_path)] == [4, 9]
-
-
-def test_metrics_in_the_metadata_of_safetensors_are_carried(tmp_path: Path) -> None:
-    about = {"step": "7", "metrics": json.dumps({"loss": 0.5, "note": "text", "ok": True})}
-    save_file(weights(), tmp_path / "x.safetensors", about)
-    [found] = opened(tmp_path)
-    assert (found.step, found.metrics) == (7, {"loss": 0.5})
-
-
 # ---- bad input -------------------------------------------------------------------------------
 
 
@@ -202,23 +165,6 @@ def test_safetensors_and_pytorch_files_are_not_one_run(tmp_path: Path) -> None:
     save_file(weights(), tmp_path / "step-5.safetensors")
     torch.save(weights(), tmp_path / "step-6.pt")
     with pytest.raises(CheckpointError, match=r"mixes .*step-5.safetensors\) .*step-6.pt\)"):
-        opened(tmp_path)
-
-
-def test_adapters_and_whole_models_are_not_one_run(tmp_path: Path) -> None:
-    folder(tmp_path / "checkpoint-1")
-    other = tmp_path / "checkpoint-2"
-    other.mkdir()
-    save_file(weights(), other / "adapter_model.safetensors")
-    with pytest.raises(CheckpointError, match=r"mixes checkpoint folders \(checkpoint-1\) with"):
-        opened(tmp_path)
-
-
-def test_a_missing_shard_of_an_older_checkpoint_is_named(tmp_path: Path) -> None:
-    sharded(tmp_path / "checkpoint-1")
-    sharded(tmp_path / "checkpoint-2")
-    (tmp_path / "checkpoint-1" / "model-00002-of-00002.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"checkpoint-1/model-00002-of-00002.*is missing"):
         opened(tmp_path)
 
 
@@ -259,20 +205,6 @@ def test_shards_without_an_index_are_told(tmp_path: Path) -> None:
         library.find([inside])
 
 
-def test_two_folders_of_one_step_are_told(tmp_path: Path) -> None:
-    folder(tmp_path / "checkpoint-1", 5)
-    folder(tmp_path / "checkpoint-2", 5)
-    with pytest.raises(CheckpointError, match=r"checkpoint-2: has step 5, as has .*-1"):
-        opened(tmp_path)
-
-
-def test_a_trainer_state_that_is_torn_is_named(tmp_path: Path) -> None:
-    inside = folder(tmp_path / "checkpoint-1", 5)
-    (inside / "trainer_state.json").write_text('{"global_step": 5, "log_')
-    with pytest.raises(Unfinished, match=r"trainer_state.json: (is )?not a complete"):
-        library.open_checkpoint(inside, Reads())
-
-
 # ---- half-written ----------------------------------------------------------------------------
 
 
@@ -310,17 +242,6 @@ def test_a_half_written_newest_checkpoint_is_left_out_with_a_warning(
     assert "checkpoint-10: left out as half-written" in warnings[0]
 
 
-def test_a_half_written_newest_adapter_is_no_mixture(tmp_path: Path) -> None:
-    for step in (8, 9, 10):
-        inside = folder(tmp_path / f"checkpoint-{step}", step)
-        (inside / "model.safetensors").rename(inside / "adapter_model.safetensors")
-        (inside / "adapter_config.json").write_text("{}")
-    (inside / "adapter_model.safetensors").unlink()
-    warnings: list[str] = []
-    assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [8, 9]
-    assert "checkpoint-10: left out as half-written" in warnings[0]
-
-
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, suffix: str) -> None:
     for step in (9, 10, 11):
@@ -343,14 +264,6 @@ def test_a_half_written_older_file_is_an_error(tmp_path: Path, suffix: str) -> N
         )
     cut(tmp_path / f"step-10.{suffix}")
     with pytest.raises(CheckpointError, match=rf"step-10.{suffix}: not a complete"):
-        opened(tmp_path)
-
-
-def test_two_broken_ones_are_an_error_that_names_the_older(tmp_path: Path) -> None:
-    _, older, newest = run_of_folders(tmp_path)
-    for path in (older, newest):
-        cut(path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"checkpoint-9/model.safetensors: not a complete"):
         opened(tmp_path)
 
 
@@ -382,16 +295,6 @@ def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
     assert again.out.split() == [f"run/checkpoint-{step}" for step in (8, 9, 10)]
 
 
-def test_the_command_tells_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_of_folders(tmp_path / "run")
-    told = sewa("inspect", "run", "-v")
-    assert "3 Hugging Face checkpoints (checkpoint-8 … checkpoint-10)" in told.err
-    assert "Hugging Face" not in sewa("inspect", "run").err
-
-
 def test_a_copy_of_the_weights_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
     torch.save({"model": weights(), "ema": weights(1)}, tmp_path / "step-1.pt")
     told: list[str] = []
@@ -411,36 +314,6 @@ def test_folders_may_come_on_standard_input(
     ended = sewa("average", "-", "-o", tmp_path / "out")
     assert ended.out.split() == [str(path) for path in paths[:2]]
     assert (tmp_path / "out" / "model.safetensors").is_file()
-
-
-def test_an_output_folder_of_ours_among_flat_files_does_not_make_them_a_mixture(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_of_folders(tmp_path / "run")
-    (tmp_path / "flat").mkdir()
-    for step in (1, 2):
-        save_file(weights(step), tmp_path / "flat" / f"step-{step}.safetensors")
-    assert sewa("average", "run", "-o", "flat/averaged").code == 0
-    assert names(opened(tmp_path / "flat")) == ["step-1.safetensors", "step-2.safetensors"]
-
-
-def test_averages_of_ours_can_be_averaged_when_they_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_of_folders(tmp_path / "run")
-    assert sewa("average", "run", "--last", 2, "-o", "one").code == 0
-    assert sewa("average", "run", "--last", 3, "-o", "two").code == 0
-    ended = sewa("average", "one", "two", "-o", "both")
-    assert ended.code == 0, ended.err
-    assert ended.out.split() == ["one", "two"]
-
-
-def test_names_that_only_begin_like_the_optimizers_are_checkpoints(tmp_path: Path) -> None:
-    for step in (1, 2):
-        save_file(weights(step), tmp_path / f"optimal{step}.safetensors")
-    assert len(opened(tmp_path)) == 2
 
 
 def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
@@ -512,14 +385,6 @@ def test_files_of_the_same_bytes_count_once(tmp_path: Path, way: str) -> None:
     found = library.open_all(given, Reads(), warn=told.append)
     assert names(found) == ["epoch-1.pt", "epoch-2.pt", "epoch-3.pt"]
     assert told == [f"{copy}: left out; it has the same bytes as epoch-2.pt"]
-
-
-def test_files_that_differ_in_one_byte_are_two(tmp_path: Path) -> None:
-    tensors = {"w": torch.zeros(1_000_000, dtype=torch.uint8), "f": torch.zeros(1)}
-    save_file(tensors, tmp_path / "step-1.safetensors")
-    tensors["w"][123_456] = 1
-    save_file(tensors, tmp_path / "step-2.safetensors")
-    assert len(opened(tmp_path)) == 2
 
 
 def test_equal_weights_of_different_recorded_steps_are_two(tmp_path: Path) -> None:

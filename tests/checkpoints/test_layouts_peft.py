@@ -114,17 +114,6 @@ def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported
         assert one == two
 
 
-def test_select_weighs_only_the_adapter_and_leaves_the_base_alone(
-    task: ModuleType, sewa: Sewa
-) -> None:
-    ended = sewa(*SELECT, "-o", "out")
-    report = json.loads(ended.out)
-    adapter = load_file("run/checkpoint-2/adapter_model.safetensors")
-    assert report["parameters"] == sum(t.numel() for t in adapter.values())
-    last = report["references"]["last"]["heldout_loss"]
-    assert heldout_loss(task, loaded("run/checkpoint-16")) == pytest.approx(last, abs=1e-5)
-
-
 def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa) -> None:
     del task
     ended = sewa("average", "run", "-o", "out", "--last", 4)
@@ -135,7 +124,7 @@ def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa
     for name, product in written.items():
         mean = torch.stack([p[name] for p in every]).mean(0)
         gaps.append(float((product - mean).norm() / mean.norm()))
-    assert f"by {max(gaps):.2%} at most, {sum(gaps) / len(gaps):.2%} on average" in ended.err
+    assert f"by {max(gaps):.2%} at most" in ended.err
     assert "--set lora=merged averages the products" in ended.err
 
 
@@ -177,23 +166,6 @@ def test_adapters_of_another_rank_or_scaling_are_refused(task: ModuleType, sewa:
     ended = sewa("average", "run")
     assert ended.code == 3
     assert "checkpoint-4/adapter_config.json: lora_alpha: expected 4" in ended.error
-
-
-def test_dora_cannot_be_merged(task: ModuleType, sewa: Sewa) -> None:
-    del task
-    for path in Path("run").glob("checkpoint-*/adapter_config.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "use_dora": True}))
-    ended = sewa("average", "run", "--set", "lora=merged")
-    assert ended.code == 2
-    assert "DoRA" in ended.error
-
-
-def test_a_missing_adapter_config_is_named(task: ModuleType, sewa: Sewa) -> None:
-    del task
-    Path("run/checkpoint-4/adapter_config.json").unlink()
-    ended = sewa("average", "run")
-    assert ended.code == 3
-    assert "checkpoint-4/adapter_config.json: is missing" in ended.error
 
 
 def test_a_model_without_an_adapter_is_told(task: ModuleType, sewa: Sewa) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -192,7 +191,6 @@ def test_a_hugging_face_run_becomes_a_folder_that_from_pretrained_loads(
     card = Path("out/README.md").read_text()
     steps = ", ".join(map(str, report["selected_steps"]))
     assert f"| steps | {steps} |" in card
-    assert "`gumbel`, K = 3" in card
     assert f"{report['average']['heldout_loss']:.6g}" in card
     assert "$ sewa select run --task task.py" in card
 
@@ -242,16 +240,6 @@ def test_a_lightning_run_becomes_safetensors_or_a_ckpt_that_load_from_checkpoint
     assert Path("again.ckpt").read_bytes() == Path("best.ckpt").read_bytes()
 
 
-def test_a_loops_own_pt_files_become_safetensors_or_pt(
-    plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    work_in(plain, tmp_path, monkeypatch)
-    report = check_commands(sewa, "-o", "best.pt")
-    model = plain.task.build_model()
-    model.load_state_dict(torch.load("best.pt", weights_only=True)["model"])
-    check_loss(plain, model, report)
-
-
 def test_streaming_from_pytorch_files_gives_what_holding_them_gives(
     plain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
@@ -268,25 +256,6 @@ def test_streaming_from_pytorch_files_gives_what_holding_them_gives(
     assert reports["files"]["average"] == reports["memory"]["average"]
 
 
-def test_tied_weights_of_a_pt_file_come_out_under_all_their_names(
-    llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    work_in(llama, tmp_path, monkeypatch)
-    Path("pt").mkdir()
-    with third_party():
-        for step in STEPS:
-            model = llama.task.LlamaForCausalLM.from_pretrained(f"run/checkpoint-{step}")
-            torch.save(model.state_dict(), f"pt/step-{step}.pt")
-    settings = ["--task", "task.py", "--K", 3, "--set", "gumbel.iterations=4", "--device", "cpu"]
-    ended = sewa("select", "pt", *settings, "--json", "-o", "out.pt")
-    assert ended.code == 0, ended.err
-    state = torch.load("out.pt", weights_only=True)
-    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
-    fresh = llama.task.build_model()
-    fresh.load_state_dict(state)
-    check_loss(llama, fresh, json.loads(ended.out))
-
-
 def test_an_fsdp_run_becomes_safetensors_that_load_state_dict_takes(
     fsdp: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
@@ -300,49 +269,7 @@ def test_an_fsdp_run_becomes_safetensors_that_load_state_dict_takes(
     assert Path("again.safetensors").read_bytes() == Path(report["output"]).read_bytes()
 
 
-def test_the_best_of_a_comparison_is_a_folder_too(
-    llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    work_in(llama, tmp_path, monkeypatch)
-    settings = ["--task", "task.py", "--K", 3, "--device", "cpu"]
-    ended = sewa(
-        "compare", "run", *settings, "--methods", "lawa,uniform", "--format", "json",
-        "--output-best", "best",
-    )  # fmt: skip
-    assert ended.code == 0, ended.err
-    report = json.loads(ended.out)
-    with third_party():
-        model = AutoModelForCausalLM.from_pretrained("best")
-        loss = heldout_loss(llama.task, model)
-    assert loss == pytest.approx(report["rows"][report["best"]]["heldout_loss"], abs=1e-5)
-    assert "| uniform | " in Path("best/README.md").read_text()
-
-
 # ---- where results may go --------------------------------------------------------------------
-
-
-def test_a_folder_is_not_replaced_without_force_and_never_if_it_is_not_ours(
-    llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    work_in(llama, tmp_path, monkeypatch)
-    assert sewa("average", "run", "-o", "out").code == 0
-    ended = sewa("average", "run", "-o", "out")
-    assert (ended.code, ended.error) == (
-        3,
-        "out: exists; use --force to replace it, or another name",
-    )
-    Path("out/vocab_of_before.txt").write_text("from before")
-    assert sewa("average", "run", "-o", "out", "--force", "--last", 2).code == 0
-    assert not Path("out/vocab_of_before.txt").exists()
-    Path("mine").mkdir()
-    Path("mine/thesis.tex").write_text("years of work")
-    ended = sewa("average", "run", "-o", "mine", "--force")
-    assert ended.code == 3
-    assert "did not write" in ended.error
-    assert Path("mine/thesis.tex").read_text() == "years of work"
-    assert not [p for p in Path().iterdir() if p.name.startswith(".")]
 
 
 @pytest.mark.parametrize("output", ["run", "run/checkpoint-4", "run/checkpoint-4/new", "."])
@@ -355,36 +282,6 @@ def test_an_output_may_not_hold_or_be_in_an_input(
         ended = sewa("average", "run", "-o", output, *force)
         assert ended.code == 3, ended.err
     assert snapshot(Path()) == before
-
-
-def test_a_fault_while_writing_leaves_nothing_behind_and_the_older_folder_in_place(
-    llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    work_in(llama, tmp_path, monkeypatch)
-    assert sewa("average", "run", "-o", "out").code == 0
-    before = snapshot(Path())
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    for output in ("out", "new"):
-        ended = sewa("average", "run", "-o", output, "--force")
-        assert ended.code == 3
-        assert "No space left on device" in ended.error
-    assert snapshot(Path()) == before
-    assert not Path("new").exists()
-
-
-def test_a_single_file_and_standard_output_can_be_asked_for(
-    llama: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    work_in(llama, tmp_path, monkeypatch)
-    assert sewa("average", "run", "-o", "one.safetensors").code == 0
-    assert sewa("average", "run", "-o", "folder").code == 0
-    one, two = load_file("one.safetensors"), load_file("folder/model.safetensors")
-    assert all(torch.equal(one[name], two[name]) for name in two)
-    assert Path("one.safetensors").read_bytes() == Path("folder/model.safetensors").read_bytes()
 
 
 def test_another_dtype_is_told_in_the_config(

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
-from sewa_cli.checkpoints.mapped import map_file, views
+from sewa_cli.checkpoints.mapped import views
 from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.errors import CheckpointError
 
@@ -43,16 +43,6 @@ def test_a_checkpoint_gives_the_same_bytes_to_numpy_and_to_torch(tmp_path: Path)
         assert array.tobytes() == as_array(checkpoint.read(name)).tobytes()
         assert as_tensor(array.copy()).dtype == tensor.dtype
         assert not array.flags.writeable
-
-
-def test_a_view_outlives_the_checkpoint_that_gave_it(tmp_path: Path) -> None:
-    path = tmp_path / "one.safetensors"
-    safetensors.torch.save_file({"w": torch.arange(1000.0)}, path)
-    checkpoint = open_checkpoint(path, Reads())
-    array = checkpoint.read_array("w")
-    checkpoint.close()
-    path.unlink()
-    assert array.sum() == 499500
 
 
 def file_of(header: object, body: bytes) -> bytes:
@@ -118,8 +108,3 @@ def test_a_file_that_changes_between_opening_and_reading_is_told(tmp_path: Path)
     path.write_bytes(b"no longer")
     with pytest.raises(CheckpointError, match=r"one\.safetensors: has changed since it was opened"):
         checkpoint.read_array("w")
-
-
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read: No such file"):
-        map_file(tmp_path / "gone.safetensors")
