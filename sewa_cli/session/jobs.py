@@ -140,20 +140,15 @@ class Recipe:
         with seeded(seed):
             model = build_model(task, newest(), find_device(self.device))
         model.load(self.integers.items())
-        file = Path(task.source).name
         lists = {of: list_parts(task, of, seed) for of in {of for of, _ in self.places.values()}}
-        for of, at in self.places.values():
-            if at and max(at) >= len(lists[of]):
-                raise TaskError(
-                    f"{file}: lists {len(lists[of])} parts in a worker, and more before: what it "
-                    "lists must not change from one process to the next"
-                )
-        for of, parts in lists.items():
-            if None not in (before := self.names[of], now := name_parts(parts)) and before != now:
-                raise TaskError(
-                    f"{file}: lists other parts in a worker, or the same in another order: what it "
-                    "lists must not change from one process to the next (the order of a set does)"
-                )
+        names = [(self.names[of], name_parts(parts)) for of, parts in lists.items()]
+        differ = any(before != now for before, now in names if before and now)
+        if differ or any(max(at, default=-1) >= len(lists[of]) for of, at in self.places.values()):
+            raise TaskError(
+                f"{Path(task.source).name}: lists other parts in a worker, or the same in another "
+                "order: what it lists must not change from one process to the next (the order of a "
+                "set does)"
+            )
         return PartScorer(task, model, seed, self.places, lists)
 
 

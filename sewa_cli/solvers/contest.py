@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from sewa_cli.text import finite, with_K
 FEWEST_TO_CONFIRM = 25  # parts; with fewer no lead could be shown to be more than luck
 SEARCHED = 0.6  # of the parts; the others are for the duel
 LISTED = 100  # entries in the report
-STRIDE = 8  # parts of a duel on which one is scored before the other is: it may end at any moment
+STRIDE = 8  # parts of a duel on which one is scored before the other is: time may run out
 LEAST = 2  # parts on which averages are compared at all
 SAME = 8  # equal scores of one average, from which on all its parts count as one
 NOT_SIMPLE = ("by loss", "mask", "blend", "tilt", "swap")  # how names of learned averages begin
@@ -102,6 +103,10 @@ class Contest:
         """Return whether the best baseline may be written without being confirmed."""
         return self.by_loss is None and self.problem.incumbent is None
 
+    @property
+    def duel_parts(self) -> list[int]:
+        return self.searched if self.has_few_parts else self.fresh
+
     def enter(self, name: str, K: int | None, coefficients: Sequence[float]) -> Entrant:
         """Add an average; one that is there already keeps its first name."""
         average = tuple(coefficients)
@@ -116,10 +121,10 @@ class Contest:
         `of`: the share of all searches. They have more where a duel cannot use the rest.
         """
         board = self.board
-        parts = board.parts if self.has_few_parts else len(self.fresh)
 
         def left() -> int:
-            mine = max(share * board.total, share / (of or share) * (board.total - 2 * parts))
+            unused = board.total - 2 * len(self.duel_parts)
+            mine = max(share * board.total, share / (of or share) * unused)
             return min(board.left, int(mine) - board.spent)
 
         return left
@@ -174,7 +179,7 @@ class Contest:
         if rival is not None:
             self._duel(leader, rival)
             if not is_same:
-                lead = self.lead(leader, rival, self._parts_of_duel)
+                lead = self.lead(leader, rival, self.duel_parts)
         self.board.check()
         cannot_confirm = self.has_few_parts or self._ignores_parts(leader)
         confirmed = None if cannot_confirm else is_shown(lead)
@@ -200,36 +205,21 @@ class Contest:
         name = LEARNED if taken.name.startswith(NOT_SIMPLE) else taken.label
         return Choice(list(taken.average), name, outcome=outcome)
 
-    @property
-    def _parts_of_duel(self) -> list[int]:
-        return self.searched if self.has_few_parts else self.fresh
-
     def _duel(self, leader: Entrant, rival: Entrant) -> None:
         """Ask both on as many parts of the duel as the budget carries.
 
         It does not end when it looks won: then one that wins often and rarely loses, but by much,
         would mostly be ahead at some moment.
         """
-        board, both = self.board, (rival.average, leader.average)
-        parts = self._parts_of_duel
+        board, parts = self.board, self.duel_parts
+        both = rival.average, leader.average
         if board.evaluations is not None:
-            parts = self._affordable(both, parts)
+            known = [{*board.parts_of(average)} for average in both]
+            costs = accumulate(sum(part not in row for row in known) for part in parts)
+            parts = [part for part, cost in zip(parts, costs, strict=True) if cost <= board.left]
         turns = [parts[start : start + STRIDE] for start in range(0, len(parts), STRIDE)]
-        # all at once, so that every worker has something to do; by the clock a few turns at a time,
-        # as long as there is time: nearly all that is cut off at its end has been scored for both
-        step = len(turns) if board.seconds is None else -(-board.abreast // STRIDE)
         with suppress(Spent):
-            for n in range(0, len(turns), max(1, step)):
-                board.ask([(a, turn) for turn in turns[n : n + step] for a in both])
-
-    def _affordable(self, both: tuple[Average, Average], parts: list[int]) -> list[int]:
-        """Return the first parts, as many as the rest of the budget carries for both."""
-        known, left = [{*self.board.parts_of(a)} for a in both], self.board.left
-        for n, part in enumerate(parts):
-            left -= sum(part not in row for row in known)
-            if left < 0:
-                return parts[:n]
-        return parts
+            board.ask([(average, turn) for turn in turns for average in both])
 
     def _why_unspent(self, leader: Entrant, rival: Entrant | None) -> str | None:
         board = self.board
@@ -237,7 +227,7 @@ class Contest:
             return None
         if rival is None:
             return "there was no other average to meet"
-        parts = {*self._parts_of_duel} - board.bad
+        parts = {*self.duel_parts} - board.bad
         if all(parts.issubset(board.found.get(a.average, ())) for a in (leader, rival)):
             return f"the search has settled, and the duel has used all of its {len(parts)} parts"
         return "too few for another part of the duel"

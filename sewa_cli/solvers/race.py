@@ -17,8 +17,8 @@ from contextlib import suppress
 import torch
 from pydantic import Field
 
-from sewa_cli.methods import mean_of
-from sewa_cli.methods.family import Name, family, grid, moving_averages
+from sewa_cli.methods import Run, mean_of, parse_one
+from sewa_cli.methods.family import family, grid, moving_averages
 from sewa_cli.objective.board import Spent
 from sewa_cli.objective.evidence import SURE, evidence
 from sewa_cli.settings import AUTO, Share
@@ -112,7 +112,7 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
         names = [name for name, weights in every.items() if sum(w != 0 for w in weights) == K]
         names += [(name, K) for name in ("latest", "lawa") if (name, K) not in every]
         for name in names:
-            yield *name, _named(name, k)
+            yield *name, parse_one(name[0])(Run(k), name[1])[0]
         windows = min(WINDOWS, k // K)
         for n in range(windows):
             end = k - round(n * (k - K) / max(1, windows - 1))
@@ -128,12 +128,6 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
 
 _ORDINAL = ("first", "second", "third", "fourth")
 _PIECE = {2: "half", 4: "quarter"}
-
-
-def _named(name: Name, k: int) -> list[float]:
-    from sewa_cli.methods import Run, parse_one
-
-    return parse_one(name[0])(Run(k), name[1])[0]
 
 
 def _run_heats(
