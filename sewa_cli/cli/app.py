@@ -178,8 +178,8 @@ def select(request: Request, dry_run: bool) -> None:
     # a fallback has already taken the better one
     if request.config.strict and report.verdict.beaten_by and report.learned is None:
         best = report.verdict.beaten_by[0]
-        by = "" if best.difference is None else f" by {abs(best.difference):.5g}"
-        raise BaselineWins(f"--strict: `{best.name}` did better on held-out data{by}")
+        measure = report.contest.metric if report.contest else "loss"
+        raise BaselineWins(f"--strict: `{best.name}` has the better held-out {measure}")
 
 
 @command(
@@ -285,8 +285,9 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     request.check_stdout(config.output)
     from sewa_cli.commands.average import run_average
     from sewa_cli.present import show
-    from sewa_cli.present.card import describe_lora
-    from sewa_cli.present.tables.files import weighed
+    from sewa_cli.present.terminal import render
+    from sewa_cli.present.views.average import weighed
+    from sewa_cli.present.words import describe_lora
     from sewa_cli.session.extensions import register_methods
 
     with request.talk as talk:
@@ -309,7 +310,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
         request.write(show(report, "json"))
     else:
         pairs = zip(averaged.sources, averaged.coefficients, strict=True)
-        request.write(weighed((c.path, c.step, w) for c, w in pairs).show(request.form))
+        request.write(render(weighed((c.path, c.step, w) for c, w in pairs), request.form))
     if averaged.lora is not None and averaged.lora.mode == "merged":
         talk.say(describe_lora(averaged.lora))
     count = len(averaged.sources)

@@ -77,10 +77,10 @@ def check_plot(path: Path, force: bool) -> None:
 
 def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
     """Write the figure in the format that the suffix names, whole or not at all."""
-    from sewa_cli.present.plots import house
+    from sewa_cli.present.figures import own_style
     from sewa_cli.publish import new_output
 
     check_plot(path, force)
     suffix = path.suffix.lower()
-    with house(), new_output(path, force) as file:
+    with own_style(), new_output(path, force) as file:
         figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix])

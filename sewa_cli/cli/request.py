@@ -173,12 +173,12 @@ class Request:
 
     def list(self, found: dict[str, dict[str, Any]]) -> None:
         """Print the methods or solvers that can be chosen."""
-        from sewa_cli.present.tables import listing
+        from sewa_cli.present.terminal import listing
 
         if self.form == "json":
             self.write(json.dumps(found, indent=2, ensure_ascii=False) + "\n")
         else:
-            self.write(listing(found).show(self.form))
+            self.write(listing(found, self.form))
 
 
 def _take(given: dict[str, Any], name: str, default: Any = None) -> Any:

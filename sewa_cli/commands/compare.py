@@ -71,6 +71,7 @@ def run_compare(
                 rows=table.rows,
                 judged=table.judged,
                 best=table.best,
+                verdict=table.verdict,
                 winner=table.winner,
                 batchnorm=setup.scorer.recomputed_on,
                 averages_evaluated=evaluator.ledger.count("evaluate"),

@@ -184,6 +184,19 @@ class Table:
         sole = bool(others) and all(row.mark != "tie" for row in others)
         return with_K(best.method, best.K) if sole else None
 
+    @property
+    def verdict(self) -> Literal["winner", "tie", "too few", "equal", "alone", "none"]:
+        if self.best is None:
+            return "none"
+        if all(_same_average(row, self.rows[self.best]) for row in self.rows):
+            return "alone"
+        behind = [row.score.behind if row.score else row.difference for row in self.rows]
+        if all(value == 0 for value in behind):
+            return "equal"
+        if self.winner is not None:
+            return "winner"
+        return "too few" if self.rows[self.best].mark is None else "tie"
+
 
 def compare_drafts(
     drafts: Sequence[Draft], seed: int, samples: int, events: Events, judged: Judged | None = None

@@ -53,7 +53,7 @@ def judge_by_metric(found: Contest) -> Verdict:
     if found.gained is not None:
         by, interval = found.gained.by, found.gained.interval
         if found.goal == "min":
-            by, interval = 0.0 - by, None if interval is None else _turned(interval)
+            by, interval = 0.0 - by, interval and interval.turned()
         verdict = decide(found.gained.over, by, interval, found.heldout_used, found.goal)
     return verdict.model_copy(update={"beaten_by": better})
 
@@ -81,12 +81,7 @@ def compare(own: Scored, other: Scored, seed: int) -> tuple[float, Interval | No
         return None
     losses, weights, _ = paired([theirs, mine])
     _, interval = difference(losses[0], losses[1], weights, seed)
-    turned = None if interval is None else _turned(interval)
-    return mine.mean - theirs.mean, turned, len(weights)
-
-
-def _turned(interval: Interval) -> Interval:
-    return Interval(low=0.0 - interval.high, high=0.0 - interval.low)
+    return mine.mean - theirs.mean, interval and interval.turned(), len(weights)
 
 
 def _better(own: Scored, baselines: Mapping[str, Scored], seed: int) -> list[Better]:

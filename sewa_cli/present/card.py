@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from sewa_cli.checkpoints import WRITTEN_BY
+from sewa_cli.present.words import describe_lora
 from sewa_cli.report.shared import Lora, Scores
 from sewa_cli.text import code, markdown, number, shown
 
@@ -99,13 +100,6 @@ def scores_of(report: object) -> dict[str, Scores]:
         )
         for row in getattr(report, "rows", ())
     }
-
-
-def describe_lora(lora: Lora) -> str:
-    apart = f"{lora.largest:.2%} at most, {lora.mean:.2%} on average, over {lora.pairs} pairs"
-    if lora.mode == "merged":
-        return f"products B·A averaged and re-factored to the same rank; error {apart}"
-    return f"A and B averaged apart; the product is off the mean of products by {apart}"
 
 
 def _losses(averages: Mapping[str, Scores]) -> Iterator[str]:

@@ -124,6 +124,10 @@ class Comparison(TaskHead):
     rows: list[Row]
     judged: Judged | None = Field(None, description="--metric; null: by the loss")
     best: int | None = Field(description="index of the row with the lowest held-out loss")
+    verdict: Literal["winner", "tie", "too few", "equal", "alone", "none"] = Field(
+        description="too few: units for intervals; equal: every row scores the same; alone: "
+        "there is one average only; none: nothing finite was held out"
+    )
     winner: str | None = Field(description="the best row, if no other ties with it")
     batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
     averages_evaluated: int

@@ -16,6 +16,10 @@ class Interval(Part):
     def has_zero(self) -> bool:
         return self.low <= 0 <= self.high
 
+    def turned(self) -> Interval:
+        """Return the interval of the same difference the other way round."""
+        return Interval(low=0.0 - self.high, high=0.0 - self.low)
+
 
 class Better(Part):
     """A baseline with a better held-out score than the choice."""

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.errors import ConfigError, OutputError
-from sewa_cli.present import pictures, say, show
+from sewa_cli.present import say, show
 from sewa_cli.present.page import has_pictures
-from sewa_cli.present.tracked import curves, names, numbers
+from sewa_cli.present.tracked import charts, curves, names, numbers
 from sewa_cli.publish import as_output_error
 from sewa_cli.text import markdown
 
@@ -53,7 +53,9 @@ def _images(report: Head) -> Iterator[Any]:
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for _, picture in pictures(report):
-        canvas: Any = FigureCanvasAgg(picture.draw())
+    from sewa_cli.present.figures import figure_of
+
+    for chart in charts(report):
+        canvas: Any = FigureCanvasAgg(figure_of(chart))
         canvas.draw()
         yield np.asarray(canvas.buffer_rgba())[..., :3]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sewa_cli.errors import ConfigError
-from sewa_cli.present import pictures
-from sewa_cli.present.tracked import curves, names, numbers
+from sewa_cli.present.figures import figure_of
+from sewa_cli.present.tracked import charts, curves, names, numbers
 from sewa_cli.task import user_code
 
 if TYPE_CHECKING:
@@ -39,6 +39,6 @@ def send(report: Head, where: str) -> None:
             run.define_metric(name, step_metric=f"{name}_at")
             for at, value in points:
                 run.log({name: value, f"{name}_at": at})
-        for n, (_, picture) in enumerate(pictures(report), 1):
-            run.log({f"sewa/picture_{n}": wandb.Image(picture.draw(), caption=picture.title)})
+        for n, chart in enumerate(charts(report), 1):
+            run.log({f"sewa/picture_{n}": wandb.Image(figure_of(chart), caption=chart.title)})
         run.summary.update(numbers(report) | names(report))  # sewa/heldout_loss, ...

@@ -1,8 +1,4 @@
-"""A page to look at and to send: one file that asks nobody for anything.
-
-parts    what a page is made of
-kinds    a chapter for each kind of report
-svg      pictures
+"""A page to look at and to send: one file that makes no requests.
 
 Everything that comes from a report is text: `shown` for each value, then Jinja2's autoescaping.
 The page's own policy forbids all requests, and all scripts but its own few lines.
@@ -15,36 +11,36 @@ import warnings
 from base64 import b64encode
 from functools import cache
 from hashlib import sha256
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from sewa_cli import __version__
-from sewa_cli.present.page.kinds import chapter
-from sewa_cli.present.sheet import Ordered
+from sewa_cli.present import view_of
+from sewa_cli.present.charts import MOST_POINTS, Chart
+from sewa_cli.present.page.again import again, when
+from sewa_cli.present.view import Ordered
 from sewa_cli.report.part import to_json
 from sewa_cli.text import number, shown
 
 if TYPE_CHECKING:
-    from sewa_cli.present.plots import Picture
     from sewa_cli.report.shared import Head
 
 _HERE: Final = Path(__file__).parent
+MOST_ROWS: Final = 2000  # of a table; the report has all of them
 WITHOUT_PICTURES: Final = "without pictures: they need matplotlib, pip install matplotlib"
 
 
 def page(report: Head, name: str | None = None) -> str:
     """Return the whole page. `name`: the report's file, if it has one."""
-    return _render("page.html", found=chapter(report, name), drawn=_Drawn())
+    return _render(report, name, "s")
 
 
 def core(report: Head) -> str:
-    """For a notebook: the answer, its pictures and tables, under names of their own."""
-    name = f"p{sha256(to_json(report).encode()).hexdigest()[:8]}-"  # other cells have theirs
-    return _render("core.html", found=chapter(report), drawn=_Drawn(name))
+    """Return what a notebook shows: the page without its frame, with names of its own."""
+    return _render(report, None, f"s{sha256(to_json(report).encode()).hexdigest()[:8]}-")
 
 
 def has_pictures() -> bool:
@@ -55,35 +51,39 @@ def has_pictures() -> bool:
     return True
 
 
-class _Drawn:
-    """Pictures as they are asked for, and then the colours that they need."""
+def _render(report: Head, name: str | None, prefix: str) -> str:
+    view = view_of(report)
+    names = iter(range(1000))
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            view=view,
+            sections=[*view.sections, again(report, name)],
+            about=f"sewa {report.kind}, {when(report)}",
+            report=report,
+            prefix=prefix,
+            is_whole=prefix == "s",
+            has_pictures=has_pictures(),
+            svg=lambda chart: _svg(chart, f"{prefix}p{next(names)}"),
+            MOST_ROWS=MOST_ROWS,
+        )
+    )
 
-    def __init__(self, name: str = "p") -> None:
-        self.name = name  # before all others
-        self.is_possible = has_pictures()
-        self._names = count(1)
-        self._all: list[str] = []
 
-    def svg(self, picture: Picture) -> Markup:
-        from sewa_cli.present.page.svg import inline
+def _svg(chart: Chart, name: str) -> Markup:
+    from sewa_cli.present.page.svg import inline
 
-        alt = f"{picture.title}. {picture.alt}"
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # matplotlib's, of what it leaves out
-                found = inline(picture.draw(), f"{self.name}{next(self._names)}", alt)
-        except Exception as error:  # losses of 1e300: all else on the page is worth having
-            why = f"this picture could not be drawn ({type(error).__name__})"
-            return Markup('<p class="note">{}</p>').format(why)
-        self._all.append(found)
-        return found
-
-    def colours(self) -> list[tuple[str, str, str]]:
-        if not self._all:
-            return []
-        from sewa_cli.present.page.svg import colours
-
-        return list(colours("".join(self._all)))
+    if chart.points > MOST_POINTS:
+        why = f"Nothing is drawn: {chart.points:,} points are more than a picture shows."
+        return Markup('<p class="note">{}</p>').format(why)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # matplotlib's, about what it leaves out
+            return inline(chart, name)
+    except Exception as error:  # losses of 1e300: everything else on the page is worth having
+        why = f"this picture could not be drawn ({type(error).__name__})"
+        return Markup('<p class="note">{}</p>').format(why)
 
 
 @cache
@@ -110,13 +110,10 @@ def _environment() -> Environment:
     return made
 
 
-def _render(template: str, **known: Any) -> str:
-    return _environment().get_template(template).render(**known)
-
-
 def _prose(sentence: str) -> Markup:
-    """With names that stand between back-ticks as code, and an end."""
-    text = str(escape(shown(sentence)))
+    """Return a sentence with its capital and its end, and names between back-ticks as code."""
+    line = shown(sentence)
+    text = str(escape(line[:1].upper() + line[1:]))
     end = "" if text.endswith((".", "?", "!", ":")) or not text else "."
     return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", text) + end)
 
@@ -134,6 +131,6 @@ def _sort_key(value: object) -> str:
 
 
 def _exact(value: object) -> str:
-    """To sort by, and to read back; nothing for what is no number."""
+    """Return a number in full, to sort by and to read back; nothing for a word."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return repr(value) if is_number else ""

@@ -1,38 +1,18 @@
-"""Of what is known before any work: whether all fits together, and what it would take."""
+"""The view of `select --dry-run`: what the run will read, hold and compute."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.sheet import Cell, Rows, Sheet
-from sewa_cli.text import duration, number, size
+from sewa_cli.present.parts import section
+from sewa_cli.present.view import Facts, Rows, Table, View
+from sewa_cli.text import duration, size
 
 if TYPE_CHECKING:
     from sewa_cli.report.forecast import Forecast, PlannedStage
-    from sewa_cli.report.shared import TaskHead
 
 
-def facts(report: TaskHead) -> Sheet:
-    """Everything but the head, by name: one row for programs, a line each for people."""
-    head = {"schema_version", "kind", "versions", "created", "command", "config", "warnings"}
-    head |= {"seed", "code"}
-    found = report.model_dump(exclude=head)
-    for name, value in found.pop("placement", {}).items():
-        found["tier reason" if name == "reason" else name] = value
-    row: dict[str, Cell] = {}
-    seen: dict[str, str] = {}
-    for name, value in found.items():
-        row[name.replace(" ", "_")] = ", ".join(value) if isinstance(value, list) else value
-        is_size = name.endswith(("_bytes", "bytes_read"))
-        seen[name.replace("_", " ")] = size(value) if is_size else _word(value)
-    return Sheet([row], [("", seen)])
-
-
-validate = facts
-
-
-def forecast(report: Forecast) -> Sheet:
-    """Return a row for each stage; for people, the sums as well."""
+def view(report: Forecast) -> View:
     rows: Rows = [
         {
             "stage": stage.name,
@@ -51,20 +31,36 @@ def forecast(report: Forecast) -> Sheet:
             "held out": _count(stage.heldout),
             "BatchNorm": _count(stage.training),
             "backward": _count(stage.backward),
-            "optional": _word_for(stage),
+            "optional": _optional(stage),
         }
         for stage in report.stages
     ]
-    used = report.rows_used < report.selection_rows
+    facts, stages = Facts(_facts(report)), Table("Stages", seen)
+    said = []
+    if not report.is_declared:
+        said = [f"{report.solver}: declares no plan, so what it takes itself is not counted"]
+    return View(
+        headline="What the run will take",
+        caveat="; ".join([f"{duration(report.seconds)} in the model", *said]),
+        says=said,
+        rows=rows,
+        tables=[facts, stages],
+        sections=section("In numbers", facts, stages),
+    )
+
+
+def _facts(report: Forecast) -> dict[str, str]:
     passes = f"{report.at_least:,} to {report.usual_passes:,} batches"
     if report.usual_passes < report.forward_passes:
         passes += f", rarely {report.forward_passes:,}"
-    facts = {
+    used = f"{report.selection_rows:,}"
+    if report.rows_used < report.selection_rows:
+        used += f", of which memory holds {report.rows_used:,}"
+    return {
         "task": report.task,
         "device": report.device,
         "checkpoints": f"{report.k} of {report.found} found, {report.parameters:,} parameters",
-        "selection rows": f"{report.selection_rows:,}"
-        + (f", of which memory holds {report.rows_used:,}" if used else ""),
+        "selection rows": used,
         "solver": f"{report.solver}, K {report.K}",
         "tier": report.placement.tier,
         "tier reason": report.placement.reason,
@@ -75,10 +71,9 @@ def forecast(report: Forecast) -> Sheet:
         "one batch": duration(report.batch_seconds),
         "time": f"{duration(report.seconds)} in the model, without reading and arithmetic",
     }
-    return Sheet(rows, [("", facts), ("", seen)])
 
 
-def _word_for(stage: PlannedStage) -> str:
+def _optional(stage: PlannedStage) -> str:
     if stage.is_rare:
         return "rare"
     return "" if stage.at_least == 1 else "in part" if stage.at_least else "yes"
@@ -86,13 +81,3 @@ def _word_for(stage: PlannedStage) -> str:
 
 def _count(number: float) -> str:
     return f"{number:,.4g}" if number else ""
-
-
-def _word(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    if value is None:
-        return number(None)
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

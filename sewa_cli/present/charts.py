@@ -1,0 +1,194 @@
+"""Charts as data: what a picture shows. `figures` draws them, on a page and for `--plot` alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import isfinite, nan
+from typing import Final
+
+from sewa_cli.text import number
+
+EXACT: Final = 2**53  # a larger step is a date or a hash in a file's name, and no float holds it
+MOST_POINTS: Final = 100_000  # more than these take minutes to draw
+DASHES: Final = ("-", "--", ":", "-.")
+MARKERS: Final = "os^DvPX<>phd8H"
+COLORS: Final = ("black", "#0072B2", "#D55E00", "0.55")  # differ for everyone (Okabe and Ito)
+Ends = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one kind. NaN leaves a gap in the line."""
+
+    name: str  # in the legend; "": not there
+    x: Sequence[float]
+    y: Sequence[float]
+    line: str = ""  # one of DASHES; "": none
+    marker: str = ""
+    color: str = "black"
+    size: float = 4.0
+    width: float = 1.2
+    is_hollow: bool = False
+    is_stem: bool = False  # a line from zero up to each point
+    intervals: Sequence[Ends | None] = ()
+    hints: Sequence[str] = ()  # words for each point, for whoever points at it
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Series over the same axes."""
+
+    series: Sequence[Series]
+    x_label: str
+    y_label: str
+    levels: Mapping[str, float] = field(default_factory=dict)  # lines across, by name
+    x_names: Mapping[float, str] = field(default_factory=dict)  # in place of numbers
+    rows: Sequence[str] = ()  # names from the top; y is then the row, and x the value
+    y_limits: tuple[float | None, float | None] | None = None  # None: around the values
+    height: float = 2.9
+    width: float = 8.0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture: panels below each other, or next to each other."""
+
+    title: str
+    alt: str  # what it shows, for whoever does not see it
+    panels: Sequence[Panel]
+    is_beside: bool = False
+
+    @property
+    def points(self) -> int:
+        return sum(len(series.x) for panel in self.panels for series in panel.series)
+
+
+def drawable(value: float | None) -> float:
+    """Return NaN for a value that cannot be drawn."""
+    return value if value is not None and isfinite(value) else nan
+
+
+def ends_of(value: float | None, error: float | None) -> Ends | None:
+    """Return a 95 % interval from a standard error."""
+    if value is None or error is None:
+        return None
+    return value - 1.96 * error, value + 1.96 * error
+
+
+def places_of(steps: Sequence[int | None]) -> tuple[list[float], str]:
+    """Return where checkpoints stand on the x axis, and its label: by step, else by index."""
+    known = [float(step) for step in steps if step is not None and abs(step) < EXACT]
+    if len(set(known)) == len(steps):
+        return known, "training step"
+    return [float(i) for i in range(len(steps))], "checkpoint, by index"
+
+
+def name_of(step: int | None, index: int) -> str:
+    return f"checkpoint {index}" if step is None else f"step {step:,}"
+
+
+def weights_panel(
+    steps: Sequence[int | None], weights: Sequence[float | None], others: Sequence[Series] = ()
+) -> Panel:
+    """Draw a line up for each checkpoint that has a weight."""
+    places, x_label = places_of(steps)
+    known = [(x, w, i) for i, (x, w) in enumerate(zip(places, weights, strict=True)) if w]
+    stems = Series(
+        "weight" if others else "",
+        [x for x, _, _ in known],
+        [drawable(weight) for _, weight, _ in known],
+        is_stem=True,
+        hints=[f"{name_of(steps[i], i)}, weight {number(weight)}" for _, weight, i in known],
+    )
+    has_negative = any(weight < 0 for _, weight, _ in known)
+    limits = None if has_negative or not known else (0.0, None)
+    return Panel([*others, stems], x_label, "weight", y_limits=limits)
+
+
+def logged_panels(
+    steps: Sequence[int | None], logged: Sequence[Mapping[str, float] | None]
+) -> list[Panel]:
+    """Draw the losses that the trainer logged, if it did."""
+    places, x_label = places_of(steps)
+    names = list(dict.fromkeys(name for one in logged for name in one or {} if "loss" in name))
+    series = []
+    for name, line in zip(names, DASHES, strict=False):
+        values = [drawable((one or {}).get(name)) for one in logged]
+        hints = [
+            f"{name_of(step, i)}, {name} {number(value)}"
+            for i, (step, value) in enumerate(zip(steps, values, strict=True))
+        ]
+        series.append(Series(name, places, values, line, color="0.4", hints=hints))
+    return [Panel(series, x_label, "logged loss", height=1.8)] if series else []
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Values of some rows, None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+    is_hollow: bool = False
+    intervals: Sequence[Ends | None] = ()
+    marker: str = "o"
+
+
+def rows_panel(names: Sequence[str], dots: Sequence[Dots], label: str) -> Panel:
+    """Draw rows of dots, each set a little above or below the row so that none hides another."""
+    series = []
+    for n, one in enumerate(dots):
+        shift = 0.36 * (n / (len(dots) - 1) - 0.5) if len(dots) > 1 else 0.0
+        hints = [
+            f"{name}, {one.name} {number(value)}"
+            for name, value in zip(names, one.values, strict=True)
+        ]
+        series.append(
+            Series(
+                one.name,
+                [drawable(value) for value in one.values],
+                [row + shift for row in range(len(names))],
+                marker=one.marker,
+                size=6.5,
+                is_hollow=one.is_hollow,
+                intervals=one.intervals,
+                hints=hints,
+            )
+        )
+    return Panel(series, label, "", rows=names, height=1.0 + 0.36 * len(names))
+
+
+def thin(names: Mapping[float, str], most: int = 14) -> dict[float, str]:
+    """Return as many names of places as there is space for."""
+    every = -(-len(names) // most)
+    return dict(list(names.items())[::every])
+
+
+def running_mean(values: Sequence[float], half: int) -> list[float]:
+    """Return the mean of the finite values among the 2·half around each; NaN if there are none.
+
+    The number is even, so that batches that alternate between easy and hard leave no ripple.
+    """
+    sums = [0.0, *accumulate(value if isfinite(value) else 0.0 for value in values)]
+    counts = [0, *accumulate(int(isfinite(value)) for value in values)]
+    means = []
+    for i in range(len(values)):
+        low, high = max(0, i - half), min(len(values), i + half)
+        near = counts[high] - counts[low]
+        means.append((sums[high] - sums[low]) / near if near else nan)
+    return means
+
+
+def half_of(weights: Sequence[float]) -> tuple[int, int]:
+    """Return the first and the last of the fewest neighbours that have half of the weight."""
+    total, found = sum(weights), (0, len(weights) - 1)
+    first, inside = 0, 0.0
+    for last, weight in enumerate(weights):
+        inside += weight
+        while inside - weights[first] >= total / 2 and first < last:
+            inside -= weights[first]
+            first += 1
+        if inside >= total / 2 and last - first < found[1] - found[0]:
+            found = first, last
+    return found

@@ -1,0 +1,171 @@
+"""Parts of a view that several kinds of report have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sewa_cli.present import words
+from sewa_cli.present.charts import (
+    Chart,
+    Panel,
+    Series,
+    half_of,
+    logged_panels,
+    places_of,
+    weights_panel,
+)
+from sewa_cli.present.view import Cell, Facts, Part, Picture, Rows, Section, Table, Words
+from sewa_cli.text import few, number, size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sewa_cli.report.select import Report
+    from sewa_cli.report.shared import Candidate, Cost, LeftOut, Placement
+    from sewa_cli.report.standing import Motion, Standing
+
+MOTION = "Compared with three simple ways of moving"
+
+
+def section(title: str, *parts: Part | None) -> list[Section]:
+    """Return a section, or none if there is nothing to show."""
+    there = [part for part in parts if part is not None]
+    return [Section(title, there)] if there else []
+
+
+def checkpoints(candidates: Sequence[Candidate], left_out: Sequence[LeftOut]) -> list[Part]:
+    rows: Rows = []
+    for one in candidates:
+        row: dict[str, Cell] = {"step": one.step}
+        for name in ("weight", "probability"):
+            if any(getattr(other, name) is not None for other in candidates):
+                row[name] = getattr(one, name)
+        row |= {f"logged {name}": value for name, value in (one.logged or {}).items()}
+        rows.append({**row, "checkpoint": one.path})
+    found: list[Part] = [Table(f"All {len(rows)} checkpoints", rows, is_folded=True)]
+    if left_out:
+        gone: Rows = [
+            {"step": one.step, "checkpoint": one.path, "why": one.reason} for one in left_out
+        ]
+        found.append(Table("Left out", gone))
+    return found
+
+
+def taken(report: Report) -> str:
+    """Say which checkpoints are used, and how the weights are spread."""
+    weights = [candidate.weight or 0.0 for candidate in report.candidates]
+    used = [weight for weight in weights if weight]
+    which = f"{report.K} of {report.k} checkpoints used"
+    if len({round(weight, 9) for weight in used}) <= 1:
+        named = [
+            str(index if step is None else step)
+            for index, step in zip(report.selected, report.selected_steps, strict=True)
+        ]
+        steps = "checkpoints" if report.selected_steps[0] is None else "steps"
+        each = "" if report.K == 1 else " with equal weights"
+        return f"{which}{each}: {steps} {few(named, 20)}"
+    first, last = (report.candidates[at] for at in half_of(weights))
+    if first.step is None or last.step is None:
+        where = f"checkpoints {first.index}–{last.index}"
+    else:
+        where = f"steps {first.step}–{last.step}" if first is not last else f"step {first.step}"
+    effective = sum(weights) ** 2 / sum(weight**2 for weight in weights)
+    return f"{which} (effective number {effective:.3g}), half of the weight on {where}"
+
+
+def weights_chart(report: Report) -> Chart:
+    """Show weights along the run, or the mask that was learned; below, the logged loss."""
+    candidates = report.candidates
+    steps = [candidate.step for candidate in candidates]
+    weights = [candidate.weight for candidate in candidates]
+    likely = [candidate.probability for candidate in candidates]
+    if any(one is not None for one in likely):
+        places, x_label = places_of(steps)
+        chosen = {*report.selected}
+        panel = weights_panel(steps, likely)
+        where = [places[i] for i in sorted(chosen)]
+        high = [likely[i] or 0.0 for i in sorted(chosen)]
+        dots = Series(f"{len(chosen)} chosen", where, high, marker="D")
+        stems = [*panel.series, dots]
+        panel = Panel(stems, x_label, "mask probability", y_limits=(0.0, 1.05))
+        title = "Mask along the run"
+    else:
+        prior = []
+        if report.blend and not report.instead_of:
+            shape = places_of(steps)[0], report.blend.weights
+            prior = [Series("prior", *shape, "--", color="0.55", width=1.6)]
+        panel, title = weights_panel(steps, weights, prior), "Weights along the run"
+    known = [weight or 0.0 for weight in weights]
+    most = max(range(len(known)), key=known.__getitem__)
+    heaviest = candidates[most].path if steps[most] is None else f"step {steps[most]}"
+    below = logged_panels(steps, [candidate.logged for candidate in candidates])
+    return Chart(
+        title,
+        f"{report.K} of {report.k} checkpoints have a weight; the largest, {number(known[most])}, "
+        f"is that of {heaviest}{'; below, the loss that the trainer logged' if below else ''}.",
+        [panel, *below],
+    )
+
+
+def weights_section(report: Report, *more: str) -> list[Section]:
+    return section(
+        "Which checkpoints, and how much of each",
+        Words([taken(report), *more]),
+        Picture(weights_chart(report)),
+        *checkpoints(report.candidates, report.left_out),
+    )
+
+
+def standing_section(found: Standing | None) -> list[Section]:
+    if found is None:
+        return []
+    title = f"{MOTION}, by {found.weights:,} weights of each checkpoint"
+    table = Table(title, motion_rows(found.motion))
+    return section("Where the run stands", Words(words.standing(found)), table)
+
+
+def motion_rows(motion: Motion) -> Rows:
+    """Return the run's three numbers next to those of simple ways of moving."""
+    titles = {"line": "straight line", "walk": "random walk", "noise": "noise around a point"}
+    every = {"this run": motion.run}
+    every |= {titles[name]: signs for name, signs in (motion.expected or {}).items()}
+    names = {
+        "net_to_path": "net displacement / path",
+        "cosine": "mean cosine of steps",
+        "trend": "explained by a line",
+    }
+    return [
+        {"motion": title, **{way: getattr(signs, name) for way, signs in every.items()}}
+        for name, title in names.items()
+    ]
+
+
+def cost_section(found: Cost, placement: Placement) -> Section:
+    took = found.seconds
+    facts: dict[str, Cell] = {
+        "seconds in all": took.total,
+        "reading": took.read,
+        "learning": took.learn,
+        "evaluating": took.evaluate,
+        "writing": took.write,
+        "forward passes": found.forward_passes,
+        "backward passes": found.backward_passes,
+        "read from checkpoints": size(found.bytes_read),
+        "peak memory": size(found.peak_memory_bytes),
+    }
+    if found.peak_device_memory_bytes is not None:
+        facts["peak memory of the device"] = size(found.peak_device_memory_bytes)
+    if found.recalled is not None:
+        facts["results from --cache"] = found.recalled
+    why = Words([f"checkpoints held in tier `{placement.tier}`: {placement.reason}"])
+    return Section("What it cost", [Facts(facts), why])
+
+
+def seconds(report: Report) -> Iterator[str]:
+    """Say what the run took, and where the checkpoints were held."""
+    took = report.cost.seconds
+    yield (
+        f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, learning "
+        f"{took.learn:.1f}, evaluating {took.evaluate:.1f}, writing {took.write:.1f})"
+    )
+    yield f"checkpoints held in tier `{report.placement.tier}`: {report.placement.reason}"

@@ -1,0 +1,350 @@
+"""The view of `compare`: every method at every K, which is best, and which tie with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import TYPE_CHECKING, Any, Final
+
+from sewa_cli.direction import comparative, loss_of
+from sewa_cli.present.charts import (
+    COLORS,
+    DASHES,
+    MARKERS,
+    Chart,
+    Panel,
+    Series,
+    drawable,
+    weights_panel,
+)
+from sewa_cli.present.parts import checkpoints, cost_section, section, standing_section
+from sewa_cli.present.terminal import plain
+from sewa_cli.present.view import (
+    Cell,
+    Ordered,
+    Picture,
+    Rows,
+    Table,
+    Tile,
+    View,
+    Words,
+    metrics_of,
+)
+from sewa_cli.present.views.metric import failures
+from sewa_cli.present.words import ci, standing, wrote
+from sewa_cli.text import duration, examples, number, with_K
+
+if TYPE_CHECKING:
+    from sewa_cli.report.compare import Comparison, Row
+    from sewa_cli.report.shared import Interval
+
+MOST_ROWS: Final = 240  # of a chart
+_COUNTS: Final = ("failed", "forward", "backward")
+_SHORT: Final = {
+    "selection_loss": "selection",
+    "predicted_loss": "predicted",
+    "surrogate_error": "off by",
+    "heldout_loss": "held-out",
+    "low": "95 % CI",
+    "minus_best": "minus best",
+    "minus_best_low": "95 % CI of that",
+    "behind_best": "behind best",
+    "behind_best_low": "95 % CI of that ",
+    "MB_read": "MB read",
+}
+
+
+def view(report: Comparison) -> View:
+    judged, failed = verdict(report), _failed(report)
+    rows = [_cells(row, report.judged.metric if report.judged else "") for row in report.rows]
+    seen, chart = _seen(report, rows), _chart(report)
+    marks = [row.mark for row in report.rows]
+    best = None if report.best is None else report.rows[report.best]
+    is_held = report.heldout_rows is not None or report.judged is not None
+    meaning = Words([_meaning(report), *failed]) if is_held else None
+    return View(
+        headline=_headline(report),
+        caveat=_reason(report),
+        says=[judged, *failed, *standing(report.standing), *wrote(report.output)],
+        rows=rows,
+        tables=[Table("", seen)],
+        tiles=list(_tiles(report)),
+        sections=[
+            *section(
+                "Every method at every K",
+                Picture(chart),
+                meaning,
+                Table("Losses, metrics and cost", seen, False, marks),
+            ),
+            *section(
+                "Which checkpoints",
+                _weights(report),
+                *checkpoints(report.candidates, report.left_out),
+            ),
+            *standing_section(report.standing),
+            cost_section(report.cost, report.placement),
+        ],
+        plot=chart,
+        numbers=dict(_numbers(report)),
+        names={
+            "best": None if best is None else with_K(best.method, best.K),
+            "winner": report.winner,
+        },
+    )
+
+
+def _measure(report: Comparison) -> str:
+    """Name what the best row has: the lowest held-out loss, the highest held-out return."""
+    if report.judged is None:
+        return "lowest held-out loss"
+    return f"{comparative(report.judged.goal)[:-2]}est held-out {report.judged.metric}"
+
+
+def verdict(report: Comparison) -> str:
+    """Word the comparison's verdict."""
+    no_winner = "no winner: " if report.verdict in ("none", "equal", "tie") else ""
+    return f"{no_winner}{_reason(report)}"
+
+
+def _reason(report: Comparison) -> str:
+    what = "loss" if report.judged is None else report.judged.metric
+    if report.best is None:
+        return f"there is no finite held-out {what} to compare by"
+    best = report.rows[report.best]
+    name, others = with_K(best.method, best.K), len(report.rows) - 1
+    has = f"{name} has the {_measure(report)}"
+    if report.verdict == "alone":
+        return f"{name} has nothing to be compared with"
+    if report.verdict == "equal":
+        return f"every row has the same held-out {what}"
+    if report.verdict == "winner":
+        return f"{has}, and nothing ties with it"
+    if report.verdict == "too few":
+        return f"{has}; too few {report.unit or 'rows'} for a confidence interval"
+    ties = sum(row.mark == "tie" for row in report.rows)
+    return f"{has}, but {ties} of the other {others} tie with it"
+
+
+def _headline(report: Comparison) -> str:
+    if report.best is None or report.verdict in ("equal", "tie"):
+        return "No winner"
+    best = report.rows[report.best]
+    name = with_K(best.method, best.K)
+    return f"{name} wins" if report.verdict == "winner" else f"{name} has the {_measure(report)}"
+
+
+def _meaning(report: Comparison) -> str:
+    return (
+        f"★ has the {_measure(report)}; = ties with it, by a paired bootstrap over "
+        f"{report.unit or 'rows'} that holds for all pairs at once; bars are each row's own "
+        "interval, and overlap even if the difference is significant"
+    )
+
+
+def _failed(report: Comparison) -> list[str]:
+    judged = report.judged
+    if judged is None:
+        return []
+    counts = {
+        with_K(row.method, row.K): None if score.failed and score.heldout is None else score.failed
+        for row in report.rows
+        if (score := row.score) is not None
+    }
+    return failures(counts, judged.parts, judged.left_out, judged.failure_counts_as, judged.metric)
+
+
+def _tiles(report: Comparison) -> Iterator[Tile]:
+    if report.best is not None:
+        best = report.rows[report.best]
+        value, interval = best.held
+        ties = sum(row.mark == "tie" for row in report.rows)
+        yield Tile(_measure(report), value, ci(interval))
+        name = with_K(best.method, best.K)
+        yield Tile("by", name, f"{best.size} of {report.k} checkpoints")
+        yield Tile("ties with it", ties, f"of {len(report.rows) - 1} others")
+    own = examples(report.selection_rows, report.selection_groups, " selection examples")
+    held = ""
+    if report.heldout_rows is not None:
+        held = f", {examples(report.heldout_rows, report.heldout_groups)} held out"
+    yield Tile("averages evaluated", report.averages_evaluated, f"{own}{held}")
+    yield Tile("took", duration(report.cost.seconds.total), report.device)
+
+
+def _cells(row: Row, metric: str) -> dict[str, Cell]:
+    found: dict[str, Cell] = {
+        "method": row.method,
+        "K": row.K,
+        "size": row.size,
+        "selection_loss": row.selection_loss,
+        "predicted_loss": row.predicted_loss,
+        "surrogate_error": row.surrogate_error,
+        "heldout_loss": row.heldout_loss,
+    }
+    if row.score:
+        found |= {f"heldout_{metric}": row.score.heldout, "failed": row.score.failed}
+    found |= {**_ends("", row.held[1]), "spread": row.spread, "minus_best": row.difference}
+    found |= _ends("minus_best_", row.difference_interval)
+    if row.score:
+        found["behind_best"] = row.score.behind
+        found |= _ends("behind_best_", row.score.behind_interval)
+    found["mark"] = row.mark
+    if row.score:
+        found["contest"] = _contest(row)
+    cost: dict[str, Cell] = {"evaluations": row.cost.evaluations} if row.score else {}
+    cost |= {
+        "forward": row.cost.forward_passes,
+        "backward": row.cost.backward_passes,
+        "MB_read": round(row.cost.bytes_read / 1e6, 3),
+        "seconds": round(row.cost.seconds, 3),
+    }
+    return {**found, **metrics_of(row.metrics, {*found, *cost, *_SHORT.values()}), **cost}
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
+    low, high = (interval.low, interval.high) if interval else (None, None)
+    return {f"{name}low": low, f"{name}high": high}
+
+
+def _contest(row: Row) -> str | None:
+    """Say how a method that chooses by the metric came to its choice."""
+    if row.contest is None:
+        return None
+    words = {True: "confirmed", False: "not confirmed", None: "too few parts to confirm"}
+    return f"{words[row.contest.crowned]}{', interrupted' if row.contest.interrupted else ''}"
+
+
+def _seen(report: Comparison, rows: Rows) -> Rows:
+    """Leave out empty columns, shorten names, and make an interval one column."""
+    said = {name for row in rows for name, cell in row.items() if cell is not None or name == "K"}
+    if report.judged:  # a metric may need none of our passes
+        said -= {name for name in _COUNTS if not any(row.get(name) for row in rows)}
+        short = _SHORT | {f"heldout_{report.judged.metric}": f"held-out {report.judged.metric}"}
+    else:
+        short = _SHORT
+    seen: Rows = []
+    for row in rows:
+        cells = {name: cell for name, cell in row.items() if name in said}
+        for before in ("", "minus_best_", "behind_best_"):
+            low, high = f"{before}low", cells.pop(f"{before}high", None)
+            if high is not None and isinstance(lowest := row[low], float):
+                cells[low] = Ordered(f"{plain(lowest)} .. {plain(high)}", lowest)
+        seen.append({short.get(name, name): cell for name, cell in cells.items()})
+    return seen
+
+
+def _chart(report: Comparison) -> Chart:
+    """Draw methods that take a K as lines over it; next to them, the others as columns."""
+    is_held = report.heldout_rows is not None or report.judged is not None
+    drawn = [
+        row for row in report.rows if (row.held[0] if is_held else row.selection_loss) is not None
+    ]
+    drawn = sorted(drawn, key=lambda row: _loss(report, row))[:MOST_ROWS]
+    sizes = sorted({row.K for row in drawn if row.K is not None})
+    what = "loss" if report.judged is None else report.judged.metric
+    y_label = f"held-out {what}" if is_held else "selection loss (nothing held out)"
+    panels = []
+    if sizes:
+        place = {K: float(i) for i, K in enumerate(sizes)}
+        methods = [
+            m for m in _methods(report) if any(r.method == m and r.K is not None for r in drawn)
+        ]
+        series, marked = [], []
+        for n, method in enumerate(methods):
+            mine = sorted((row for row in drawn if row.method == method and row.K), key=_size)
+            shift = 0.5 * ((n + 0.5) / len(methods) - 0.5)
+            x = [place[row.K or 0] + shift for row in mine]
+            look: dict[str, Any] = {
+                "line": DASHES[(n + n // len(COLORS)) % len(DASHES)],
+                "marker": MARKERS[n % len(MARKERS)],
+                "color": COLORS[n % len(COLORS)],
+            }
+            series.append(_points(method, mine, x, is_held, look))
+            marked += list(zip(mine, x, strict=True))
+        names = {at: str(K) for K, at in place.items()}
+        width = max(4.0, min(12.0, 0.06 * (len(methods) + 4) * len(sizes)))
+        every = [*series, *_marks(marked)]
+        panels.append(Panel(every, "K", y_label, x_names=names, height=4.2, width=width))
+    if others := [row for row in drawn if row.K is None]:
+        x = [float(i) for i in range(len(others))]
+        one = _points("", others, x, is_held, {"marker": "o"})
+        every = [one, *_marks(list(zip(others, x, strict=True)))]
+        names = {at: row.method for at, row in zip(x, others, strict=True)}
+        width = max(1.5, 0.4 * len(others))
+        label = "" if panels else y_label
+        panels.append(
+            Panel(every, "methods without K", label, x_names=names, height=4.2, width=width)
+        )
+    if not panels:
+        panels.append(Panel([], "no finite loss to draw", y_label))
+    few = "" if len(drawn) < MOST_ROWS else f" Only the best {MOST_ROWS} rows are drawn."
+    alt = f"A point for each row with its 95 % interval. {verdict(report)}.{few}"
+    return Chart(f"{what.capitalize()} by method and K", alt, panels, is_beside=True)
+
+
+def _methods(report: Comparison) -> list[str]:
+    return list(dict.fromkeys(row.method for row in report.rows))
+
+
+def _size(row: Row) -> int:
+    return row.K or 0
+
+
+def _loss(report: Comparison, row: Row) -> float:
+    value = row.held[0]
+    if value is None:
+        return inf if row.selection_loss is None else row.selection_loss
+    return value if report.judged is None else loss_of(value, report.judged.goal)
+
+
+def _points(
+    name: str, rows: Sequence[Row], x: Sequence[float], is_held: bool, look: dict[str, Any]
+) -> Series:
+    values = [row.held[0] if is_held else row.selection_loss for row in rows]
+    ends = [row.held[1] if is_held else None for row in rows]
+    return Series(
+        name,
+        x,
+        [drawable(value) for value in values],
+        **look,
+        size=5.5,
+        intervals=[None if one is None else (one.low, one.high) for one in ends],
+        hints=[
+            ", ".join(
+                part
+                for part in (with_K(row.method, row.K), number(value), ci(end), row.mark or "")
+                if part
+            )
+            for row, value, end in zip(rows, values, ends, strict=True)
+        ],
+    )
+
+
+def _marks(points: Sequence[tuple[Row, float]]) -> Iterator[Series]:
+    """Mark the best row with a star, and each that ties with it with a white dot."""
+    looks: dict[str, dict[str, Any]] = {
+        "best": {"name": "best", "marker": "*", "size": 14.0},
+        "tie": {"name": "ties with the best", "marker": "o", "size": 3.0, "is_hollow": True},
+    }
+    for mark, look in looks.items():
+        found = [(x, drawable(row.held[0])) for row, x in points if row.mark == mark]
+        if found:
+            yield Series(x=[x for x, _ in found], y=[y for _, y in found], width=0.5, **look)
+
+
+def _weights(report: Comparison) -> Picture | None:
+    if report.best is None or not report.rows[report.best].coefficients:
+        return None
+    best = report.rows[report.best]
+    panel = weights_panel([one.step for one in report.candidates], best.coefficients[0])
+    alt = f"{best.size} of {report.k} checkpoints have a weight."
+    return Picture(Chart(f"Weights of {with_K(best.method, best.K)}", alt, [panel]))
+
+
+def _numbers(report: Comparison) -> Iterator[tuple[str, float | None]]:
+    for row in report.rows:
+        method = with_K(row.method, row.K)
+        yield f"{method}/selection_loss", row.selection_loss
+        yield f"{method}/heldout_{'score' if row.score else 'loss'}", row.held[0]
+        yield f"{method}/seconds", row.cost.seconds
+        for name, value in (row.metrics or {}).items():
+            yield f"{method}/metrics/{name}", value

@@ -1,0 +1,106 @@
+"""The view of `evaluate`: the losses of files as they are."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Final
+
+from sewa_cli.present.charts import Chart, Dots, Panel, Series, drawable, places_of, rows_panel
+from sewa_cli.present.parts import section
+from sewa_cli.present.view import Cell, Picture, Rows, Table, Tile, View, metrics_of
+from sewa_cli.text import number
+
+if TYPE_CHECKING:
+    from sewa_cli.report.evaluate import Evaluated, Evaluation
+
+MOST_ROWS: Final = 24  # of a chart with a row for each file
+_TITLES: Final = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
+
+
+def view(report: Evaluation) -> View:
+    measure = "selection_loss" if report.heldout_rows is None else "heldout_loss"
+    known = [one for one in report.files if getattr(one, measure) is not None]
+    ranked = sorted(known, key=lambda one: float(getattr(one, measure)))
+    count = report.heldout_rows or report.selection_rows
+    headline, caveat = "No file has a finite loss", f"{len(report.files)} files"
+    tiles = [Tile("files", len(report.files)), Tile("examples", count)]
+    if ranked:
+        best, *others = ranked
+        name, loss = PurePath(best.path).name, getattr(best, measure)
+        headline = f"{name} has the lowest {_TITLES[measure]}"
+        caveat = f"{number(loss)} on {count:,} examples"
+        if others:
+            second = number(getattr(others[0], measure))
+            caveat += f"; the second is {others[0].path} with {second}"
+            caveat += "; `sewa compare` says whether such a difference is significant"
+        tiles.insert(1, Tile(f"lowest {_TITLES[measure]}", loss, name))
+        tiles += [Tile(key, value, "of that file") for key, value in (best.metrics or {}).items()]
+    rows: Rows = [_cells(report, file) for file in report.files]
+    seen: Rows = [{_TITLES.get(key, key): cell for key, cell in row.items()} for row in rows]
+    marks = ["best" if ranked and file is ranked[0] else None for file in report.files]
+    table = Table("Losses and metrics", seen, len(rows) > 60, marks)
+    chart = _chart(report)
+    steps = [i if one.step is None else one.step for i, one in enumerate(report.files)]
+    metrics = dict.fromkeys(name for one in report.files for name in one.metrics or {})
+    return View(
+        headline=headline,
+        caveat=caveat,
+        rows=rows,
+        tiles=tiles[:6],
+        sections=section("Each file as it is", Picture(chart), table),
+        plot=chart,
+        curves={
+            name: [(at, getattr(one, name)) for at, one in zip(steps, report.files, strict=True)]
+            for name in _TITLES
+        }
+        | {
+            f"metrics/{name}": [
+                (at, (one.metrics or {}).get(name))
+                for at, one in zip(steps, report.files, strict=True)
+            ]
+            for name in metrics
+        },
+    )
+
+
+def _cells(report: Evaluation, file: Evaluated) -> dict[str, Cell]:
+    row: dict[str, Cell] = {"path": file.path, "step": file.step}
+    if report.selection_rows:  # a task that is scored by a metric may have no loss
+        row["selection_loss"] = file.selection_loss
+    if report.heldout_rows is not None:
+        row["heldout_loss"] = file.heldout_loss
+    return {**row, **metrics_of(file.metrics, row)}
+
+
+def _chart(report: Evaluation) -> Chart:
+    files = report.files
+    dots = [Dots("selection", [one.selection_loss for one in files], is_hollow=True)]
+    if report.heldout_rows is not None:
+        dots.append(Dots("held-out", [one.heldout_loss for one in files]))
+    if len(files) <= MOST_ROWS:
+        panel = rows_panel(_names(files), dots, "loss")
+    else:
+        places, x_label = places_of([one.step for one in files])
+        lines = [
+            Series(
+                one.name,
+                places,
+                [drawable(value) for value in one.values],
+                "--" if one.is_hollow else "-",
+                "o",
+                size=3.0,
+                is_hollow=one.is_hollow,
+                hints=[
+                    f"{file.path}, {one.name} {number(value)}"
+                    for file, value in zip(files, one.values, strict=True)
+                ],
+            )
+            for one in dots
+        ]
+        panel = Panel(lines, x_label, "loss")
+    return Chart("Loss of each file", f"{len(files)} files with the losses of the table.", [panel])
+
+
+def _names(files: list[Evaluated]) -> list[str]:
+    names = [PurePath(one.path).name for one in files]
+    return names if len(set(names)) == len(names) else [one.path for one in files]

@@ -1,0 +1,347 @@
+"""The view of `select --metric`: the score held out, and whether its lead was confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from sewa_cli.direction import comparative
+from sewa_cli.present.charts import Chart, Dots, rows_panel
+from sewa_cli.present.parts import (
+    cost_section,
+    seconds,
+    section,
+    standing_section,
+    taken,
+    weights_chart,
+    weights_section,
+)
+from sewa_cli.present.view import (
+    Cell,
+    Ordered,
+    Picture,
+    Rows,
+    Table,
+    Tile,
+    View,
+    Words,
+    metrics_of,
+)
+from sewa_cli.present.words import and_last, ci, difference, than_last, upper, wrote
+from sewa_cli.text import duration, few, number, with_K
+
+if TYPE_CHECKING:
+    from sewa_cli.report.metric import Contest, Entry, MetricGain
+    from sewa_cli.report.select import Report
+
+NEEDED: Final = 100  # e-value; solvers need the same
+FEW_STEPS: Final = 3  # of an entry, in a table
+OTHERS: Final = 12  # entries in the terminal's table
+
+
+def view(report: Report) -> View:
+    found = report.contest
+    assert found is not None
+    name, own, last = _measured(found)
+    held, judged = list(_heldout(found)), choice(found)
+    rows, seen = _rows(found)
+    entries, chart = _entries(found), _chart(found)
+    marks = ["chosen", *[None] * (len(seen) - 1)]
+    first = [] if own is None else [f"{name} {number(own, 3)}{and_last(own, last)}"]
+    weights = weights_chart(report)
+    return View(
+        headline=f"{upper(name)} {number(own, 3)}{than_last(own, last)}",
+        caveat="; ".join([*held[:1], judged]),
+        says=[*first, *held, *_failed(found), judged, *wrote(report.output)],
+        details=[taken(report), effort(found), *seconds(report)],
+        rows=rows,
+        tables=[Table("", seen), Table("", entries[:OTHERS])],
+        tiles=list(_tiles(report, found)),
+        sections=[
+            *section(
+                f"By {found.metric}",
+                Words([*held, *_failed(found)]),
+                Picture(chart),
+                Table(f"{found.metric}, held out and to choose by", seen, False, marks),
+            ),
+            *section(
+                "Was the best one lucky?",
+                Words([judged, effort(found)]),
+                Table("All that competed", entries, is_folded=True),
+            ),
+            *weights_section(report),
+            *standing_section(report.standing),
+            cost_section(report.cost, report.placement),
+        ],
+        plot=Chart("", "", [*chart.panels, *weights.panels]),
+        numbers=dict(_numbers(report, found)),
+        curves={
+            "history": list(enumerate(report.history, 1)),
+            "weight": [
+                (c.index if c.step is None else c.step, c.weight) for c in report.candidates
+            ],
+        },
+        names={
+            "metric": found.metric,
+            "written": next(iter(found.scores)),
+            "incumbent": found.incumbent,
+            "leader": found.leader,
+        },
+    )
+
+
+def _measured(found: Contest) -> tuple[str, float | None, float | None]:
+    """Name a score, and return that of what was written and that of the last checkpoint."""
+    own, last = next(iter(found.scores.values())), found.scores.get("last")
+    if found.heldout_parts is None:
+        before = last.selection if last else None
+        return f"{found.metric} to choose by", own.selection, before
+    return f"held-out {found.metric}", own.heldout, last.heldout if last else None
+
+
+def _heldout(found: Contest) -> Iterator[str]:
+    """Compare what was written with others on parts that nothing was chosen by."""
+    written, scores = next(iter(found.scores.items()))
+    if found.heldout_parts is None:
+        return
+    if scores.heldout is None and found.interrupted and not found.heldout_evaluations:
+        yield f"no held-out {found.metric}: interrupted"
+    elif scores.heldout is None:
+        parts = f"all {found.heldout_parts:,} held-out parts"
+        yield f"no held-out {found.metric} of `{written}`: it has failed on {parts}"
+    else:
+        for gained in (found.gained, found.over_last):
+            if gained is not None:
+                yield _versus(gained, found)
+
+
+def _versus(gained: MetricGain, found: Contest) -> str:
+    by, interval = gained.by, gained.interval
+    if found.goal == "min":
+        by, interval = 0.0 - by, interval and interval.turned()
+    if by == 0 and (interval is None or interval.low == interval.high == 0):
+        return f"vs {gained.over}: equal"
+    said = f"vs {gained.over}: {difference(by, interval)}"
+    if interval is None:
+        return f"{said}; too few parts for a confidence interval"
+    if gained.more:
+        said += f"; about {gained.more:,} more held-out parts would settle it"
+    return said
+
+
+def choice(found: Contest) -> str:
+    """Say which average was written, and why."""
+    written = next(iter(found.scores))
+    evidence = f"e-value {found.evidence:.3g}, {NEEDED} is needed"
+    if found.overruled is not None:
+        return (
+            f"kept `{written}`: it is significantly better than `{found.overruled}`, which the "
+            "search chose"
+        )
+    if found.leader == found.incumbent:
+        return _no_leader(found, written)
+    if not any(one.ahead is not None for one in found.entries if _leads(one, found)):
+        return _nothing_compared(written)
+    if found.crowned is None:
+        count = f"{found.parts} part{'s are' if found.parts > 1 else ' is'}"
+        return f"`{written}` has the best {found.metric}; {count} too few to confirm it"
+    if found.crowned:
+        parts = "held-back parts" if found.dueled is None else f"{found.dueled:,} held-back parts"
+        better = f"`{written}` was confirmed to be better than `{found.incumbent}`"
+        return f"{better} on {parts} ({evidence})"
+    if found.leader == written:
+        return (
+            f"`{written}`, the best baseline, was written; its lead over `{found.incumbent}` was "
+            f"not confirmed ({evidence})"
+        )
+    return (
+        f"no candidate was confirmed on held-back parts: kept `{written}`; `{found.leader}` led "
+        f"the search ({evidence})"
+    )
+
+
+def _leads(entry: Entry, found: Contest) -> bool:
+    return entry.state in ("taken", "leading") and with_K(entry.name, entry.K) == found.leader
+
+
+def _nothing_compared(written: str) -> str:
+    return f"the budget was too small to compare two averages on the same parts; kept `{written}`"
+
+
+def _no_leader(found: Contest, written: str) -> str:
+    met = found.met or 0
+    if met == 0 and (found.asked or 0) <= 1:
+        return _nothing_compared(written)
+    if met == 0:
+        return f"kept `{written}`: a search among {found.asked:,} averages found no better one"
+    others = "the other average that was" if met == 1 else f"none of {met:,} other averages"
+    if met == 1:
+        return f"kept `{written}`: {others} evaluated on the same parts was not better"
+    return f"kept `{written}`: {others} was better on the same parts"
+
+
+def _failed(found: Contest) -> list[str]:
+    written = next(iter(found.scores))
+    counts = {
+        name: None if one.failed and one.heldout is None else one.failed
+        for name, one in found.scores.items()
+        if one.heldout is not None or name != written
+    }
+    return failures(
+        counts, found.heldout_used, found.heldout_left_out, found.failure_counts_as, found.metric
+    )
+
+
+def failures(
+    counts: Mapping[str, int | None],
+    parts: int,
+    left_out: int,
+    counts_as: float | None,
+    metric: str,
+) -> list[str]:
+    """Say how many held-out parts failed, by average; None: all of them."""
+    said = []
+    if left_out:
+        are = "part has" if left_out == 1 else "parts have"
+        rest = f"the scores are of the other {parts:,}" if parts else "there is no other"
+        said.append(f"{left_out:,} held-out {are} failed for all: left out, {rest}")
+    if none := [f"`{name}`" for name, count in counts.items() if count is None]:
+        said.append(f"no held-out {metric} of {few(none, 6)}: all {parts:,} parts have failed")
+    if some := [f"`{name}` on {count:,}" for name, count in counts.items() if count]:
+        said.append(
+            f"of {parts:,} held-out parts, {few(some, 6)} failed where others did not; each counts "
+            f"as a {metric} of {number(counts_as)}, worse than any there is"
+        )
+    return said
+
+
+def effort(found: Contest) -> str:
+    """Say how much was evaluated."""
+    spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
+    of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
+    said = (
+        f"{spent}{of} to choose by {found.metric} ({comparative(found.goal)} is better), over "
+        f"{found.parts:,} part{'' if found.parts == 1 else 's'}"
+    )
+    if found.heldout_evaluations:
+        said += f"; {found.heldout_evaluations:,} held out"
+    if found.failures:
+        said += f"; {len(found.failures)} failed"
+    if found.unspent:
+        said += f"; the rest is unspent: {found.unspent}"
+    return f"{said}; interrupted" if found.interrupted else said
+
+
+def _tiles(report: Report, found: Contest) -> Iterator[Tile]:
+    scores = next(iter(found.scores.values()))
+    if scores.heldout is not None:
+        yield Tile(f"held-out {found.metric}", scores.heldout, ci(scores.interval))
+    goal = f"{comparative(found.goal)} is better"
+    yield Tile(f"{found.metric} to choose by", scores.selection, goal)
+    if report.verdict.difference is not None:
+        note = ci(report.verdict.interval)
+        yield Tile(f"vs {report.verdict.baseline}", report.verdict.difference, note)
+    yield Tile("evaluations", found.evaluations, f"budget {found.budget}")
+    yield Tile("checkpoints", report.K, f"of {report.k:,}")
+    yield Tile("took", duration(report.cost.seconds.total), report.device)
+
+
+def _rows(found: Contest) -> tuple[Rows, Rows]:
+    """Return the scores next to each other: for programs, and for people."""
+    rows: Rows = []
+    seen: Rows = []
+    has_failed = any(scores.failed for scores in found.scores.values())
+    for name, scores in found.scores.items():
+        ends = scores.interval
+        line: dict[str, Cell] = {
+            "average": name,
+            f"selection_{found.metric}": scores.selection,
+            "parts": scores.selection_parts,
+            f"heldout_{found.metric}": scores.heldout,
+            "low": ends.low if ends else None,
+            "high": ends.high if ends else None,
+            "failed": scores.failed,
+        }
+        rows.append({**line, **metrics_of(scores.others, line)})
+        row: dict[str, Cell] = {
+            "average": f"{name}{_roles(name, found)}",
+            f"{found.metric} to choose by": scores.selection,
+            "of parts": scores.selection_parts,
+        }
+        if found.heldout_parts is not None:
+            row[f"held-out {found.metric} ({found.heldout_used})"] = scores.heldout
+            row["95 % CI"] = (
+                "" if ends is None else f"{number(ends.low, 4)} .. {number(ends.high, 4)}"
+            )
+        if has_failed:
+            row["failed"] = scores.failed
+        seen.append({**row, **metrics_of(scores.others, row)})
+    return rows, seen
+
+
+def _roles(name: str, found: Contest) -> str:
+    roles = {"written": next(iter(found.scores)), "led": found.leader, "incumbent": found.incumbent}
+    held = [role for role, average in roles.items() if average == name]
+    return f" ({', '.join(held)})" if held else ""
+
+
+def _entries(found: Contest) -> Rows:
+    """Return how those that competed did on the parts to choose by, best first."""
+    has_dueled = any(entry.evidence is not None for entry in found.entries)
+    rows: Rows = []
+    for entry in found.entries:
+        row: dict[str, Cell] = {
+            "competed": with_K(entry.name, entry.K),
+            "steps": _steps(entry),
+            "parts": entry.parts,
+            found.metric: entry.score,
+            "±": None if entry.error is None else 1.96 * entry.error,
+            "ahead": entry.ahead,
+        }
+        if has_dueled:
+            value = entry.evidence
+            row["e-value"] = None if value is None else Ordered(f"{value:.2g}", value)
+        rows.append({**row, "": entry.state or ""})
+    return rows
+
+
+def _steps(entry: Entry) -> str:
+    """Return its checkpoints' steps, or how many there are of them."""
+    steps = [step for step in entry.selected_steps or () if step is not None]
+    if len(steps) != entry.size:
+        return f"{entry.size} checkpoints"
+    if len(steps) <= FEW_STEPS:
+        return ", ".join(map(str, steps))
+    return f"{entry.size} of {steps[0]}–{steps[-1]}"
+
+
+def _chart(found: Contest) -> Chart:
+    scores = list(found.scores.values())
+    ends = [
+        None if one.interval is None else (one.interval.low, one.interval.high) for one in scores
+    ]
+    chosen = Dots("to choose by", [one.selection for one in scores], is_hollow=True, marker="s")
+    held = Dots("held out", [one.heldout for one in scores], intervals=ends)
+    dots = [held, chosen] if found.heldout_parts else [chosen]
+    label = f"{found.metric} ({comparative(found.goal)} is better)"
+    return Chart(
+        f"{found.metric}, held out and to choose by",
+        "A row for each average with its score on held-out parts, with the 95 % interval, and on "
+        "the parts it was chosen by, as in the table.",
+        [rows_panel(list(found.scores), dots, label)],
+    )
+
+
+def _numbers(report: Report, found: Contest) -> Iterator[tuple[str, float | None]]:
+    written = next(iter(found.scores.values()))
+    yield "selection_score", written.selection
+    yield "heldout_score", written.heldout
+    yield "vs_baseline", report.verdict.difference
+    yield "evaluations", found.evaluations
+    yield "checkpoints", report.K
+    yield from ((f"metrics/{name}", value) for name, value in (written.others or {}).items())
+    roles = {"incumbent": found.incumbent, "leader": found.leader}
+    for role, name in {**roles, "last": "last", "uniform": "uniform"}.items():
+        if name in found.scores:
+            one = found.scores[name]
+            yield f"{role}_score", one.selection if found.heldout_parts is None else one.heldout

@@ -1,0 +1,489 @@
+"""The view of `select`: what was gained over the last checkpoint, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from sewa_cli.present.charts import (
+    DASHES,
+    MARKERS,
+    Chart,
+    Dots,
+    Panel,
+    Series,
+    drawable,
+    ends_of,
+    rows_panel,
+    running_mean,
+)
+from sewa_cli.present.parts import (
+    cost_section,
+    seconds,
+    section,
+    standing_section,
+    taken,
+    weights_chart,
+    weights_section,
+)
+from sewa_cli.present.view import Cell, Picture, Rows, Section, Table, Tile, View, Words, metrics_of
+from sewa_cli.present.words import (
+    and_last,
+    ci,
+    describe_lora,
+    difference,
+    gained,
+    percent,
+    standing,
+    than_last,
+    upper,
+    wrote,
+)
+from sewa_cli.text import duration, examples, few, number, with_K
+
+if TYPE_CHECKING:
+    from sewa_cli.report.select import Blend, Expected, Report
+    from sewa_cli.report.shared import Scores
+
+
+def view(report: Report) -> View:
+    expects = report.heldout_rows is None and report.expected is not None
+    first, *more = scores(report)
+    judged = verdict(report)
+    caveat = f"{expected(report)}; {judged}" if expects else judged
+    rows, seen = _rows(report)
+    charts = list(_loss_charts(report))
+    plots = [weights_chart(report), *charts[:1]]
+    return View(
+        headline=headline(report),
+        caveat=f"{report.K} of {report.k} checkpoints averaged; {caveat}",
+        says=[first, *more, *_best_baseline(report), judged, *wrote(report.output)],
+        details=list(_details(report)),
+        rows=rows,
+        tables=[Table("", seen)],
+        tiles=list(_tiles(report))[:6],
+        sections=[
+            *section(
+                "Against baselines", Picture(_scores_chart(report)), _scores_table(report, seen)
+            ),
+            *weights_section(report, *_prior(report)),
+            *section("How the loss changes", *map(Picture, charts), _baselines_table(report)),
+            *_overfit_section(report),
+            *standing_section(report.standing),
+            cost_section(report.cost, report.placement),
+        ],
+        plot=Chart("", "", [panel for chart in plots for panel in chart.panels]),
+        numbers=dict(_numbers(report)),
+        curves={
+            "history": list(enumerate(report.history, 1)),
+            "weight": [
+                (c.index if c.step is None else c.step, c.weight) for c in report.candidates
+            ],
+        },
+        names={"written": report.written, "baseline": next(iter(report.references), None)},
+    )
+
+
+def headline(report: Report) -> str:
+    """Say what was gained over the last checkpoint."""
+    if report.heldout_rows is None and report.expected and not report.instead_of:
+        return f"Expected loss on new data {number(report.expected.loss, 3)}"
+    name, own, last = _losses(report)
+    return f"{upper(name)} {number(own, 3)}{than_last(own, last)}"
+
+
+def scores(report: Report) -> list[str]:
+    """Say the loss and the metrics, each next to those of the last checkpoint."""
+    name, own, last = _losses(report)
+    said = [f"{name} {number(own, 3)}{and_last(own, last)}"]
+    if report.heldout_rows is None and report.expected:
+        said = [expected(report)]
+    before = report.references["last"].metrics or {}
+    for metric, value in (report.average.metrics or {}).items():
+        said.append(f"{metric} {number(value, 3)}{and_last(value, before.get(metric))}")
+    return said
+
+
+def _losses(report: Report) -> tuple[str, float | None, float | None]:
+    """Name a loss, and return that of what was written and that of the last checkpoint."""
+    own, last = report.average, report.references["last"]
+    if report.heldout_rows is None:
+        return "selection loss", own.selection_loss, last.selection_loss
+    return "held-out loss", own.heldout_loss, last.heldout_loss
+
+
+def _best_baseline(report: Report) -> list[str]:
+    """Say what the best baseline scores, unless that is what was written."""
+    name, found = next(iter(report.references.items()))
+    if name == report.written:
+        return []
+    loss = f"selection loss {number(found.selection_loss, 3)}"
+    if report.heldout_rows is not None:
+        loss = f"held-out loss {number(found.heldout_loss, 3)}"
+    metrics = [f"{metric} {number(value, 3)}" for metric, value in (found.metrics or {}).items()]
+    return [f"best baseline: {', '.join([name, loss, *metrics])}"]
+
+
+def verdict(report: Report) -> str:
+    """Word the report's verdict."""
+    found, chosen = report.verdict, report.instead_of or report.written
+    instead = f"; `{report.written}` was written instead" if report.instead_of else ""
+    if found.kind == "no held-out data":
+        return "no held-out data: define heldout_data in the task, or try --guard 0.2"
+    if found.kind == "not finite":
+        return f"the held-out loss of what was chosen is NaN or Inf{instead}"
+    if found.kind == "baseline not finite":
+        return f"the held-out loss of the best baseline (`{found.baseline}`) is NaN or Inf{instead}"
+    if found.kind == "baseline" and found.baseline is not None:
+        return f"no gain over the best baseline: the choice is `{found.baseline}` itself{instead}"
+    if found.kind == "baseline" and report.labels == "noise":
+        return f"no gain: the labels say nothing; `{report.written}` was written"
+    if found.kind == "baseline":
+        return f"no gain over the best baseline: `{chosen}` was chosen, a baseline{instead}"
+    said = f"vs best baseline ({found.baseline}): "
+    said += difference(found.difference or 0.0, found.interval)
+    if found.kind == "too few":
+        said += "; too few examples for a confidence interval"
+    # another baseline that anybody would have tried
+    lower = [b for b in found.beaten_by if b.name != found.baseline and b.difference is not None]
+    sure = [b for b in lower if b.interval is not None and not b.interval.has_zero()]
+    for other in (sure or (lower if found.kind == "better" else []))[:1]:
+        said += f"; vs {other.name}: {difference(other.difference or 0.0, other.interval)}"
+    return f"{said}{instead}"
+
+
+def expected(report: Report) -> str:
+    """Say the loss on new data by nested cross-validation."""
+    found = report.expected
+    assert found is not None
+    whose = ""
+    if report.instead_of:
+        is_learned = report.instead_of == "learned"
+        whose = " of what was learned" if is_learned else f" of `{report.instead_of}`"
+    said = f"expected loss{whose} on new data {number(found.loss, 3)}"
+    if found.error is not None:
+        low, high = found.loss - 1.96 * found.error, found.loss + 1.96 * found.error
+        said += f", 95 % CI [{number(low, 3)}, {number(high, 3)}]"
+    if found.by is None:
+        return said
+    return f"{said}; vs best baseline: {gained(found.by, found.interval)}"
+
+
+def overfits(report: Report) -> str:
+    """Answer whether the choice is worse on other data than a baseline it was preferred to."""
+    own = report.learned or report.average
+    for better in report.verdict.beaten_by:
+        loss = report.references[better.name].selection_loss
+        is_preferred = own.selection_loss is None or (loss or 0.0) > own.selection_loss
+        if better.interval is not None and not better.interval.has_zero() and is_preferred:
+            return f"yes: `{better.name}` has a significantly lower held-out loss"
+    if report.heldout_rows is not None and report.verdict.interval is not None:
+        return "no: no baseline that it was preferred to has a significantly lower held-out loss"
+    found = report.expected
+    if found is None or found.interval is None:
+        return "unknown: too few data were held out"
+    if report.heldout_rows is None and found.interval.high < 0:
+        return "yes: cross-validation expects a significantly lower loss of the best baseline"
+    return "no: cross-validation does not expect a significantly lower loss of the best baseline"
+
+
+def _details(report: Report) -> Iterator[str]:
+    """Say what was chosen, what the run looks like, and what it took."""
+    if report.budget:
+        yield budget(report)
+    yield taken(report)
+    yield from _prior(report)
+    yield from standing(report.standing)
+    if report.details and len(report.history) < report.details.get("at_most", 0):
+        yield (
+            f"learning stopped after {len(report.history)} of {report.details['at_most']} "
+            "iterations, as the choice and the loss did not change any more"
+        )
+    if report.batchnorm and report.batchnorm.data:
+        found = report.batchnorm
+        layers = f"{found.layers} layer{'' if found.layers == 1 else 's'}"
+        yield f"BatchNorm statistics of {layers} recomputed on {found.data} ({found.rows} examples)"
+    if report.lora and report.lora.mode == "merged":
+        yield describe_lora(report.lora)
+    yield from seconds(report)
+    if report.expected and report.heldout_rows is not None:
+        yield expected(report)
+
+
+def _prior(report: Report) -> Iterator[str]:
+    """Say what the default's weights were made of."""
+    found = report.blend
+    if found is None or report.instead_of:
+        return
+    averages = sorted(found.prior, key=lambda one: -one.share)
+    named = [f"{with_K(one.name, one.K)} ({percent(one.share)})" for one in averages]
+    most = max(1, sum(one.share >= 0.05 for one in averages))
+    learned = "nothing was learned on top"
+    if found.learned >= found.UNMOVED:
+        strength = max(found.path, key=lambda one: one.share).strength
+        mostly = "" if strength is None else f", most with regularisation strength {strength:g}"
+        learned = f"learning moved {percent(found.learned)} of the weight{mostly}"
+    elif (report.selection_groups or report.selection_rows) < found.FEW:
+        learned += (
+            f", which takes {found.FEW} {'groups' if report.selection_groups else 'examples'}"
+        )
+    yield f"prior: {few(named[:most], 5)}; {learned}"
+
+
+def budget(report: Report) -> str:
+    """Say the learned K of the curve, and which one was chosen."""
+    options = report.budget or []
+    curve = ", ".join(f"{o.K}: {number(o.loss)}" for o in options if o.name == "learned")
+    known = [o for o in options if o.name != "learned" and o.loss is not None]
+    chosen = next(o for o in options if o.chosen)
+    best = min(known, key=lambda o: o.loss or 0.0, default=chosen)
+    return (
+        f"cross-validated loss by K: {curve}; best baseline {with_K(best.name, best.K)}: "
+        f"{number(best.loss)}; chosen: {with_K(chosen.name, chosen.K)}"
+    )
+
+
+def _tiles(report: Report) -> Iterator[Tile]:
+    best, found = next(iter(report.references.items()))
+    if report.heldout_rows is not None:
+        held = examples(report.heldout_rows, report.heldout_groups, " examples")
+        yield Tile("held-out loss", report.average.heldout_loss, held)
+        yield Tile("best baseline", found.heldout_loss, best)
+    if report.verdict.difference is not None:
+        note = ci(report.verdict.interval)
+        yield Tile("vs best baseline", report.verdict.difference, note)
+    else:
+        yield Tile("selection loss", report.average.selection_loss)
+    if report.expected:
+        yield Tile("expected loss", report.expected.loss, "on new data")
+    for metric, value in list((report.average.metrics or {}).items())[:2]:
+        yield Tile(metric, value, f"{best}: {number((found.metrics or {}).get(metric))}")
+    yield Tile("checkpoints", report.K, f"of {report.k:,}")
+    yield Tile("took", duration(report.cost.seconds.total), report.device)
+
+
+def _compared(report: Report) -> dict[str, Scores]:
+    """Return the scores of the choice, unless it is a baseline, and of the baselines."""
+    own = {}
+    if report.instead_of and report.learned:
+        own = {report.instead_of: report.learned}
+    elif report.written not in report.references:
+        own = {report.written: report.average}
+    return {**own, **report.references}
+
+
+def _rows(report: Report) -> tuple[Rows, Rows]:
+    """Return the scores next to each other: for programs, and for people."""
+    compared, best = _compared(report), next(iter(report.references), None)
+    titles = {"uniform": f"uniform (all {report.k})"}
+    if best is not None:
+        titles[best] = f"{titles.get(best, best)} (best baseline)"
+    expects: dict[str | None, float] = {}
+    if report.expected:
+        if report.expected.by is not None:
+            expects[best] = report.expected.loss + report.expected.by
+        own = report.instead_of or report.written
+        expects[own] = report.expected.loss
+    selection = examples(report.selection_rows, report.selection_groups)
+    rows: Rows = []
+    seen: Rows = []
+    for name, found in compared.items():
+        losses: dict[str, Cell] = {"selection_loss": found.selection_loss}
+        cells: dict[str, Cell] = {
+            "average": titles.get(name, name),
+            f"selection loss ({selection})": found.selection_loss,
+        }
+        if expects:
+            losses["expected_loss"] = cells["expected loss"] = expects.get(name)
+        losses["heldout_loss"] = found.heldout_loss
+        if report.heldout_rows is not None:
+            held = examples(report.heldout_rows, report.heldout_groups)
+            cells[f"held-out loss ({held})"] = found.heldout_loss
+        metrics = metrics_of(found.metrics, {*cells, *losses})
+        rows.append({"average": name, **losses, **metrics})
+        seen.append({**cells, **metrics})
+    return rows, seen
+
+
+def _scores_table(report: Report, seen: Rows) -> Table:
+    """Mark the row with the lowest held-out loss, and the one that was written."""
+    compared = _compared(report)
+    losses = {n: s.heldout_loss for n, s in compared.items() if s.heldout_loss is not None}
+    lowest = min(losses.values(), default=None)
+    marks = [
+        "best"
+        if name in losses and losses[name] == lowest
+        else "chosen"
+        if name == report.written
+        else None
+        for name in compared
+    ]
+    title = "Losses and metrics"
+    return Table(
+        f"{title}; marked by the lowest held-out loss" if losses else title, seen, False, marks
+    )
+
+
+def _scores_chart(report: Report) -> Chart:
+    compared = _compared(report)
+    found = list(compared.values())
+    dots = [Dots("selection", [one.selection_loss for one in found], is_hollow=True)]
+    if report.expected and next(iter(compared)) not in report.references:
+        loss, error = report.expected.loss, report.expected.error
+        nothing = [None] * (len(found) - 1)
+        dots.append(
+            Dots("expected", [loss, *nothing], intervals=[ends_of(loss, error)], marker="D")
+        )
+    if report.heldout_rows is not None:
+        dots.append(Dots("held-out", [one.heldout_loss for one in found]))
+    return Chart(
+        "Loss of the average and of baselines",
+        "A row for each average with its selection, expected and held-out loss, as in the table.",
+        [rows_panel(list(compared), dots, "loss")],
+    )
+
+
+def _loss_charts(report: Report) -> Iterator[Chart]:
+    """Show how the loss changes: along the path, by K, while learning, over baselines."""
+    if report.blend and not report.instead_of:
+        yield _path_chart(report.blend, report.expected)
+    if report.budget:
+        curve = [(o.name, o.K, o.loss, o.error) for o in report.budget]
+        yield _families_chart("Cross-validated loss by K", budget(report), curve, {})
+    if any(loss is not None for loss in report.history):
+        yield _history_chart(report)
+    if any(one.K is not None for one in report.simple):
+        curve = [(one.name, one.K, one.selection_loss, None) for one in report.simple]
+        own = drawable(report.average.selection_loss)
+        levels = {f"{report.written} {number(own)}": own} if own == own else {}
+        alt = f"{len(report.simple)} baselines, as in the table below."
+        yield _families_chart("Selection loss of the baselines by K", alt, curve, levels)
+
+
+def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
+    names = ["prior" if one.strength is None else f"{one.strength:g}" for one in blend.path]
+    series = Series(
+        "",
+        list(range(len(names))),
+        [drawable(one.loss) for one in blend.path],
+        "-",
+        "o",
+        intervals=[ends_of(one.loss, one.error) for one in blend.path],
+        hints=[
+            f"{name}, loss {number(one.loss)}, share of the answer {percent(one.share)}"
+            for name, one in zip(names, blend.path, strict=True)
+        ],
+    )
+    levels = {}
+    if expects is not None:
+        levels = {f"expected of the answer {number(expects.loss)}": expects.loss}
+        if expects.by is not None:
+            best = expects.loss + expects.by
+            levels[f"expected of the best baseline {number(best)}"] = best
+    panel = Panel(
+        [series],
+        "regularisation strength",
+        "cross-validated loss",
+        levels,
+        dict(enumerate(names)),
+    )
+    return Chart(
+        "Cross-validated loss by regularisation strength",
+        "From the prior alone to weights that are regularised little; the intervals are those of "
+        "the difference from the lowest loss.",
+        [panel],
+    )
+
+
+def _families_chart(
+    title: str,
+    alt: str,
+    points: Sequence[tuple[str, int | None, float | None, float | None]],
+    levels: dict[str, float],
+) -> Chart:
+    """Draw a line over K for each family of averages that takes one."""
+    sizes = sorted({K for _, K, loss, _ in points if K is not None and loss is not None})
+    place = {K: i for i, K in enumerate(sizes)}
+    families: dict[str, list[tuple[int, float, float | None]]] = {}
+    for name, K, loss, error in points:
+        if K is not None and loss is not None:
+            families.setdefault(name, []).append((K, loss, error))
+    series = [
+        Series(
+            name,
+            [place[K] for K, _, _ in sorted(family)],
+            [loss for _, loss, _ in sorted(family)],
+            DASHES[n % len(DASHES)],
+            MARKERS[n % len(MARKERS)],
+            color="black" if name == "learned" else "0.4",
+            is_hollow=n % 2 == 1,
+            intervals=[ends_of(loss, error) for _, loss, error in sorted(family)],
+            hints=[f"{with_K(name, K)}, loss {number(loss)}" for K, loss, _ in sorted(family)],
+        )
+        for n, (name, family) in enumerate(families.items())
+    ]
+    names = {float(i): str(K) for i, K in enumerate(sizes)}
+    return Chart(title, alt, [Panel(series, "K", "loss", levels, names)])
+
+
+def _history_chart(report: Report) -> Chart:
+    losses = [drawable(loss) for loss in report.history]
+    at = list(range(1, len(losses) + 1))
+    smooth = running_mean(losses, max(1, len(losses) // 20))
+    levels = {
+        f"{name} {number(found.selection_loss)}": found.selection_loss
+        for name, found in _compared(report).items()
+        if found.selection_loss is not None
+    }
+    series = [
+        Series("each iteration", at, losses, "-", color="0.7", width=0.7),
+        Series("running mean", at, smooth, "-", color="0.5", width=2.0),
+    ]
+    return Chart(
+        "Loss while learning",
+        f"{len(losses)} iterations; the selection losses of averages are levels.",
+        [Panel(series, "iteration", "loss on selection data", levels)],
+    )
+
+
+def _baselines_table(report: Report) -> Table | None:
+    rows: Rows = [
+        {"average": with_K(one.name, one.K), "selection loss": one.selection_loss}
+        for one in report.simple
+    ]
+    title = f"All {len(rows)} baselines, by selection loss"
+    return Table(title, rows, is_folded=True) if rows else None
+
+
+def _overfit_section(report: Report) -> list[Section]:
+    lines = [overfits(report)]
+    if report.expected:
+        lines.append(expected(report))
+    for better in report.verdict.beaten_by:
+        by = ""
+        if better.difference is not None:
+            by = f": {difference(better.difference, better.interval)}"
+        lines.append(f"{better.name} has a lower held-out loss, {number(better.score, 3)}{by}")
+    if report.labels in ("weak", "noise"):
+        lines.append("permuted labels fit as well: the labels hardly tell these averages apart")
+    return section("Does it overfit?", Words(lines))
+
+
+def _numbers(report: Report) -> Iterator[tuple[str, float | None]]:
+    measure = "selection_loss" if report.heldout_rows is None else "heldout_loss"
+    yield "selection_loss", report.average.selection_loss
+    yield "heldout_loss", report.average.heldout_loss
+    yield "expected_loss", report.expected.loss if report.expected else None
+    yield "vs_baseline", report.verdict.difference
+    yield "checkpoints", report.K
+    yield from _metrics(report.average, "")
+    others = {"baseline": next(iter(report.references.values()), None)}
+    others |= {name: report.references.get(name) for name in ("last", "uniform")}
+    for name, found in others.items():
+        if found is not None:
+            yield f"{name}_loss", getattr(found, measure)
+            yield from _metrics(found, f"{name}_")
+
+
+def _metrics(found: Scores, before: str) -> Iterator[tuple[str, float | None]]:
+    yield from ((f"metrics/{before}{name}", value) for name, value in (found.metrics or {}).items())
