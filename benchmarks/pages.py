@@ -21,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.pages import many_checkpoints, many_rows, raw, report
 
 from sewa_cli.present.page import page
-from sewa_cli.present.page.shared import MOST_DRAWN
 
 Content = dict[str, Any]
 
@@ -57,17 +56,13 @@ def compared(methods: int, k: int) -> Content:
 CASES: dict[str, Callable[[], Content]] = {
     "`select`, 12 checkpoints": lambda: raw("select"),
     "`select`, 1,000 checkpoints": lambda: many_checkpoints(1000),
-    f"`select`, {MOST_DRAWN['candidates']:,} checkpoints": lambda: many_checkpoints(
-        MOST_DRAWN["candidates"]
-    ),
+    "`select`, 3,000 checkpoints": lambda: many_checkpoints(3000),
     "`compare`, 15 methods × 4 K": lambda: many_rows(),
     "the same, 1,000 checkpoints": lambda: compared(15, 1000),
-    f"`compare`, {MOST_DRAWN['rows']} rows": lambda: many_rows(MOST_DRAWN["rows"] // 4),
+    "`compare`, 240 rows": lambda: many_rows(60),
     "`compare`, 1,000 rows": lambda: many_rows(250),
-    f"`inspect`, {MOST_DRAWN['checkpoints']:,} checkpoints": lambda: inspected(
-        MOST_DRAWN["checkpoints"]
-    ),
-    f"`evaluate`, {MOST_DRAWN['files']:,} files": lambda: evaluated(MOST_DRAWN["files"]),
+    "`inspect`, 3,000 checkpoints": lambda: inspected(3000),
+    "`evaluate`, 3,000 files": lambda: evaluated(3000),
 }
 
 

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from sewa_cli.commands.forecast import run_forecast
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config
-from sewa_cli.present.sentences import verdict
+from sewa_cli.present.views.select import verdict
 from sewa_cli.report.select import Report
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import Task, load_task, make_task

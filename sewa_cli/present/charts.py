@@ -113,14 +113,15 @@ def logged_panels(
     """Draw the losses that the trainer logged, if it did."""
     places, x_label = places_of(steps)
     names = list(dict.fromkeys(name for one in logged for name in one or {} if "loss" in name))
-    series = []
+    hints = [
+        f"{name_of(steps[i], i)}, {', '.join(f'{n} {number((one or {}).get(n))}' for n in names)}"
+        for i, one in enumerate(logged)
+    ]
+    series: list[Series] = []
     for name, line in zip(names, DASHES, strict=False):
         values = [drawable((one or {}).get(name)) for one in logged]
-        hints = [
-            f"{name_of(step, i)}, {name} {number(value)}"
-            for i, (step, value) in enumerate(zip(steps, values, strict=True))
-        ]
-        series.append(Series(name, places, values, line, color="0.4", hints=hints))
+        own = [] if series else hints  # once for each checkpoint
+        series.append(Series(name, places, values, line, color="0.4", hints=own))
     return [Panel(series, x_label, "logged loss", height=1.8)] if series else []
 
 
@@ -137,7 +138,7 @@ class Dots:
 
 def rows_panel(names: Sequence[str], dots: Sequence[Dots], label: str) -> Panel:
     """Draw rows of dots, each set a little above or below the row so that none hides another."""
-    series = []
+    series: list[Series] = []
     for n, one in enumerate(dots):
         shift = 0.36 * (n / (len(dots) - 1) - 0.5) if len(dots) > 1 else 0.0
         hints = [

@@ -61,7 +61,8 @@ def taken(report: Report) -> str:
             str(index if step is None else step)
             for index, step in zip(report.selected, report.selected_steps, strict=True)
         ]
-        steps = "checkpoints" if report.selected_steps[0] is None else "steps"
+        steps = "checkpoint" if report.selected_steps[0] is None else "step"
+        steps += "" if report.K == 1 else "s"
         each = "" if report.K == 1 else " with equal weights"
         return f"{which}{each}: {steps} {few(named, 20)}"
     first, last = (report.candidates[at] for at in half_of(weights))

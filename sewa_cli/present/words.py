@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Interval, Lora
-    from sewa_cli.report.standing import Fall, Standing
-
-SETTLED: Final = 0.01  # of the loss: the most that it may change between quarters of the run
+    from sewa_cli.report.standing import Standing
 
 
 def upper(sentence: str) -> str:
@@ -87,24 +85,7 @@ def describe_lora(lora: Lora) -> str:
 
 
 def standing(found: Standing | None) -> list[str]:
-    """Say where the run stands: how its weights move, and whether its loss still falls."""
+    """Say how the run's weights move."""
     if found is None:
         return []
-    return [f"the run is {found.explanation}", *([_fall(found.fall)] if found.fall else [])]
-
-
-def _fall(found: Fall) -> str:
-    low, high = (found.interval.low, found.interval.high) if found.interval else (-inf, inf)
-    if low > 0:
-        head = "its loss still falls"
-    elif high < 0:
-        head = "its loss rises"
-    elif max(-low, high) <= SETTLED * abs(found.loss):
-        head = f"its loss has settled, to within {percent(SETTLED)}"
-    else:
-        head = "whether its loss still falls is not clear"
-    before = {1: "first", 2: "second", 3: "third"}.get(found.since, f"{found.since}.")
-    return (
-        f"{head}: on selection data the mean of its last quarter has {number(found.loss, 3)}, vs "
-        f"that of the {before}: {gained(found.by, found.interval)}"
-    )
+    return [f"the run is {found.explanation}"]

@@ -54,7 +54,7 @@ def has_pictures() -> bool:
 def _render(report: Head, name: str | None, prefix: str) -> str:
     view = view_of(report)
     names = iter(range(1000))
-    return (
+    text = (
         _environment()
         .get_template("page.html")
         .render(
@@ -69,6 +69,7 @@ def _render(report: Head, name: str | None, prefix: str) -> str:
             MOST_ROWS=MOST_ROWS,
         )
     )
+    return text.lstrip()
 
 
 def _svg(chart: Chart, name: str) -> Markup:

@@ -21,7 +21,7 @@ _SVG: Final = "{http://www.w3.org/2000/svg}"
 _LINK: Final = "{http://www.w3.org/1999/xlink}href"
 _HINTS: Final = "hints"
 _NUMBER: Final = re.compile(r"-?\d+\.\d+")
-_ROUND: Final = {"d", "x", "y", "width", "height", "transform"}
+_ROUND: Final = {"d", "x", "y", "cx", "cy", "transform"}
 
 
 def inline(chart: Chart, name: str) -> Markup:
@@ -56,7 +56,7 @@ def _add_hints(root: ET.Element, gid: str, texts: list[str]) -> None:
     group[:] = []
     group.attrib = {"class": "hints"}
     for point, text in zip(points, texts, strict=True):
-        place = {"cx": point.get("x", "0"), "cy": point.get("y", "0"), "r": "5"}
+        place = {"cx": point.get("x", "0"), "cy": point.get("y", "0")}
         circle = ET.SubElement(group, f"{_SVG}circle", place)
         ET.SubElement(circle, f"{_SVG}title").text = shown(text)
 

@@ -136,8 +136,6 @@ def verdict(report: Report) -> str:
         return f"the held-out loss of the best baseline (`{found.baseline}`) is NaN or Inf{instead}"
     if found.kind == "baseline" and found.baseline is not None:
         return f"no gain over the best baseline: the choice is `{found.baseline}` itself{instead}"
-    if found.kind == "baseline" and report.labels == "noise":
-        return f"no gain: the labels say nothing; `{report.written}` was written"
     if found.kind == "baseline":
         return f"no gain over the best baseline: `{chosen}` was chosen, a baseline{instead}"
     said = f"vs best baseline ({found.baseline}): "
@@ -464,8 +462,6 @@ def _overfit_section(report: Report) -> list[Section]:
         if better.difference is not None:
             by = f": {difference(better.difference, better.interval)}"
         lines.append(f"{better.name} has a lower held-out loss, {number(better.score, 3)}{by}")
-    if report.labels in ("weak", "noise"):
-        lines.append("permuted labels fit as well: the labels hardly tell these averages apart")
     return section("Does it overfit?", Words(lines))
 
 

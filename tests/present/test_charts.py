@@ -1,0 +1,270 @@
+"""Charts show the report's numbers, every word can be read, and a file is whole or not there."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.figures import assert_readable, row
+from helpers.pages import raw, report
+
+from sewa_cli.cli.pictures import check_plot, save_figure
+from sewa_cli.errors import ConfigError, OutputError
+from sewa_cli.present import draw, view_of
+from sewa_cli.present.charts import Chart, Panel, Series, running_mean
+from sewa_cli.present.figures import figure_of, label
+from sewa_cli.report.compare import Comparison, Row
+from sewa_cli.report.part import to_json
+from sewa_cli.report.select import Report
+from sewa_cli.report.shared import Candidate
+
+BREADTH = pytest.mark.breadth
+TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
+TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "twa", "wsm"]
+
+
+@pytest.fixture(scope="module")
+def weighed() -> Report:
+    found = report(raw("select"))
+    assert isinstance(found, Report)
+    return found
+
+
+@pytest.fixture(scope="module")
+def masked() -> Report:
+    found = report(raw("mask"))
+    assert isinstance(found, Report)
+    return found
+
+
+def series_of(chart: Chart) -> list[Series]:
+    return [series for panel in chart.panels for series in panel.series]
+
+
+def chart_of(found: Report | Comparison, title: str) -> Chart:
+    [chart] = [one for one in view_of(found).charts if one.title == title]
+    return chart
+
+
+def test_the_weights_their_prior_and_the_path_are_the_reports(weighed: Report) -> None:
+    assert weighed.blend is not None
+    assert weighed.expected is not None
+    prior, weights = series_of(chart_of(weighed, "Weights along the run"))
+    known = [(c.step, c.weight) for c in weighed.candidates if c.weight]
+    assert list(zip(weights.x, weights.y, strict=True)) == known
+    assert list(prior.y) == weighed.blend.weights
+    path = chart_of(weighed, "Cross-validated loss by regularisation strength").panels[0]
+    assert list(path.series[0].y) == [pull.loss for pull in weighed.blend.path]
+    assert weighed.expected.loss in path.levels.values()
+    assert path.x_names[0] == "prior"
+
+
+def test_a_mask_shows_every_probability_and_marks_the_chosen(masked: Report) -> None:
+    likely, chosen = series_of(chart_of(masked, "Mask along the run"))
+    assert list(likely.y) == [c.probability for c in masked.candidates if c.probability]
+    assert list(chosen.x) == masked.selected_steps
+    history, smooth = series_of(chart_of(masked, "Loss while learning"))
+    assert list(history.y) == masked.history
+    assert max(smooth.y) <= max(history.y)
+
+
+def checkpoints(weighed: Report, k: int, steps: Any) -> Report:
+    chance = random.Random(k)
+    found = [chance.random() ** 4 for _ in range(k)]
+    candidates = [
+        Candidate(index=i, path="a", step=steps(i), weight=weight / sum(found))
+        for i, weight in enumerate(found)
+    ]
+    update = {"k": k, "K": k, "candidates": candidates, "blend": None, "history": [0.5, None, 0.3]}
+    return weighed.model_copy(update=update)
+
+
+RUNS: dict[str, tuple[int, Any]] = {
+    "one": (1, lambda _: 10),
+    "uneven steps": (20, lambda i: 2**i),
+    "no steps": (12, lambda i: None if i == 3 else i),
+    "beyond a float": (9, lambda i: 10**400 + i),
+    "a thousand": (1000, lambda i: 10_000_000 + 1000 * i),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_any_selection_can_be_drawn_and_read(weighed: Report, run: tuple[int, Any]) -> None:
+    found = checkpoints(weighed, *run)
+    figure = draw(found)
+    assert_readable(figure)
+    by_index = any(step is None or step > 2**53 for step in map(run[1], range(run[0])))
+    assert ("by index" in figure.axes[0].get_xlabel()) == by_index
+
+
+def comparison(rows: Sequence[Row], *, is_held: bool = True) -> Comparison:
+    """The lowest is marked as best, all that lies within 0.01 of it as ties."""
+    found = report(raw("compare"))
+    assert isinstance(found, Comparison)
+    losses = [one.heldout_loss for one in rows if one.heldout_loss is not None]
+    lowest = min(losses, default=None)
+    marked = []
+    for one in rows:
+        loss, mark = one.heldout_loss, None
+        if loss is not None and lowest is not None and is_held:
+            mark = "best" if loss == lowest else "tie" if loss < lowest + 0.01 else "worse"
+        update: dict[str, Any] = {"mark": mark}
+        if not is_held:
+            update |= {"heldout_loss": None, "interval": None, "spread": None}
+        marked.append(one.model_copy(update=update))
+    best = next((i for i, one in enumerate(marked) if one.mark == "best"), None)
+    held = found.heldout_rows if is_held else None
+    update = {"rows": marked, "best": best, "heldout_rows": held, "judged": None}
+    update["verdict"] = "none" if best is None else "tie"
+    return found.model_copy(update=update)
+
+
+def rows_for(Ks: Sequence[int], taking: Sequence[str], none: Sequence[str]) -> list[Row]:
+    chance = random.Random(0)
+    rows = [row(method, K, 0.15 + 0.1 * chance.random()) for method in taking for K in Ks]
+    return rows + [row(method, None, 0.15 + 0.1 * chance.random()) for method in none]
+
+
+def test_every_row_is_drawn_once_with_its_interval() -> None:
+    rows = rows_for([5, 10, 20, 50], TAKING, TAKING_NONE)
+    lines, columns = view_of(comparison(rows)).plot.panels  # type: ignore[union-attr]
+    drawn = [one for one in [*lines.series, *columns.series] if one.intervals]
+    losses = sorted(y for one in drawn for y in one.y)
+    assert losses == sorted(one.heldout_loss for one in rows if one.heldout_loss is not None)
+    ends = sorted(end for one in drawn for end in one.intervals if end)
+    assert ends == sorted((one.interval.low, one.interval.high) for one in rows if one.interval)
+    assert [one.name for one in lines.series][: len(TAKING)] == TAKING
+    assert {*columns.x_names.values()} == {*TAKING_NONE}
+    assert "best" in [one.name for one in [*lines.series, *columns.series]]
+
+
+COMPARISONS: dict[str, list[Row]] = {
+    "all methods": rows_for([5, 10, 20, 50], TAKING, TAKING_NONE),
+    "one row": [row("last", None, 0.2)],
+    "nothing finite": [row("last", None, None)],
+    "many K": [row("lawa", K, -3 - K / 100) for K in range(1, 101)],
+    "decades": [row("a", 5, 1e-4, None), row("a", 10, 1e-2, None), row("b", 5, 9e-2, None)],
+    "strange names": rows_for(
+        [5, 10],
+        ["_mine", "cost$in$", "ema:decay=0.9999,start=0.25,every=100,another=value"],
+        ["wsm:shape=1-sqrt,start=0.25", "verylongnamewithoutanyplacetobreakit", "last"],
+    ),
+}
+
+
+@pytest.mark.parametrize("is_held", [True, pytest.param(False, marks=BREADTH)])
+@pytest.mark.parametrize("rows", COMPARISONS.values(), ids=COMPARISONS)
+def test_any_comparison_can_be_drawn_and_read(rows: list[Row], is_held: bool) -> None:
+    figure = draw(comparison(rows, is_held=is_held))
+    assert_readable(figure)
+    what = "held-out loss" if is_held else "selection loss (nothing held out)"
+    assert figure.axes[0].get_ylabel() == what
+
+
+@pytest.mark.parametrize("suffix", [".svg", pytest.param(".png", marks=BREADTH), ".pdf"])
+def test_any_name_can_be_drawn(tmp_path: Path, suffix: str) -> None:
+    names = [
+        "$x_1$ \\frac",
+        "$",
+        "a\\$b",
+        "\x1b[2J",
+        "a\nb\0",
+        "\u202e",
+        "\udcff",
+        "_a",
+        "模型👩\u200d🔬",
+    ]
+    rows = [row(name, None, 0.1 * i) for i, name in enumerate(names, 1)]
+    rows += [row(name, K, 0.1 * i) for i, name in enumerate(names, 1) for K in (3, 9)]
+    save_figure(draw(comparison(rows)), tmp_path / f"p{suffix}")
+
+
+def test_a_label_keeps_every_letter() -> None:
+    assert label("ema:decay=0.99,match=window", 18) == "ema:decay=0.99,\nmatch=window"
+    assert label("a$b$") == r"a\$b\$"
+    assert label("_mine") == " _mine"  # matplotlib leaves labels with a leading _ out
+    assert label("a\x1b[2J\nb") == r"a\x1b[2J\nb"
+
+
+def test_values_that_span_decades_get_a_logarithmic_axis() -> None:
+    for values, scale in (([1e-4, 1.0], "log"), ([0.1, 0.3], "linear"), ([-1.0, 100.0], "linear")):
+        panel = Panel([Series("", [0, 1], values, "-")], "x", "loss")
+        assert figure_of(Chart("", "", [panel])).axes[0].get_yscale() == scale
+
+
+def test_the_running_mean_skips_missing_values() -> None:
+    nan = float("nan")
+    assert running_mean([1.0, 3.0, nan, 5.0], half=1) == [1.0, 2.0, 3.0, 5.0]
+    assert running_mean([1.0, 2.0] * 20, half=5)[5:-5] == [1.5] * 30
+    assert running_mean([], half=1) == []
+
+
+# --- saving
+
+
+def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(
+    masked: Report, tmp_path: Path
+) -> None:
+    import matplotlib as mpl
+
+    (tmp_path / "report.json").write_text(to_json(masked))
+    code = (
+        "import sys; from pathlib import Path; from sewa_cli.report.select import Report\n"
+        "from sewa_cli.cli.pictures import save_figure\n"
+        "from sewa_cli.present import draw\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "report = Report.model_validate_json(Path('report.json').read_text())\n"
+        "for suffix in ('png', 'svg', 'pdf'): save_figure(draw(report), Path(f'a.{suffix}'))\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True)
+    kinds = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    with mpl.rc_context({"font.size": 30, "axes.grid": True, "savefig.transparent": True}):
+        before = dict(mpl.rcParams)
+        for suffix, start in kinds.items():
+            save_figure(draw(masked), tmp_path / f"b.{suffix}")
+            written = (tmp_path / f"b.{suffix}").read_bytes()
+            assert written == (tmp_path / f"a.{suffix}").read_bytes()
+            assert written.startswith(start)
+        assert dict(mpl.rcParams) == before
+
+
+@pytest.mark.parametrize("name", ["plot.jpg", "plot", "png", "plot.png.bak"])
+def test_an_unknown_suffix_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
+        check_plot(tmp_path / name, force=False)
+
+
+def test_without_matplotlib_the_error_names_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    check_plot(tmp_path / "a.png", force=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ConfigError, match=r"pip install matplotlib"):
+        check_plot(tmp_path / "a.png", force=False)
+
+
+def test_a_picture_replaces_nothing_without_force_and_is_whole_or_not_there(tmp_path: Path) -> None:
+    def savefig(file: Any, **_: object) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.svg"
+    path.write_text("mine")
+    figure = figure_of(Chart("", "", [Panel([], "x", "y")]))
+    with pytest.raises(OutputError, match="use --force"):
+        save_figure(figure, path)
+    broken: Any = SimpleNamespace(savefig=savefig)
+    with pytest.raises(KeyboardInterrupt):
+        save_figure(broken, path, force=True)
+    assert path.read_text() == "mine"
+    save_figure(figure, path, force=True)
+    assert path.read_text().startswith("<?xml")
+    assert list(tmp_path.iterdir()) == [path]
