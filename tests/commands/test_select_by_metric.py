@@ -386,7 +386,7 @@ def test_strict(sewa: Sewa) -> None:
     flags = ("--budget", 4, "--set", "args.heldout=4")  # nothing is shown, nor held out
     ended = sewa("select", "--strict", "--force", *flags)
     assert ended.code == 5
-    assert "did better on held-out data" in ended.error
+    assert "has the better held-out return" in ended.error
 
 
 def test_metrics_alone_are_one_part(sewa: Sewa, task: Path) -> None:
