@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -231,22 +230,6 @@ class Shuffled:
     def __iter__(self):
         return iter([self.batches[i] for i in torch.randperm(len(self.batches))])
 """
-
-
-def test_a_task_that_is_a_module_by_its_name_is_known_by_its_file(run: Path, sewa: Sewa) -> None:
-    package = run / "tasks"
-    package.mkdir()
-    for name, text in {"__init__": "", "mine": TASK}.items():
-        (package / f"{name}.py").write_text(text)
-    (run / "sewa.yaml").write_text("task: tasks.mine\ncheckpoints: ckpts\n")
-    found = []
-    for change in ("", "", "# changed"):
-        (package / "mine.py").write_text(TASK + change)
-        found.append(recalled(asked(sewa, "linear", "--cache", "kept")))
-        for name in ("tasks", "tasks.mine"):  # as in another process
-            sys.modules.pop(name)
-    assert found[0] == found[2] == 0
-    assert found[1] > 5
 
 
 NET = """

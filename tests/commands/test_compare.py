@@ -174,7 +174,9 @@ def loss(outputs, batch):
 """
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.breadth) for seed in (1, 2, 3))]
+)
 def test_where_labels_are_shuffled_nobody_wins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, seed: int
 ) -> None:
@@ -300,14 +302,10 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
         (["--methods", "ema:decay=2"], 2, "methods: ema:decay=2: ema: the decay must lie in"),
         (["--methods", ""], 2, "methods: none named"),
         (["--methods", "sewa", "--K", "12"], 2, "K: 12 of 12 checkpoints is too many for sewa"),
-        (["--methods", "ema:decay=0.5:decay=0.6"], 2, "decay is given twice"),
-        (["--methods", "ema:decay"], 2, "ema: write decay=value"),
         (["--methods", "last", "--output-best", "-"], 2, "--output-best: - is not a file"),
         (["--methods", "last", "--report", "x.png", "--plot", "x.png"], 2, "different files"),
         (["--methods", "lawa", "--K", "99"], 2, "K: 99 of 12 checkpoints"),
         (["--methods", "lawa", "--K", "5,ten"], 2, "--K: 1: must be a whole number, found 'ten'"),
-        (["--methods", "lawa", "--K", "5,,10"], 2, "must be a whole number, found ''"),
-        (["--methods", "lawa", "--K", "0"], 2, "greater than or equal to 1"),
         (["--methods", "lawa", "--format", "xml"], 2, "--format: must be one of table"),
         (["--methods", "lawa", "--plot", "x.bmp"], 2, "x.bmp: unknown kind of picture"),
         (["--methods", "mine", "--set", "compare.methods_from=gone.py"], 4, "gone.py: no such"),
@@ -406,29 +404,6 @@ def test_the_yaml_can_name_methods_and_budgets(sewa: Sewa) -> None:
         ("latest", 2),
         ("latest", 5),
     ]
-
-
-INNER = (
-    TASK.replace("def loss(outputs, batch):", "def unused(outputs, batch):")
-    + """
-def predict(model, batch):
-    logits = model(batch[0])
-    return {"logits": logits, "loss": F.cross_entropy(logits, batch[1])}
-
-def loss(outputs, batch):
-    return outputs["loss"]
-"""
-)
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_a_loss_that_was_computed_in_the_model_is_not_taken_for_rows(sewa: Sewa) -> None:
-    Path("task.py").write_text(INNER)
-    ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
-    found = json.loads(ended.out)
-    assert found["unit"] == "batches"
-    assert "3 held-out batches are too few for intervals" in ended.err
-    assert found["winner"] is None
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -318,22 +318,6 @@ def test_init_writes_a_task_and_a_config_that_work_as_they_are(
     assert sewa("init", "--force").out.splitlines() == ["sewa.yaml", "task.py"]
 
 
-def test_tied_names_with_different_values_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("task.py").write_text(TIED_TASK)
-    Path("ckpts").mkdir()
-    model = runpy.run_path("task.py")["build_model"]()
-    for step in range(3):
-        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        state["head.weight"] += 1
-        save_file(state, f"ckpts/step-{step}.safetensors")
-    ended = sewa("select", "ckpts", "--K", 1, "--task", "task.py")
-    assert ended.code == 3
-    assert "embed.weight and head.weight are one tensor in the model" in ended.error
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.usefixtures("run_dir")

@@ -228,22 +228,6 @@ def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(
     assert "\n" not in text
 
 
-def test_a_head_that_is_not_the_models_own_is_left_alone() -> None:
-    data, said = batches([(4, 6), (3, 6)]), list[str]()
-    other = {"head": lambda model, hidden: 1.1 * model.head(hidden)}
-    found = objective_of(task_of(data, TARGETS, HEAD, other), Speaker(), 100, said.append)
-    agree(found, naive(data, TARGETS), data)
-    assert len(said) == 1
-    assert said[0].startswith("head(features) is not what predict() gives")
-
-
-def test_rows_that_need_each_other_stay_together() -> None:
-    data = batches([(6, 7), (4, 5)])
-    together = {"predict": lambda model, batch: (x := model(batch["ids"])) - x.mean(0)}
-    found = objective_of(task_of(data, TARGETS, together), Speaker(), 100)
-    agree(found, naive(data, together), data)
-
-
 @pytest.mark.parametrize(
     ("targets", "said"),
     [

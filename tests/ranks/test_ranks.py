@@ -127,27 +127,6 @@ def test_ranks_that_are_given_other_batches_are_told_of() -> None:
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
-def test_a_predict_that_needs_the_whole_batch_is_found_out_at_targets_too(sewa: Sewa) -> None:
-    with Path("task.py").open("a") as task:
-        task.write(
-            "\ndef predict(model, batch):\n"
-            "    out = model(batch[0])\n"
-            "    return out * (1 + out.mean(0, keepdim=True).abs())\n"
-            "def targets(batch):\n"
-            "    return batch[1]\n"
-        )
-    alone = sewa("evaluate", "ckpts/step-10.safetensors", "--json")
-    assert alone.code == 0, alone.err
-    both = sewa_on(2, "evaluate", "ckpts/step-10.safetensors", "--json")
-    assert both.code == 0, both.err
-    assert "every rank runs whole batches" in " ".join(both.err.split())
-    one, two = json.loads(alone.out), json.loads(both.out)
-    for name in ("selection_loss", "heldout_loss"):
-        assert two["files"][0][name] == pytest.approx(one["files"][0][name], rel=1e-5)
-
-
-@pytest.mark.breadth
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(
     "arguments",
@@ -230,40 +209,6 @@ def test_a_rank_that_raises_is_named_and_ends_all(how: str, line: str) -> None:
     assert ended.error.startswith(line), ended.err
     assert ended.out == ""
     assert not list(Path().glob("averaged*"))
-
-
-@pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
-def test_a_forecast_says_what_each_rank_will_hold_and_read(sewa: Sewa) -> None:
-    arguments = ["select", "--solver", "gumbel", "--json"]
-    one = json.loads(sewa(*arguments, "--dry-run").out)
-    planned, ran = sewa_on(2, *arguments, "--dry-run"), sewa_on(2, *arguments)
-    assert (planned.code, ran.code) == (0, 0), planned.err + ran.err
-    two, report = json.loads(planned.out), json.loads(ran.out)
-    assert two["bytes_read"] == pytest.approx(one["bytes_read"] / 2, rel=0.01)
-    for name in ("tier", "planned_bytes"):
-        assert two["placement"][name] == report["placement"][name]
-    assert report["cost"]["forward_passes"] <= two["forward_passes"]
-
-
-@pytest.mark.breadth
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        (["--K", "12"], "K: 12 of 12 checkpoints leaves nothing to choose"),
-        (["--K", "x"], "--K: "),
-        (["--nope"], "No such option: --nope"),
-        (["nowhere"], "nowhere: "),
-        (["-"], "-: paths on standard input reach one rank only; name them"),
-    ],
-)
-@pytest.mark.usefixtures("uneven")
-def test_what_all_ranks_refuse_is_one_line_that_names_none_of_them(
-    arguments: list[str], line: str
-) -> None:
-    ended = sewa_on(2, "select", *arguments)
-    assert ended.code == 1
-    assert ended.error.startswith(line)
 
 
 @pytest.mark.breadth

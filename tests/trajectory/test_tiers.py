@@ -217,9 +217,8 @@ def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("command", ["select", "compare --methods sewa,last"])
 def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain, held = placing.Placer.place, list[Any]()
     alive: list[int] = []
@@ -232,7 +231,7 @@ def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
 
     monkeypatch.setattr(placing.Placer, "place", place)
     fail_in_forward_passes(2)
-    assert sewa(*command.split(), "--K", 3).code == 0
+    assert sewa("compare", "--methods", "sewa,last", "--K", 3).code == 0
     assert len(alive) >= 3
     assert set(alive) == {0}
 
