@@ -27,29 +27,36 @@ PACKAGE = str(Path(sys.modules[SewaError.__module__].__file__ or "").parent)
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>", "<module>"}
 
 
-def write_checkpoints(folder: Path) -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    folder.mkdir()
-    for step in range(1, 13):
-        save_file(
-            {
-                name: value + 0.1 * torch.randn_like(value)
-                for name, value in model.state_dict().items()
-            },
-            folder / f"step-{step}.safetensors",
-        )
-
-
 def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
-    x = torch.randn(200, 4, generator=torch.Generator().manual_seed(seed))
-    return [(x[:100], (x[:100, 0] > 0).long()), (x[100:], (x[100:, 0] > 0).long())]
+    x = torch.randn(400, 6, generator=torch.Generator().manual_seed(seed))
+    labels = (x[:, 0] * x[:, 1] > 0).long()
+    return [(x[:200], labels[:200]), (x[200:], labels[200:])]
+
+
+def train(folder: Path) -> None:
+    """Save twelve checkpoints of a run with a large learning rate and small batches."""
+    torch.manual_seed(0)
+    folder.mkdir()
+    model, draw = build_model(), torch.Generator().manual_seed(0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    x, labels = (torch.cat(parts) for parts in zip(*batches(0), strict=True))
+    for step in range(1, 121):
+        some = torch.randint(len(x), (16,), generator=draw)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[some]), labels[some]).backward()
+        optimizer.step()
+        if step % 10 == 0:
+            save_file(model.state_dict(), folder / f"step-{step}.safetensors")
+
+
+def build_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
 def run_select(folder: Path, output: str) -> None:
     select(
         folder / "ckpts",
-        model=nn.Linear(4, 2),
+        model=build_model(),
         loss=lambda outputs, batch: F.cross_entropy(outputs, batch[1]),
         selection_data=batches(1),
         heldout_data=batches(2),
@@ -60,7 +67,7 @@ def run_select(folder: Path, output: str) -> None:
 
 def count_functions(folder: Path) -> Counter[str]:
     """Return how many functions of each file a second run executes: the first has imported all."""
-    write_checkpoints(folder / "ckpts")
+    train(folder / "ckpts")
     run_select(folder, "first.safetensors")
     seen: set[tuple[str, str, int]] = set()
 
