@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from sewa_cli.errors import TaskError
-from sewa_cli.task.ready import tables
 from sewa_cli.task.ready.args import DataArgs
 from sewa_cli.task.ready.batches import open_image
 from sewa_cli.task.ready.tables import Row, open_table
@@ -184,31 +183,6 @@ def test_texts_are_files_each_of_them_one(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xff\xfeo\0n\0e\0")
     with pytest.raises(TaskError, match=r"a\.txt: cannot be read: 'utf-8' codec"):
         open_table(tmp_path).take([0], ["text"])
-
-
-def test_a_row_without_end_is_not_read_into_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tables, "_LONGEST", 1000)
-    content = b'{"text": "fine"}\n{"text": "' + b"a" * 5000
-    for name, packed in (("a.jsonl", content), ("a.jsonl.gz", gzip.compress(content))):
-        (tmp_path / name).write_bytes(packed)
-        with pytest.raises(TaskError, match="cannot be read: row 2 is longer than 1000 B"):
-            open_table(tmp_path / name)
-    table = b"text\n" + content[16:]
-    quoted = b'text\n"' + b"a\n" * 5000
-    for name, packed, said in (
-        ("a.csv", table, "row 3 is longer than 1000 B"),
-        ("a.csv.gz", gzip.compress(table, mtime=0), "row 3 is longer than 1000 B"),
-        ("a.csv", quoted, "field larger than field limit"),
-    ):
-        (tmp_path / name).write_bytes(packed)
-        with pytest.raises(TaskError, match=f"cannot be read: {said}"):
-            open_table(tmp_path / name)
-    for name, text in (("a.json", b"[" + content), ("a.txt", content)):
-        (tmp_path / name).write_bytes(text)
-        with pytest.raises(TaskError, match="is larger than 1000 B, the most that is read at once"):
-            open_table(tmp_path / name).take([0], ["text"])
 
 
 @pytest.mark.parametrize(

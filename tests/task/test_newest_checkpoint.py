@@ -391,9 +391,6 @@ def test_a_name_that_says_train_is_warned_of(
         ("training_args.json", "{", False),
         ("training_args.json", "[" * 5000, False),
         ("training_args.bin", '{"train_file": "data/dev.jsonl"}', False),
-        ("README.md", "---\ndatasets:\n- ../data/dev.jsonl\n---\n# A model\n", True),
-        ("README.md", "---\ndatasets: [wikitext]\n---\ntrained on data/dev.jsonl\n", False),
-        ("README.md", "---\n{[\n---\n", False),
     ],
 )
 def test_what_the_run_says_it_was_trained_on_is_warned_of(

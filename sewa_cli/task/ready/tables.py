@@ -8,22 +8,23 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from itertools import islice
 from pathlib import Path
-from typing import IO, Any, AnyStr, Final
+from typing import Any, TextIO
 
 from sewa_cli.errors import TaskError
-from sewa_cli.files import MIB, open_regular, parse_json
-from sewa_cli.text import one_line, size
+from sewa_cli.files import open_regular, parse_json
+from sewa_cli.text import one_line
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 TEXT_SUFFIXES = {".txt", ".md"}
-PACKED = (".gz", ".zst")  # after the suffix that says what is in it
-_BOM: Final = b"\xef\xbb\xbf"
-_LONGEST: Final = 256 * MIB  # a row, or a file that has to be read whole
+COMPRESSED = (".gz", ".zst")  # after the suffix that says what is in it
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class Table:
 
     @property
     def names(self) -> Sequence[str]:
-        """Of its columns; where every row has its own, those of the first."""
+        """Return the columns; where every row has its own, those of the first."""
         if self.columns is not None:
             return self.columns
         [first] = self.take([0], [])
         return list(first.values)
 
     def take(self, indices: Sequence[int], columns: Sequence[str]) -> list[Row]:
-        """These rows, in this order; `columns`: those that will be used."""
+        """Return these rows in this order; `columns` are those that will be used."""
         for column in columns if self.columns is not None else ():
             if column not in self.columns:  # type: ignore[operator]
                 there = _named(self.columns)
@@ -73,7 +74,7 @@ class Table:
 
 
 def open_table(path: Path) -> Table:
-    """By its name or its content; TaskError if it cannot be read or holds no rows."""
+    """Open a file by its name, or a folder; TaskError if it cannot be read or has no rows."""
     with _reading(path):
         table = _open(path)
     if table.rows == 0:
@@ -86,29 +87,24 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, csv.Error, EOFError, zlib.error) as error:
-        # ValueError: wrong bytes; the last two: of a packed file
+        # ValueError: wrong bytes; the last two: from a compressed file
         reason = one_line(getattr(error, "strerror", None) or error, 300)
         raise TaskError(f"{path}: cannot be read: {reason}") from error
 
 
 def _open(path: Path) -> Table:
     if path.is_dir():
-        if (path / "dataset_dict.json").exists():
-            splits = sorted(str(p) for p in path.iterdir() if p.is_dir())
-            raise TaskError(f"{path}: holds splits; name one of them: {_named(splits)}")
-        return _saved(path) if (path / "state.json").exists() else _folder(path)
+        return _open_folder(path)
     kinds = {
-        ".jsonl": _json_lines,
-        ".ndjson": _json_lines,
+        **dict.fromkeys((".jsonl", ".ndjson"), _json_lines),
         ".json": _json,
         ".csv": _csv,
         ".parquet": _parquet,
-        ".txt": _text,
-        ".md": _text,
+        **dict.fromkeys((".txt", ".md"), _text),
     }
-    *_, kind = ["", *(s for s in path.suffixes if s.lower() not in PACKED)]
-    is_packed = path.suffix.lower() in PACKED
-    if kind.lower() not in kinds or (is_packed and kind.lower() == ".parquet"):
+    *_, kind = ["", *(suffix for suffix in path.suffixes if suffix.lower() not in COMPRESSED)]
+    is_compressed = path.suffix.lower() in COMPRESSED
+    if kind.lower() not in kinds or (is_compressed and kind.lower() == ".parquet"):
         raise TaskError(
             f"{path}: must be a folder or one of {_named(kinds)}; all but .parquet also as .gz "
             "or .zst"
@@ -116,81 +112,73 @@ def _open(path: Path) -> Table:
     return kinds[kind.lower()](path)
 
 
-def _opened(path: Path) -> IO[bytes]:
-    """What is in it, unpacked."""
+def _opened(path: Path) -> TextIO:
+    """Open a file as text, decompressed."""
+    file: Any
     if path.suffix.lower() == ".gz":
-        return gzip.open(path)  # type: ignore[return-value]
-    if path.suffix.lower() == ".zst":
-        pyarrow = _pyarrow(path)
-        return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
-    return open_regular(path)
+        file = gzip.open(path)  # noqa: SIM115 - closed with the text around it
+    elif path.suffix.lower() == ".zst":
+        file = _import(path, "pyarrow").input_stream(str(path), compression="zstd")
+    else:
+        file = open_regular(path)
+    return io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
 
 
-def _pyarrow(path: Path) -> Any:
+def _import(path: Path, name: str) -> Any:
     try:
-        import pyarrow
+        return import_module(name)
     except ImportError:
-        raise TaskError(f"{path}: needs pyarrow: pip install pyarrow") from None
-    return pyarrow
+        raise TaskError(f"{path}: needs {name}: pip install {name}") from None
 
 
-def _whole(path: Path) -> bytes:
-    with _opened(path) as file:
-        content = file.read(_LONGEST + 1)
-    if len(content) > _LONGEST:
-        raise ValueError(f"is larger than {size(_LONGEST)}, the most that is read at once")
-    return content.removeprefix(_BOM)
+# ---- files of rows -------------------------------------------------------------------------------
 
 
-def _lines(file: IO[AnyStr]) -> Iterator[AnyStr]:
-    """Of which none fills the memory."""
-    number = 1
-    while line := file.readline(_LONGEST + 1):
-        if len(line) > _LONGEST:
-            raise ValueError(f"row {number} is longer than {size(_LONGEST)}")
-        yield line
-        number += 1
+def _streamed(
+    path: Path,
+    read: Callable[[], Iterator[tuple[str, Any]]],
+    parse: Callable[[str, Any], Row],
+) -> Table:
+    """Return a table whose rows are read twice: to count them all, and to parse some.
+
+    `read` yields where a row stands, and its content.
+    """
+
+    def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
+        wanted = set(indices)
+        some = enumerate(islice(read(), max(indices) + 1))
+        rows = {i: parse(*row) for i, row in some if i in wanted}
+        return [rows[i] for i in indices]
+
+    return Table(path, sum(1 for _ in read()), None, pick)
 
 
 def _json_lines(path: Path) -> Table:
-    """One JSON object per line. Read twice: to count the rows, and to take some."""
+    """Open a file with a JSON object on each line that is not blank."""
 
-    def lines() -> Iterator[tuple[int, bytes]]:
-        """Those that are not blank, with their numbers in the file."""
+    def read() -> Iterator[tuple[str, str]]:
         with _opened(path) as file:
-            for number, line in enumerate(_lines(file), 1):
-                text = line.removeprefix(_BOM) if number == 1 else line
-                if text.strip():
-                    yield number, text
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"{path}: row {number}", line
 
-    def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
-        wanted, rows, last = set(indices), dict[int, Row](), max(indices)
-        for i, (number, line) in enumerate(lines()):
-            if i in wanted:
-                where = f"{path}: row {number}"
-                try:
-                    rows[i] = _as_row(where, parse_json(line))
-                except ValueError as error:
-                    raise TaskError(f"{where}: is not JSON: {one_line(error)}") from error
-            if i == last:
-                break
-        return [rows[i] for i in indices]
+    def parse(where: str, line: str) -> Row:
+        try:
+            return _as_row(where, parse_json(line))
+        except ValueError as error:
+            raise TaskError(f"{where}: is not JSON: {one_line(error)}") from error
 
-    return Table(path, sum(1 for _ in lines()), None, pick)
+    return _streamed(path, read, parse)
 
 
 def _json(path: Path) -> Table:
-    """A list of objects; many a file of that name holds lines of them instead."""
+    """Open a list of objects; many files of that name have lines of them instead."""
     with _opened(path) as file:
-        start = file.read(1024).removeprefix(_BOM).lstrip()
-    if not start.startswith(b"["):
+        text = file.read()
+    if not text.lstrip().startswith("["):
         return _json_lines(path)
-    content = parse_json(_whole(path))
-
-    def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
-        return [_as_row(f"{path}: row {i + 1}", content[i]) for i in indices]
-
-    return Table(path, len(content), None, pick)
+    rows = ((f"{path}: row {i}", row) for i, row in enumerate(parse_json(text), 1))
+    return _streamed(path, list(rows).__iter__, _as_row)
 
 
 def _as_row(where: str, values: Any) -> Row:
@@ -200,53 +188,32 @@ def _as_row(where: str, values: Any) -> Row:
 
 
 def _csv(path: Path) -> Table:
-    """With a header line. All values are text. Read twice: to count the rows, and to take some."""
+    """Open a file with a header line; all values are text."""
 
-    def read() -> Iterator[dict[str, Any]]:
-        kept = csv.field_size_limit(_LONGEST)  # a text may be long
-        try:
-            with io.TextIOWrapper(_opened(path), newline="", encoding="utf-8-sig") as file:
-                yield from csv.DictReader(_lines(file))
-        finally:
-            csv.field_size_limit(kept)
+    def read() -> Iterator[tuple[str, Any]]:
+        csv.field_size_limit(sys.maxsize)  # a text may be long
+        with _opened(path) as file:
+            for number, values in enumerate(csv.DictReader(file), 1):
+                yield f"{path}: row {number}", values
 
-    def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
-        wanted = set(indices)
-        return _numbered(path, indices, {i: row for i, row in enumerate(read()) if i in wanted})
-
-    columns: list[str] = []
-    count = 0
-    for row in read():
-        columns = columns or list(row)
-        count += 1
-    return Table(path, count, columns, pick)
+    return _streamed(path, read, Row)
 
 
 def _parquet(path: Path) -> Table:
-    _pyarrow(path)
-    from pyarrow.parquet import ParquetFile
+    _import(path, "pyarrow")
+    from pyarrow import dataset
 
-    file = ParquetFile(path)
+    data = dataset.dataset(path, format="parquet")
 
     def pick(indices: Sequence[int], columns: list[str]) -> list[Row]:
-        wanted, start = set(indices), 0
-        rows: dict[int, dict[str, Any]] = {}
-        for batch in file.iter_batches(columns=columns):
-            inside = [i for i in range(start, start + batch.num_rows) if i in wanted]
-            taken = batch.take([i - start for i in inside]).to_pylist() if inside else []
-            rows.update(zip(inside, taken, strict=True))
-            start += batch.num_rows
-        return _numbered(path, indices, rows)
+        return _numbered(path, indices, data.take(list(indices), columns=columns).to_pylist())
 
-    return Table(path, int(file.metadata.num_rows), file.schema_arrow.names, pick)
+    return Table(path, data.count_rows(), data.schema.names, pick)
 
 
 def _saved(path: Path) -> Table:
-    """A folder that `Dataset.save_to_disk` has written; memory-mapped."""
-    try:
-        import datasets
-    except ImportError:
-        raise TaskError(f"{path}: needs datasets: pip install datasets") from None
+    """Open a folder that `Dataset.save_to_disk` has written; it is memory-mapped."""
+    datasets = _import(path, "datasets")
     data: Any = datasets.load_from_disk(path)
     for name, feature in data.features.items():
         if isinstance(feature, datasets.Image):  # as bytes: decoded batch by batch
@@ -254,13 +221,16 @@ def _saved(path: Path) -> Table:
 
     def pick(indices: Sequence[int], columns: list[str]) -> list[Row]:
         rows = data.select_columns(columns).with_format(None)
-        return _numbered(path, indices, {i: rows[int(i)] for i in indices})
+        return _numbered(path, indices, [rows[int(i)] for i in indices])
 
     return Table(path, len(data), data.column_names, pick)
 
 
-def _numbered(path: Path, indices: Sequence[int], rows: Mapping[int, Any]) -> list[Row]:
-    return [Row(f"{path}: row {i + 1}", rows[i]) for i in indices]
+def _numbered(path: Path, indices: Sequence[int], rows: Sequence[Any]) -> list[Row]:
+    return [Row(f"{path}: row {i + 1}", row) for i, row in zip(indices, rows, strict=True)]
+
+
+# ---- texts and folders ---------------------------------------------------------------------------
 
 
 def _text(path: Path) -> Table:
@@ -268,20 +238,25 @@ def _text(path: Path) -> Table:
 
 
 def _texts(path: Path, files: Sequence[Path]) -> Table:
-    """Each file is one text; column `text`."""
+    """Open files as rows with one column, `text`."""
 
     def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
         rows = []
         for file in (files[i] for i in indices):
-            with _reading(file):
-                rows.append(Row(str(file), {"text": _whole(file).decode("utf-8")}))
+            with _reading(file), _opened(file) as content:
+                rows.append(Row(str(file), {"text": content.read()}))
         return rows
 
     return Table(path, len(files), ["text"], pick)
 
 
-def _folder(path: Path) -> Table:
-    """Images in a folder for each class, else texts: *.txt and *.md, at any depth."""
+def _open_folder(path: Path) -> Table:
+    """Open what `datasets` saved, images in a folder for each class, or texts at any depth."""
+    if (path / "dataset_dict.json").exists():
+        splits = sorted(str(p) for p in path.iterdir() if p.is_dir())
+        raise TaskError(f"{path}: holds splits; name one of them: {_named(splits)}")
+    if (path / "state.json").exists():
+        return _saved(path)
     root = path.absolute()  # images are opened later, perhaps from another directory
     classes = sorted(p for p in root.iterdir() if p.is_dir())
     images = [p for folder in classes for p in _inside(folder, IMAGE_SUFFIXES)]

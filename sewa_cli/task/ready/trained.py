@@ -1,7 +1,6 @@
-"""Data that the network was trained on, as far as names and the run's own records tell.
+"""Warnings of data that the model seems to have been trained on, by names and the run's records.
 
-Choosing by rows that the model has seen chooses what it remembers. These are hints, not proofs: a
-file may be called anything, and silence proves nothing.
+An average chosen by such data may do worse on new data. These are hints: silence proves nothing.
 """
 
 from __future__ import annotations
@@ -12,15 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from sewa_cli.config.yaml_file import read_value
 from sewa_cli.files import MIB, parse_json, read_bytes, real
 
-# what trainers leave beside a model and can be read without running anything: never *.bin
-RECORDS: Final = ("training_args.json", "trainer_state.json", "args.json", "README.md")
-_MOST = 16 * MIB
-_MOST_CARD = MIB // 4  # PyYAML takes a second for it
+# what trainers leave next to a model, and what can be read without running anything
+RECORDS: Final = ("training_args.json", "trainer_state.json", "args.json")
 _TRAINED: Final = {"train", "training", "trainset", "traindata"}
 _FRESH: Final = {
     *("val", "valid", "validation", "validate", "dev", "test", "eval", "evaluation", "heldout"),
@@ -34,7 +28,7 @@ _WHY: Final = (
 
 
 def warnings_of(sources: Mapping[str, Path], places: Iterable[Path]) -> Iterator[str]:
-    """A sentence for each file that seems to have been trained on; `places`: the run's folders."""
+    """Yield a sentence for each file that seems to be training data; `places` are run folders."""
     named = list(_named_in(places))
     for path in dict.fromkeys(sources.values()):
         used = " and ".join(part for part, own in sources.items() if own == path)
@@ -45,36 +39,26 @@ def warnings_of(sources: Mapping[str, Path], places: Iterable[Path]) -> Iterator
 
 
 def _words(name: str) -> set[str]:
-    """train-00000-of-00001.parquet: train, of, parquet."""
+    """Split a name: train-00000-of-00001.parquet is train, of, parquet."""
     return set(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
 
 
 def _says_train(path: Path) -> bool:
-    """By its own name, or by that of a split's folder."""
+    """Look at the file's name, and at that of a split's folder."""
     own, above = _words(path.name), path.absolute().parent.name.lower()
     return bool(own & _TRAINED or above == "train") and not own & _FRESH
 
 
 def _named_in(places: Iterable[Path]) -> Iterator[tuple[Path, str]]:
-    """Each text in a record that may be the name of training data, with the record."""
+    """Yield each text in a record that may name training data, with the record."""
     for record in dict.fromkeys(place / name for place in places for name in RECORDS):
-        with suppress(OSError, ValueError, yaml.YAMLError):  # only hints
-            for text in _texts(_content(record), ()):
+        with suppress(OSError, ValueError):  # only hints
+            for text in _texts(parse_json(read_bytes(record, 16 * MIB)), ()):
                 yield record, text
 
 
-def _content(record: Path) -> Any:
-    content = read_bytes(record, _MOST_CARD if record.suffix == ".md" else _MOST)
-    if record.suffix == ".json":
-        return parse_json(content)
-    head = re.match(r"---\r?\n(.*?)\r?\n---", content.decode("utf-8"), re.DOTALL)
-    if head is None or any(isinstance(token, yaml.AliasToken) for token in yaml.scan(head[1])):
-        return None  # a card is a stranger's, and a few aliases can stand for millions of values
-    return read_value(head[1])
-
-
 def _texts(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
-    """Below a key that names data, of training or of no part in particular."""
+    """Yield texts below a key that names data, of training or of no part in particular."""
     if isinstance(content, Mapping):
         for key, value in content.items():
             yield from _texts(value, (*keys, str(key)))
@@ -88,7 +72,7 @@ def _texts(content: Any, keys: tuple[str, ...]) -> Iterator[str]:
 
 
 def _is_same(path: Path, text: str, record: Path) -> bool:
-    """The same file, or one of that name which is not here: the run was on another machine."""
+    """Compare files; one that is not here (the run was on another machine) by its name."""
     with suppress(OSError, ValueError):
         named = Path(text)
         found = [p for p in (named, record.parent / named) if p.exists()]
