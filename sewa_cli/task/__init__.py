@@ -1,6 +1,6 @@
-"""Checks the functions of the user's module and guards every call into it.
+"""The functions of the user's module, checked, and every call into them guarded.
 
-`task: huggingface`, `classification` and `gymnasium` are modules of our own, in `ready/`.
+`task: huggingface`, `classification` and `gymnasium` are the modules in `ready/`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from sewa_cli import ranks
 from sewa_cli.config import READY_MADE
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.task import checks
 from sewa_cli.task.fence import import_user_module, user_code
 from sewa_cli.task.scoring import FUNCTIONS as OF_METRICS
 from sewa_cli.task.scoring import Scoring, scoring_of
@@ -69,12 +69,7 @@ class Batches:
 
     make: Callable[[], Iterable[Any]]
     name: str
-    anew: Callable[[], Iterable[Any]] | None = None  # the function itself, where `make` remembers
     shared_out: bool = False  # the function takes its rank: of each batch it gives this one's rows
-
-    def apart(self) -> Batches:
-        """The same made anew: to go over it leaves no trace in this one."""
-        return self if self.anew is None else replace(self, make=_remember(self.anew), anew=None)
 
     def __iter__(self) -> Iterator[Any]:
         with user_code(self.name):
@@ -96,13 +91,14 @@ class Batches:
 
 @dataclass(frozen=True)
 class Task:
-    """The user's functions, each guarded. `source` names the task, also in the report.
+    """The user's functions, each guarded.
 
-    sha256: of its file as it was imported; None: it is in no file of its own.
-    files: the data it reads, never to be overwritten; notes: what the user should know about it;
-    warnings: what is wrong with choosing by its data. Ready-made tasks have `summarize` (and
-    `observe`) in place of `metrics`: numbers from the pass that gives the loss. They are `proven`:
-    that their targets make up their loss is tested here.
+    source     names the task, also in the report
+    sha256     hash of its file as it was imported; None without a file
+    files      data that it reads and that no output may overwrite
+    warnings   faults of choosing by its data
+    summarize  (and observe) of a ready-made task, in place of metrics: from the pass of the loss
+    proven     the targets make up the loss, so this need not be checked
     """
 
     source: str
@@ -195,39 +191,39 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         # made once, as a DataLoader is costly, unless it can be iterated over only once
         if name not in functions:
             return None
-        shared_out = _shares_out(functions[name])
-        return Batches(_remember(with_args(name)), name, with_args(name), shared_out)
+        return Batches(_remember(with_args(name)), name, _shares_out(functions[name]))
 
-    def optional(name: str, checked: Callable[[Any], Any] = _as_is) -> Callable[..., Any] | None:
-        return _guarded(name, functions[name], checked) if name in functions else None
+    def optional(name: str, check: Callable[[Any], Any] = checks.anything) -> Any:
+        return _guarded(name, functions[name], check) if name in functions else None
 
+    cache_key = None
+    if "cache_key" in functions:
+        cache_key = _guarded("cache_key", with_args("cache_key"), checks.cache_key)
     return Task(
         source=source,
-        build_model=_guarded("build_model", with_args("build_model"), _checked_model),
+        build_model=_guarded("build_model", with_args("build_model"), checks.model),
         selection_data=batches("selection_data") or Batches(tuple, "selection_data"),
-        loss=_guarded("loss", functions.get("loss", _lacking(short)), _checked_loss),
+        loss=_guarded("loss", functions.get("loss", _lacking(short)), checks.loss),
         predict=_guarded("predict", functions.get("predict", default_predict)),
         backward=_guarded("backward of loss", lambda loss: loss.backward()),
         heldout_data=batches("heldout_data"),
         training_data=batches("training_data"),
-        metrics=optional("metrics", _checked_metrics),
-        groups=optional("groups", _checked_groups),
-        targets=optional("targets", _checked_targets),
-        features=optional("features", partial(_checked_tensor, "features")),
-        head=optional("head", partial(_checked_tensor, "head")),
+        metrics=optional("metrics", checks.metrics),
+        groups=optional("groups", checks.groups),
+        targets=optional("targets", checks.targets),
+        features=optional("features", checks.features),
+        head=optional("head", checks.head),
         observe=optional("observe"),
-        summarize=optional("summarize", _checked_metrics),
+        summarize=optional("summarize", checks.metrics),
         parallelize=optional("parallelize"),
         scoring=scoring_of(functions, with_args, short),
         has_loss="loss" in functions,
-        cache_key=_guarded("cache_key", with_args("cache_key"), _checked_text)
-        if "cache_key" in functions
-        else None,
+        cache_key=cache_key,
     )
 
 
 def _lacking(source: str) -> Callable[..., Any]:
-    """In the place of a loss that a metric does without."""
+    """Return a stand-in for the loss of a task that has only a metric."""
 
     def loss(*_: Any) -> Any:
         raise TaskError(f"{source} has no loss(outputs, batch), and this needs one; or --metric")
@@ -259,14 +255,14 @@ def _takes(function: Callable[..., Any], key: str) -> bool:
 
 
 def _shares_out(function: Callable[..., Any]) -> bool:
-    """Whether it names both of them: `rank` alone may well be something else, as an adapter's."""
+    """Return whether it names both: `rank` alone may be something else, such as an adapter's."""
     with suppress(TypeError, ValueError):  # a builtin without a signature
         return {"rank", "ranks"} <= inspect.signature(function).parameters.keys()
     return False
 
 
 def _check_args(functions: Mapping[str, Any], args: Mapping[str, Any], short: str) -> None:
-    """A key that no function takes is a typo in the YAML."""
+    """Refuse a key that no function takes: a typo in the YAML."""
     takers = [functions[name] for name in TAKES_ARGS if name in functions]
     faults = [
         f"args.{key}: no function in {short} takes it"
@@ -292,98 +288,11 @@ def _remember(make: Callable[[], Any]) -> Callable[[], Any]:
     return remembered
 
 
-def _as_is(value: Any) -> Any:
-    return value
-
-
 def _guarded(
-    name: str, function: Callable[..., Any], checked: Callable[[Any], Any] = _as_is
+    name: str, function: Callable[..., Any], check: Callable[[Any], Any] = checks.anything
 ) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
         with user_code(name):
-            return checked(function(*args))
+            return check(function(*args))
 
     return guarded
-
-
-def _checked_model(model: Any) -> nn.Module:
-    from torch import nn
-
-    if not isinstance(model, nn.Module):
-        raise TaskError(f"build_model() must return an nn.Module, found {type(model).__name__}")
-    return model
-
-
-def _checked_loss(value: Any) -> Tensor:
-    import torch
-
-    if not isinstance(value, torch.Tensor):
-        raise TaskError(f"loss() must return a tensor, found {type(value).__name__}")
-    if value.numel() != 1:
-        raise TaskError(
-            f"loss() must return one number, the mean over the batch; "
-            f"found a tensor of shape {list(value.shape)}"
-        )
-    if torch.is_grad_enabled() and not value.requires_grad:
-        raise TaskError(
-            "loss() has no gradient: predict or loss breaks it off "
-            "(.detach(), .item(), no_grad, argmax)"
-        )
-    return value
-
-
-def _checked_groups(value: Any) -> list[Hashable]:
-    """Labels, as Python's own numbers where they come as an array."""
-    found = value.tolist() if hasattr(value, "tolist") else value
-    is_list = isinstance(found, list | tuple)
-    if not is_list or not all(isinstance(label, Hashable) for label in found):
-        raise TaskError(
-            "groups() must return a list of labels, one for each example of the batch, found "
-            f"{type(value).__name__}"
-        )
-    return list(found)
-
-
-def _checked_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TaskError(f"cache_key() must return text, found {type(value).__name__}")
-    return value
-
-
-def _checked_targets(value: Any) -> tuple[Tensor, Tensor | None]:
-    """Classes, and their weights if there are any."""
-    import torch
-
-    targets, weights = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    if not isinstance(targets, torch.Tensor):
-        raise TaskError(
-            "targets() must return a tensor of classes, or a pair of one and its weights; found "
-            f"{type(targets).__name__}"
-        )
-    if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-        raise TaskError(f"targets() must return whole numbers, found {targets.dtype}")
-    if weights is None or isinstance(weights, torch.Tensor):
-        return targets, weights
-    if not isinstance(weights, int | float):
-        raise TaskError(f"targets(): weights must be a tensor, found {type(weights).__name__}")
-    return targets, torch.tensor(float(weights))
-
-
-def _checked_tensor(name: str, value: Any) -> Tensor | None:
-    """Of one dimension or more; of a model without a head, features() has none."""
-    import torch
-
-    if value is None and name == "features":
-        return None
-    if not isinstance(value, torch.Tensor) or value.ndim == 0:
-        found = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise TaskError(f"{name}() must return a tensor [..., n], found {found}")
-    return value
-
-
-def _checked_metrics(values: Any) -> dict[str, float]:
-    if not isinstance(values, Mapping):
-        raise TaskError(
-            f'metrics() must return a dict like {{"accuracy": 0.93}}, found {type(values).__name__}'
-        )
-    return {str(name): float(value) for name, value in values.items()}

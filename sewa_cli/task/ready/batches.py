@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.args import DataArgs, Part
-from sewa_cli.task.ready.scores import TEXTS, Scores
+from sewa_cli.task.ready.scores import TEXTS, Scores, accuracy, mean_absolute_error, perplexity
 from sewa_cli.task.ready.tables import Row
 
 if TYPE_CHECKING:
@@ -155,22 +155,6 @@ def inputs_of(batch: Batch) -> Batch:
     return {key: x for key, x in batch.items() if key not in own}
 
 
-# metrics, over all targets: of the losses of each and whether it was found, or of what was observed
-
-
-def perplexity(losses: Tensor, right: Tensor) -> dict[str, float]:
-    mean, share = losses.double().mean(), right.double().mean()
-    return {"perplexity": float(mean.exp()), "token_accuracy": float(share)}
-
-
-def accuracy(_: Tensor, right: Tensor) -> dict[str, float]:
-    return {"accuracy": float(right.double().mean())}
-
-
 def deviations(outputs: Tensor, batch: Batch) -> Tensor:
     targets: Tensor = batch["targets"]
     return (outputs.float().reshape(targets.shape) - targets).abs().flatten()
-
-
-def mean_absolute_error(deviations: Tensor) -> dict[str, float]:
-    return {"mean_absolute_error": float(deviations.double().mean())}

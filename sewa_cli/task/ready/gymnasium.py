@@ -1,29 +1,24 @@
-"""`task: gymnasium`: a policy, judged by what it earns in an environment. No data are needed."""
+"""`task: gymnasium`: a policy, scored by its return in an environment."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
-from torch import Tensor, nn
+from pydantic import Field
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.settings import Count, Settings, Whole
 from sewa_cli.task.fence import user_code
 from sewa_cli.task.ready import Newest, Ready
-from sewa_cli.task.ready.args import Existing, ModelFunction, find_function, parse
-from sewa_cli.task.ready.arrays import open_arrays
-from sewa_cli.task.ready.batches import Batch, LazyBatches, loss, targets
+from sewa_cli.task.ready.args import ModelFunction, find_function, parse
 from sewa_cli.task.ready.episodes import Kind, Player, Policy
 from sewa_cli.text import one_line
 
 MOST = 1_000_000  # episodes of each part; those of the held-out begin so much later
-OF_DATA = ("selection", "heldout_rows", "batch_size")
 Episodes = Annotated[Count, Field(le=MOST)]
 Reading = Callable[[Any], NDArray[Any]]
 
@@ -43,16 +38,6 @@ class GymnasiumArgs(Settings):
     heldout: Episodes = 100
     seed0: Annotated[Whole, Field(ge=0, le=2_000_000_000)] = 0  # + 2 · MOST: still 31 bits
     max_steps: Count | None = None
-    data: Existing | None = None
-    selection: Count = 1000
-    heldout_rows: Count = 4000
-    batch_size: Count = 256
-
-    @model_validator(mode="after")
-    def _data_for_rows(self) -> Self:
-        if self.data is None and (given := self.model_fields_set.intersection(OF_DATA)):
-            raise ValueError(f"`{min(given)}` is of the rows of `data`, and there are none")
-        return self
 
 
 def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
@@ -71,15 +56,13 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
         "heldout_parts": lambda: range(start + MOST, start + MOST + settings.heldout),
         "scores": player.play,
     }
-    if settings.data is not None:
-        functions |= _of_data(settings, policy, blank)
     notes = []
     if first.spec is not None and first.spec.max_episode_steps is None:
         notes.append(
             f"{settings.env}: has no limit of steps that gymnasium knows; if an episode may "
             "never end, set args.max_steps"
         )
-    return Ready(functions, () if settings.data is None else (settings.data,), tuple(notes))
+    return Ready(functions, (), tuple(notes))
 
 
 def _library() -> Any:
@@ -147,79 +130,3 @@ def _reading(args: GymnasiumArgs, space: Any) -> tuple[Reading, NDArray[Any]]:
         f"args.flatten: {args.env} has observations of {one_line(space)}; "
         "flatten: true makes one vector of each"
     )
-
-
-# ---- recorded actions, for a loss --------------------------------------------------------------
-
-
-def _of_data(
-    args: GymnasiumArgs, policy: Policy, blank: NDArray[Any]
-) -> dict[str, Callable[..., Any]]:
-    """Functions of a loss on rows that were recorded; the first half of them is to choose by.
-
-    Halves, as steps that follow each other are alike: drawn at random, every row that is reported
-    would have a neighbour among those that choose.
-    """
-    assert args.data is not None
-    observations, actions = open_arrays(args.data, "observations", "actions")
-    if observations.shape[1:] != blank.shape:
-        raise TaskError(
-            f"{args.data}: observations: have shape {list(observations.shape[1:])}, those of "
-            f"{args.env} {list(blank.shape)}"
-        )
-    wanted = _targets(args, policy, actions)
-    half = len(observations) // 2
-    if half == 0:
-        raise TaskError(f"{args.data}: one row cannot both choose and be reported")
-    rows = {
-        "selection_data": _drawn(range(half), args.selection),
-        "heldout_data": _drawn(range(half, len(observations)), args.heldout_rows),
-    }
-
-    def batch(some: Sequence[int]) -> Batch:
-        seen = observations[np.asarray(some)].astype(blank.dtype)
-        return {
-            "observations": torch.from_numpy(seen),
-            "targets": wanted[torch.tensor(some)],
-            "targets_per_row": float(wanted[0].numel()),
-        }
-
-    def predict(model: nn.Module, batch: Batch) -> Tensor:
-        return policy.outputs(model, batch["observations"])
-
-    batches = {name: LazyBatches.of(args.batch_size, batch, some) for name, some in rows.items()}
-    functions: dict[str, Callable[..., Any]] = {
-        name: partial(batches.__getitem__, name) for name in rows
-    }
-    functions |= {"loss": loss, "predict": predict}
-    return functions if policy.kind == "continuous" else functions | {"targets": targets}
-
-
-def _targets(args: GymnasiumArgs, policy: Policy, actions: NDArray[Any]) -> Tensor:
-    """[n, size] of a continuous policy, else [n]: the number of each action among all."""
-    if policy.kind == "continuous":
-        if actions[0].size != policy.size or actions.dtype.kind not in "fiu":
-            raise TaskError(
-                f"{args.data}: actions: must be {policy.size} numbers each, as those of "
-                f"{args.env}, found {actions.dtype} {list(actions.shape[1:])}"
-            )
-        return torch.from_numpy(actions.reshape(len(actions), -1).astype(np.float32))
-    if actions.size != len(actions) or actions.dtype.kind not in "iu":
-        raise TaskError(
-            f"{args.data}: actions: must be whole numbers, one per row, found {actions.dtype} "
-            f"{list(actions.shape)}"
-        )
-    found = actions.reshape(-1).astype(np.int64) - policy.start
-    if found.min() < 0 or found.max() >= policy.size:
-        row = int(np.argmax((found < 0) | (found >= policy.size)))
-        raise TaskError(
-            f"{args.data}: actions: row {row + 1}: {actions.reshape(-1)[row]} is no action of "
-            f"{args.env}"
-        )
-    return torch.from_numpy(found)
-
-
-def _drawn(rows: range, count: int) -> list[int]:
-    """At most so many, in no order, always the same."""
-    order: list[int] = np.random.default_rng(0).permutation(rows)[:count].tolist()
-    return order

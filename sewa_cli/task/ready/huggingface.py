@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.settings import Count, Share
 from sewa_cli.task.ready import Newest, Ready
-from sewa_cli.task.ready.args import DataArgs, Part, parse
+from sewa_cli.task.ready.args import DataArgs, Existing, Part, parse
 from sewa_cli.task.ready.batches import (
     Batch,
     LazyBatches,
@@ -38,6 +38,13 @@ from sewa_cli.task.ready.tables import Row
 from sewa_cli.task.ready.text import Example, Reader
 from sewa_cli.task.ready.trained import warnings_of
 
+Kind = Literal[
+    "causal-lm",
+    "masked-lm",
+    "sequence-classification",
+    "token-classification",
+    "image-classification",
+]
 CLASSES = {
     "causal-lm": "AutoModelForCausalLM",
     "masked-lm": "AutoModelForMaskedLM",
@@ -48,16 +55,18 @@ CLASSES = {
 LANGUAGE = ("causal-lm", "masked-lm")
 # the columns each kind reads, and their usual names
 COLUMNS: dict[str, dict[str, str | None]] = {
-    "causal-lm": {
-        "text": "text",
-        "messages": "messages",
-        "prompt": "prompt",
-        "completion": "completion",
-    },
+    "causal-lm": {key: key for key in ("text", "messages", "prompt", "completion")},
     "masked-lm": {"text": "text"},
     "sequence-classification": {"text": "text", "text_pair": None, "label": "label"},
     "token-classification": {"text": "tokens", "label": "tags"},
     "image-classification": {"image": "image", "label": "label"},
+}
+OPTIONS = {
+    "causal-lm": ("tokenizer", "max_length", "pack"),
+    "masked-lm": ("tokenizer", "max_length", "pack", "mask_probability"),
+    "sequence-classification": ("tokenizer", "max_length"),
+    "token-classification": ("tokenizer", "max_length"),
+    "image-classification": (),
 }
 # of causal-lm, the first of these that the data have
 FORMS = (("text",), ("messages",), ("prompt", "completion"))
@@ -71,24 +80,12 @@ def _has_config(path: Path) -> Path:
     return path
 
 
-def _is_folder(path: Path) -> Path:
-    if not path.is_dir():
-        raise ValueError(f"{path}: must be a folder; nothing is downloaded")
-    return path
-
-
 class HuggingFaceArgs(DataArgs):
     """All keys of `args`."""
 
-    kind: Literal[
-        "causal-lm",
-        "masked-lm",
-        "sequence-classification",
-        "token-classification",
-        "image-classification",
-    ]
+    kind: Kind
     model: Annotated[Path, AfterValidator(_has_config)] | None = None
-    tokenizer: Annotated[Path, AfterValidator(_is_folder)] | None = None
+    tokenizer: Existing | None = None
     text: str | None = None
     messages: str | None = None
     prompt: str | None = None
@@ -104,13 +101,9 @@ class HuggingFaceArgs(DataArgs):
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Self:
-        of_some_kinds = {key for columns in COLUMNS.values() for key in columns}
-        of_some_kinds |= {"tokenizer", "max_length", "pack", "mask_probability"}
-        own = {*COLUMNS[self.kind]}
-        own |= set() if self.kind == "image-classification" else {"tokenizer", "max_length"}
-        own |= {"pack"} if self.kind in LANGUAGE else set()
-        own |= {"mask_probability"} if self.kind == "masked-lm" else set()
-        if misplaced := sorted(of_some_kinds & self.model_fields_set - own):
+        own = {*COLUMNS[self.kind], *OPTIONS[self.kind]}
+        others = {key for table in (COLUMNS, OPTIONS) for keys in table.values() for key in keys}
+        if misplaced := sorted((others - own) & self.model_fields_set):
             raise ValueError(f"kind {self.kind} has no {', '.join(misplaced)}")
         forms = [form for form in FORMS if not self.model_fields_set.isdisjoint(form)]
         if self.kind == "causal-lm" and len(forms) > 1:
@@ -118,12 +111,12 @@ class HuggingFaceArgs(DataArgs):
         return self
 
     def column(self, key: str) -> str | None:
-        """The name of a column: as given, or as usual."""
+        """Return the name of a column: as given, or as usual."""
         given: str | None = getattr(self, key)
         return given or COLUMNS[self.kind][key]
 
     def keys(self, there: Sequence[str]) -> tuple[str, ...]:
-        """Those of the columns that are read, of a file that has the columns `there`."""
+        """Return the columns that are read from a file that has the columns `there`."""
         if self.kind != "causal-lm":
             return tuple(key for key in COLUMNS[self.kind] if self.column(key) is not None)
         named = (form for form in FORMS if not self.model_fields_set.isdisjoint(form))
@@ -217,8 +210,7 @@ class _HuggingFace:
                 f"{self._folder}/config.json: problem_type multi_label_classification has no "
                 "ready-made task; write a task.py"
             )
-        column = self._args.column("label")
-        assert column is not None
+        column = self._args.column("label") or ""
         seen = [row.get(column) for row in rows]
         if self._args.kind == "token-classification":
             seen = [tag for tags in seen if isinstance(tags, list) for tag in tags]
@@ -229,8 +221,7 @@ class _HuggingFace:
 
     def _target(self, row: Row) -> float | int:
         """The class of a row, or its value."""
-        column = self._args.column("label")
-        assert column is not None
+        column = self._args.column("label") or ""
         value = row.get(column)
         if self._labels is not None:
             return self._labels.number(row, column, value)

@@ -35,7 +35,8 @@ class Rows(NamedTuple):
 class Scores:
     """Scores a ready-made task by its batches, and its functions by name.
 
-    ignored: the class of what is no target; classes: targets are such; language: and tokens.
+    ignored: the class of a position without a target; classes: targets are classes; language:
+    they are tokens.
     """
 
     batches: Mapping[Any, Sequence[Batch]]
@@ -60,13 +61,9 @@ class Scores:
         found = [self._judged(model, some) for some in rows]
         losses, right, exact = (torch.cat(one).double() for one in zip(*found, strict=True))
         if not self.classes:
-            return {"mean_absolute_error": float(losses.mean())}
-        scores = {"token_accuracy" if self.language else "accuracy": float(right.mean())}
-        if self.language:
-            scores["perplexity"] = float(losses.mean().exp())
-        if len(exact):
-            scores["exact_match"] = float(exact.mean())
-        return scores
+            return mean_absolute_error(losses)
+        scores = perplexity(losses, right) if self.language else accuracy(losses, right)
+        return scores | ({"exact_match": float(exact.mean())} if len(exact) else {})
 
     def _judged(self, model: nn.Module, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
         """The loss of each target [t], whether it was found [t], and whether all of a row's [n].
@@ -134,3 +131,19 @@ def _by_batch(part: str, places: Sequence[tuple[int, int]]) -> list[Rows]:
     """Places (batch, row), in order, as few pieces."""
     found = [(i, [row for _, row in own]) for i, own in groupby(places, lambda place: place[0])]
     return [Rows(part, i, own[0], own[-1] + 1) for i, own in found]
+
+
+# ---- metrics, from the loss of each target and whether it was found ------------------------------
+
+
+def perplexity(losses: Tensor, right: Tensor) -> dict[str, float]:
+    mean, share = losses.double().mean(), right.double().mean()
+    return {"perplexity": float(mean.exp()), "token_accuracy": float(share)}
+
+
+def accuracy(_: Tensor, right: Tensor) -> dict[str, float]:
+    return {"accuracy": float(right.double().mean())}
+
+
+def mean_absolute_error(deviations: Tensor) -> dict[str, float]:
+    return {"mean_absolute_error": float(deviations.double().mean())}

@@ -51,8 +51,8 @@ class Reader:
         texts = ([as_text(row, column) for row in rows] for column in columns)
         encoded, cut = self._encode(*texts)
         return [
-            Example(inputs, target(row), i in cut)
-            for i, (row, inputs) in enumerate(zip(rows, _split(encoded), strict=True))
+            Example(inputs, target(row), is_cut)
+            for row, inputs, is_cut in zip(rows, _split(encoded), cut, strict=True)
         ]
 
     def tagged(self, rows: Sequence[Row], words: str, tags: str, labels: Labels) -> list[Example]:
@@ -69,7 +69,7 @@ class Reader:
                 numbers[i][word] if word is not None and word != before else IGNORED
                 for before, word in zip([None, *places], places, strict=False)
             ]
-            examples.append(Example(inputs, targets, i in cut))
+            examples.append(Example(inputs, targets, cut[i]))
         return examples
 
     def batch(self, examples: Sequence[Example], size: int, path: Path) -> tuple[list[Batch], str]:
@@ -83,17 +83,11 @@ class Reader:
         out = len(examples) - len(kept)
         return batches, f"{path}: {out} rows left out: no token to predict" if out else ""
 
-    def _encode(self, *texts: list[Any], **options: Any) -> tuple[Any, set[int]]:
-        """Texts, or pairs of them, cut where they are too long; and which of them were."""
+    def _encode(self, *texts: list[Any], **options: Any) -> tuple[Any, list[bool]]:
+        """Encode texts, or pairs of them, cut to max_length; and say which of them were cut."""
+        whole = self.tokenizer(*texts, verbose=False, **options)["input_ids"]
         encoded = self.tokenizer(*texts, truncation=True, max_length=self.max_length, **options)
-        full = [i for i, ids in enumerate(encoded["input_ids"]) if len(ids) == self.max_length]
-        if not full:
-            return encoded, set()
-        again = ([column[i] for i in full] for column in texts)
-        whole = self.tokenizer(*again, verbose=False, **options)["input_ids"]
-        return encoded, {
-            i for i, ids in zip(full, whole, strict=True) if len(ids) > self.max_length
-        }
+        return encoded, [len(ids) > self.max_length for ids in whole]
 
     def _stack(self, examples: Sequence[Example], per_row: float) -> Batch:
         batch: Batch = {
