@@ -296,7 +296,7 @@ def test_without_peft_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "peft", None)
     ended = sewa("validate", "lora")
     assert ended.code == 4
-    assert ended.error == "adapters need peft: pip install peft"
+    assert ended.error == "an adapter needs peft: pip install peft"
 
 
 def test_a_classifier_head_saved_with_the_adapter_is_averaged(here: Path, sewa: Sewa) -> None:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from sewa_cli.errors import TaskError
 
 if TYPE_CHECKING:
     from sewa_cli.checkpoints import Checkpoint
@@ -29,3 +32,16 @@ class Ready:
 
 
 Newest = Callable[[], "Checkpoint"]
+
+
+def import_library(who: str, name: str) -> Any:
+    """Import an optional package, or say who needs it and how to install it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        if error.name not in (
+            None,
+            name,
+        ):  # the package is there, and something that it needs is not
+            raise
+        raise TaskError(f"{who} needs {name}: pip install {name}") from None

@@ -1,4 +1,4 @@
-"""Where a model's parts are, and the model made of them: config, tokenizer, adapter and base.
+"""The parts of a model (config, tokenizer, adapter, base), found and put together.
 
 They come from the newest checkpoint, or from a folder that the user names. Nothing is downloaded,
 no code in a folder is run unless the user says so, and the weights of a base model are read from
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from torch import nn
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER
 from sewa_cli.checkpoints.adapters import read_config
-from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.errors import ConfigError, SewaError, TaskError
+from sewa_cli.task.ready import import_library
 from sewa_cli.text import few, one_line, shown
 
 CONFIG = "config.json"
@@ -30,10 +30,6 @@ PROCESSOR_FILES = ("*processor_config.json",)
 _MORE_WORDS = ("merges.txt", "chat_template*", "special_tokens*", "added_tokens*")
 _PLACES = {"checkpoints", "checkpoint"}  # folders that trainers put between a run and its files
 _BASE = "base_model_name_or_path"
-_FAULTS = (  # of files that are not what transformers expects
-    *(OSError, ValueError, ImportError, LookupError, TypeError, RuntimeError, AttributeError),
-    *(AssertionError, ArithmeticError),
-)
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def find_folders(
 
 
 def _near(newest: Checkpoint) -> list[Path]:
-    """A checkpoint's folder, and that of its run."""
+    """Return a checkpoint's folder and its run's."""
     own = newest.path if newest.path.is_dir() else newest.path.parent
     return [own, _above(own)]
 
@@ -127,30 +123,22 @@ def _is_model(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """Reads the parts with transformers, every fault in one line."""
+    """Reads the parts with transformers and reports every fault in one line."""
 
     folders: Folders
     trust_remote_code: bool
     transformers: Any
 
-    def config(self) -> Any:
-        return self._read("AutoConfig", self.folders.config, "a config")
-
-    def tokenizer(self) -> Any:
-        return self._read("AutoTokenizer", self.folders.words, "a tokenizer")
-
-    def image_processor(self) -> Any:
-        return self._read("AutoImageProcessor", self.folders.words, "an image processor")
-
-    def _read(self, auto: str, folder: Path, what: str) -> Any:
-        with _making(what, folder):
+    def read(self, auto: str, folder: Path) -> Any:
+        """Read AutoConfig, AutoTokenizer or AutoImageProcessor from a folder."""
+        with _making(f"an {auto}", folder):
             return getattr(self.transformers, auto).from_pretrained(folder, **self._options())
 
     def _options(self) -> dict[str, Any]:
         return {"local_files_only": True, "trust_remote_code": self.trust_remote_code}
 
     def model(self, auto: str, kind: str, config: Any, dtype: str) -> nn.Module:
-        """Without weights, which the checkpoints have; of adapters, with those of its base."""
+        """Build the model without weights, which the checkpoints have; for adapters, with the base's."""
         make, base = getattr(self.transformers, auto), self.folders.base
         if base is None:
             with _making(f"a model for {kind}", self.folders.config):
@@ -168,7 +156,7 @@ class Source:
 
     @contextmanager
     def _without_bars(self) -> Iterator[None]:
-        """The stage is told by our own; theirs would fill a log."""
+        """Hide the bars of transformers, which would fill a log."""
         logging = self.transformers.utils.logging
         shown_before = logging.is_progress_bar_enabled()
         logging.disable_progress_bar()
@@ -179,8 +167,8 @@ class Source:
                 logging.enable_progress_bar()
 
     def _adapted(self, make: Any, kind: str, config: Any, base: Path) -> nn.Module:
-        """The base with the adapter's layers in it, under the names that the base gives them."""
-        adapter, peft = self.folders.adapter, _import_peft()
+        """Load the base with the adapter's layers in it, under the names of the base."""
+        adapter, peft = self.folders.adapter, import_library("an adapter", "peft")
         assert adapter is not None
         with _making("settings of an adapter", adapter):
             settings = peft.PeftConfig.from_pretrained(adapter)
@@ -208,7 +196,7 @@ class Source:
 
 
 def _check_inside(adapter: Path, settings: Any) -> None:
-    """Refuse what does not live in the base's layers, and what PEFT would run or download."""
+    """Refuse adapters outside the base's layers, and settings that make PEFT run code."""
     if settings.is_prompt_learning or settings.peft_type == "XLORA":
         kind = str(settings.peft_type).rpartition(".")[2]
         raise TaskError(f"{adapter}: {kind} is not weights inside the model; write a task.py")
@@ -222,23 +210,8 @@ def _check_inside(adapter: Path, settings: Any) -> None:
 def _making(what: str, source: object) -> Iterator[None]:
     try:
         yield
-    except _FAULTS as error:
+    except (MemoryError, SewaError):
+        raise
+    except Exception as error:
         reason = one_line(error, 200)
         raise TaskError(f"{source}: {what} cannot be made from it: {reason}") from error
-
-
-def import_transformers() -> Any:
-    return _imported("transformers", "task: huggingface needs transformers")
-
-
-def _import_peft() -> Any:
-    return _imported("peft", "adapters need peft")
-
-
-def _imported(name: str, needs: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        if error.name not in (None, name):
-            raise
-        raise TaskError(f"{needs}: pip install {name}") from None

@@ -13,7 +13,7 @@ from pydantic import Field
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.settings import Count, Settings, Whole
 from sewa_cli.task.fence import user_code
-from sewa_cli.task.ready import Newest, Ready
+from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import ModelFunction, find_function, parse
 from sewa_cli.task.ready.episodes import Kind, Player, Policy
 from sewa_cli.text import one_line
@@ -44,7 +44,7 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     del newest  # the model is the user's function
     settings = parse(GymnasiumArgs, args)
     build = find_function(settings.model)  # it may register an environment
-    make_one = partial(_make, settings, _library())
+    make_one = partial(_make, settings, import_library("task: gymnasium", "gymnasium"))
     first = make_one()
     policy = _policy(settings, first.action_space)
     read, blank = _reading(settings, first.observation_space)
@@ -63,14 +63,6 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
             "never end, set args.max_steps"
         )
     return Ready(functions, (), tuple(notes))
-
-
-def _library() -> Any:
-    try:
-        import gymnasium
-    except ImportError:
-        raise TaskError("task: gymnasium needs gymnasium: pip install gymnasium") from None
-    return gymnasium
 
 
 def _make(args: GymnasiumArgs, library: Any) -> Any:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.settings import Count, Share
-from sewa_cli.task.ready import Newest, Ready
+from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import DataArgs, Existing, Part, parse
 from sewa_cli.task.ready.batches import (
     Batch,
@@ -30,7 +30,7 @@ from sewa_cli.task.ready.batches import (
     inputs_of,
     open_image,
 )
-from sewa_cli.task.ready.folder import CONFIG, Source, find_folders, import_transformers
+from sewa_cli.task.ready.folder import CONFIG, Source, find_folders
 from sewa_cli.task.ready.head import Head
 from sewa_cli.task.ready.labels import Labels, labels_of_config
 from sewa_cli.task.ready.language import Language, Tokens
@@ -166,13 +166,13 @@ class _HuggingFace:
 
     def __init__(self, args: HuggingFaceArgs, newest: Newest | None) -> None:
         self._args = args
-        transformers = import_transformers()
+        transformers = import_library("task: huggingface", "transformers")
         opened = None if newest is None else newest()
         is_images = args.kind == "image-classification"
         folders = find_folders(args.model, args.tokenizer, opened, is_images)
         self._folder, self.files = folders.config, folders.files
         self._source = Source(folders, args.trust_remote_code, transformers)
-        self._config = self._source.config()
+        self._config = self._source.read("AutoConfig", folders.config)
         self.notes = [folders.note] if folders.note else []
         judged = {str(part): path for part, path in args.sources.items() if part != "training"}
         self.warnings = list(warnings_of(judged, folders.near))
@@ -236,7 +236,7 @@ class _HuggingFace:
     # ---- texts -------------------------------------------------------------------------------
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        tokenizer = self._source.tokenizer()
+        tokenizer = self._source.read("AutoTokenizer", self._source.folders.words)
         padding = self._padding(tokenizer)
         if self._args.kind == "sequence-classification":
             self._config.pad_token_id = padding  # some models find the last token by it
@@ -334,7 +334,7 @@ class _HuggingFace:
     # ---- images ------------------------------------------------------------------------------
 
     def _images(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        processor = self._source.image_processor()
+        processor = self._source.read("AutoImageProcessor", self._source.folders.words)
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
             folder = self._args.sources[part].absolute().parent

@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from sewa_cli.errors import TaskError
 from sewa_cli.files import open_regular, parse_json
+from sewa_cli.task.ready import import_library
 from sewa_cli.text import one_line
 
 IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -118,17 +118,10 @@ def _opened(path: Path) -> TextIO:
     if path.suffix.lower() == ".gz":
         file = gzip.open(path)  # noqa: SIM115 - closed with the text around it
     elif path.suffix.lower() == ".zst":
-        file = _import(path, "pyarrow").input_stream(str(path), compression="zstd")
+        file = import_library(f"{path}:", "pyarrow").input_stream(str(path), compression="zstd")
     else:
         file = open_regular(path)
     return io.TextIOWrapper(file, newline="", encoding="utf-8-sig")
-
-
-def _import(path: Path, name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError:
-        raise TaskError(f"{path}: needs {name}: pip install {name}") from None
 
 
 # ---- files of rows -------------------------------------------------------------------------------
@@ -200,7 +193,7 @@ def _csv(path: Path) -> Table:
 
 
 def _parquet(path: Path) -> Table:
-    _import(path, "pyarrow")
+    import_library(f"{path}:", "pyarrow")
     from pyarrow import dataset
 
     data = dataset.dataset(path, format="parquet")
@@ -213,7 +206,7 @@ def _parquet(path: Path) -> Table:
 
 def _saved(path: Path) -> Table:
     """Open a folder that `Dataset.save_to_disk` has written; it is memory-mapped."""
-    datasets = _import(path, "datasets")
+    datasets = import_library(f"{path}:", "datasets")
     data: Any = datasets.load_from_disk(path)
     for name, feature in data.features.items():
         if isinstance(feature, datasets.Image):  # as bytes: decoded batch by batch
