@@ -138,7 +138,7 @@ class Source:
         return {"local_files_only": True, "trust_remote_code": self.trust_remote_code}
 
     def model(self, auto: str, kind: str, config: Any, dtype: str) -> nn.Module:
-        """Build the model without weights, which the checkpoints have; for adapters, with the base's."""
+        """Build the model, without weights; with those of its base for adapters."""
         make, base = getattr(self.transformers, auto), self.folders.base
         if base is None:
             with _making(f"a model for {kind}", self.folders.config):
