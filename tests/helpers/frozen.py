@@ -11,9 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from helpers.trainers import load_task
+from helpers.trainers import FROZEN, load_task
 
-FROZEN = Path(__file__).parents[1] / "frozen"
 RUNS = sorted(path.parent.name for path in FROZEN.glob("*/task.py"))
 STEPS = list(range(2, 17, 2))
 
