@@ -43,8 +43,8 @@ lint: $(VENV)/.tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# one thread each: two under contention are slower
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# one thread each: two under contention are slower. Compiled test modules are kept for the next run
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 WORKERS := --numprocesses auto --maxprocesses 4 --dist loadfile
 
 # compiled once, not by each process that tests start

@@ -26,9 +26,6 @@ from helpers.tiny import TASK, Ended, Sewa, train_tiny
 from sewa_cli.cli import main
 
 torch.set_num_threads(1)
-# a task that a test writes twice in a second, as long as before, must not come from the cache
-sys.dont_write_bytecode = True
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 # a shared machine: how long one example takes says nothing
 hypothesis.settings.register_profile(
     "few", max_examples=12, deadline=None, derandomize=True, database=None
@@ -84,9 +81,13 @@ for _name, _default in (
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _flags_read_once() -> Iterator[None]:
-    """Typer reads all flags of all commands for each call; a process has one, a session many."""
+def _session() -> Iterator[None]:
+    """Settings of all tests, made after collection, which keeps the compiled test modules."""
     with pytest.MonkeyPatch.context() as session:
+        # a task that a test writes twice in a second, as long as before, must not be cached
+        session.setattr(sys, "dont_write_bytecode", True)
+        session.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        # typer reads all flags of all commands for each call; a process has one, a session many
         session.setattr(typer.main, "get_command", cache(typer.main.get_command))
         yield
 

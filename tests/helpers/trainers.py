@@ -19,9 +19,18 @@ from torch import nn
 
 STEPS, EVERY = 16, 2
 
-FROZEN = Path(__file__).parents[1] / "frozen"  # their tasks are those of the runs there
-LANGUAGE = (FROZEN / "transformers" / "task.py").read_text()
-CLASSIFIER = (FROZEN / "sharded" / "task.py").read_text()
+FROZEN = Path(__file__).parents[1] / "frozen"
+
+
+def larger(task: str) -> str:
+    """Return the source of a frozen run's task with a model large enough to be sharded."""
+    source = (FROZEN / task / "task.py").read_text()
+    return source.replace(
+        "hidden_size=8, intermediate_size=16", "hidden_size=16, intermediate_size=32"
+    )
+
+
+LANGUAGE, CLASSIFIER = larger("transformers"), larger("sharded")
 LIGHTNING = (FROZEN / "lightning" / "task.py").read_text()
 
 
