@@ -5,9 +5,9 @@
    errors a loss is behind the best one. A run that still moves gets a short average, one that
    has settled a long one; where the examples cannot tell, some of each.
 3  A path leads from π to what the data favour: coefficients that minimise L(c) + λ·KL(c ‖ π),
-   for seven λ (`outputs.path`).
+   for six λ, the smaller the more examples there are (`outputs.path`).
 4  Prior and path are made anew without each of five folds of the examples, and judged on the
-   fold. The answer is the mean of the path, with weights exp(−4z).
+   fold. The answer is the mean of the path, with weights exp(−2z).
 5  The folds also give the expected loss on new data: each example is scored by coefficients
    that were learned, and a path that was weighed, without it.
 6  The true loss of the answer decides between it, π and the best moving average.
@@ -33,15 +33,14 @@ from sewa_cli.solvers.outputs.folds import (
     means,
     paired,
 )
-from sewa_cli.solvers.outputs.path import STRENGTHS, path
+from sewa_cli.solvers.outputs.path import path
 from sewa_cli.solvers.outputs.predictions import Predictions
 from sewa_cli.solvers.outputs.survey import Survey, plan, survey
 from sewa_cli.text import finite, with_K
 
-PATH_SHARPNESS = 4.0  # the weight of a strength: exp(−s·z)
+STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # n·λ: the more examples, the weaker
 NEGLIGIBLE = 0.002  # of all weight: the smallest coefficients, not worth a checkpoint each
 FEWEST = 10  # units: fewer cannot be cross-validated
-EQUAL = 1e-6  # of the loss: a difference by rounding
 Progress = Callable[[int, int], None]
 
 
@@ -158,7 +157,13 @@ def estimate(
     scale = [
         means(own[None, some], weights[some]) for own, some in zip(before, members, strict=True)
     ]
-    pulled = path(predictions.gradient_on(members), priors, torch.cat(scale), progress)
+    pulled = path(
+        predictions.gradient_on(members),
+        priors,
+        torch.cat(scale),
+        strengths_for(len(fold)),
+        progress,
+    )
     solutions = torch.cat([priors[None], pulled])  # [λ + 1, 1 + folds, k]
     validated = torch.zeros(len(solutions), len(fold), dtype=torch.float64)
     for f in folds:
@@ -173,6 +178,11 @@ def estimate(
     return Estimate(c, priors[0], shares[0], along, validated, nested, fold)
 
 
+def strengths_for(units: int) -> list[float]:
+    """Return λ along the path: the more units, the further they can lead from the prior."""
+    return [strength / units for strength in STRENGTHS]
+
+
 def prior_shares(losses: Tensor, weights: Tensor) -> Tensor:
     """Weigh moving averages with losses [R, units] by exp(−z²), [R]."""
     shares = torch.exp(-(behind_in_errors(losses, weights) ** 2))
@@ -180,8 +190,8 @@ def prior_shares(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 def path_shares(losses: Tensor, weights: Tensor) -> Tensor:
-    """Weigh strengths with cross-validated losses [λ + 1, units] by exp(−4z), [λ + 1]."""
-    shares = torch.exp(-PATH_SHARPNESS * behind_in_errors(losses, weights))
+    """Weigh strengths with cross-validated losses [λ + 1, units] by exp(−2z), [λ + 1]."""
+    shares = torch.exp(-2 * behind_in_errors(losses, weights))
     return shares / shares.sum()
 
 
@@ -194,17 +204,15 @@ def drop_negligible(c: Tensor) -> Tensor:
 
 
 def _best_moving_average(seen: Survey) -> Choice | None:
-    """Choose a moving average where there is nothing to learn, and warn why."""
+    """Choose the best moving average where examples are too few to learn, and warn of it."""
     losses, units = seen.means(), len(seen.predictions.weights)
-    least, most = min(losses.values()), max(losses.values())
-    best = min(seen.moving, key=losses.__getitem__)
-    if most - least <= EQUAL * abs(most):
-        best, why = ("uniform", None), "the checkpoints do not differ on the selection data"
-    elif units < FEWEST:
-        why = f"cross-validation takes {FEWEST} {seen.unit} of selection data, found {units}"
-    else:
+    if units >= FEWEST:
         return None
-    seen.problem.events.warn(f"{why}; `{with_K(*best)}` is used, and nothing is learned")
+    best = min(seen.moving, key=losses.__getitem__)
+    seen.problem.events.warn(
+        f"cross-validation takes {FEWEST} {seen.unit} of selection data, found {units}; "
+        f"`{with_K(*best)}` is used, and nothing is learned"
+    )
     return Choice(
         seen.averages[best].tolist(),
         with_K(*best),
@@ -217,9 +225,8 @@ def _best_moving_average(seen: Survey) -> Choice | None:
 def _blend(seen: Survey, found: Estimate, c: Tensor) -> Blend:
     weights, losses = seen.predictions.weights, found.validated
     behind, error = paired(losses, weights)
-    columns = zip(
-        (None, *STRENGTHS), means(losses, weights), behind, error, found.path, strict=True
-    )
+    strengths = (None, *strengths_for(len(weights)))
+    columns = zip(strengths, means(losses, weights), behind, error, found.path, strict=True)
     return Blend(
         prior=[
             Share(name=name, K=K, share=share)

@@ -13,14 +13,13 @@ Many such problems, on other examples each, are solved side by side.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from sewa_cli.solvers.outputs.predictions import Gradient
 
-STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # λ
 EVALUATIONS = 8  # of the gradient, for each λ
 ROUNDING = 1e-7  # of the loss: float32 outputs are no better than that
 FLOOR = 0.03  # of the prior is spread evenly: a coefficient of zero could never grow
@@ -30,9 +29,10 @@ def path(
     gradient: Gradient,
     priors: Tensor,
     scale: Tensor,
+    strengths: Sequence[float],
     progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Tensor:
-    """Solve p problems with priors π [p, k] and losses L₀ [p]; return [λ, p, k] float64."""
+    """Solve p problems with priors π [p, k] and losses L₀ [p] for falling λ; [λ, p, k] float64."""
     log_prior = ((1 - FLOOR) * priors + FLOOR / priors.shape[1]).log()
     x, c = log_prior.clone(), log_prior.exp()  # log c, and c
     g = gradient(c)
@@ -40,7 +40,7 @@ def path(
     spread = g - (c * g).sum(1, keepdim=True)
     eta = 1 / spread.abs().amax(1).clamp_min(1e-300)
     found: list[Tensor] = []
-    for strength in STRENGTHS:
+    for strength in strengths:
         pull = (strength * scale.abs())[:, None]
         good = eta
         for evaluation in range(1, EVALUATIONS + 1):
@@ -58,7 +58,7 @@ def path(
             )
             good = torch.where(taken, eta, good)
             eta = torch.where(taken, 1.6 * eta, eta / 3)
-            progress(len(found) * EVALUATIONS + evaluation, len(STRENGTHS) * EVALUATIONS)
+            progress(len(found) * EVALUATIONS + evaluation, len(strengths) * EVALUATIONS)
         eta = good  # at rest every step fails by rounding: that says nothing of the next λ
         found.append(c)
     return torch.stack(found)

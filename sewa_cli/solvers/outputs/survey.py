@@ -25,6 +25,7 @@ from sewa_cli.solvers.outputs.predictions import Predictions, predict
 from sewa_cli.solvers.outputs.whole import Whole
 
 FEWEST_RUN = 3  # moving averages: the newest checkpoint, the mean of all, and one between
+SAME = 1e-9  # of the loss: what the order of a sum may change
 SURE = 2.0  # standard errors by which outputs must fit their own examples better than others
 EXCHANGED = (
     "the loss on the selection data is no better with the examples mixed up: their labels say "
@@ -87,11 +88,7 @@ def survey(problem: Problem, settings: PredictingSettings, section: str, K: int 
 
     `K`: so many are to be chosen, and baselines of as many are among the others.
     """
-
-    def work() -> Survey:
-        return _survey(problem, settings, section, K)
-
-    found = problem.kept.get("survey") or problem.trajectory.settled(work)
+    found = problem.kept.get("survey") or _survey(problem, settings, section, K)
     if problem.one_of_many:
         problem.kept["survey"] = found
     return found
@@ -99,17 +96,10 @@ def survey(problem: Problem, settings: PredictingSettings, section: str, K: int 
 
 def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int) -> Survey:
     trajectory = problem.trajectory
-    if (k := trajectory.k) < 2:
-        raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
-    if k <= K:
-        raise ConfigError(
-            f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
-        )
-    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room)
+    run, flats = trajectory.settled(lambda: _read(problem, K))
     problem = replace(problem, room=problem.room - run.bytes)
     problem, examples = settle(problem, settings, section)
     objective, averages = problem.objective, run.averages
-    flats = _grow(problem, run.moving)
     told = problem.events.over("moving averages", flats.items(), len(flats))
     found = {name: objective.learning_losses(flat) for name, flat in told}
     splits = all(one.rows is not None or not one.is_finite for one in found.values())
@@ -165,20 +155,28 @@ def _by_unit(found: UnitLosses, grouping: Grouping, splits: bool) -> Tensor:
     return grouping.means(found.rows if splits and found.rows is not None else found.batches)
 
 
-def _grow(problem: Problem, names: Sequence[Name]) -> dict[Name, Tensor]:
-    """Grow moving averages [P] row by row: m ← d·m + (1 − d)·w with d = (K − 1)/(K + 1).
+def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
+    """Grow moving averages [P] row by row: m ← d·m + (1 − d)·w with d = (w − 1)/(w + 1).
 
-    The mean of all grows by 1/i. So they need not know how many checkpoints there will be.
+    The mean of all grows by 1/i.
     """
+    trajectory = problem.trajectory
+    if (k := trajectory.k) < 2:
+        raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+    if k <= K:
+        raise ConfigError(
+            f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
+        )
+    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room)
     flats: dict[Name, Tensor] = {}
-    for i, row in problem.trajectory.rows():
-        for name, K in names:
+    for i, row in trajectory.rows():
+        for name, window in run.moving:
             if i == 0:
-                flats[name, K] = row.clone()
+                flats[name, window] = row.clone()
                 continue
-            new = 2 / (K + 1) if K is not None else 1.0 if name == "last" else 1 / (i + 1)
-            flats[name, K].lerp_(row, new)
-    return flats
+            new = 1 / (i + 1) if window is None else 2 / (window + 1)
+            flats[name, window].lerp_(row, 1.0 if name == "last" else new)
+    return run, flats
 
 
 def _check_labels(problem: Problem, frame: Whole, at: Tensor, grouping: Grouping) -> None:
@@ -192,7 +190,7 @@ def _check_labels(problem: Problem, frame: Whole, at: Tensor, grouping: Grouping
     by = grouping.means(torch.cat(others) - torch.cat(own))
     if len(by) < 2 or all(piece.n == 1 for piece in frame.pieces):
         return
-    if bool((by == 0).all()):
+    if abs(float(by.mean())) <= SAME * abs(float(torch.cat(own).mean())):
         problem.events.warn(UNSEEN)
     elif float(by.mean()) <= SURE * float(by.std()) / len(by) ** 0.5:
         problem.events.warn(EXCHANGED)

@@ -1,0 +1,119 @@
+"""K checkpoints with equal coefficients by predicted losses, and K by cross-validation."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.linear_problems import predicted, random_problem
+from helpers.tiny import Sewa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sewa_cli.settings import AUTO
+from sewa_cli.solvers import mask
+from sewa_cli.solvers.linear import Linear
+from sewa_cli.solvers.outputs.masks import relax
+from sewa_cli.solvers.outputs.predictions import mean
+
+
+@pytest.mark.parametrize("K", [1, 3, 6])
+def test_the_best_subset_is_found(K: int) -> None:
+    """As good as the best of all subsets, each tried."""
+    for seed in range(3):
+        problem = random_problem(seed=seed, k=8)
+        found = Linear().choose(problem, K)
+        losses = [
+            problem.objective.value(problem.trajectory.mix_few(mean(some, 8).tolist()))
+            for some in combinations(range(8), K)
+        ]
+        own = problem.objective.value(problem.trajectory.mix_few(found.coefficients))
+        assert own == pytest.approx(min(losses), rel=1e-4)
+        assert len(found.selected) == K
+
+
+def test_the_relaxed_mask_is_feasible_and_no_small_change_is_better() -> None:
+    found = predicted(random_problem())
+    gradient = found.gradient_on(torch.ones(1, 60, dtype=torch.bool))
+    [s] = relax(gradient, 4, torch.full((1, 9), 4 / 9, dtype=torch.float64), 200)
+    assert float(s.sum()) == pytest.approx(4)
+    assert bool(((s >= 0) & (s <= 1)).all())
+    loss = found.loss(s / 4)
+    for i, j in combinations(range(9), 2):
+        for step in (0.01, -0.01):
+            moved = s.clone()
+            moved[i], moved[j] = moved[i] + step, moved[j] - step
+            if bool(((moved >= 0) & (moved <= 1)).all()):
+                assert found.loss(moved / 4) >= loss - 1e-6
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0.05, 0.95))
+def test_the_projection_is_the_nearest_feasible_point(values: list[float], share: float) -> None:
+    v = torch.tensor(values, dtype=torch.float64)
+    total = share * len(values)
+    s = mask.project_to_sum(v, total)
+    assert float(s.sum()) == pytest.approx(total)
+    assert bool(((s >= 0) & (s <= 1)).all())
+    inside = (s > 1e-9) & (s < 1 - 1e-9)
+    if bool(inside.any()):  # what is cut off nowhere has moved by the same
+        assert float((v - s)[inside].max() - (v - s)[inside].min()) < 1e-6
+
+
+def test_sparse_finds_K_and_expects_what_new_data_say() -> None:
+    problem = random_problem(examples=100, k=12)
+    found = Linear().choose(problem, AUTO)
+    assert found.budget is not None
+    assert found.expected is not None
+    [taken] = [option for option in found.budget if option.chosen]
+    losses = [option.loss for option in found.budget if option.loss is not None]
+    assert taken.loss == min(losses)
+    assert found.expected.loss >= min(losses) - 1e-9  # chosen by other folds
+    if taken.name == "learned":
+        assert len(found.selected) == taken.K
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_sparse_reports_its_options(sewa: Sewa) -> None:
+    ended = sewa("select", "--sparse", "-v")
+    assert ended.code == 0, ended.err
+    assert "cross-validated loss by K" in ended.err
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert sum(option["chosen"] for option in report["budget"]) == 1
+    assert report["expected"]["loss"] > 0
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_sparse_and_a_number_do_not_go_together(sewa: Sewa) -> None:
+    ended = sewa("select", "--sparse", "--K", 4)
+    assert ended.code == 2
+    assert "leave out one of them" in ended.error
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_a_mask_of_K_reads_the_checkpoints_three_times_at_most(sewa: Sewa) -> None:
+    assert sewa("select", "--K", 4, "--solver", "linear").code == 0
+    report = json.loads(Path("averaged.report.json").read_text())
+    assert report["K"] == 4
+    sizes = sum(path.stat().st_size for path in Path("ckpts").iterdir())
+    assert report["cost"]["bytes_read"] <= 4 * sizes  # with those that score and write
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_compare_makes_masks_whatever_solver_weighs(sewa: Sewa) -> None:
+    ended = sewa("compare", "--solver", "aggregate", "--methods", "sewa,last", "--K", 4, "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["rows"][0]["size"] == 4
+
+
+@pytest.mark.usefixtures("plain_run")
+def test_fast_comparisons_serve_every_K_from_one_survey(sewa: Sewa) -> None:
+    flags = "--methods", "sewa,twa,greedy,last", "--json"
+    one = json.loads(sewa("compare", "--fast", *flags, "--K", "3").out)
+    more = json.loads(sewa("compare", "--fast", *flags, "--K", "3,5").out)
+    masks = {row["K"]: row["coefficients"] for row in more["rows"] if row["method"] == "sewa"}
+    assert masks[3] == next(r["coefficients"] for r in one["rows"] if r["method"] == "sewa")
+    assert sum(c > 0 for c in masks[5][0]) == 5
