@@ -9,9 +9,9 @@ from pathlib import Path
 from sewa_cli.commands.writing import write_average
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.table import (
-    Asked,
+    ComparedRows,
+    ComparisonPlan,
     Draft,
-    Table,
     compare_drafts,
     evaluate_all,
     far_off,
@@ -82,10 +82,12 @@ def run_compare(
         return write_average(average, outputs, make_report, events)[0]
 
 
-def _open(config: Config, task: Task, events: Events, *, with_output: bool) -> tuple[Setup, Asked]:
+def _open(
+    config: Config, task: Task, events: Events, *, with_output: bool
+) -> tuple[Setup, ComparisonPlan]:
     """Open everything, and refuse now what could not be compared or written in the end."""
     check_objective(config, task)
-    asked = Asked.by(config, events, has_loss=task.has_loss)
+    asked = ComparisonPlan.by(config, events, has_loss=task.has_loss)
     if with_output and task.heldout_data is None and config.objective.metric is None:
         raise ConfigError(
             "--output-best needs held-out data to tell which is best: define heldout_data in "
@@ -128,7 +130,7 @@ def _outputs(
     return outputs.shared()
 
 
-def _judge(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Table:
+def _judge(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft]) -> ComparedRows:
     """Compare the rows, and warn of what limits the comparison."""
     session, metric = evaluator.run.session, evaluator.metric
     config, events = session.config, session.events

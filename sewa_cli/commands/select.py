@@ -32,7 +32,7 @@ from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import chosen_solver, solver_for
 from sewa_cli.session.plan import follow
-from sewa_cli.session.run import Run, Setup, set_up
+from sewa_cli.session.run import PlacedRun, Setup, set_up
 from sewa_cli.session.session import Session, check_budget, open_session
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
@@ -134,7 +134,7 @@ def _outputs(
 # ---- choose ---------------------------------------------------------------------------------
 
 
-def _by_metric(setup: Setup) -> tuple[Selected, Run]:
+def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
     """Read, let averages compete, score the choice and its references on held-out parts."""
     from sewa_cli.objective.judge import judge_by_metric
     from sewa_cli.session.heldout import confirm
@@ -167,7 +167,7 @@ def _by_metric(setup: Setup) -> tuple[Selected, Run]:
     return Selected(choice, average, scored, choice.coefficients, choice.name, about), run
 
 
-def _by_loss(setup: Setup) -> tuple[Selected, Run]:
+def _by_loss(setup: Setup) -> tuple[Selected, PlacedRun]:
     """Read, choose, and judge the choice next to the baselines."""
     session = setup.session
     session.warn_of_overlap(training=session.objective.batch_statistics)
@@ -177,7 +177,7 @@ def _by_loss(setup: Setup) -> tuple[Selected, Run]:
     return _judge(run, _choose(run)), run
 
 
-def _choose(run: Run) -> Chosen:
+def _choose(run: PlacedRun) -> Chosen:
     """Let the solver choose.
 
     The baselines are run first where W is held, so that a broken loss is found early; a solver
@@ -199,7 +199,7 @@ def _choose(run: Run) -> Chosen:
     return Chosen(_by_its_name(choice, baselines(run.trajectory.k, K)), losses)
 
 
-def _baseline_losses(run: Run) -> dict[Name, float]:
+def _baseline_losses(run: PlacedRun) -> dict[Name, float]:
     averages = baselines(run.trajectory.k, run.session.config.K)
     with run.session.clock("evaluate"):
         losses = run.scores.baseline_losses(averages)
@@ -228,7 +228,7 @@ def _same(one: Coefficients, two: Coefficients) -> bool:
 # ---- measure and judge ----------------------------------------------------------------------
 
 
-def _measure(run: Run, chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
+def _measure(run: PlacedRun, chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
     """Score the choice and the baselines; the best one by selection loss comes first."""
     choice, losses = chosen.choice, chosen.baselines
     session, K = run.session, run.session.config.K
@@ -248,13 +248,13 @@ def _measure(run: Run, chosen: Chosen) -> tuple[Average, Scored, dict[str, Refer
     return average, scored, references
 
 
-def _finish(run: Run, coefficients: Coefficients, method: str) -> tuple[Average, Scored]:
+def _finish(run: PlacedRun, coefficients: Coefficients, method: str) -> tuple[Average, Scored]:
     """Return the average as it will be written, and what that scores."""
     sources = sum(c != 0 for c in coefficients)
     return run.scores.written(run.average(coefficients, method, sources))
 
 
-def _judge(run: Run, chosen: Chosen) -> Selected:
+def _judge(run: PlacedRun, chosen: Chosen) -> Selected:
     """Compare the choice with the baselines; with --fallback one of these may be taken instead."""
     session, config = run.session, run.session.config
     choice, losses = chosen.choice, chosen.baselines
@@ -352,7 +352,7 @@ def _warn(
 # ---- write ----------------------------------------------------------------------------------
 
 
-def _write(run: Run, selected: Selected, outputs: Outputs | None) -> Selection:
+def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selection:
     """Write the file, then its report; without outputs, make the report alone."""
     session, choice, scored = run.session, selected.choice, selected.scored
     began = time.perf_counter()

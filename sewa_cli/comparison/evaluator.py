@@ -26,13 +26,13 @@ from sewa_cli.scores import same
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.heldout import means_of_others
 from sewa_cli.session.metric import Metric, open_metric
-from sewa_cli.session.run import Run
+from sewa_cli.session.run import PlacedRun
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import SURVEYING, Predicting, Problem, Solver, Surveyor
 from sewa_cli.solvers.outputs.survey import Survey
 
 
-def open_evaluator(run: Run, learner: Solver) -> Evaluator:
+def open_evaluator(run: PlacedRun, learner: Solver) -> Evaluator:
     """Open what methods may ask for; refuse now what could not be judged in the end."""
     config, fast = run.session.config, run.session.config.compare.fast
     if fast:
@@ -44,7 +44,7 @@ def open_evaluator(run: Run, learner: Solver) -> Evaluator:
     return Evaluator(run, learner, problem, fast, _open_metric(run))
 
 
-def _open_metric(run: Run) -> Metric | None:
+def _open_metric(run: PlacedRun) -> Metric | None:
     if run.session.config.objective.metric is None:
         return None
     metric = open_metric(run)
@@ -65,7 +65,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, run: Run, learner: Solver, problem: Problem, fast: bool, metric: Metric | None
+        self, run: PlacedRun, learner: Solver, problem: Problem, fast: bool, metric: Metric | None
     ) -> None:
         self.run, self.metric, self.fast = run, metric, fast
         self.seed = run.session.config.seed

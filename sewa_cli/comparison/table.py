@@ -32,14 +32,14 @@ SMALL = 0.01  # of the loss: an error that nobody would act on
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonPlan:
     """The methods and budgets that are to be compared."""
 
     calls: list[Call]
     budgets: list[int]
 
     @classmethod
-    def by(cls, config: Config, events: Events, *, has_loss: bool = True) -> Asked:
+    def by(cls, config: Config, events: Events, *, has_loss: bool = True) -> ComparisonPlan:
         register_methods(config, events)
         if config.lora == "merged":
             raise ConfigError(
@@ -52,7 +52,7 @@ class Asked:
         budgets = sorted(set(config.compare.K)) or [config.K]
         return cls(calls, budgets)
 
-    def of(self, k: int) -> Asked:
+    def of(self, k: int) -> ComparisonPlan:
         """Settle the K for k checkpoints; `sewa` must have something to choose."""
         if self.budgets == [AUTO]:
             return replace(self, budgets=[min(USUAL, k - 1)])
@@ -96,7 +96,7 @@ class Draft:
         )
 
 
-def evaluate_all(setup: Setup, asked: Asked) -> tuple[Evaluator, list[Draft]]:
+def evaluate_all(setup: Setup, asked: ComparisonPlan) -> tuple[Evaluator, list[Draft]]:
     """Read the checkpoints, then evaluate every method at every K."""
     clock, events = setup.session.clock, setup.session.events
     with clock("read"):
@@ -148,7 +148,7 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
     return Draft(row, evaluated)
 
 
-def far_off(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Iterator[str]:
+def far_off(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft]) -> Iterator[str]:
     """Warn of predictions that are off by more than half of what the method has gained."""
     searching = {call.label for call in asked.calls if call.method.needs_loss}
     k = evaluator.run.trajectory.k
@@ -166,7 +166,7 @@ def far_off(evaluator: Evaluator, asked: Asked, drafts: Sequence[Draft]) -> Iter
 
 
 @dataclass(frozen=True)
-class Table:
+class ComparedRows:
     """Rows compared with each other; `best`: the one with the lowest held-out loss."""
 
     rows: list[Row]
@@ -200,7 +200,7 @@ class Table:
 
 def compare_drafts(
     drafts: Sequence[Draft], seed: int, samples: int, events: Events, judged: Judged | None = None
-) -> Table:
+) -> ComparedRows:
     """Marks and intervals, by resampling held-out rows; `judged`: their losses are a metric's."""
     failed, goal = [0] * len(drafts), judged.goal if judged else "min"
     if judged is not None:
@@ -227,7 +227,7 @@ def compare_drafts(
         best = choose(units, key=lambda i: rows[i].heldout_loss or 0.0)
     if judged is not None:
         rows = [_as_scores(*one) for one in zip(rows, failed, strict=True)]
-    return Table(rows, best, unit, judged)
+    return ComparedRows(rows, best, unit, judged)
 
 
 def _on_common_parts(

@@ -26,7 +26,7 @@ from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.jobs import Job, PartScorer, Recipe, Result
 from sewa_cli.session.parts import KINDS, Kind, Places, divide_parts, list_parts, name_parts
-from sewa_cli.session.run import Run
+from sewa_cli.session.run import PlacedRun
 from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
@@ -45,7 +45,7 @@ class Metric:
     board    what was asked for the choice under way
     """
 
-    run: Run
+    run: PlacedRun
     criterion: Criterion
     scoring: Scoring
     lists: Mapping[Kind, Sequence[Any]]
@@ -202,7 +202,7 @@ class Metric:
         return torch.tensor(self.scoring.pick(scores, self.criterion.name), dtype=torch.float64)
 
 
-def open_metric(run: Run) -> Metric:
+def open_metric(run: PlacedRun) -> Metric:
     """List and divide the parts, and settle in which processes they are scored."""
     session, config = run.session, run.session.config
     task, scoring, name = session.task, session.task.scoring, config.objective.metric
@@ -228,7 +228,7 @@ def open_metric(run: Run) -> Metric:
 
 
 def _open_pool(
-    run: Run, lists: Mapping[Kind, Sequence[Any]], places: Mapping[Kind, Places]
+    run: PlacedRun, lists: Mapping[Kind, Sequence[Any]], places: Mapping[Kind, Places]
 ) -> InProcess | Workers:
     session, config = run.session, run.session.config
     workers, timeout = config.objective.workers, config.objective.part_timeout
@@ -249,7 +249,7 @@ def _open_pool(
     return Workers(recipe, workers, timeout)
 
 
-def _named_incumbent(run: Run) -> tuple[Name, Coefficients] | None:
+def _named_incumbent(run: PlacedRun) -> tuple[Name, Coefficients] | None:
     """Return the baseline that the user names."""
     config, k = run.session.config, run.trajectory.k
     if (named := config.objective.incumbent) is None:

@@ -12,7 +12,7 @@ from sewa_cli.methods.family import baselines
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
 from sewa_cli.scores import has_learning_losses
-from sewa_cli.session.run import Run, Setup
+from sewa_cli.session.run import PlacedRun, Setup
 from sewa_cli.session.session import Session
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Plan, Sizes, Stage
@@ -81,7 +81,7 @@ def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[
     return [*stages, Stage("writing", reads=share)]
 
 
-def follow(run: Run, K: int) -> None:
+def follow(run: PlacedRun, K: int) -> None:
     """Show progress by the solver's plan, if it has one."""
     session, objective, room = run.session, run.session.objective, run.placed.room
     counts, k = Counts.of(session), run.trajectory.k

@@ -14,7 +14,7 @@ from sewa_cli.errors import CheckpointError
 from sewa_cli.report.shared import LeftOut
 from sewa_cli.report.standing import Standing
 from sewa_cli.trajectory import fill_row
-from sewa_cli.trajectory.standing import Sample
+from sewa_cli.trajectory.standing import WeightSample
 
 if TYPE_CHECKING:
     from sewa_cli.session.session import Session
@@ -31,9 +31,9 @@ class CheckpointRows:
         self.count = len(session.checkpoints)
         self._end = max(where.stop for where in self.layout.slices.values())
         self._session = session
-        self._sample = Sample(self.count, self._end)
+        self._sample = WeightSample(self.count, self._end)
         self._broken: dict[int, str | None] = {}  # of those that were read: what is wrong with them
-        self._mapped: _Mapped | None = None
+        self._mapped: _MappedColumns | None = None
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -52,7 +52,7 @@ class CheckpointRows:
     def gather(self) -> Callable[[Sequence[int], slice, Tensor], None] | None:
         """Return `gather` if every checkpoint can be mapped; they stay mapped."""
         if self._mapped is None:
-            self._mapped = _Mapped(self._session)
+            self._mapped = _MappedColumns(self._session)
         if not self._mapped.is_whole:
             return None
         for checkpoint in self._session.checkpoints:
@@ -95,7 +95,7 @@ class CheckpointRows:
         return broken is None
 
 
-class _Mapped:
+class _MappedColumns:
     """Columns of W straight from the mapped files, widened to float32 on the way."""
 
     def __init__(self, session: Session) -> None:

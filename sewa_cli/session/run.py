@@ -35,14 +35,14 @@ class Setup:
     placer: Placer
     streams: bool
 
-    def place(self) -> Run:
+    def place(self) -> PlacedRun:
         """Read the checkpoints into W wherever it fits; a stream is not read yet."""
         session = self.session
         placed = self.placer.stream() if self.streams else self.placer.place()
         session.load_integers(
             session.newest if self.streams else session.at(placed.trajectory.used)[-1]
         )
-        return Run(self, placed, AverageScores(session, self.scorer, placed))
+        return PlacedRun(self, placed, AverageScores(session, self.scorer, placed))
 
 
 def set_up(session: Session, solver: Solver, *, share: float = 1.0, stream: bool = True) -> Setup:
@@ -64,7 +64,7 @@ def set_up(session: Session, solver: Solver, *, share: float = 1.0, stream: bool
 
 
 @dataclass(frozen=True)
-class Run:
+class PlacedRun:
     """The checkpoints placed as W, and what averages of them score."""
 
     setup: Setup

@@ -45,13 +45,8 @@ class Layout:
     parameters: int  # how many of the P are parameters; buffers come after them
     size: int  # P
 
-    @classmethod
-    def of(cls, size: int, name: str = "outputs") -> Layout:
-        """Make the layout of one vector."""
-        return cls({name: slice(0, size)}, {name: (size,)}, size, size)
 
-
-class Source(Protocol):
+class RowSource(Protocol):
     """The checkpoints as rows of W, one at a time, wherever they come from."""
 
     layout: Layout

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.dtypes import as_array
-from sewa_cli.trajectory import Layout, Source, Trajectory, products
+from sewa_cli.trajectory import Layout, RowSource, Trajectory, products
 from sewa_cli.trajectory.products import VIEWED
 
 ROWS = 10  # of a block on a device
@@ -41,7 +41,7 @@ class Deltas(Trajectory):
         self._wide = torch.empty(shape, dtype=torch.float32, device=differences.device)
 
     @classmethod
-    def read(cls, source: Source) -> Deltas:
+    def read(cls, source: RowSource) -> Deltas:
         """Every whole checkpoint is read twice: for the mean, and for its difference from it."""
         row = torch.empty(source.layout.size, dtype=torch.float32)
         total, used = torch.zeros_like(row), []
@@ -75,11 +75,6 @@ class Deltas(Trajectory):
 
     def row(self, i: int) -> Tensor:
         return self._differences[i].float().add_(self._mean)
-
-    def part(self, columns: slice) -> Deltas:
-        """Some columns of it, for products with these alone."""
-        some = self._mean[columns], self._differences[:, columns]
-        return Deltas(*some, Layout.of(columns.stop - columns.start), self.used)
 
     def rows(self) -> Iterator[tuple[int, Tensor]]:
         for i, row in super().rows():

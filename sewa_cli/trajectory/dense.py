@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from sewa_cli.trajectory import Layout, Source, Trajectory
+from sewa_cli.trajectory import Layout, RowSource, Trajectory
 from sewa_cli.trajectory.products import VIEWED
 
 ROWS = 50  # of a block, where products go by blocks
@@ -23,7 +23,7 @@ class Dense(Trajectory):
         self.W = W
 
     @classmethod
-    def read(cls, source: Source, device: torch.device | None = None) -> Dense:
+    def read(cls, source: RowSource, device: torch.device | None = None) -> Dense:
         """Every checkpoint of the source that holds no NaN or Inf."""
         device, P = device or source.device, source.layout.size
         W = torch.empty(source.count, P, dtype=torch.float32, device=device)
@@ -43,7 +43,3 @@ class Dense(Trajectory):
 
     def row(self, i: int) -> Tensor:
         return self.W[i]
-
-    def part(self, columns: slice) -> Dense:
-        """Some columns of it, for products with these alone."""
-        return Dense(self.W[:, columns], Layout.of(columns.stop - columns.start), self.used)

@@ -24,7 +24,7 @@ from sewa_cli.events import Events
 from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.shared import Placement
 from sewa_cli.text import one_line, size
-from sewa_cli.trajectory import Layout, Source, Trajectory
+from sewa_cli.trajectory import Layout, RowSource, Trajectory
 from sewa_cli.trajectory.deltas import Deltas, rows_at_once
 from sewa_cli.trajectory.dense import Dense
 from sewa_cli.trajectory.memory import free_on, free_on_host, ran_out
@@ -54,8 +54,8 @@ def cap_on(device: torch.device, memory: int | None, ranks: Ranks = ALONE) -> Ca
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes that a tier is planned by."""
+class TierSizes:
+    """TierSizes that a tier is planned by."""
 
     k: int
     P: int
@@ -74,14 +74,14 @@ class Tier:
     """A place for W: what it allocates on the device, and how it comes about."""
 
     name: str
-    needs: Callable[[Sizes], int]  # besides `work`
-    build: Callable[[Source, Sizes], Trajectory]
+    needs: Callable[[TierSizes], int]  # besides `work`
+    build: Callable[[RowSource, TierSizes], Trajectory]
     reads: Callable[[int], int]  # products with W → how often each checkpoint's file is read
     holds: bool = False  # W is there in float32: an average needs no file
-    is_here: Callable[[Sizes], bool] = lambda _: True
+    is_here: Callable[[TierSizes], bool] = lambda _: True
 
 
-def _pinned(source: Source, sizes: Sizes) -> Trajectory:
+def _pinned(source: RowSource, sizes: TierSizes) -> Trajectory:
     held = Dense.read(source, torch.device("cpu"))
     return Streamed(_Pinned(held, source.device), sizes.rows, list(range(held.k)))
 
@@ -160,7 +160,7 @@ class Placer:
 
     def __init__(
         self,
-        source: Source,
+        source: RowSource,
         cap: Cap,
         vectors: int,
         events: Events,
@@ -178,7 +178,7 @@ class Placer:
         self._share = share
         P = source.layout.size
         work = 4 * P * (vectors + SPARE)
-        self.sizes = Sizes(source.count, P, source.device, work, int(share * cap.bytes))
+        self.sizes = TierSizes(source.count, P, source.device, work, int(share * cap.bytes))
         known = [tier.name for tier in TIERS]
         if only not in (None, *known):
             raise ConfigError(f"tier: must be one of {', '.join(known)}, found {only!r}")

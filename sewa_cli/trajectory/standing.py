@@ -21,7 +21,7 @@ LEAST: Final = 1024  # of each checkpoint, however many there are
 BLOCK: Final = 2**17  # numbers that are measured at a time, as float64
 
 
-class Sample:
+class WeightSample:
     """Some of the weights of every checkpoint, the same of each; all, where they are few."""
 
     def __init__(self, count: int, size: int) -> None:

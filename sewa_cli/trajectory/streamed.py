@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sewa_cli.trajectory import Source, Trajectory
+from sewa_cli.trajectory import RowSource, Trajectory
 
 
 class Streamed(Trajectory):
@@ -19,7 +19,7 @@ class Streamed(Trajectory):
     Averages that were made on the way can be remembered: asked for again, nothing is read.
     """
 
-    def __init__(self, source: Source, rows: int = 1, used: list[int] | None = None) -> None:
+    def __init__(self, source: RowSource, rows: int = 1, used: list[int] | None = None) -> None:
         super().__init__(source.layout, source.device, used or list(range(source.count)))
         self._source = source
         self._checked = used is not None
@@ -28,7 +28,7 @@ class Streamed(Trajectory):
         self._fetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fetch")
 
     @classmethod
-    def read(cls, source: Source, rows: int) -> Streamed:
+    def read(cls, source: RowSource, rows: int) -> Streamed:
         """Read once, to see which checkpoints are whole."""
         row = torch.empty(source.layout.size, dtype=torch.float32)
         return cls(source, rows, [i for i in range(source.count) if source.fill(i, row)])

@@ -11,7 +11,7 @@ from helpers.tiny import Sewa
 from sewa_cli.comparison import evaluator
 from sewa_cli.objective.board import Average
 from sewa_cli.session.metric import Metric
-from sewa_cli.session.run import Run
+from sewa_cli.session.run import PlacedRun
 from sewa_cli.task.scoring import Score
 
 HEAD = """
@@ -155,7 +155,7 @@ def test_compare_closes_its_workers_and_those_with_which_memory_ran_out(
     opened, closed = list[Metric](), list[Metric]()
     make, score = evaluator.open_metric, Metric.score_heldout
 
-    def open_one(run: Run) -> Metric:
+    def open_one(run: PlacedRun) -> Metric:
         assert closed == opened
         opened.append(make(run))
         return opened[-1]
