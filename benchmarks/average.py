@@ -110,7 +110,7 @@ def make_files(folder: Path, count: int, megabytes: int) -> list[Path]:
 
 
 def linked(paths: Sequence[Path], folder: Path, count: int) -> list[Path]:
-    """So many names for these files: as many mappings, without the disk space."""
+    """Link these files under more names: as many mappings, without the disk space."""
     found = []
     for n in range(count):
         path = folder / f"many-{n}" / "model.safetensors"
@@ -151,7 +151,7 @@ def sum_only(paths: Sequence[Path]) -> None:
 
 
 def sum_and_write(paths: Sequence[Path], output: Path) -> None:
-    """What the peers do as well: the file may still be in the system's hands when they end."""
+    """Return without flushing, as the other tools do."""
     with output.open("wb") as file:
         averaged(paths).write(file)
 
@@ -163,7 +163,7 @@ def sewa_average(paths: Sequence[Path], output: Path) -> None:
 
 
 class Mergekit:
-    """A process that has mergekit loaded, and merges when told to."""
+    """A process that has mergekit loaded, and merges on request."""
 
     def __init__(self, python: str, paths: Sequence[Path], output: Path) -> None:
         models = json.dumps([str(path.parent) for path in paths])
@@ -194,7 +194,7 @@ class Mergekit:
 def commands(
     paths: Sequence[Path], output: Path, merged: Path, python: str | None
 ) -> dict[str, list[str]]:
-    """What a user would type, each in a fresh process; mergekit's own is beside its Python."""
+    """Return the commands that a user would type, each in a fresh process."""
     here = Path(__file__).parent
     files = [str(path) for path in paths]
     found = {

@@ -1,4 +1,4 @@
-"""What the paper's bounds predict: `python benchmarks/bounds.py --plot docs/theory.png`.
+"""Predictions of the paper's bounds: `python benchmarks/bounds.py --plot docs/theory.png`.
 
 Bounds on the generalisation gap by uniform stability, Table 1 of SeWA. T steps of SGD at the step
 size α on n rows; the loss is L-Lipschitz and β-smooth in the weights; k newest iterates, s = max

@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing side by side, and tables.
+"""Helpers of the benchmarks: timing in turns, and tables.
 
 The machine may be busy with other things, so contestants take turns and the best time of each
 counts: noise only ever adds.

@@ -38,7 +38,7 @@ def noises(generator: torch.Generator) -> dict[str, Callable[[int], Tensor]]:
 
 
 def shares(draw: Callable[[int], Tensor]) -> list[str]:
-    """Of duels that are won, by their number of parts."""
+    """Return the share of duels that are won, by their number of parts."""
     return [f"{sum(is_shown(one) for one in draw(n)) / RUNS:.1%}" for n in DUELS]
 
 

@@ -1,4 +1,4 @@
-"""What the default makes of few rows: `python benchmarks/few_rows.py [DRAWS]`, some ten minutes.
+"""The default with few examples: `python benchmarks/few_rows.py [DRAWS]`, some ten minutes.
 
 The demo's runs of two seeds, all of their checkpoints and the last thirty; so many rows to choose
 by, drawn anew each time from the demo's selection and held-out images, judged on the rest of them.

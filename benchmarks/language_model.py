@@ -62,7 +62,7 @@ def make_run(folder: Path) -> None:
     ids = [i for text in texts for i in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
     rows = [ids[at : at + LENGTH] for at in range(0, len(ids) - LENGTH, LENGTH)]
     random.Random(0).shuffle(rows)
-    # the very tokens, when the text is read again
+    # the same tokens when the text is read again
     whole = (row for row in rows if tokenizer(tokenizer.decode(row))["input_ids"] == row)
     kept = [next(whole) for _ in range(2 * ROWS)]
     for name, some in (("selection", kept[:ROWS]), ("heldout", kept[ROWS:])):
@@ -134,7 +134,7 @@ ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def _prepared(folder: Path, rows: int) -> Path:
-    """A folder with a sewa.yaml that chooses by so many rows."""
+    """Make a folder with a sewa.yaml that chooses by `rows` rows."""
     work = folder / "command"
     work.mkdir(exist_ok=True)
     lines = (folder / "selection.jsonl").read_text().splitlines(keepends=True)[:rows]
@@ -213,7 +213,7 @@ def gumbel(folder: Path, rows: int) -> list[dict[str, Any]]:
 
 
 def command(folder: Path, rows: int) -> list[dict[str, Any]]:
-    """`sewa select` as a process of its own, beside k · rounds plain passes over its rows.
+    """Time `sewa select` in a process of its own, next to k · rounds plain passes.
 
     In seconds of the processor, one thread each: the clock's depend on who else is at work.
     """

@@ -1,16 +1,9 @@
 """The two products with W, from memory and from files: `python benchmarks/products.py`.
 
-In plain reads of W by as many threads (`limit`): mixing and pulling back by tiles, with M samples.
-Next to it, what one call of torch's BLAS over 50 rows takes, which splits the work itself. From
-files, all in the page cache: in raw reads of the mapped bytes; `rows` copies whole rows and
-multiplies them, as is done for files that cannot be mapped.
-
-Then averages of 16-bit numbers; mixing from files that are not in
-the page cache, beside a plain read of each, one after the other.
-With `--before CHECKOUT`, an older version of sewa takes turns with `sewa select`, W streamed from
-the files: whole commands.
-
-    python benchmarks/products.py --before ../sewa-before
+Times are in plain reads of W by as many threads (`limit`): mixing and pulling back by tiles, with M
+samples, and by one call of torch's BLAS over 50 rows. From files in the page cache, they are in raw
+reads of the mapped bytes; `rows` copies whole rows, as for files that cannot be mapped. Then come
+averages of 16-bit numbers, and mixing from files that are not in the page cache.
 """
 
 from __future__ import annotations
@@ -18,8 +11,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -30,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import as_installed, finish, processor, race
+from common import finish, processor, race
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -50,7 +41,6 @@ from sewa_cli.trajectory.streamed import Streamed
 SIZES = ((100, 2 * 10**6), (1000, 10**5), (10, 10**7), (100, 10**5))
 SAMPLES = (1, 2, 4, 8)
 FILES = (60, 2 * 10**6)
-COMMAND = (200, 10**6)
 ROWS = 50
 Contestants = dict[str, Callable[[], object]]
 
@@ -139,7 +129,7 @@ def open_rows(folder: Path, P: int) -> CheckpointRows:
 
 
 class Whole(Streamed):
-    """As if the files could not be mapped."""
+    """Read whole rows, as for files that cannot be mapped."""
 
     has_tiles = False
 
@@ -237,74 +227,10 @@ def averages(rounds: int) -> list[dict[str, object]]:
     ]
 
 
-TASK = """
-import torch
-from torch import nn
-def build_model():
-    first, last = nn.Linear(64, 964), nn.Linear(964, 10)
-    return nn.Sequential(first, nn.ReLU(), nn.Linear(964, 964), nn.ReLU(), last)
-def selection_data():
-    g = torch.Generator().manual_seed(0)
-    return [(torch.randn(50, 64, generator=g), torch.randint(10, (50,), generator=g))]
-def loss(outputs, batch): return nn.functional.cross_entropy(outputs, batch[1])
-"""
-
-
-def whole_commands(rounds: int, folder: Path, before: Path) -> list[dict[str, object]]:
-    k, _ = COMMAND
-    (folder / "run").mkdir()
-    (folder / "task.py").write_text(TASK)
-    scope: dict[str, Callable[[], nn.Module]] = {}
-    exec(TASK, scope)
-    torch.manual_seed(0)
-    model = scope["build_model"]()
-    for step in range(k):
-        state = {n: t + 0.02 * torch.randn_like(t) for n, t in model.state_dict().items()}
-        save_file(state, folder / "run" / f"step-{step:03}.safetensors")
-    small = ["--memory", str(64 * 1_002_570), "--K", "10", "--solver", "gumbel"]
-    commands = {
-        "select from files": [
-            "select",
-            "run",
-            "--task",
-            "task.py",
-            *small,
-            "--set",
-            "gumbel.iterations=10",
-        ]
-    }
-
-    def call(code: Path, arguments: list[str]) -> Callable[[], object]:
-        environment = {**as_installed(), "PYTHONPATH": str(code.resolve())}
-        ours = [sys.executable, "-c", "from sewa_cli.__main__ import run; run()", *arguments]
-        output = ["-o", "out.safetensors", "--force", "--quiet"]
-        return lambda: subprocess.run(
-            [*ours, *output], cwd=folder, env=environment, check=True, stdout=subprocess.DEVNULL
-        )
-
-    here = Path(__file__).resolve().parents[1]
-    contestants = {
-        f"{name} {which}": call(code, arguments)
-        for name, arguments in commands.items()
-        for which, code in (("now", here), ("before", before))
-    }
-    best = race(contestants, rounds)
-    return [
-        {
-            "command": name,
-            "before, s": best[f"{name} before"],
-            "now, s": best[f"{name} now"],
-            "faster": f"{best[f'{name} before'] / best[f'{name} now']:.1f} ×",
-        }
-        for name in commands
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--before", type=Path, help="a checkout of an older version")
-    parser.add_argument("--only", choices=("memory", "averages", "files", "commands"))
+    parser.add_argument("--only", choices=("memory", "averages", "files"))
     given = parser.parse_args()
     print(f"{processor()}, {torch.get_num_threads()} threads, load {os.getloadavg()[0]:.1f}\n")
     if given.only in (None, "memory"):
@@ -320,9 +246,6 @@ def main() -> None:
             print()
             finish("products from disk", from_disk(given.rounds, folder), None)
             print()
-        if given.before and given.only in (None, "commands"):
-            rows = whole_commands(min(given.rounds, 3), folder, given.before)
-            finish("products in commands", rows, None)
 
 
 if __name__ == "__main__":

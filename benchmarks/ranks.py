@@ -1,4 +1,4 @@
-"""What several ranks hold, read and take, beside one: the tables of docs/scale.md.
+"""Memory, bytes and seconds of several ranks and of one: the tables of docs/scale.md.
 
     python benchmarks/ranks.py [--ranks 1 2] [--rounds 3] [--cases passes W bf16]
 
@@ -131,7 +131,7 @@ def side_by_side(folder: Path) -> float:
 
 
 def shares(folder: Path) -> dict[str, float]:
-    """What one rank spends on passes and on W, of the whole: measured apart, in this process."""
+    """Return the shares of one rank's time spent on passes and on W, measured in this process."""
     from sewa_cli.commands.select import run_select
     from sewa_cli.objective.objective import Objective
     from sewa_cli.session.extensions import load_settings

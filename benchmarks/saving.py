@@ -1,4 +1,4 @@
-"""What a callback costs: `save_weights` against the same bytes written plainly.
+"""The cost of a callback: `save_weights` against the same bytes written plainly.
 
 python benchmarks/saving.py
 """

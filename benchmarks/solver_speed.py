@@ -1,4 +1,4 @@
-"""What choosing costs: `python benchmarks/solver_speed.py`, tables in Markdown.
+"""The cost of choosing: `python benchmarks/solver_speed.py`, tables in Markdown.
 
 200 checkpoints of a network of 10⁶ parameters, 1,000 rows to select by, all files in the page
 cache. First `sewa select`: bytes of checkpoints read and seconds by stage, where W is streamed from

@@ -162,7 +162,7 @@ def _encode(text: str) -> Tensor:
 
 
 def _windows(modules: str, rows: int | None) -> Data:
-    """Rows of characters, and the character after each; all there are, or so many at random."""
+    """Return rows of characters and the character after each: all, or some at random."""
     library = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for name in modules.split():
@@ -441,7 +441,7 @@ def surely_worse(sparse: dict[str, Any]) -> bool:
 
 
 def conclude(found: Sequence[dict[str, Any]]) -> list[str]:
-    """What the tables say, in sentences."""
+    """Return sentences that say what the tables show."""
     n = len(found)
     worse = [r for r in found if surely_worse(r["sparse"])]
     by_over = ", ".join(f"{r['task']} {r['seed']} ({r['sparse']['over']})" for r in worse)

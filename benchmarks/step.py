@@ -90,7 +90,7 @@ class Free:
 
 
 def rest_share(trajectory: Trajectory, M: int = 2, iterations: int = 10) -> float:
-    """Of a step without the model: all but mixing and pulling back, timed in the same run."""
+    """Return the share of a step that is neither the model, mixing nor pulling back."""
     objective = Free(torch.randn(trajectory.layout.parameters))
     problem = Problem(cast(Objective, objective), trajectory, 0, 0, Events())
     solver = Gumbel(Gumbel.Settings(iterations=iterations, samples=M))

@@ -7,7 +7,7 @@ machines have done is kept in regret.json beside this file, and not done again.
 
     python benchmarks/quality                            everything
     python benchmarks/quality --settings text --jobs 2   one setting, two processes
-    python benchmarks/quality --studies methods tuning   some of the studies
+    python benchmarks/quality --studies methods windows  some of the studies
     python benchmarks/quality --tables                   only what there is, nothing new
     python benchmarks/quality --studies regret --keep    the rest of one, and keep it for others
 """
@@ -32,7 +32,6 @@ from studies import (
     draws_table,
     load_curves,
     overfitting_table,
-    tuning_table,
     windows_table,
 )
 from tables import Results, fill, full_table, learned_against, load, markdown, paper_table
@@ -97,7 +96,6 @@ def report(
     by_loss, by_metric = (findings(results, what) for what in ("heldout_loss", "metric"))
     tables["The paper's claims, counted"] = counted(by_loss, by_metric)
     tables["What `--K auto` took"] = auto_table(folder, settings, reported)
-    tables["Settings of the solvers, K=10"] = tuning_table(load(folder, settings, tuned), settings)
     for setting in settings:
         tables[f"{setting.name}: over-fitting"] = overfitting_table(found, setting)
     if units := load_units(folder, settings, reported):

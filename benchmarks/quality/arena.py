@@ -123,7 +123,7 @@ def _stacked(policies: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
 
 
 def _passed(stack: Sequence[torch.Tensor], observations: Any) -> torch.Tensor:
-    """What each policy's `forward` gives for its own rows."""
+    """Return what each policy's `forward` gives for its own rows."""
     mean, std, *linear = stack
     values = (torch.from_numpy(observations) - mean) / std
     last = len(linear) - 2

@@ -133,7 +133,7 @@ class Study:
         return self._chosen[K]
 
     def choose(self, solver: str, K: int, budget: int) -> Any:
-        """As `sewa select --metric return --solver … --budget …` does it, with what is known."""
+        """Choose as `sewa select --metric return --budget …` does, with known episodes."""
         from sewa_cli.objective.board import Board
         from sewa_cli.session.extensions import make_solver
 

@@ -59,7 +59,7 @@ class Job:
 
 
 def jobs() -> Iterator[Job]:
-    """What is asked first is run first."""
+    """Yield the jobs in the order in which they run."""
     yield Job("decayed", "last", ("last", "uniform"))
     yield Job("constant", "simple", SIMPLE, (10, 20))
     yield Job("constant", "default", ("aggregate",))
@@ -141,7 +141,7 @@ def losses(study: Study, seeds: Sequence[int]) -> dict[Key, Runs]:
 
 
 def shares(found: Mapping[Key, Runs], key: Key) -> list[float]:
-    """Of what the decay gained over the checkpoint where it began, in per cent, run by run."""
+    """Return the share of the decay's gain in percent, run by run."""
     before, after = found["constant", "last", None], found["decayed", "last", None]
     seeds = [seed for seed in found[key] if seed in before and seed in after]
     return [100 * (before[s] - found[key][s]) / (before[s] - after[s]) for s in seeds]

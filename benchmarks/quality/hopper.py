@@ -19,7 +19,7 @@ STEPS = 300  # that are compared
 
 
 def lean() -> None:
-    """For all Hoppers of this process, from now on."""
+    """Change every Hopper of this process."""
     theirs = HopperEnv.step
     if theirs is _step:
         return
@@ -53,7 +53,7 @@ def _step(self: Any, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]
 
 
 def _played() -> list[Any]:
-    """What some hundred steps by chance come to."""
+    """Return where some hundred random steps lead."""
     env, random = gymnasium.make("Hopper-v5", disable_env_checker=True), np.random.default_rng(0)
     found: list[Any] = [env.reset(seed=0)[0].tolist()]
     for n in range(STEPS):

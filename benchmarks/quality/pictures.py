@@ -12,7 +12,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from tables import Results, estimate
 
-# Okabe and Ito's colours, which are told apart by everyone
+# Okabe and Ito's colours, which colour-blind readers can distinguish
 LINES = {
     "sewa": "#D55E00",
     "sewa linear": "#E69F00",
@@ -22,7 +22,7 @@ LINES = {
     "topk": "#CC79A7",
 }
 LEVELS = {"last": (":", "#000000"), "uniform": ("--", "#777777"), "greedy": ("-.", "#AA3377")}
-ACROSS = 4  # settings beside each other; more would be too small on a page
+ACROSS = 4  # settings in a row; more would be too small on a page
 WHAT = {"heldout_loss": "held-out loss", "metric": ""}
 
 

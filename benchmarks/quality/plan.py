@@ -1,4 +1,4 @@
-"""What is measured: settings, training runs, and the commands that each run is put through."""
+"""The plan: settings, training runs, and the commands for each run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Setting:
     whole_run: int = 500  # checkpoints that train.py leaves
     before: int = 0  # steps before the first of them, less `every`
     every: int = 1  # steps between two of them
-    studied: bool = True  # forward selection, tuning and over-fitting: one data set of each task
+    studied: bool = True  # forward selection and overfitting: one data set of each task
     samples: Path = SAMPLES
     budgets: tuple[int, ...] = BUDGETS
     sizes: tuple[int, ...] = (200, 1000, 5000)  # rows to select by, few to all
@@ -71,7 +71,7 @@ def images(*train: str, kind: str = "", run: int = 500) -> Setting:
 
 
 def text(*train: str, kind: str = "", run: int = 500) -> Setting:
-    """Of IMDB's rows, 4,955 are left over to select by."""
+    """Return a text setting; 4,955 of IMDB's rows are left to select by."""
     name, studied, sizes = f"text {kind}".strip(), not kind, (200, 1000, 4900 if not kind else 3000)
     folder = "text_classification"
     return Setting(
@@ -172,23 +172,6 @@ def methods(setting: Setting) -> Iterator[Job]:
         yield Job("methods", "forward", ("forward",), budgets, ("--fast",))
 
 
-# one setting changed at a time
-GUMBEL_CHANGES = ("iterations=300", "temperature=1.0", "lr=0.1", "lr=1.0")
-LINEAR_CHANGES = ("h=0.3", "rounds=1")
-
-
-def tuning(setting: Setting) -> Iterator[Job]:
-    if not setting.studied:
-        return
-    budgets = setting.budgets[:1]
-    for solver, changes in (("gumbel", GUMBEL_CHANGES), ("linear", LINEAR_CHANGES)):
-        options = LINEAR if solver == "linear" else ()
-        yield Job("tuning", solver, ("sewa",), budgets, options)
-        for change in changes:
-            sets = (f"{solver}.{change}",)
-            yield Job("tuning", f"{solver} {change}", ("sewa",), budgets, options, sets)
-
-
 def overfitting(setting: Setting) -> Iterator[Job]:
     """Rows to select by, fresh or those of training; few checkpoints or half of them."""
     if not setting.studied:
@@ -212,7 +195,7 @@ FIXED = ("last", "uniform", "swa", "ema", "power", "lawa", "latest", "ema-window
 
 
 def regret(setting: Setting, seed: int = REPORTED[0]) -> Iterator[Job]:
-    """The default beside what could have been done instead, by few rows, some and all.
+    """Yield the default and its alternatives, by few examples, some and all.
 
     Each training run has rows of its own: few of them mislead by chance, and if all runs had the
     same, their mean would not tell that from a fault.
@@ -236,7 +219,7 @@ DRAWS = 8
 
 
 def draws(setting: Setting) -> Iterator[Job]:
-    """The default on one training run by few rows, others each time: how much do they decide?"""
+    """Yield the default on one training run, by other few examples each time."""
     rows = setting.sizes[0]
     for draw in range(DRAWS if setting.name in DRAWN else 0):
         sets = [f"args.selection={rows}", f"args.selection_skip={draw * rows}"]
@@ -255,7 +238,6 @@ def windows(setting: Setting) -> Iterator[Job]:
 
 STUDIES: dict[str, tuple[Callable[[Setting], Iterator[Job]], tuple[int, ...]]] = {
     "methods": (methods, REPORTED),
-    "tuning": (tuning, TUNING),
     "overfitting": (overfitting, REPORTED),
     "windows": (windows, REPORTED),
     "regret": (regret, REPORTED),

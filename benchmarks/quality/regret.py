@@ -48,7 +48,7 @@ class Unit:
 def load_units(
     folder: Path, settings: Iterable[Setting], seeds: Iterable[int], kept: Path = KEPT
 ) -> list[Unit]:
-    """Those that are there whole; of the rest, those that were kept from another machine."""
+    """Load the units that are complete, else those kept from another machine."""
     settings, seeds = list(settings), list(seeds)
     found = {unit.key: unit for unit in load_kept(kept)}
     found |= {unit.key: unit for s in settings for unit in _measured(folder, s, seeds)}
@@ -76,7 +76,7 @@ def _measured(folder: Path, setting: Setting, seeds: Iterable[int]) -> Iterator[
 
 
 def jobs_of(setting: Setting, seed: int) -> dict[str, tuple[Job, Job]]:
-    """What learns, by the number of rows."""
+    """Return the jobs that learn, by the number of rows."""
     _, *rest = regret(setting, seed)
     return dict(zip(SIZES, zip(rest[::2], rest[1::2], strict=True), strict=True))
 
@@ -109,7 +109,7 @@ def load_kept(path: Path = KEPT) -> list[Unit]:
 
 
 def keep(units: Iterable[Unit], path: Path = KEPT) -> None:
-    """With those that were kept before, a line each; a new one takes the place of an old one."""
+    """Keep units, a line each; a new one replaces an old one."""
     found = {unit.key: _rounded(unit) for unit in load_kept(path)}
     for unit in map(_rounded, units):
         old = found.get(unit.key)  # the same once more was made when it was made
@@ -170,7 +170,7 @@ def regrets(units: Sequence[Unit]) -> dict[str, list[float]]:
 
 
 def tables(units: Sequence[Unit]) -> dict[str, Table]:
-    """By title, as a page has them at its marks."""
+    """Return the tables by title, as a page has them at its marks."""
     return {
         "Regret, % of the held-out loss": regret_table(units),
         "How far the default is below the others, % of the held-out loss": lead_table(units),

@@ -110,7 +110,7 @@ def finished(folder: Path, setting: Setting, seed: int, job: Job) -> dict[str, A
 
 
 def left_by(path: Path, command: list[str]) -> dict[str, Any] | None:
-    """What that command has left; none, if it was another."""
+    """Return what that command has left, or None if it was another."""
     kept: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return kept if kept.get("command") == command else None
 
@@ -126,6 +126,6 @@ def call(command: list[str], folder: Path) -> str:
         command, cwd=folder, env={**os.environ, **ONE_CORE}, capture_output=True, text=True
     )
     if ended.returncode:
-        told = ended.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise Failed(f"{' '.join(command[1:4])} …: exit {ended.returncode}: {told[0]}")
+        last = ended.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise Failed(f"{' '.join(command[1:4])} …: exit {ended.returncode}: {last[0]}")
     return ended.stdout

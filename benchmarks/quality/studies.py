@@ -1,4 +1,4 @@
-"""Tables of the studies beside the main one: solvers' settings, over-fitting, moving windows."""
+"""Tables of the studies next to the main one: overfitting, moving windows, draws of examples."""
 
 from __future__ import annotations
 
@@ -15,36 +15,8 @@ from tables import Found, Runs, estimate
 Table = list[dict[str, str]]
 
 
-def tuning_table(found: Sequence[Found], settings: Sequence[Setting]) -> Table:
-    """Held-out loss with one setting changed, as a share of what it is with the defaults."""
-    rows = [row for row in found if row.study == "tuning"]
-    jobs = list(dict.fromkeys(row.job for row in rows))
-    settings = [s for s in settings if any(row.setting == s.name for row in rows)]
-    table = []
-    for solver in ("gumbel", "linear"):
-        for job in (j for j in jobs if j.split()[0] == solver):
-            line = {"solver": solver, "changed": job.partition(" ")[2] or "(defaults)"}
-            shares = []
-            for setting in settings:
-                plain = _runs(rows, setting, solver, "sewa", None)
-                changed = _runs(rows, setting, job, "sewa", None)
-                if not plain or not changed:
-                    line[setting.name] = ""
-                    continue
-                if job == solver:
-                    line[setting.name] = f"{fmean(plain.values()):.4g}"
-                    continue
-                scale = {seed: plain[seed] for seed in plain.keys() & changed.keys()}
-                ratio = {seed: 100 * (changed[seed] / scale[seed] - 1) for seed in scale}
-                shares += list(ratio.values())
-                line[setting.name] = estimate(list(ratio.values())).show(2, signed=True) + " %"
-            line["all runs"] = estimate(shares).show(2, signed=True) + " %" if shares else ""
-            table.append(line)
-    return table
-
-
 def draws_table(folder: Path, settings: Iterable[Setting], seeds: Sequence[int]) -> Table:
-    """Held-out losses by as many draws of the rows to choose by, above the mean of all's, in %."""
+    """Return held-out losses above that of the mean of all, in %, over draws of selection rows."""
     rows = []
     for setting in settings:
         for seed in seeds:
@@ -69,7 +41,7 @@ def draws_table(folder: Path, settings: Iterable[Setting], seeds: Sequence[int])
 
 
 def overfitting_table(found: Sequence[Found], setting: Setting) -> Table:
-    """What the selection data promised, and what was found held out, both against `uniform`."""
+    """Return differences from `uniform` in selection and in held-out data."""
     rows = [row for row in found if row.study == "overfitting" and row.setting == setting.name]
     table = []
     for job in dict.fromkeys(row.job for row in rows):
@@ -119,7 +91,7 @@ def _runs(
 
 
 def auto_table(folder: Path, settings: Sequence[Setting], seeds: Sequence[int]) -> Table:
-    """What `--K auto` has taken in each training run."""
+    """Return what `--K auto` has taken in each training run."""
     table = []
     for setting in settings:
         taken = []
@@ -180,7 +152,7 @@ def _or_nan(value: float | None) -> float:
 
 
 def windows_table(curves: Curves) -> Table:
-    """A row a method: its metric in each window, and when it reaches the last one's level."""
+    """Return each method's metric by window, and when it reaches the last checkpoint's loss."""
     table = []
     for method in curves.points:
         line = {"method": method}

@@ -1,4 +1,4 @@
-"""From what the jobs left to tables: means over training runs, 95 % intervals of Student's t."""
+"""Tables of the jobs' results: means over training runs, 95 % intervals of Student's t."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Results:
         return any(key[:2] == (setting.name, method) and key[2] is not None for key in self._rows)
 
     def best_budget(self, setting: Setting, method: str, what: str) -> int | None:
-        """The K with the best mean: chosen by the very numbers that are shown, to its favour."""
+        """Return the K with the best mean, chosen by the numbers that are shown."""
         if not self.has_budget(setting, method):
             return None
         sign = 1 if what == "heldout_loss" else -1
@@ -155,7 +155,7 @@ def _minus(one: float, two: float) -> float:
 
 
 def verdict(found: Estimate, better: int) -> str:
-    """Of a difference whose sign should be `better`."""
+    """Return whether a claim holds, whose difference should have the sign `better`."""
     if isnan(found.mean):
         return "no number"
     if isfinite(found.mean):

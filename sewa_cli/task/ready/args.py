@@ -81,7 +81,7 @@ class DataArgs(Settings):
         return {part: path for part, path in given.items() if path is not None}  # type: ignore[misc]
 
     def draw(self, part: Part, rows: int) -> list[int]:
-        """Which of a file's rows belong to `part`, shuffled with the seed, at most `limit`."""
+        """Return the numbers of a part's rows, shuffled with the seed, at most `limit`."""
         order: list[int] = np.random.default_rng(self.seed).permutation(rows).tolist()
         if self.data is not None and part != "training":
             cut = round(rows * self.heldout_fraction)
@@ -92,19 +92,19 @@ class DataArgs(Settings):
         return order[: self.limit]
 
     def note_of_limit(self, part: Part, rows: int, drawn: int) -> list[str]:
-        """What to say if `limit` has left rows out."""
+        """Return a note if `limit` has left rows out."""
         if drawn != self.limit or drawn == rows:
             return []
         path = self.sources[part]
         return [f"{path}: {drawn} of {rows} rows for {part}, drawn with seed {self.seed} (limit)"]
 
     def tables(self) -> dict[Part, Table]:
-        """The file of each part."""
+        """Open the file of each part."""
         opened = {path: open_table(path) for path in dict.fromkeys(self.sources.values())}
         return {part: opened[path] for part, path in self.sources.items()}
 
     def take(self, part: Part, table: Table, columns: Sequence[str], notes: list[str]) -> list[Row]:
-        """The rows of a part; a note if `limit` has cut them."""
+        """Return the rows of a part, and add a note if `limit` has cut them."""
         drawn = self.draw(part, len(table))
         notes += self.note_of_limit(part, len(table), len(drawn))
         return table.take(drawn, columns)
@@ -114,7 +114,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 def parse(model: type[Model], args: Mapping[str, Any]) -> Model:
-    """`args` as a `model`; ConfigError with a line for each fault, such as `args.kind: …`."""
+    """Validate `args`; ConfigError with a line for each fault, such as `args.kind: …`."""
     try:
         return model.model_validate(dict(args))
     except ValidationError as error:
@@ -128,7 +128,7 @@ def parse(model: type[Model], args: Mapping[str, Any]) -> Model:
 
 
 def find_function(model: str) -> Callable[..., Any]:
-    """That which a ModelFunction names."""
+    """Import the function that a ModelFunction names."""
     spec, _, name = model.rpartition(":")
     function = getattr(import_user_module(spec), name, None)
     if not callable(function):

@@ -99,7 +99,7 @@ def functions_of(
 
 
 def open_image(row: Row, column: str, folder: Path, mode: str = "RGB") -> Image:
-    """From a path (relative to `folder`), or from the bytes that `datasets` keeps."""
+    """Open an image from a path (relative to `folder`), or from the bytes that `datasets` keeps."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
@@ -139,12 +139,12 @@ def loss(outputs: Tensor, batch: Batch) -> Tensor:
 
 
 def targets(batch: Batch) -> tuple[Tensor, float]:
-    """The classes, and what each of their cross-entropies counts in the loss."""
+    """Return the classes, and the weight of each cross-entropy in the loss."""
     return batch["targets"], 1 / _number(batch)
 
 
 def _number(batch: Batch) -> float:
-    """Of targets, if each row had as many as the mean over all rows."""
+    """Return the number of targets if each row had as many as the mean over all rows."""
     per_row: float = batch["targets_per_row"]
     return len(batch["targets"]) * per_row
 

@@ -49,7 +49,7 @@ def _seen(value: object) -> str:
 def answers(
     tokenizer: Any, row: Row, messages: Sequence[Message], first: int = 0
 ) -> tuple[str, list[Span]]:
-    """The text of a chat, and where in it the answers stand, those of messages before `first` not.
+    """Return a chat's text and the spans of its answers, without messages before `first`.
 
     Where the template marks what is generated, by its marks; else an answer is what is added to a
     chat that asks for one, which must not change what stands before it.
@@ -71,7 +71,7 @@ def answers(
         if not (after.startswith(before) and whole.startswith(after)):
             raise TaskError(
                 f"{row.where}: the chat template renders message {i + 1} in another way when "
-                "others follow, so that answers cannot be told apart; mark them in it by "
+                "others follow, so that answers cannot be found; mark them in it by "
                 "{% generation %}"
             )
         spans.append((len(before), len(after)))
@@ -81,7 +81,7 @@ def answers(
 def _by_marks(
     tokenizer: Any, row: Row, messages: Sequence[Message], template: str
 ) -> tuple[str, list[Span]] | None:
-    """None: this version of transformers cannot say where the marks are.
+    """Return None if this version of transformers cannot say where the marks are.
 
     Not by `return_assistant_tokens_mask`, which loses every answer from the first one that begins
     with a character without a token of its own, such as a space.
@@ -118,7 +118,7 @@ def render(tokenizer: Any, row: Row, messages: Sequence[Message], **options: Any
 
 @contextmanager
 def _rendering(row: Row) -> Iterator[None]:
-    """Whatever a template raises is a fault of the row, in one line."""
+    """Report whatever a template raises as a fault of the row."""
     try:
         yield
     except Exception as error:

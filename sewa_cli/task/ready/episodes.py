@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from sewa_cli.errors import TaskError
 from sewa_cli.text import one_line
 
-SIDE_BY_SIDE = 8  # as many as are asked for at once: a pass has so many rows, played or not
+SIDE_BY_SIDE = 8  # parts of one call; a forward pass always has this many rows
 Kind = Literal["continuous", "argmax", "sample"]
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What a model's outputs mean: one action for each observation.
+    """How a model's outputs become one action for each observation.
 
     size: numbers that the model gives for each; output: which of several outputs they are;
     low, high [size]: bounds of a continuous action.
@@ -37,7 +37,7 @@ class Policy:
     stretch: bool = False
 
     def outputs(self, model: nn.Module, observations: Tensor) -> Tensor:
-        """[n, size] of observations [n, …]; differentiable."""
+        """Return [n, size] for observations [n, …]."""
         try:
             found = model(observations)
         except torch.OutOfMemoryError:
@@ -66,7 +66,7 @@ class Policy:
         return "an action" if self.kind == "continuous" else "a number for each action"
 
     def _named(self, found: Any) -> Tensor:
-        """The output itself, of a model that has several."""
+        """Return the named output of a model that has several."""
         if self.output is not None:
             by_name = isinstance(self.output, str) and not isinstance(found, dict)
             try:
@@ -83,7 +83,7 @@ class Policy:
         return found
 
     def actions(self, outputs: Tensor, draws: NDArray[Any]) -> list[Any]:
-        """One for each row; draws [n]: a number in [0, 1) for each, to sample by."""
+        """Return an action for each row; draws [n] are numbers in [0, 1) to sample by."""
         if self.kind == "continuous":
             values = np.clip(outputs.float().cpu().numpy(), self.low, self.high)
             return list(values.reshape(-1, *self.shape))
@@ -126,7 +126,7 @@ class Player:
 
     @torch.inference_mode()
     def play(self, model: nn.Module, seeds: Sequence[int]) -> list[dict[str, float]]:
-        """The return and length of the episodes that begin with these seeds.
+        """Return the `return` and `length` of the episodes that begin with these seeds.
 
         One forward pass makes a step of all that are being played, and always has SIDE_BY_SIDE
         rows: their number changes how each is rounded, and what an episode earns must not depend
@@ -159,10 +159,10 @@ class Player:
         return [{"return": episode.earned, "length": episode.length} for episode in episodes]
 
     def _check(self, outputs: Tensor, running: dict[int, _Episode]) -> None:
-        """Rows of episodes that have ended are of no concern."""
+        """Check the rows of episodes that have not ended."""
         # a discrete action may be ruled out by -inf
-        told = outputs.abs() if self.policy.kind == "continuous" else outputs
-        finite = told.amax(1).isfinite().tolist()
+        values = outputs.abs() if self.policy.kind == "continuous" else outputs
+        finite = values.amax(1).isfinite().tolist()
         for number, episode in running.items():
             if not finite[number]:
                 # of this average alone: others may well play

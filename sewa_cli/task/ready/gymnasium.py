@@ -77,7 +77,7 @@ def _make(args: GymnasiumArgs, library: Any) -> Any:
 
 
 def _policy(args: GymnasiumArgs, space: Any) -> Policy:
-    """How actions are made; ConfigError if they cannot be made so."""
+    """Return how actions are made; ConfigError if the space does not allow it."""
     from gymnasium import spaces
 
     fits: tuple[Kind, ...]
@@ -108,7 +108,7 @@ def _policy(args: GymnasiumArgs, space: Any) -> Policy:
 
 
 def _reading(args: GymnasiumArgs, space: Any) -> tuple[Reading, NDArray[Any]]:
-    """An observation as the model sees it, and a blank one."""
+    """Return how an observation is read for the model, and a blank one."""
     from gymnasium import spaces
 
     if args.flatten:

@@ -20,7 +20,7 @@ LARGE = 1000.0  # logits at which any cap on them shows: Gemma's is 30
 
 
 class Head:
-    """Of the models of one task, which are built alike. `inputs`: what a model takes of a batch."""
+    """Splits the models of one task; `inputs` picks what a model takes from a batch."""
 
     def __init__(self, inputs: Callable[[nn.Module, Batch], Batch]) -> None:
         self._inputs = inputs

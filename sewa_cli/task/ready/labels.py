@@ -19,7 +19,7 @@ class Labels:
         self._where = where  # where the names come from, for errors
 
     def number(self, row: Row, column: str, label: Any) -> int:
-        """The class of one label; TaskError with its row and column if there is none."""
+        """Return the class of a label; TaskError with its row and column if there is none."""
         if isinstance(label, str) and label in self._names:
             return self._names[label]
         number = _whole(label)
@@ -39,7 +39,7 @@ class Labels:
 def labels_of_config(
     label2id: Mapping[str, int], classes: int, seen: Iterable[Any]
 ) -> tuple[Labels, list[str]]:
-    """Names from a model's config; if it has only LABEL_0 …, those in the data, with a note."""
+    """Return the names in a model's config, or in the data if it has only LABEL_0 …, and notes."""
     own = {str(name): int(number) for name, number in label2id.items()}
     if own != {f"LABEL_{i}": i for i in range(classes)}:
         return Labels(own, classes, "label2id in config.json"), []

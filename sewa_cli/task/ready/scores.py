@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 TEXTS = "texts"  # a key of a language model's batches: a label of the text of each row
 ROWS = 32  # fine enough to compare averages by pairs, coarse enough for a forward pass
-TARGETS = 128  # logits of so many at once: 64 MiB with 128,000 words
+TARGETS = 128  # computed at once: 64 MiB of logits with 128,000 words
 Batch = dict[str, Any]
 
 
@@ -105,7 +105,7 @@ class Scores:
 
 
 def _cuts(count: int) -> Iterator[tuple[int, int]]:
-    """As few pieces as there can be, each nearly as long as the others."""
+    """Cut into the fewest pieces, all nearly of one length."""
     pieces = -(-count // ROWS)
     ends = [count * i // pieces for i in range(pieces + 1)]
     yield from pairwise(ends)
@@ -128,7 +128,7 @@ def _whole_texts(part: str, labels: Sequence[Sequence[int]]) -> Iterator[list[Ro
 
 
 def _by_batch(part: str, places: Sequence[tuple[int, int]]) -> list[Rows]:
-    """Places (batch, row), in order, as few pieces."""
+    """Join places (batch, row), which are in order, into few pieces."""
     found = [(i, [row for _, row in own]) for i, own in groupby(places, lambda place: place[0])]
     return [Rows(part, i, own[0], own[-1] + 1) for i, own in found]
 
