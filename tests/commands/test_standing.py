@@ -50,7 +50,7 @@ def test_a_sample_says_what_all_weights_say(monkeypatch: pytest.MonkeyPatch, way
     geometry = Geometry(standing.times_of(steps))
     geometry.add(W.double())
     shape = geometry.measure()
-    sample = standing.Sample(k + 1, P)
+    sample = standing.WeightSample(k + 1, P)
     sample.keep(0, torch.full((P,), torch.nan))  # a broken one is not among the used
     for i, row in enumerate(W, 1):
         sample.keep(i, row)
@@ -61,11 +61,3 @@ def test_a_sample_says_what_all_weights_say(monkeypatch: pytest.MonkeyPatch, way
     assert found.motion.run.trend == pytest.approx(shape.signs.trend, abs=0.03)
     assert found.motion.radius == pytest.approx(shape.radius, rel=0.1)
     assert found.motion.norm == pytest.approx(shape.norm, rel=0.1)
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_of_four_checkpoints_nothing_is_said(sewa: Sewa) -> None:
-    ended = sewa("select", "--last", "4", "--K", "2", "-o", "few.safetensors", "-v")
-    assert ended.code == 0, ended.err
-    assert json.loads(Path("few.report.json").read_text())["standing"] is None
-    assert "the run is" not in ended.err

@@ -163,29 +163,6 @@ def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
     assert model[0].weight.dtype == dtype
 
 
-def test_a_row_with_nan_is_named_and_its_place_is_taken_by_the_next() -> None:
-    good = {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
-    bad = {**good, "bias": torch.tensor([float("inf")])}
-    states = [good, bad, {name: 2 * tensor for name, tensor in good.items()}]
-    broken: list[str] = []
-
-    class Source:
-        gather = None
-        layout = FlatModel(nn.Linear(2, 1), CPU).layout
-        device = CPU
-        count = 3
-
-        def fill(self, i: int, row: Tensor) -> bool:
-            found = fill_row(row, states[i].items(), self.layout)
-            broken.extend([found] if found else [])
-            return found is None
-
-    trajectory = Dense.read(Source())
-    assert trajectory.W.tolist() == [[1, 1, 1], [2, 2, 2]]
-    assert trajectory.used == [0, 2]
-    assert broken == ["bias"]
-
-
 @pytest.mark.parametrize(
     ("tensor", "word"),
     [(torch.empty(2, device="meta"), "meta"), (torch.zeros(2, dtype=torch.complex64), "complex")],

@@ -52,14 +52,6 @@ def value(found: Tensors | None) -> list[float] | None:
     return None if found is None else found[""].tolist()
 
 
-def test_a_result_is_found_under_its_key_of_its_run(tmp_path: Path) -> None:
-    opened(tmp_path).keep(("a", torch.ones(2)), {"": torch.ones(3)})
-    assert value(opened(tmp_path).known(("a", torch.ones(2)))) == [1, 1, 1]
-    assert opened(tmp_path).known(("b", torch.ones(2))) is None
-    assert opened(tmp_path).known(("a", torch.zeros(2))) is None
-    assert opened(tmp_path, run="another").known(("a", torch.ones(2))) is None
-
-
 def test_names_orders_dtypes_and_nan_come_back(tmp_path: Path) -> None:
     made = {
         "z": torch.tensor(1.5, dtype=torch.float64),
@@ -138,13 +130,3 @@ def test_random_numbers_are_the_same_with_a_full_cache_an_empty_one_and_none(
             found.append((*made, drawn().tolist()))
     assert found[0] == found[1] == found[2]
     assert len({tuple(each) for each in found[0]}) == 3
-
-
-def test_a_folder_that_cannot_be_written_is_told_once(tmp_path: Path) -> None:
-    (tmp_path / "kept").write_text("a file")
-    events = Events()
-    memo = Cache(tmp_path / "kept", "run", 0, events)
-    for key in ("a", "b"):
-        assert memo.recall((key,), lambda: torch.ones(1)).tolist() == [1]
-    assert len(events.warnings) == 1
-    assert "cannot be written" in events.warnings[0]
