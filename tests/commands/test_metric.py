@@ -1,0 +1,709 @@
+"""`--metric`: choices and comparisons by a user's score, and what that score may do to us."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from helpers.shells import shell
+from helpers.tiny import TASK, Ended, Sewa
+from safetensors.torch import load_file
+
+from sewa_cli.comparison import evaluator
+from sewa_cli.direction import Criterion
+from sewa_cli.methods.family import family
+from sewa_cli.objective.board import Average
+from sewa_cli.session.heldout import fill_failures
+from sewa_cli.session.metric import Metric
+from sewa_cli.session.run import PlacedRun
+from sewa_cli.task.scoring import Score
+from sewa_cli.text import with_K
+
+HEAD = """
+import os, pathlib, random, signal
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+HERE = pathlib.Path(__file__).parent
+
+def build_model():
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+
+def weights(model):
+    state = model if isinstance(model, dict) else model.state_dict()
+    return torch.cat([state[name].flatten() for name in sorted(state)]).double()
+
+PATHS = sorted(HERE.glob("ckpts/*"), key=lambda path: int(path.stem.partition("-")[2]))
+RUN = [weights(load_file(path)) for path in PATHS]
+LAST, MEAN = RUN[-1], sum(RUN) / len(RUN)
+
+def is_at(model, point):
+    return float((weights(model) - point).norm()) < 1e-4
+
+def score_parts(parts=30):
+    return list(range(parts))
+
+def heldout_parts(heldout=30):
+    return list(range(1000, 1000 + heldout))
+"""
+# better towards the end of the run, with noise of its own on each part
+SCORE = """
+def score(model, part):
+    with open(HERE / "calls", "a") as file:
+        file.write("x")
+    noise = random.Random(hash((round(float(weights(model).sum()), 6), part))).gauss()
+    found = float(weights(model).norm()) + 0.01 * noise
+    return {"return": found, "length": part, "wer": found, "size": found}
+"""
+NOISE = """
+def score(model, part):
+    return random.Random(hash((round(float(weights(model).sum()), 6), part))).gauss()
+"""
+OUTPUT, REPORT = Path("o.safetensors"), Path("o.report.json")
+
+
+@pytest.fixture
+def task(run_dir: Path) -> Path:
+    """A task with a metric and nothing else: no loss, no data."""
+    (run_dir / "sewa.yaml").write_text(
+        "task: ./task.py\ncheckpoints: ckpts/\ndevice: cpu\noutput: o.safetensors\n"
+        "objective: {metric: return, budget: 60, incumbent: uniform}\n"
+    )
+    (run_dir / "task.py").write_text(HEAD + SCORE)
+    return run_dir / "task.py"
+
+
+def calls() -> int:
+    return len(Path("calls").read_text()) if Path("calls").exists() else 0
+
+
+def report_of(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(REPORT.read_text())
+    return found
+
+
+def contest_of(ended: Ended) -> dict[str, Any]:
+    found: dict[str, Any] = report_of(ended)["contest"]
+    return found
+
+
+def compared(ended: Ended) -> dict[str, Any]:
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = json.loads(ended.out)
+    found["by"] = {row["method"]: row for row in found["rows"]}
+    return found
+
+
+def norm_of(file: Path) -> float:
+    return float(torch.cat([w.double().flatten() for w in load_file(file).values()]).norm())
+
+
+# ---- what is chosen ------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("task")
+def test_what_is_written_is_what_the_report_says(sewa: Sewa) -> None:
+    report = report_of(sewa("select", "--budget", 150))
+    jsonschema.validate(report, json.loads(sewa("schema", "select").out))
+    contest = report["contest"]
+    assert contest["crowned"] is True
+    assert contest["evidence"] >= 100
+    assert calls() == contest["evaluations"] + contest["heldout_evaluations"]
+    assert contest["evaluations"] <= 150
+    written, *others = contest["scores"].items()
+    assert written[0] == contest["leader"] == report["written"]
+    assert all(written[1]["heldout"] > scores["heldout"] for _, scores in others)
+    assert written[1]["others"]["length"] == 1014.5
+    interval = written[1]["interval"]
+    assert interval["low"] < written[1]["heldout"] < interval["high"]
+    assert contest["gained"]["over"] == contest["incumbent"] == "uniform"
+    assert contest["gained"]["interval"]["low"] > 0
+    assert written[1]["heldout"] == pytest.approx(norm_of(OUTPUT), abs=0.01)
+    assert sewa("verify", OUTPUT).code == 0
+    assert sewa("apply", REPORT, "-o", "again.safetensors").code == 0
+    assert Path("again.safetensors").read_bytes() == OUTPUT.read_bytes()
+    report["contest"]["scores"] = {}
+    Path("none.json").write_text(json.dumps(report))
+    assert sewa("report", "none.json", "-o", "-").code == 3
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize("budget", [1, 40, pytest.param(300, marks=pytest.mark.breadth)])
+def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
+    sewa: Sewa, budget: int
+) -> None:
+    """The mean of all is bad in this run: it is not even the incumbent, unless it is named."""
+    contest = contest_of(
+        sewa("select", "--set", "objective.incumbent=null", "--budget", budget, "-v")
+    )
+    assert contest["incumbent"] == next(iter(contest["scores"])) == "last"
+    assert contest["scores"]["last"]["heldout"] > 2 + contest["scores"]["uniform"]["heldout"]
+    assert (contest["unspent"] is None) == (contest["evaluations"] == budget)
+    report = report_of(sewa("select", "--budget", 4, "--force"))
+    contest = report["contest"]
+    assert (contest["incumbent"], contest["overruled"]) == ("uniform", "uniform")
+    assert report["written"] == next(iter(contest["scores"])) == "last"
+    assert report["selected_steps"] == [120]
+    assert contest["gained"]["interval"]["low"] > 0
+    states = {entry["name"]: entry["state"] for entry in contest["entries"]}
+    assert states["uniform"] == "overruled"
+    assert states.get("last", "taken") == "taken"
+
+
+@pytest.mark.usefixtures("task")
+def test_entries_name_steps_and_can_be_made_again(sewa: Sewa) -> None:
+    report = report_of(sewa("select", "--K", 3, "--budget", 150))
+    contest, paths = report["contest"], [c["path"] for c in report["candidates"]]
+    stretches = [e for e in contest["entries"] if e["name"].startswith("steps ")]
+    assert stretches
+    for entry in stretches:
+        assert entry["name"] == f"steps {entry['selected_steps'][0]}–{entry['selected_steps'][-1]}"
+    written = next(e for e in contest["entries"] if e["state"] == "taken")
+    coefficients = ",".join(map(str, written["coefficients"]))
+    files = [paths[i] for i in written["selected"]]
+    assert sewa("average", *files, "--weights", coefficients, "-o", "again.safetensors").code == 0
+    again = load_file("again.safetensors")
+    for name, tensor in load_file(OUTPUT).items():
+        torch.testing.assert_close(again[name], tensor)
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(("metric", "best"), [("wer", min), ("-size", min), ("+size", max)])
+def test_the_better_direction_is_chosen(
+    sewa: Sewa, metric: str, best: Callable[[Iterable[float]], float]
+) -> None:
+    """By the metric's name, or by its sign; nothing is assumed."""
+    ended = sewa("select", "--metric", metric, "--budget", 200)
+    contest = contest_of(ended)
+    assert contest["goal"] == best.__name__
+    norms = [scores["heldout"] for scores in contest["scores"].values()]
+    assert norms[0] == best(norms)
+    assert max(norms) - min(norms) > 1
+    assert "assuming" not in ended.err
+    found = compared(sewa("compare", "--metric", metric, "--methods", "last,uniform", "--json"))
+    assert found["judged"]["goal"] == best.__name__
+    heldout = [row["score"]["heldout"] for row in found["rows"]]
+    assert heldout[found["best"]] == best(heldout)
+    behind = [row["score"]["behind"] for row in found["rows"]]
+    assert sorted(behind) == [0, pytest.approx(abs(heldout[0] - heldout[1]))]
+
+
+@pytest.mark.usefixtures("task")
+def test_an_assumed_direction_is_the_first_line_of_output(sewa: Sewa) -> None:
+    said = "warning: assuming that higher size is better; --metric -size if lower is"
+    for command in ("select", "compare", "evaluate", "validate"):
+        ended = sewa(command, "--metric", "size")
+        assert ended.code == 0, ended.err
+        assert ended.err.startswith(said)
+
+
+@pytest.mark.usefixtures("task")
+def test_few_parts_cannot_confirm_a_lead(sewa: Sewa) -> None:
+    for parts, confirmed in ((1, None), (24, None), (25, True)):
+        flags = ("--set", f"args.parts={parts}", "--budget", 200, "--force")
+        contest = contest_of(sewa("select", *flags))
+        assert contest["crowned"] is confirmed
+        assert contest["overruled"] is None
+        assert contest["parts"] == parts
+        assert contest["gained"]["by"] > 1
+
+
+def test_an_incumbent_is_paired_with_the_best_baseline(sewa: Sewa, task: Path) -> None:
+    task.write_text(f"{HEAD}\ndef score(model, part): return -float((weights(model)-MEAN).norm())")
+    contest = contest_of(sewa("select", "--budget", 300))
+    assert contest["leader"] == contest["incumbent"] == "uniform"
+    assert contest["met"] > 20
+    others = {name for name in family(12) if name != ("uniform", None)}
+    simple = [e for e in contest["entries"] if (e["name"], e["K"]) in others]
+    most = max(entry["parts"] for entry in simple)
+    best = max((e for e in simple if e["parts"] == most), key=lambda entry: entry["score"])
+    assert contest["gained"]["over"] == with_K(best["name"], best["K"])
+    assert contest["gained"]["by"] > 0
+
+
+def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: Path) -> None:
+    task.write_text(HEAD + NOISE)
+    contest = contest_of(sewa("select", "--budget", 300, "--seed", 1))
+    assert contest["crowned"] is False
+    assert contest["leader"] == contest["gained"]["over"] != contest["incumbent"]
+    assert contest["gained"]["more"] > 0
+    [known] = [entry for entry in contest["entries"] if entry["evidence"] is not None]
+    assert with_K(known["name"], known["K"]) == contest["leader"]
+    assert (known["evidence"], known["state"]) == (contest["evidence"], "leading")
+    assert sewa("select", "--strict", "--force", "--budget", 4, "--metric", "wer").code == 5
+
+
+def test_equal_scores_are_no_evidence(sewa: Sewa, task: Path) -> None:
+    """They are equal, not undecided; zero is not printed as minus zero."""
+    task.write_text(f"{HEAD}\ndef score(model, part):\n    return 0.0\n")
+    for flags in ((), ("--budget", 1), ("--budget", 1, "--solver", "reinforce", "--K", 3)):
+        ended = sewa("select", "--force", *flags)
+        contest = contest_of(ended)
+        assert next(iter(contest["scores"])) == contest["incumbent"] == "uniform"
+        assert not contest["crowned"]
+        assert contest["scores"]["last"]["heldout"] == 0
+    found = sewa("compare", "--methods", "last,uniform", "--json")
+    assert {row["mark"] for row in compared(found)["rows"]} == {"best", "tie"}
+    for text in (ended.err, REPORT.read_text(), found.out):
+        assert not re.search(r"(?<![\w.])-0(\.0)?(?![.\w])", text)
+
+
+# ---- what a score may be -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("float('nan')", "no part could be scored; part 14: its score is NaN or Inf"),
+        ("'good'", "score() must return a number, or a dict"),
+        ("{'return': [1]}", "found list"),
+        ("part < 0 or 1 / 0", r"score() raised ZeroDivisionError: division by zero (task.py, line"),
+    ],
+)
+def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> None:
+    task.write_text(f"{HEAD}{SCORE}\nold = score\ndef score(model, part):\n    old(model, part)\n")
+    task.write_text(f"{task.read_text()}    return {value}\n")
+    ended = sewa("select")
+    assert (ended.code, words in ended.error) == (4, True), ended.err
+    assert not OUTPUT.exists()
+    assert calls() <= 30  # all that start have the last checkpoint: it might be to blame
+
+
+def test_numbers_of_many_kinds(sewa: Sewa, task: Path) -> None:
+    kinds = "True, 2, torch.tensor(2.0), np.float32(3), np.array([3.0]), {'return': np.int64(4)}"
+    task.write_text(f"{HEAD}\ndef score(model, part):\n    return [{kinds}][part % 6]\n")
+    contest = contest_of(sewa("select"))
+    assert contest["scores"]["uniform"]["heldout"] == pytest.approx((1 + 2 + 2 + 3 + 3 + 4) / 6)
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--solver", "gumbel"), "by the loss, not by --metric return; --solver race would do"),
+        (("--solver", "gumbel", "--K", 4), "--solver race or --solver reinforce would do"),
+        (("--metric", "-return"), "metric: higher return is better; drop the -"),
+        (("--metric", "+wer"), "metric: lower wer is better; drop the +"),
+        (("--metric", "wer", "--set", "objective.goal=max"), "lower wer is better; drop goal: max"),
+        (("--metric", "-size", "--set", "objective.goal=max"), "contradict each other"),
+        (("--metric", "bleu"), "no such metric; score() gives length, return, size, wer"),
+        (("--metric=",), "metric: must have a name"),
+        (("--incumbent", "sewa"), "looks at a loss"),
+        (("--set", "objective.budgets=3"), "unknown key; did you mean budget?"),
+        (("--budget", "soon"), "or a time such as 90s, 10m or 2h"),
+        (("--budget", "0"), "must be 1 evaluation or more"),
+        (("--guard", 0.2), "the task has held-out parts already"),
+        (("--fallback",), "a choice by a metric needs none"),
+        (("--sparse",), "by a metric, name a K"),
+        (("--K", 12), "K must be at most 11"),
+        (("--dry-run",), "only score() knows what a metric takes"),
+        (("--solver", "reinforce"), "K: auto needs a solver that finds K: --solver race; or name"),
+        (("--set", "objective.part_timeout=soon"), "must be a time such as 30s"),
+    ],
+)
+def test_what_is_refused(sewa: Sewa, flags: tuple[object, ...], words: str) -> None:
+    ended = sewa("select", *flags)
+    assert (ended.code, words in ended.error) == (2, True), ended.err
+    assert not OUTPUT.exists()
+    assert calls() <= 2
+
+
+def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
+    def refused(words: str, *flags: object) -> None:
+        ended = sewa("select", *flags)
+        assert (ended.code, words in ended.error) == (4, True), ended.err
+
+    task.write_text(TASK)
+    refused('has no score() yet; add `def score(model, part): return {"return": ...}`')
+    task.write_text(HEAD + SCORE)
+    refused("has no loss(outputs, batch), and this needs one", "--set", "objective.metric=null")
+    refused("there are no parts", "--set", "args.parts=0")
+
+
+def test_metrics_alone_are_one_part(sewa: Sewa, task: Path) -> None:
+    task.write_text(
+        f"{TASK}\ndef metrics(model):\n    return {{'return': float(model[0].weight.norm())}}\n"
+    )
+    ended = sewa("select", "--K", 4)
+    contest = contest_of(ended)
+    assert (contest["parts"], contest["heldout_parts"], contest["crowned"]) == (1, None, None)
+    assert "if it looks at held-out rows, their loss is too good now" in ended.err
+    best, *others = [scores["selection"] for scores in contest["scores"].values()]
+    assert all(other is None or other <= best for other in others)
+    assert "--strict needs held-out parts" in sewa("select", "--strict", "--force").error
+
+
+# ---- which parts ---------------------------------------------------------------------------------
+
+
+def test_copies_of_parts_count_once(sewa: Sewa, task: Path) -> None:
+    parts = "[{'seed': [n % 3, torch.ones(2)]} for n in range(30)]"
+    heldout = "[{'seed': [n, torch.ones(2)]} for n in (2, 3)]"
+    task.write_text(
+        f"{HEAD}\ndef score(model, part): return float(weights(model).norm())\n"
+        f"def score_parts(): return {parts}\ndef heldout_parts(): return {heldout}\n"
+    )
+    ended = sewa("select")
+    assert "27 of the 30 parts to choose by are listed before, and count once" in ended.err
+    assert "1 held-out parts are among those to choose by" in ended.err
+    contest = contest_of(ended)
+    assert (contest["parts"], contest["heldout_parts"], contest["crowned"]) == (3, 2, None)
+
+
+@pytest.mark.parametrize(("listed", "left"), [(4, 2), (28, 14), (29, 25), (50, 25), (100, 50)])
+def test_without_held_out_parts_some_are_held_back(
+    sewa: Sewa, task: Path, listed: int, left: int
+) -> None:
+    """Half of them, but as many are left as can confirm a lead. A constant is one part only."""
+    task.write_text(
+        f"{HEAD}\ndel heldout_parts\ndef score(model, part): return float(weights(model).norm())"
+    )
+    ended = sewa("select", "--set", f"args.parts={listed}", "--budget", 200)
+    said = f"no held-out parts: {listed - left} of the {listed} to choose by are kept aside"
+    assert said in ended.err
+    contest = contest_of(ended)
+    assert (contest["parts"], contest["heldout_parts"]) == (left, listed - left)
+    assert contest["crowned"] is None
+    if listed == 100:
+        assert "score() gives an average the same on every part" in ended.err
+
+
+def test_batches_held_back_are_not_chosen_by(sewa: Sewa, task: Path) -> None:
+    """Neither by the metric nor by the loss, which would make the incumbent look too good."""
+    task.write_text(
+        TASK.replace("split(128)", "split(30)").replace("def heldout_data", "def _unused")
+        + "\ndef score(model, part):\n"
+        "    return (model(part[0]).argmax(1) == part[1]).float().mean()\n"
+        "\nseen = set()\ninner = loss\ndef loss(outputs, batch):\n"
+        "    if torch.is_grad_enabled():\n"
+        "        seen.add(round(float(batch[0].sum()), 3))\n"
+        "    return inner(outputs, batch)\n"
+    )
+    contest = contest_of(sewa("select", "--K", 3, "--set", "objective.incumbent=null"))
+    module: Any = sys.modules["task"]  # as the command has imported it
+    assert contest["parts"] + contest["heldout_parts"] == 10
+    assert 0 < len(module.seen) <= contest["parts"]
+    assert contest["incumbent"] == "by loss"
+
+
+BATCHES = """
+SIZES = (200, *[5] * 23)
+
+def batches(seed):
+    x = torch.randn(sum(SIZES), 6, generator=torch.Generator().manual_seed(seed))
+    x[:200] *= 10
+    return [(part,) for part in x.split(SIZES)]
+
+def selection_data():
+    return batches(1)
+
+def heldout_data():
+    return batches(2)
+
+def score(model, part):
+    return {"err": float(model(part[0]).abs().sum(1).mean()), "rows": len(part[0])}
+
+del score_parts, heldout_parts
+"""
+
+
+def test_batches_count_by_their_rows(sewa: Sewa, task: Path) -> None:
+    task.write_text(HEAD + BATCHES)
+    contest = contest_of(sewa("select", "--metric=-err", "--budget", 200))
+    module: dict[str, Any] = {"__file__": str(task)}
+    exec(task.read_text(), module)
+    rows = torch.cat([part for (part,) in module["heldout_data"]()])
+
+    def err(file: object) -> float:
+        model = module["build_model"]()
+        model.load_state_dict(load_file(str(file)))
+        with torch.no_grad():
+            return float(model(rows).abs().sum(1).mean())
+
+    scores = next(iter(contest["scores"].values()))
+    assert scores["heldout"] == pytest.approx(err(OUTPUT), rel=1e-5)
+    by_rows = sum(n * n for n in (200, *[5] * 23)) / 315
+    assert scores["others"] == {"rows": pytest.approx(by_rows)}
+    rival = contest["scores"][contest["gained"]["over"]]["heldout"]
+    assert contest["gained"]["by"] == pytest.approx(rival - scores["heldout"])
+    flags = ("--metric=-err", "--methods", "last", "--output-best", "b.safetensors", "--json")
+    row = compared(sewa("compare", *flags))["by"]["last"]
+    assert row["score"]["heldout"] == pytest.approx(err("b.safetensors"), rel=1e-5)
+    assert row["metrics"] == {"rows": pytest.approx(by_rows)}
+
+
+# ---- parts that fail -----------------------------------------------------------------------------
+
+
+def test_failures_are_filled_in() -> None:
+    """A part that fails for all is left out; one that fails for some is worse than all scores."""
+    nan, inf = float("nan"), float("inf")
+    lower, higher = Criterion("loss", "min"), Criterion("return", "max")
+    values = torch.tensor([[1.0, nan, 3.0, nan], [2.0, nan, inf, 5.0]])
+    found = fill_failures(values, lower)
+    assert (found.kept.tolist(), found.left_out) == ([True, False, True, True], 1)
+    assert found.failure == 5 + (5 - 1)
+    assert found.scores.tolist() == [[1.0, 3.0, 9.0], [2.0, 9.0, 5.0]]
+    assert fill_failures(values, higher).failure == 1 - (5 - 1)
+    same = fill_failures(torch.tensor([[-2.0], [nan]]), lower)  # there is no range to go by
+    assert (same.failure, same.has_scores) == (0.0, [True, False])
+    nothing = fill_failures(torch.full((2, 3), nan), lower)
+    assert (nothing.left_out, nothing.has_scores, nothing.failure) == (3, [False, False], None)
+
+
+def failing(task: Path, when: str, more: str = "") -> None:
+    task.write_text(
+        f"{HEAD}{SCORE}\nold = score\ndef score(model, part):\n"
+        f"    if {when}:\n        raise ValueError('no such level')\n"
+        f"    return old(model, part)\n{more}\n"
+    )
+
+
+@pytest.mark.parametrize("name", ["score", "scores"])
+def test_a_part_that_fails_for_all_is_left_out(sewa: Sewa, task: Path, name: str) -> None:
+    """Nothing else fails with it, asked at once with it or not."""
+    at_once = "def scores(model, parts):\n    return [score(model, p) for p in parts]"
+    failing(task, "part % 10 == 3", at_once if name == "scores" else "")
+    ended = sewa("select", "--budget", 200)
+    contest = contest_of(ended)
+    assert contest["crowned"] is True
+    assert (contest["heldout_parts"], contest["heldout_left_out"]) == (30, 3)
+    others = next(iter(contest["scores"].values()))["others"]
+    rest = [part for part in range(1000, 1030) if part % 10 != 3]
+    assert others["length"] == pytest.approx(sum(rest) / 27)
+    assert f"held-out part 3 has failed: {name}() raised ValueError: no such level" in ended.err
+    parts = {line.partition(":")[0] for line in contest["failures"]}
+    assert parts <= {"part 3", "part 13", "part 23"}
+    found = compared(sewa("compare", "--methods", "last,uniform", "--json"))
+    assert (found["judged"]["parts"], found["judged"]["left_out"]) == (27, 3)
+    assert found["judged"]["failure_counts_as"] is None
+    assert found["by"]["last"]["mark"] == "best"
+
+
+METHODS = ("--methods", "last,uniform,latest", "--K", 3, "--json")
+
+
+def test_a_row_that_fails_is_behind_and_the_others_are_not_touched(sewa: Sewa, task: Path) -> None:
+    before = compared(sewa("compare", *METHODS))["by"]
+    failing(task, "part % 3 == 1 and is_at(model, LAST)")
+    found = compared(sewa("compare", *METHODS))
+    rows = found["by"]
+    for name in ("uniform", "latest"):
+        assert rows[name]["score"]["heldout"] == before[name]["score"]["heldout"]
+    failed, worst = 10, found["judged"]["failure_counts_as"]
+    assert worst < min(row["score"]["heldout"] for row in before.values()) - 1
+    assert rows["last"]["score"]["failed"] == failed
+    expected = (failed * worst + (30 - failed) * before["last"]["score"]["heldout"]) / 30
+    assert rows["last"]["score"]["heldout"] == pytest.approx(expected, abs=0.01)
+    assert rows["last"]["mark"] == "worse"
+    assert found["rows"][found["best"]]["method"] == "latest"
+
+
+def test_an_average_that_always_fails_has_no_number_and_takes_none(sewa: Sewa, task: Path) -> None:
+    failing(task, "is_at(model, MEAN)")
+    rows = compared(sewa("compare", *METHODS))["by"]
+    assert rows["uniform"]["score"]["heldout"] is None
+    assert (rows["uniform"]["score"]["failed"], rows["uniform"]["mark"]) == (30, "worse")
+    assert rows["last"]["score"]["heldout"] > 0
+    contest = contest_of(sewa("select"))
+    assert contest["incumbent"] == "uniform" != next(iter(contest["scores"]))
+    assert contest["scores"]["uniform"]["heldout"] is None
+    assert contest["gained"] is None
+
+
+# ---- compare -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("task")
+def test_rows_count_their_evaluations_and_the_first_draw_is_written(sewa: Sewa) -> None:
+    """By a metric draws are known held out only, and who picks by that flatters it."""
+    flags = ("--K", 3, "--budget", 100, "--output-best", "best.safetensors", "--json")
+    found = compared(sewa("compare", "--methods", "race,reinforce,last", *flags))
+    race, masks, last = found["rows"]
+    assert last["cost"]["evaluations"] == 30
+    assert last["contest"] is None
+    assert 60 < race["cost"]["evaluations"] <= 130
+    assert 60 < masks["cost"]["evaluations"] <= 130
+    assert race["contest"] == {"crowned": True, "interrupted": False}
+    # an average that two rows share is asked on held-out parts once, and charged to both
+    apart = {tuple(row["coefficients"][0]) for row in found["rows"]}
+    charged = sum(row["cost"]["evaluations"] for row in found["rows"])
+    assert calls() == charged - 30 * (3 - len(apart))
+    ended = sewa("compare", "--methods", "random", *flags, "--force")
+    found = compared(ended)
+    draws = found["rows"][0]["coefficients"]
+    assert len(draws) > 1
+    used = [source["coefficient"] for source in found["recipe"]["sources"]]
+    assert used == [c for c in draws[0] if c]
+    assert "the first draw is written" in ended.err
+
+
+def test_compare_needs_held_out_parts_and_no_loss(sewa: Sewa, task: Path) -> None:
+    methods = compared(sewa("compare", "--json"))["by"].keys()
+    assert {"race", "last", "uniform", "latest", "ema"} <= methods
+    assert methods.isdisjoint({"aggregate", "greedy", "sewa"})
+    before = calls()
+    task.write_text(f"{HEAD}{SCORE}\ndel heldout_parts\n")
+    ended = sewa("compare", "--methods", "race,last", "--set", "args.parts=3")
+    assert (ended.code, "compare needs held-out parts" in ended.error) == (2, True)
+    assert calls() == before
+
+
+@pytest.mark.usefixtures("task")
+def test_compare_closes_its_workers_and_those_with_which_memory_ran_out(
+    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, closed = list[Metric](), list[Metric]()
+    make, score = evaluator.open_metric, Metric.score_heldout
+
+    def open_one(run: PlacedRun) -> Metric:
+        assert closed == opened
+        opened.append(make(run))
+        return opened[-1]
+
+    def run_out_once(metric: Metric, average: Average) -> list[Score] | None:
+        if metric is opened[0]:
+            raise MemoryError
+        return score(metric, average)
+
+    monkeypatch.setattr(evaluator, "open_metric", open_one)
+    monkeypatch.setattr(Metric, "score_heldout", run_out_once)
+    monkeypatch.setattr(Metric, "close", lambda metric: closed.append(metric))
+    assert sewa("compare", "--methods", "last,uniform").code == 0
+    assert len(opened) == 2
+    assert closed == opened
+
+
+# ---- ways to run ---------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("task")
+def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
+    first = contest_of(sewa("select", "--cache", "c"))
+    before = calls()
+    ended = sewa("select", "--cache", "c", "--force", "-v")
+    second = contest_of(ended)
+    assert calls() - before == second["heldout_evaluations"]
+    assert second == first
+    spent = first["evaluations"]
+    assert f"recalled {spent} of {spent} results" in ended.err
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--output-dtype", "bfloat16"),
+        ("--last", 2, "--K", 1),
+        ("--K", 11, "--solver", "reinforce"),
+        *(
+            pytest.param(more, marks=pytest.mark.breadth)
+            for more in (("--memory", "2MB"), ("--set", "tier=files"), ("--budget", "1s"))
+        ),
+    ],
+)
+def test_ways_to_run(sewa: Sewa, flags: tuple[object, ...]) -> None:
+    report = report_of(sewa("select", *flags))
+    written = report["contest"]["scores"][report["written"]]
+    assert written["heldout"] == pytest.approx(norm_of(OUTPUT), abs=0.02)
+
+
+@pytest.mark.parametrize("command", ["select", "compare"])
+def test_batchnorm_is_recomputed_for_each_average_that_is_scored(
+    sewa: Sewa, bn_run: Path, command: str
+) -> None:
+    """The file has the statistics that were scored, though the data are shuffled."""
+    text = (bn_run / "task.py").read_text()
+    text += "\nfrom torch.utils.data import DataLoader\nordered = training_data\n"
+    text += "def training_data():\n    rows = torch.cat([b['signal'] for b in ordered()])\n"
+    text += "    shuffled = DataLoader(rows, 60, shuffle=True)\n"
+    text += "    return ({'signal': some} for some in shuffled)\n"
+    score = "\ndef score_parts(): return list(range(30))\ndef score(model, part):\n"
+    score += "    return {'var': float(model.norm.running_var.sum())}\n"
+    (bn_run / "task.py").write_text(text + score)
+    if command == "select":
+        contest = contest_of(sewa("select", "--metric", "+var", "--budget", 60, "-o", OUTPUT))
+        heldout = next(iter(contest["scores"].values()))["heldout"]
+    else:
+        flags = ("--methods", "uniform,latest", "--output-best", OUTPUT, "--json")
+        found = compared(sewa("compare", "--metric", "+var", "--K", 3, *flags))
+        heldout = found["rows"][found["best"]]["score"]["heldout"]
+    total = float(load_file(OUTPUT)["norm.running_var"].sum())
+    assert heldout == pytest.approx(total, rel=1e-5)
+
+
+SIGNALS = """
+old = score
+def score(model, part):
+    found = old(model, part)
+    calls = len((HERE / "calls").read_text())
+    if calls in WHEN:
+        os.kill(os.getpid(), WHEN[calls])
+    return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "flags", "code"),
+    [
+        ({20: signal.SIGINT}, "", 0),
+        # in the middle of held-out parts: the choice is not lost
+        ({70: signal.SIGINT}, "", 0),
+        pytest.param({70: signal.SIGINT}, " --strict", 130, marks=pytest.mark.breadth),
+        pytest.param({20: signal.SIGINT, 30: signal.SIGINT}, "", 130, marks=pytest.mark.breadth),
+        pytest.param({20: signal.SIGTERM}, "", 130, marks=pytest.mark.breadth),
+    ],
+)
+def test_interrupts(task: Path, when: dict[int, int], flags: str, code: int) -> None:
+    numbers = {at: int(number) for at, number in when.items()}
+    task.write_text(f"{HEAD}{SCORE}\nWHEN = {numbers}{SIGNALS}")
+    ended = shell(f"sewa select{flags}")
+    assert ended.returncode == code, ended.stderr
+    assert OUTPUT.exists() == REPORT.exists() == (code == 0)
+    if code == 0:
+        contest = json.loads(REPORT.read_text())["contest"]
+        assert contest["interrupted"] is True
+        assert (contest["evaluations"] in (19, 20)) == (20 in when)
+        heldout = {scores["heldout"] for scores in contest["scores"].values()}
+        assert (heldout == {None}) == (70 in when)
+    else:
+        assert "nothing half-written is left" in ended.stderr
+
+
+@pytest.mark.usefixtures("task")
+def test_workers_say_the_same(sewa: Sewa) -> None:
+    flags = ("--budget", 20, "--set", "args.heldout=4", "--force")
+    alone, weights = contest_of(sewa("select", *flags)), OUTPUT.read_bytes()
+    assert contest_of(sewa("select", "--workers", 2, *flags)) == alone
+    assert OUTPUT.read_bytes() == weights
+
+
+@pytest.mark.breadth
+def test_processes_are_ready_before_the_clock_of_a_time_budget_starts(
+    sewa: Sewa, task: Path
+) -> None:
+    """Importing the task takes longer than the budget."""
+    task.write_text(f"import time\ntime.sleep(2)\n{HEAD}{SCORE}")
+    contest = contest_of(sewa("select", "--workers", 2, "--budget", "2s"))
+    assert contest["evaluations"] > 50
+
+
+@pytest.mark.breadth
+def test_a_list_that_changes_from_process_to_process_is_refused(sewa: Sewa, task: Path) -> None:
+    task.write_text(
+        f"{HEAD}{SCORE}\ndef score_parts(): return [os.getpid() + n for n in range(30)]"
+    )
+    ended = sewa("select", "--workers", 2)
+    assert (ended.code, "lists other parts in a worker" in ended.error) == (4, True)
+    assert not OUTPUT.exists()
