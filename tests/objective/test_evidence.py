@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sewa_cli.objective.evidence import RATES, SURE, evidence, is_shown, parts_needed
 
-SEQUENCES, PARTS = 3000, 150
+SEQUENCES, PARTS = 2000, 150
 
 
 def running(differences: Tensor) -> Tensor:
