@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
 
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name
-from sewa_cli.objective.objective import Passes
+from sewa_cli.objective.objective import Objective, Passes
 from sewa_cli.objective.scorer import Scored, Scorer
+from sewa_cli.objective.split import Sample
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.report.compare import RowCost
+from sewa_cli.rng import seeded
 from sewa_cli.session.session import Session
 from sewa_cli.solvers import Sizes
 from sewa_cli.trajectory import Trajectory
@@ -30,6 +34,7 @@ from sewa_cli.trajectory.placement import Placed
 
 T = TypeVar("T")
 Key = tuple[object, ...]
+BASELINE_BATCHES = 32  # of about 15 baselines: a mask learns from 200, forward and backward
 NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
 
 
@@ -109,8 +114,11 @@ class AverageScores:
         self.ledger = Ledger(session.objective.passes, placed.trajectory)
 
     def baseline_losses(self, averages: Mapping[Name, Coefficients]) -> dict[Name, float]:
-        """Selection losses while learning, as many averages at a time as there is room for."""
-        names, found = list(averages), dict[Name, float]()
+        """Selection losses while learning, as many averages at a time as there is room for.
+
+        Of many batches, they are on the first ones: all would take longer than learning a mask.
+        """
+        names, found, objective = list(averages), dict[Name, float](), self._first_batches()
         events, trajectory = self._session.events, self._placed.trajectory
         at_once = Sizes(0, 0, 0, self._placed.room, 4 * trajectory.layout.size).at_once
         for start in range(0, len(names), at_once):
@@ -119,19 +127,30 @@ class AverageScores:
             mixed = trajectory.mix(weights)
             for name, flat in zip(some, mixed, strict=True):
                 events.progress("baselines", len(found), len(names))
-                found[name] = self._baseline_loss(averages[name], flat)
+                found[name] = self._baseline_loss(objective, averages[name], flat)
             del mixed, flat  # before the next are made
             events.progress("baselines", len(found), len(names))
         self._loaded = None
         return found
 
-    def _baseline_loss(self, coefficients: Coefficients, flat: torch.Tensor) -> float:
+    def _first_batches(self) -> Objective:
         objective = self._session.objective
+        with seeded(objective.seed):
+            some = list(islice(objective.selection, BASELINE_BATCHES + 1))
+        if len(some) <= BASELINE_BATCHES:
+            return objective
+        name = f"selection_data (first {BASELINE_BATCHES} batches)"
+        return replace(objective, selection=Sample(some[:BASELINE_BATCHES], name))
+
+    def _baseline_loss(
+        self, objective: Objective, coefficients: Coefficients, flat: torch.Tensor
+    ) -> float:
         if not self.files_score_alike:
             return objective.learning_losses(flat).mean
         objective.model.set(flat)
         known = objective.mean_loss(objective.selection)
-        self.ledger.enter("selection", self._key(coefficients), known)
+        if objective is self._session.objective:
+            self.ledger.enter("selection", self._key(coefficients), known)
         return known[0]
 
     @property

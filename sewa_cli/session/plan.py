@@ -11,7 +11,7 @@ from sewa_cli.events import Planned
 from sewa_cli.methods.family import baselines
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
-from sewa_cli.scores import has_learning_losses
+from sewa_cli.scores import BASELINE_BATCHES, has_learning_losses
 from sewa_cli.session.run import PlacedRun, Setup
 from sewa_cli.session.session import Session
 from sewa_cli.settings import AUTO
@@ -59,12 +59,14 @@ def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[
     holds = tier is not None and tier.holds
     share, anew = 1.0 if K == AUTO else K / k, int(setup.scorer.recomputes_for(2))
     is_exact = holds or streams
-    is_known = is_held and is_exact and has_learning_losses(setup.session, setup.scorer)
+    has_all = is_held and sizes.batches <= BASELINE_BATCHES
+    is_known = has_all and is_exact and has_learning_losses(setup.session, setup.scorer)
     stages = [stage if streams else replace(stage, reads=0) for stage in own.stages]
     if is_held:
         averages = len(baselines(k, K))
+        passes = averages * min(1.0, BASELINE_BATCHES / sizes.batches)
         products = ceil(averages / sizes.at_once)
-        stages.insert(0, Stage("baselines", averages, products=products))
+        stages.insert(0, Stage("baselines", passes, products=products))
     stages.append(
         Stage(
             "scoring",

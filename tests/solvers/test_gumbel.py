@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.problems import Function, dense, problem_of
-from helpers.tiny import Sewa
+from helpers.tiny import TASK, Sewa
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
@@ -195,3 +196,17 @@ def test_our_adam_takes_the_steps_of_torchs() -> None:
         reference.step()
         adam.step(gradient)
         torch.testing.assert_close(ours, theirs.detach())
+
+
+def test_baselines_take_no_more_passes_than_learning(run_dir: Path, sewa: Sewa) -> None:
+    """Of 150 batches they are run on the first 32, and the three that are shown on all."""
+    task = TASK.replace("x.split(128), y.split(128)", "x.split(2), y.split(2)")
+    (run_dir / "task.py").write_text(task)
+    ended = sewa("select", "--json", "--set", "gumbel.iterations=30")
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    baselines = 32 * len(report["simple"])
+    learning, scored = 2 * 30, (1 + 3) * 2 * 150  # the choice and three baselines, two data sets
+    assert report["cost"]["forward_passes"] <= baselines + learning + scored
+    plan = json.loads(sewa("select", "--dry-run", "--json", "--set", "gumbel.iterations=30").out)
+    assert report["cost"]["forward_passes"] <= plan["forward_passes"]
