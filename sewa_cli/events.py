@@ -15,7 +15,6 @@ class Planned(NamedTuple):
 
     name: str
     amount: float  # of work, maybe none
-    is_rare: bool = False  # it counts only once it has begun
 
 
 class Events:

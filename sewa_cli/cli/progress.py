@@ -52,8 +52,7 @@ class Plan:
 
     @property
     def place(self) -> str:
-        known = sum(i <= self._at or not stage.is_rare for i, stage in enumerate(self._stages))
-        return f"stage {self._at + 1} of {known}: "
+        return f"stage {self._at + 1} of {len(self._stages)}: "
 
     @property
     def has_amount(self) -> bool:
@@ -81,7 +80,7 @@ class Plan:
         """Return the amount of work that is left."""
         here = self._stages[self._at].amount - (self._done() - self._before)
         later = self._stages[self._at + 1 :]
-        return max(0.0, here) + sum(stage.amount for stage in later if not stage.is_rare)
+        return max(0.0, here) + sum(stage.amount for stage in later)
 
     @property
     def seconds_left(self) -> float | None:

@@ -55,7 +55,6 @@ def _forecast(setup: Setup) -> Forecast:
     plan = own or Plan(())
     stages = stages_of(setup, plan, sizes, tier)
     through = sum(map(counts.forward, stages))
-    usual = sum(counts.forward(stage) for stage in stages if not stage.is_rare)
     backward = counts.selection * sum(stage.backward for stage in stages)
     both = _seconds(lambda: objective.gradient(flat, [batch])) if backward else forward
 
@@ -83,8 +82,7 @@ def _forecast(setup: Setup) -> Forecast:
         at_least=int(sum(counts.forward(stage) * stage.at_least for stage in stages)),
         backward_passes=ceil(backward),
         batch_seconds=forward,
-        usual_passes=ceil(usual),
-        seconds=plan.share * (usual * forward + backward * max(0.0, both - forward)),
+        seconds=plan.share * (through * forward + backward * max(0.0, both - forward)),
     )
 
 

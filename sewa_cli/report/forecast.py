@@ -21,7 +21,6 @@ class PlannedStage(Part):
     reads: float = Field(description="of every checkpoint, besides those for products")
     products: int = Field(description="with all checkpoints; from files, each reads them once")
     at_least: float = Field(description="share of the stage that every run needs")
-    is_rare: bool = Field(description="few runs need it")
 
 
 class Forecast(TaskHead):
@@ -43,10 +42,7 @@ class Forecast(TaskHead):
     is_declared: bool = Field(description="false: what the solver itself takes is not known")
     stages: list[PlannedStage]
     forward_passes: int = Field(description="batches through the model, at most")
-    usual_passes: int = Field(description="batches through the model without rare stages")
     at_least: int = Field(description="batches through the model that every run needs")
     backward_passes: int = Field(description="batches back through the model, at most")
     batch_seconds: float = Field(description="one batch through the model, timed")
-    seconds: float = Field(
-        description="in the model, without rare stages: batches times one timed batch"
-    )
+    seconds: float = Field(description="in the model: batches times one timed batch")

@@ -96,7 +96,7 @@ def follow(run: PlacedRun, K: int) -> None:
     passes, back = objective.passes, BACK * counts.selection
     session.events.follow(
         [
-            Planned(stage.name, counts.forward(stage) + back * stage.backward, stage.is_rare)
+            Planned(stage.name, counts.forward(stage) + back * stage.backward)
             for stage in stages_of(run.setup, own, sizes, None if run.setup.streams else tier)
         ],
         lambda: passes.forward + BACK * passes.backward,

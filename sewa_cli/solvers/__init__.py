@@ -151,7 +151,6 @@ class Stage:
     reads: float = 0  # of every checkpoint, where W is not held
     products: int = 0  # with the whole of W
     at_least: float = 1.0  # share of the stage that every run needs
-    is_rare: bool = False  # few runs need it
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,6 @@ def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock: Clock) -> 
             Planned("outputs", 40),
             Planned("learning", 0),
             Planned("outputs", 40),
-            Planned("outputs", 40, is_rare=True),
             Planned("end", 4),
         ],
         lambda: passes,

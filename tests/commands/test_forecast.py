@@ -40,8 +40,8 @@ def test_a_run_takes_the_passes_that_were_planned(sewa: Sewa, flags: list[Any]) 
     plan, report = compared(sewa, flags)
     cost = report["cost"]
     assert plan["at_least"] <= cost["forward_passes"] <= plan["forward_passes"]
-    # a second round and scores that are known anyway are all that may be left out
-    assert plan["usual_passes"] <= 2 * cost["forward_passes"]
+    # scores that are known anyway are all that may be left out
+    assert plan["forward_passes"] <= 2 * cost["forward_passes"]
     assert 0 <= cost["backward_passes"] <= plan["backward_passes"]
     assert cost["bytes_read"] <= plan["bytes_read"] <= 4 * cost["bytes_read"]
     assert plan["placement"]["tier"] == report["placement"]["tier"]
@@ -64,7 +64,7 @@ def test_the_time_is_the_planned_batches_times_one_that_was_timed(sewa: Sewa) ->
     flags = ["--dry-run", "--K", "auto", "--last", 5]
     found = json.loads(sewa("select", "--json", *flags).out)
     assert (found["found"], found["k"]) == (12, 5)
-    assert found["seconds"] == pytest.approx(found["usual_passes"] * found["batch_seconds"])
+    assert found["seconds"] == pytest.approx(found["forward_passes"] * found["batch_seconds"])
     for_people = sewa("select", *flags).out
     assert "5 of 12 found" in for_people
     passes = [found[name] for name in ("at_least", "forward_passes")]

@@ -20,7 +20,6 @@ def view(report: Forecast) -> View:
             "heldout_passes": stage.heldout,
             "backward_passes": stage.backward,
             "at_least": stage.at_least,
-            "is_rare": stage.is_rare,
         }
         for stage in report.stages
     ]
@@ -50,9 +49,7 @@ def view(report: Forecast) -> View:
 
 
 def _facts(report: Forecast) -> dict[str, str]:
-    passes = f"{report.at_least:,} to {report.usual_passes:,} batches"
-    if report.usual_passes < report.forward_passes:
-        passes += f", rarely {report.forward_passes:,}"
+    passes = f"{report.at_least:,} to {report.forward_passes:,} batches"
     used = f"{report.selection_rows:,}"
     if report.rows_used < report.selection_rows:
         used += f", of which memory holds {report.rows_used:,}"
@@ -74,8 +71,6 @@ def _facts(report: Forecast) -> dict[str, str]:
 
 
 def _optional(stage: PlannedStage) -> str:
-    if stage.is_rare:
-        return "rare"
     return "" if stage.at_least == 1 else "in part" if stage.at_least else "yes"
 
 
