@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from itertools import product
-from math import log
 from pathlib import Path
 from typing import Any
 
@@ -69,40 +67,6 @@ def test_a_mean_of_linear_models_is_at_least_as_good_as_they_are_in_the_mean(
     least = min(np.exp(-each.max()), 1 - 1e-9)
     eta = least / (1 - least)
     assert np.all(np.exp(-eta * mixed) >= shares @ np.exp(-eta * each) - 1e-9)
-
-
-def shares_by(losses: Array, eta: float) -> Array:
-    """∝ exp(−η·Σ losses), losses [J, rows]."""
-    total = losses.sum(1)
-    weights = np.exp(-eta * (total - total.min()))
-    return np.asarray(weights / weights.sum())
-
-
-@given(seeds, st.integers(2, 6), st.integers(1, 5), st.floats(0.01, 20))
-def test_exponential_shares_keep_the_oracle_inequality(
-    seed: int, J: int, n: int, eta: float
-) -> None:
-    """Over all samples of n rows out of three equally likely ones: no estimate, the expectation."""
-    losses = np.random.default_rng(seed).uniform(size=(J, 3))
-    true = losses.mean(1)
-    samples = list(product(range(3), repeat=n))
-    excess = np.mean([shares_by(losses[:, s], eta) @ true for s in samples]) - true.min()
-    spread = np.ptp(losses - losses[true.argmin()], axis=1).max()  # of paired differences
-    for B in (1.0, spread):
-        assert excess <= log(J) / (eta * n) + eta * B**2 / 8 + 1e-12
-
-
-@given(seeds, st.integers(2, 6), st.integers(0, 4))
-def test_the_mean_over_prefixes_keeps_the_fast_one(seed: int, J: int, n: int) -> None:
-    """Squared errors of at most 1 are exp-concave with η = 1/2."""
-    draw = np.random.default_rng(seed)
-    guesses, targets, eta = draw.uniform(size=(J, 3)), draw.uniform(size=3), 0.5
-    losses = (guesses - targets) ** 2
-    found = []
-    for sample in product(range(3), repeat=n):
-        prefixes = [shares_by(losses[:, list(sample[:i])], eta) for i in range(n + 1)]
-        found.append(((np.mean(prefixes, axis=0) @ guesses - targets) ** 2).mean())
-    assert np.mean(found) <= losses.mean(1).min() + log(J) / (eta * (n + 1)) + 1e-12
 
 
 def test_the_table_prints_and_the_picture_is_drawn(

@@ -7,7 +7,6 @@ import importlib
 import json
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,34 +175,6 @@ def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
     assert tables.filled(page, {"one": []}) == page  # made elsewhere
     with pytest.raises(SystemExit, match="no such table: one"):
         tables.filled(page, {})
-
-
-def test_a_units_losses_are_kept_for_other_machines_and_its_jobs_not_done_again(
-    setting: Any, tmp_path: Path
-) -> None:
-    kept = tmp_path / "regret.json"
-    assert regret.left_to_do(setting, 3, kept) == list(plan.regret(setting))
-    small, middle, all_rows = (
-        regret.Unit("tiny", 3, size, {"**the default**": 1 / 3}, {("last", None): 2 / 3}, "here")
-        for size in regret.SIZES
-    )
-    regret.keep([small], kept)
-    regret.keep([all_rows], kept)
-    simple, _, _, *rest = plan.regret(setting)
-    assert regret.left_to_do(setting, 3, kept) == [simple, *rest[:2]]
-    assert regret.left_to_do(setting, 4, kept) == list(plan.regret(setting, 4))
-    regret.keep([middle], kept)
-    assert regret.left_to_do(setting, 3, kept) == []
-    found = regret.load_units(tmp_path, [setting], [3, 4], kept)
-    assert [unit.size for unit in found] == list(regret.SIZES)
-    assert found[0].learned["**the default**"] == pytest.approx(1 / 3, rel=1e-7)
-    assert found[0].fixed == {("last", None): pytest.approx(2 / 3, rel=1e-7)}
-    assert kept.read_text().count("\n") == 5  # a line each
-    later = replace(small, made="later")
-    regret.keep([later, replace(later, seed=4)], kept)
-    regret.keep([replace(later, seed=4, learned={"**the default**": 0.5}, made="last")], kept)
-    found = regret.load_units(tmp_path, [setting], [3, 4], kept)
-    assert [unit.made for unit in found] == ["here", "here", "here", "last"]
 
 
 def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_average() -> None:

@@ -46,18 +46,6 @@ def test_the_quality_benchmark_measures_every_solver(
     assert "With shuffled labels it takes a simple average in" in printed
 
 
-def test_every_task_of_the_quality_benchmark_trains(benchmark: Any, tmp_path: Path) -> None:
-    solvers = benchmark("solvers")
-    runs = list(solvers.train_all(list(solvers.TASKS), 1, True, tmp_path))
-    for run in runs:
-        assert len(list(run.folder.iterdir())) > solvers.K
-        (x, y), (same, mixed) = run.problem.selection, run.problem.shuffled(0).selection
-        assert torch.equal(same, x)
-        assert not torch.equal(mixed, y)
-        assert torch.equal(mixed.flatten().sort().values, y.flatten().sort().values)
-    assert [run.task for run in runs] == ["digits", "text", "batchnorm", "diabetes"]
-
-
 def test_the_speed_benchmark_counts_fewer_bytes_for_the_linear_solver(
     benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,7 +41,6 @@ def load_module(folder: Path, name: str) -> Any:
 
 train = load_module(FOLDER, "train")
 reviews = sys.modules["reviews"]
-decay = load_module(ROOT / "benchmarks" / "quality", "decay")
 
 
 @pytest.fixture(scope="module")
@@ -135,59 +134,3 @@ def test_the_commands_of_the_readme_run(
     report = json.loads(ended.out)
     assert report["k"] == 6
     assert report["average"]["heldout_loss"] < 5.7  # what chance has with 300 words
-
-
-@pytest.fixture
-def commands(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa) -> list[str]:
-    """Those that the study gives; they run small, and in this process."""
-    given: list[str] = []
-
-    def call(command: list[str], folder: Path) -> str:
-        given.append(command[1])
-        if command[1] == "train.py":
-            assert folder == FOLDER
-            full = train.arguments(command[2:])
-            assert full.steps == as_planned
-            places = ("--out", full.out, "--data", full.data)
-            train.main(options(texts, tmp_path, *places, "--seed", full.seed))
-            return ""
-        ended = sewa(*command[3:])
-        assert ended.code == 0, ended.err
-        return ended.out
-
-    as_planned = decay.STEPS
-    monkeypatch.setattr(decay, "call", call)
-    monkeypatch.setattr(decay, "STEPS", STEPS)
-    return given
-
-
-@pytest.mark.breadth
-def test_the_study_says_what_share_of_the_decays_gain_each_method_has(
-    commands: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- decay: {title} -->\n\n" for title in decay.TITLES.values()))
-    few = FEW.format(8)  # of which the default would not learn
-    asked = ["--folder", str(tmp_path), "--seeds", "0", "1", f"--options={few}"]
-    decay.main([*asked, "--into", str(page)])
-    assert len(commands) == 2 + 2 * len(list(decay.jobs()))
-    shown = capfd.readouterr().out
-    found = decay.losses(decay.Study(tmp_path, (), split(few)), (0, 1))
-    assert all(len(runs) == 2 for runs in found.values())
-    assert {method for part, method, _ in found if part == "constant"} == {
-        *decay.SIMPLE,
-        *("aggregate", "sewa", "greedy"),
-    }
-    assert decay.shares(found, ("constant", "last", None)) == [0, 0]
-    assert decay.shares(found, ("decayed", "last", None)) == [100, 100]
-    before, after = (found[part, "last", None][1] for part in ("constant", "decayed"))
-    mean = found["constant", "uniform", None][1]
-    share = decay.shares(found, ("constant", "uniform", None))[1]
-    assert share == pytest.approx(100 * (before - mean) / (before - after))
-    first = next(line for line in shown.splitlines() if line.startswith("| **"))
-    assert "the default" in first
-
-    decay.main(asked)  # nothing is done again
-    assert len(commands) == 2 + 2 * len(list(decay.jobs()))
-    assert capfd.readouterr().out == shown
-    assert all(line in page.read_text() for line in shown.splitlines() if line.startswith("|"))

@@ -88,19 +88,6 @@ def test_select_reports_the_loss_and_accuracy_of_the_written_file(run: Path, sew
     assert average["metrics"] == {"accuracy": pytest.approx(right, abs=1e-9)}
 
 
-def test_a_model_may_be_a_function_of_a_module(
-    run: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (run / "nets").mkdir()
-    (run / "nets" / "small.py").write_text(NET)
-    monkeypatch.chdir(run)
-    ended = sewa("validate", "--set", "args.model=nets.small:make_net")
-    assert ended.code == 0, ended.err
-    ended = sewa("validate", "--set", "args.model=nets.other:make_net")
-    assert ended.code == 4
-    assert "nets.other: no such module" in ended.error
-
-
 def task_args(run: Path, **others: Any) -> dict[str, Any]:
     return {
         "model": f"{run / 'net.py'}:make_net",
@@ -144,14 +131,6 @@ def test_bad_arrays_are_told_in_one_line(content: dict[str, Any], said: str, run
             load_task("classification", task_args(run, selection=run / "bad.npz"))
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-def test_what_is_no_npz_is_told(run: Path) -> None:
-    whole = (run / "selection.npz").read_bytes()
-    for content in (b"", b"no zip", whole[: len(whole) // 2]):
-        (run / "bad.npz").write_bytes(content)
-        with pytest.raises(TaskError, match=r"bad\.npz: cannot be read as \.npz"):
-            load_task("classification", task_args(run, selection=run / "bad.npz"))
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from helpers.hf_runs import WORDS, text_rows, tokenizer, train, write_model, write_rows
+from helpers.hf_runs import WORDS, text_rows, tokenizer, write_model, write_rows
 from helpers.objectives import objective_of
-from helpers.tiny import Sewa
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -166,49 +164,3 @@ def test_metrics_are_those_of_a_pass_of_their_own(name: str, room: int, tmp_path
     }
     assert math.exp(units.mean) == pytest.approx(math.exp(total / count), rel=1e-6)
     assert found.passes.forward == len(list(task.heldout_data))
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama's run, with its config."""
-    folder = tmp_path_factory.mktemp("llama")
-    task = language_task(folder, "Llama")
-    batches = []
-    for batch in task.selection_data:
-        labels = batch["targets"].roll(1, 1)
-        labels[:, 0] = -100
-        inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
-        batches.append({**inputs, "labels": labels})
-    train(built(task, 1.0), batches, folder / "ckpts")
-    (folder / "sewa.yaml").write_text(
-        "task: huggingface\n"
-        "args: {kind: causal-lm, model: model, selection: selection.jsonl, heldout: heldout.jsonl,"
-        " batch_size: 8}\n"
-        "checkpoints: ckpts\nK: 3\ndevice: cpu\ngumbel: {iterations: 2}\n"
-    )
-    return folder
-
-
-def test_evaluate_runs_every_row_once_for_losses_and_metrics(
-    llama: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(llama)
-    passed: list[int] = []
-
-    def count(_: nn.Module, __: object, kwargs: dict[str, Any]) -> None:
-        passed.append(len(kwargs["input_ids"]))
-
-    original = transformers.LlamaModel.__init__
-
-    def hooked(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        self.register_forward_pre_hook(count, with_kwargs=True)
-
-    monkeypatch.setattr(transformers.LlamaModel, "__init__", hooked)
-    ended = sewa("evaluate", "--json", "--set", "memory=1MiB")
-    assert ended.code == 0, ended.err
-    files = json.loads(ended.out)["files"]
-    # 43 texts, two of them longer than a row; the first thrice more: to look at the head, and V
-    assert sum(passed) == len(files) * (43 + 2) + 3
-    for file in files:
-        assert file["metrics"]["perplexity"] == pytest.approx(math.exp(file["heldout_loss"]))

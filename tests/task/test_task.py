@@ -108,52 +108,7 @@ def test_a_loader_is_made_once_and_iterated_over_often() -> None:
     assert len(made) == 1
 
 
-def test_a_stop_iteration_inside_the_users_generator_does_not_end_the_data_in_silence() -> None:
-    def selection_data() -> Iterator[int]:
-        yield 1
-        next(iter([]))  # raises StopIteration: a RuntimeError by Python's own rule
-
-    with pytest.raises(UserCodeError, match=r"selection_data\(\) raised RuntimeError"):
-        list(task_of({"selection_data": selection_data}).selection_data)
-
-
 # ---- args ------------------------------------------------------------------------------------
-
-
-def test_args_go_to_those_functions_that_take_them() -> None:
-    seen: dict[str, Any] = {}
-
-    def build_model(width: int = 1) -> nn.Module:
-        seen["build_model"] = width
-        return nn.Linear(3, width)
-
-    def selection_data(*, data: str) -> list[int]:
-        seen["selection_data"] = data
-        return [1]
-
-    def heldout_data(**args: Any) -> list[int]:
-        seen["heldout_data"] = args
-        return [1]
-
-    task = task_of(
-        {
-            "build_model": build_model,
-            "selection_data": selection_data,
-            "heldout_data": heldout_data,
-            "training_data": lambda: [1],
-        },
-        width=2,
-        data="here",
-    )
-    task.build_model()
-    assert task.heldout_data is not None
-    assert task.training_data is not None
-    assert list(task.selection_data) == list(task.heldout_data) == list(task.training_data) == [1]
-    assert seen == {
-        "build_model": 2,
-        "selection_data": "here",
-        "heldout_data": {"width": 2, "data": "here"},
-    }
 
 
 def test_every_arg_that_no_function_takes_is_told() -> None:
@@ -393,18 +348,6 @@ def test_a_short_last_batch_does_not_bias_the_mean(count: int, size: int) -> Non
     assert mean == pytest.approx(whole, rel=1e-5)
     assert seen == count
     assert scales.passes.forward == len(batches)
-
-
-def test_a_short_batch_does_not_bias_the_gradient() -> None:
-    x, y = some_data(10)
-    scales = objective(nn.Linear(4, 3))
-    flat = scales.model.flat.clone()
-    loss, gradient = scales.gradient(flat, [(x, y)])
-    loss, gradient = loss.clone(), gradient.clone()
-    parts = [(x[:7], y[:7]), (x[7:9], y[7:9]), (x[9:], y[9:])]
-    apart, gradient_apart = scales.gradient(flat, parts)
-    torch.testing.assert_close(apart, loss)
-    torch.testing.assert_close(gradient_apart, gradient)
 
 
 def test_a_batch_without_rows_does_not_spoil_the_mean() -> None:
