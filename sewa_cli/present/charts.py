@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from math import isfinite, nan
 from typing import Final
 
@@ -13,8 +13,6 @@ from sewa_cli.text import number
 EXACT: Final = 2**53  # a larger step is a date or a hash in a file's name, and no float holds it
 MOST_POINTS: Final = 100_000  # more than these take minutes to draw
 DASHES: Final = ("-", "--", ":", "-.")
-MARKERS: Final = "os^DvPX<>phd8H"
-COLORS: Final = ("black", "#0072B2", "#D55E00", "0.55")  # differ for everyone (Okabe and Ito)
 Ends = tuple[float, float]
 
 
@@ -48,17 +46,15 @@ class Panel:
     rows: Sequence[str] = ()  # names from the top; y is then the row, and x the value
     y_limits: tuple[float | None, float | None] | None = None  # None: around the values
     height: float = 2.9
-    width: float = 8.0
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: panels below each other, or next to each other."""
+    """A picture: panels below each other."""
 
     title: str
     alt: str  # what it shows, for whoever does not see it
     panels: Sequence[Panel]
-    is_beside: bool = False
 
     @property
     def points(self) -> int:
@@ -75,6 +71,10 @@ def ends_of(value: float | None, error: float | None) -> Ends | None:
     if value is None or error is None:
         return None
     return value - 1.96 * error, value + 1.96 * error
+
+
+def words_of(ends: Ends | None) -> str:
+    return "" if ends is None else f", 95 % CI [{number(ends[0])}, {number(ends[1])}]"
 
 
 def places_of(steps: Sequence[int | None]) -> tuple[list[float], str]:
@@ -136,14 +136,16 @@ class Dots:
     marker: str = "o"
 
 
-def rows_panel(names: Sequence[str], dots: Sequence[Dots], label: str) -> Panel:
-    """Draw rows of dots, each set a little above or below the row so that none hides another."""
+def rows_panel(
+    names: Sequence[str], dots: Sequence[Dots], label: str, *, apart: bool = True
+) -> Panel:
+    """Draw rows of dots; `apart`: each set a little above or below the row, to hide no other."""
     series: list[Series] = []
     for n, one in enumerate(dots):
-        shift = 0.36 * (n / (len(dots) - 1) - 0.5) if len(dots) > 1 else 0.0
+        shift = 0.36 * (n / (len(dots) - 1) - 0.5) if apart and len(dots) > 1 else 0.0
         hints = [
-            f"{name}, {one.name} {number(value)}"
-            for name, value in zip(names, one.values, strict=True)
+            f"{name}, {one.name} {number(value)}{words_of(ends)}"
+            for name, value, ends in zip_longest(names, one.values, one.intervals)
         ]
         series.append(
             Series(
@@ -151,19 +153,13 @@ def rows_panel(names: Sequence[str], dots: Sequence[Dots], label: str) -> Panel:
                 [drawable(value) for value in one.values],
                 [row + shift for row in range(len(names))],
                 marker=one.marker,
-                size=6.5,
+                size=12.0 if one.marker == "*" else 6.5,
                 is_hollow=one.is_hollow,
                 intervals=one.intervals,
                 hints=hints,
             )
         )
     return Panel(series, label, "", rows=names, height=1.0 + 0.36 * len(names))
-
-
-def thin(names: Mapping[float, str], most: int = 14) -> dict[float, str]:
-    """Return as many names of places as there is space for."""
-    every = -(-len(names) // most)
-    return dict(list(names.items())[::every])
 
 
 def running_mean(values: Sequence[float], half: int) -> list[float]:

@@ -14,7 +14,7 @@ from math import isfinite, nan
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sewa_cli.present.charts import Chart, Panel, Series, thin
+from sewa_cli.present.charts import Chart, Panel, Series
 from sewa_cli.text import shown
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOG_ABOVE: Final = 5.0  # values further apart than this factor get a logarithmic axis
+WIDTH: Final = 8.0  # inches
 _ROW_NAMES: Final = 34  # letters in a line of a row's name
 _LEVELS: Final[list[dict[str, Any]]] = [
     {"ls": dashes, "lw": 1.1, "color": "black"}
@@ -62,28 +63,21 @@ def figure_of(chart: Chart, hint_prefix: str | None = None) -> Figure:
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     panels, layout = chart.panels, ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    sizes = [panel.width if chart.is_beside else panel.height for panel in panels]
-    across, down = max(panel.width for panel in panels), max(panel.height for panel in panels)
-    size = (sum(sizes) + 2.2, down) if chart.is_beside else (across, sum(sizes))
+    heights = [panel.height for panel in panels]
+    shares_x = len({panel.x_label for panel in panels}) == 1
     with own_style():
-        figure = Figure(figsize=size, layout=layout)
-        if chart.is_beside:
-            grid: dict[str, Any] = {"ncols": len(panels), "width_ratios": sizes, "sharey": True}
-        else:
-            shares_x = len({panel.x_label for panel in panels}) == 1
-            grid = {"nrows": len(panels), "height_ratios": sizes, "sharex": shares_x}
-        for n, axes in enumerate(figure.subplots(squeeze=False, **grid).flat):
-            has_legend = not chart.is_beside or n == len(panels) - 1
-            keys = panels if chart.is_beside else [panels[n]]
-            _draw(axes, panels[n], keys if has_legend else [])
+        figure = Figure(figsize=(WIDTH, sum(heights)), layout=layout)
+        every = figure.subplots(len(panels), squeeze=False, height_ratios=heights, sharex=shares_x)[
+            :, 0
+        ]
+        for n, (axes, panel) in enumerate(zip(every, panels, strict=True)):
+            _draw(axes, panel)
             if hint_prefix is not None:
-                _draw_hints(axes, panels[n], f"{hint_prefix}{n}")
-        if chart.is_beside:
-            _fit(figure.axes[0], "y", _values(panels))
+                _draw_hints(axes, panel, f"{hint_prefix}{n}")
     return figure
 
 
-def _draw(axes: Axes, panel: Panel, keys: Sequence[Panel]) -> None:
+def _draw(axes: Axes, panel: Panel) -> None:
     for series in panel.series:
         _draw_series(axes, series, bool(panel.rows))
     for n, level in enumerate(panel.levels.values()):
@@ -97,12 +91,12 @@ def _draw(axes: Axes, panel: Panel, keys: Sequence[Panel]) -> None:
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(axis="y", left=False)
         axes.spines["left"].set_visible(False)
-        _fit(axes, "x", _values([panel]))
+        _fit(axes, "x", _values(panel))
     elif panel.y_limits is not None:
         axes.set_ylim(*panel.y_limits)
     else:
-        _fit(axes, "y", _values([panel]))
-    _draw_legend(axes, keys)
+        _fit(axes, "y", _values(panel))
+    _draw_legend(axes, panel)
 
 
 def _draw_series(axes: Axes, series: Series, is_row: bool) -> None:
@@ -118,28 +112,21 @@ def _draw_series(axes: Axes, series: Series, is_row: bool) -> None:
 
 
 def _place_x(axes: Axes, panel: Panel) -> None:
-    from matplotlib.ticker import MaxNLocator, NullLocator, StrMethodFormatter
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     if panel.x_names:
-        names = thin(panel.x_names, int(3 * panel.width))
-        texts = [label(name, 18) for name in names.values()]
-        is_long = max(map(len, texts)) > 6
-        axes.set_xticks(list(names), texts, rotation=90 if is_long else 0)
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(min(panel.x_names) - 0.6, max(panel.x_names) + 0.6)
+        axes.set_xticks(list(panel.x_names), list(panel.x_names.values()))
     elif not panel.rows:
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def _draw_legend(axes: Axes, panels: Sequence[Panel]) -> None:
+def _draw_legend(axes: Axes, panel: Panel) -> None:
     """Draw it above the panel; next to it if there are many names."""
     from matplotlib.lines import Line2D
 
-    looks: dict[str, dict[str, Any]] = {}
-    for panel in panels:
-        looks |= {one.name: _look(one) for one in panel.series if one.name}
-        looks |= {name: _LEVELS[n % len(_LEVELS)] for n, name in enumerate(panel.levels)}
+    looks = {one.name: _look(one) for one in panel.series if one.name}
+    looks |= {name: _LEVELS[n % len(_LEVELS)] for n, name in enumerate(panel.levels)}
     handles = [Line2D([], [], **look, label=label(name)) for name, look in looks.items()]
     if len(handles) > 3:
         axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1, 0.5), handlelength=3)
@@ -158,13 +145,12 @@ def _look(series: Series) -> dict[str, Any]:
     }
 
 
-def _values(panels: Sequence[Panel]) -> list[float]:
+def _values(panel: Panel) -> list[float]:
     """Return what the axis of values has to hold."""
-    found = [level for panel in panels for level in panel.levels.values()]
-    for panel in panels:
-        for series in panel.series:
-            found += series.x if panel.rows else series.y
-            found += [end for ends in series.intervals if ends is not None for end in ends]
+    found = [*panel.levels.values()]
+    for series in panel.series:
+        found += series.x if panel.rows else series.y
+        found += [end for ends in series.intervals if ends is not None for end in ends]
     return [value for value in found if isfinite(value)]
 
 

@@ -11,23 +11,10 @@ from functools import cached_property
 from typing import ClassVar
 
 from sewa_cli.present.charts import Chart
-from sewa_cli.text import size
 
 Cell = str | int | float | bool | None
 Rows = list[dict[str, Cell]]
 Points = Sequence[tuple[int, float | None]]
-
-
-class Ordered(str):
-    """Words for a number, and the number to sort them by."""
-
-    __slots__ = ("key",)
-    key: float
-
-    def __new__(cls, words: str, key: float) -> Ordered:
-        found = super().__new__(cls, words)
-        found.key = key
-        return found
 
 
 @dataclass(frozen=True)
@@ -95,15 +82,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Tile:
-    """A number that people ask for first."""
-
-    name: str
-    value: Cell
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class View:
     """Everything a report has to say."""
 
@@ -113,7 +91,6 @@ class View:
     details: Sequence[str] = ()  # more of them, with -v
     rows: Rows = field(default_factory=list)  # for programs: flat, every number as it is
     tables: Sequence[Table | Facts | Words] = ()  # for people on a terminal; none: the rows
-    tiles: Sequence[Tile] = ()
     sections: Sequence[Section] = ()
     plot: Chart | None = None
     numbers: Mapping[str, float | None] = field(default_factory=dict)  # for trackers
@@ -126,10 +103,6 @@ class View:
             for part in section.parts:
                 if isinstance(part, Picture):
                     yield part.chart
-
-
-def sized(count: int) -> Ordered:
-    return Ordered(size(count), count)
 
 
 def metrics_of(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:

@@ -22,7 +22,7 @@ from sewa_cli.present.figures import figure_of, label
 from sewa_cli.report.compare import Comparison, Row
 from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate
+from sewa_cli.report.shared import Candidate, Interval
 
 BREADTH = pytest.mark.breadth
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
@@ -131,17 +131,22 @@ def rows_for(Ks: Sequence[int], taking: Sequence[str], none: Sequence[str]) -> l
     return rows + [row(method, None, 0.15 + 0.1 * chance.random()) for method in none]
 
 
-def test_every_row_is_drawn_once_with_its_interval() -> None:
-    rows = rows_for([5, 10, 20, 50], TAKING, TAKING_NONE)
-    lines, columns = view_of(comparison(rows)).plot.panels  # type: ignore[union-attr]
-    drawn = [one for one in [*lines.series, *columns.series] if one.intervals]
-    losses = sorted(y for one in drawn for y in one.y)
-    assert losses == sorted(one.heldout_loss for one in rows if one.heldout_loss is not None)
-    ends = sorted(end for one in drawn for end in one.intervals if end)
-    assert ends == sorted((one.interval.low, one.interval.high) for one in rows if one.interval)
-    assert [one.name for one in lines.series][: len(TAKING)] == TAKING
-    assert {*columns.x_names.values()} == {*TAKING_NONE}
-    assert "best" in [one.name for one in [*lines.series, *columns.series]]
+def test_every_row_is_drawn_once_with_its_interval_and_its_mark() -> None:
+    rows = rows_for([5, 10], TAKING, TAKING_NONE)
+    found = comparison(rows)
+    [panel] = view_of(found).plot.panels  # type: ignore[union-attr]
+    drawn = {}
+    for series in panel.series:
+        for loss, place, ends in zip(series.x, series.y, series.intervals, strict=True):
+            if loss == loss:
+                drawn[panel.rows[int(place)]] = (loss, ends, series.name)
+    for one in found.rows:
+        loss, ends, title = drawn.pop(one.method if one.K is None else f"{one.method} K={one.K}")
+        assert (loss, one.interval) == (one.heldout_loss, Interval(low=ends[0], high=ends[1]))
+        assert title == {"best": "best", "tie": "ties with the best", "worse": "worse"}[one.mark]
+    assert not drawn
+    losses = [one.heldout_loss for one in found.rows]
+    assert panel.rows[0].startswith(found.rows[losses.index(min(losses))].method)
 
 
 COMPARISONS: dict[str, list[Row]] = {
@@ -164,7 +169,7 @@ def test_any_comparison_can_be_drawn_and_read(rows: list[Row], is_held: bool) ->
     figure = draw(comparison(rows, is_held=is_held))
     assert_readable(figure)
     what = "held-out loss" if is_held else "selection loss (nothing held out)"
-    assert figure.axes[0].get_ylabel() == what
+    assert figure.axes[0].get_xlabel() == what
 
 
 @pytest.mark.parametrize("suffix", [".svg", pytest.param(".png", marks=BREADTH), ".pdf"])

@@ -56,7 +56,7 @@ def test_every_number_on_the_page_is_the_reports(name: str) -> None:
         known |= {round(cost["seconds"], 3) for cost in costs}
     if name == "inspect":
         known |= {round(one["cosine"], 3) for one in content["checkpoints"] if one["cosine"]}
-    assert len(found.values) > 10
+    assert len(found.values) > 8
     for exact, text in found.values:
         assert exact in known, text
         assert is_shown(exact, text), (exact, text)
@@ -82,8 +82,8 @@ def test_what_people_ask_first_is_there_first() -> None:
     assert places == sorted(places)
     for file in content["recipe"]["sources"]:
         assert file["sha256"] in words
-    assert found.tags["script"] == 1
-    assert len(found.labels) == found.tags["svg"] >= 4
+    assert not found.tags["script"]
+    assert len(found.labels) == found.tags["svg"] >= 3
     assert all(len(label) > 40 for label in found.labels)
     weights = [c["weight"] for c in content["candidates"] if c["weight"]]
     assert [exact for exact, _ in found.values if exact in weights]
@@ -93,8 +93,8 @@ def test_hovering_says_what_every_point_is() -> None:
     text = plain_page("compare")
     for row in raw("compare")["rows"]:
         name = row["method"] if row["K"] is None else f"{row['method']} K={row['K']}"
-        said = f"{name}, {number(row['heldout_loss'])}, 95 % CI ["
-        assert re.search(f"<title>{re.escape(said)}[^<]*, {row['mark']}</title>", text)
+        said = f"{number(row['heldout_loss'])}, 95 % CI [{number(row['interval']['low'])}, "
+        assert re.search(f"<title>{name}, [a-z ]+ {re.escape(said)}[^<]*</title>", text)
     text = plain_page("select")
     for candidate in raw("select")["candidates"]:
         said = f"<title>step {candidate['step']}, weight {number(candidate['weight'])}</title>"
@@ -108,7 +108,7 @@ def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
     nasty = evil(content)
     text = page(report(nasty), EVIL)
     found = Page(text)
-    assert found.tags["script"] == plain.tags["script"] == 1
+    assert not found.tags["script"]
     assert found.tags.keys() <= {*plain.tags, "code", "aside", "ul", "li", "p", "pre", "div"}
     assert not found.tags["img"]
     assert not {key for key in found.attributes if key.startswith("on")}
@@ -208,12 +208,6 @@ def test_what_was_written_is_marked_wherever_it_stands() -> None:
     assert table.marks[0] == "best"
     assert written in str(table.rows[-1]["average"])
     assert [*table.marks[1:]] == [None] * (len(table.marks) - 2) + ["chosen"]
-
-
-def test_columns_of_words_for_numbers_have_something_to_sort_by() -> None:
-    lows = [row["interval"]["low"] for row in raw("compare")["rows"]]
-    keys = [float(key) for key in re.findall('data-sort="([^"]+)"', plain_page("compare"))]
-    assert {*lows} <= {*keys}
 
 
 def test_a_picture_of_too_many_points_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,47 +104,17 @@ def test_it_complains_of_nothing_asks_for_nothing_and_fits_every_width(
 def test_names_are_text_even_where_they_look_like_scripts(browser: Any, folder: Path) -> None:
     with Tab(browser, written(folder, "evil")) as tab:
         assert not tab.complaints
-        assert tab.ask("document.scripts.length") == 1
+        assert tab.ask("document.scripts.length") == 0
         assert tab.ask("document.images.length") == 0
         assert "<script>alert(1)</script>" in tab.ask("document.body.innerText")
         titles = "[...document.querySelectorAll('svg title')].map(t => t.textContent).join()"
         assert "<script>alert(1)</script>" in tab.ask(titles)
 
 
-COLUMN = """(name) => {
-    const table = document.querySelector("table");
-    const heads = [...table.tHead.rows[0].cells];
-    const at = heads.findIndex((head) => head.innerText.startsWith(name));
-    return [...table.tBodies[0].rows].map((row) => Number(row.cells[at].dataset.value));
-}"""
-
-
-def test_a_click_on_a_columns_name_sorts_by_it(browser: Any, folder: Path) -> None:
-    with Tab(browser, written(folder, "rows")) as tab:
-        losses = [row["heldout_loss"] for row in many_rows()["rows"]]
-        assert tab.page.evaluate(COLUMN, "held-out") == losses
-        button = tab.page.get_by_role("button", name="held-out").first
-        button.click()
-        assert tab.page.evaluate(COLUMN, "held-out") == sorted(losses)
-        head = tab.page.get_by_role("columnheader", name="held-out").first
-        assert head.get_attribute("aria-sort") == "ascending"
-        button.press("Enter")
-        assert tab.page.evaluate(COLUMN, "held-out") == sorted(losses, reverse=True)
-        assert not tab.complaints
-
-
-def test_without_javascript_everything_can_be_read(browser: Any, folder: Path) -> None:
-    file = written(folder, "compare")
-    with Tab(browser, file) as with_it, Tab(browser, file, java_script_enabled=False) as without:
-        words = [tab.page.locator("body").inner_text() for tab in (with_it, without)]
-        assert words[0].split() == words[1].split()
-        assert without.page.get_by_role("button").count() == 0
-
-
 def test_pointing_at_a_checkpoint_says_which_it_is(browser: Any, folder: Path) -> None:
     with Tab(browser, written(folder, "select")) as tab:
         said = tab.ask("""() => {
-            const hint = [...document.querySelectorAll(".hints rect")].at(-1);
+            const hint = [...document.querySelectorAll(".hints circle")].at(-1);
             hint.scrollIntoView({block: "center"});
             const box = hint.getBoundingClientRect();
             const x = box.x + box.width / 2, y = box.y + box.height / 2;
@@ -161,8 +131,9 @@ def test_dark_is_dark_light_is_light_and_paper_is_white(browser: Any, folder: Pa
     for scheme in ("light", "dark"):
         with Tab(browser, file, color_scheme=scheme) as tab:
             backs = tab.ask(colour.format("body", "backgroundColor"))
-            inks = tab.ask(colour.format("svg text", "fill")), tab.ask(colour.format("h1", "color"))
-            seen[scheme] = (backs, *inks)
+            seen[scheme] = (backs, tab.ask(colour.format("h1", "color")))
+            turned = tab.ask(colour.format("svg", "filter"))
+            assert (turned != "none") == (scheme == "dark")
             tab.page.emulate_media(media="print")
             assert tab.ask(colour.format("body", "backgroundColor")) == "rgb(255, 255, 255)"
             assert tab.ask("getComputedStyle(document.querySelector('nav')).display") == "none"
@@ -176,7 +147,6 @@ def test_dark_is_dark_light_is_light_and_paper_is_white(browser: Any, folder: Pa
     )
     assert dark[0] < 150 < 600 < dark[1]
     assert light[1] < 150 < 600 < light[0]
-    assert dark[2] > 600 > 150 > light[2]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -202,6 +172,6 @@ def test_axe_finds_no_fault_in_contrast_names_and_structure(
 
 def test_the_example_shows_the_demos_answer(browser: Any) -> None:
     with Tab(browser, ROOT / "docs" / "page.html") as tab:
-        assert "demo.safetensors averages" in tab.page.locator(".answer").inner_text()
+        assert "vs best baseline" in tab.page.locator(".answer").inner_text()
         assert tab.ask(OVERFLOW) <= 0
         assert not tab.complaints

@@ -1,14 +1,13 @@
 """A page to look at and to send: one file that makes no requests.
 
 Everything that comes from a report is text: `shown` for each value, then Jinja2's autoescaping.
-The page's own policy forbids all requests, and all scripts but its own few lines.
+The page's own policy forbids all requests and all scripts.
 """
 
 from __future__ import annotations
 
 import re
 import warnings
-from base64 import b64encode
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +20,6 @@ from sewa_cli import __version__
 from sewa_cli.present import view_of
 from sewa_cli.present.charts import MOST_POINTS, Chart
 from sewa_cli.present.page.again import again, when
-from sewa_cli.present.view import Ordered
 from sewa_cli.report.part import to_json
 from sewa_cli.text import number, shown
 
@@ -97,14 +95,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else shown(value),
     )
-    made.filters |= {"plain": _plain, "exact": _exact, "prose": _prose, "sort_key": _sort_key}
-    style, script = ((_HERE / name).read_text() for name in ("page.css", "sort.js"))
-    hashed = b64encode(sha256(script.encode()).digest()).decode()
+    made.filters |= {"plain": _plain, "exact": _exact, "prose": _prose}
     made.globals |= {
-        "style": Markup(style),
-        "script": Markup(script),
-        "policy": f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{hashed}'; "
-        "base-uri 'none'; form-action 'none'",
+        "style": Markup((_HERE / "page.css").read_text()),
+        "policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; "
+        "form-action 'none'",
         "version": __version__,
         "without_pictures": WITHOUT_PICTURES,
     }
@@ -127,11 +122,7 @@ def _plain(value: object, digits: int = 5) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _sort_key(value: object) -> str:
-    return repr(value.key) if isinstance(value, Ordered) else ""
-
-
 def _exact(value: object) -> str:
-    """Return a number in full, to sort by and to read back; nothing for a word."""
+    """Return a number in full, to read back; nothing for a word."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return repr(value) if is_number else ""

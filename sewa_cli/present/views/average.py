@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sewa_cli.present.charts import Chart, weights_panel
 from sewa_cli.present.parts import section
-from sewa_cli.present.view import Picture, Rows, Tile, View
+from sewa_cli.present.view import Picture, Rows, View
 from sewa_cli.present.words import describe_lora, wrote
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ def view(report: AverageReport) -> View:
         caveat=f"{name} was made by `{method}`, without a model or data",
         says=[*said, *wrote(report.output)],
         rows=weighed((one.path, one.step, one.coefficient) for one in sources),
-        tiles=[Tile("checkpoints", count), Tile("tensors", len(report.recipe.tensors))],
         sections=section("Which checkpoints", Picture(chart)),
         plot=chart,
     )

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sewa_cli.direction import comparative, loss_of
-from sewa_cli.present.charts import (
-    COLORS,
-    DASHES,
-    MARKERS,
-    Chart,
-    Panel,
-    Series,
-    drawable,
-    weights_panel,
-)
+from sewa_cli.present.charts import Chart, Dots, rows_panel, weights_panel
 from sewa_cli.present.parts import checkpoints, cost_section, section, standing_section
 from sewa_cli.present.terminal import plain
 from sewa_cli.present.view import (
     Cell,
-    Ordered,
     Picture,
     Rows,
     Table,
-    Tile,
     View,
     Words,
     metrics_of,
 )
 from sewa_cli.present.views.metric import failures
-from sewa_cli.present.words import ci, standing, wrote
-from sewa_cli.text import duration, examples, number, with_K
+from sewa_cli.present.words import standing, wrote
+from sewa_cli.text import with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.compare import Comparison, Row
     from sewa_cli.report.shared import Interval
 
-MOST_ROWS: Final = 240  # of a chart
+MOST_ROWS: Final = 60  # of a chart
+_MARKS: Final = {
+    "best": "best",
+    "tie": "ties with the best",
+    "worse": "worse",
+    None: "not compared",
+}
 _COUNTS: Final = ("failed", "forward", "backward")
 _SHORT: Final = {
     "selection_loss": "selection",
@@ -68,7 +63,6 @@ def view(report: Comparison) -> View:
         says=[judged, *failed, *standing(report.standing), *wrote(report.output)],
         rows=rows,
         tables=[Table("", seen)],
-        tiles=list(_tiles(report)),
         sections=[
             *section(
                 "Every method at every K",
@@ -112,9 +106,9 @@ def _reason(report: Comparison) -> str:
         return f"there is no finite held-out {what} to compare by"
     best = report.rows[report.best]
     name, others = with_K(best.method, best.K), len(report.rows) - 1
-    has = f"{name} has the {_measure(report)}"
+    has = f"`{name}` has the {_measure(report)}"
     if report.verdict == "alone":
-        return f"{name} has nothing to be compared with"
+        return f"`{name}` has nothing to be compared with"
     if report.verdict == "equal":
         return f"every row has the same held-out {what}"
     if report.verdict == "winner":
@@ -151,23 +145,6 @@ def _failed(report: Comparison) -> list[str]:
         if (score := row.score) is not None
     }
     return failures(counts, judged.parts, judged.left_out, judged.failure_counts_as, judged.metric)
-
-
-def _tiles(report: Comparison) -> Iterator[Tile]:
-    if report.best is not None:
-        best = report.rows[report.best]
-        value, interval = best.held
-        ties = sum(row.mark == "tie" for row in report.rows)
-        yield Tile(_measure(report), value, ci(interval))
-        name = with_K(best.method, best.K)
-        yield Tile("by", name, f"{best.size} of {report.k} checkpoints")
-        yield Tile("ties with it", ties, f"of {len(report.rows) - 1} others")
-    own = examples(report.selection_rows, report.selection_groups, " selection examples")
-    held = ""
-    if report.heldout_rows is not None:
-        held = f", {examples(report.heldout_rows, report.heldout_groups)} held out"
-    yield Tile("averages evaluated", report.averages_evaluated, f"{own}{held}")
-    yield Tile("took", duration(report.cost.seconds.total), report.device)
 
 
 def _cells(row: Row, metric: str) -> dict[str, Cell]:
@@ -227,108 +204,54 @@ def _seen(report: Comparison, rows: Rows) -> Rows:
         for before in ("", "minus_best_", "behind_best_"):
             low, high = f"{before}low", cells.pop(f"{before}high", None)
             if high is not None and isinstance(lowest := row[low], float):
-                cells[low] = Ordered(f"{plain(lowest)} .. {plain(high)}", lowest)
+                cells[low] = f"{plain(lowest)} .. {plain(high)}"
         seen.append({short.get(name, name): cell for name, cell in cells.items()})
     return seen
 
 
 def _chart(report: Comparison) -> Chart:
-    """Draw methods that take a K as lines over it; next to them, the others as columns."""
+    """Draw a row for each method at each K, the best first."""
     is_held = report.heldout_rows is not None or report.judged is not None
-    drawn = [
-        row for row in report.rows if (row.held[0] if is_held else row.selection_loss) is not None
-    ]
-    drawn = sorted(drawn, key=lambda row: _loss(report, row))[:MOST_ROWS]
-    sizes = sorted({row.K for row in drawn if row.K is not None})
-    what = "loss" if report.judged is None else report.judged.metric
-    y_label = f"held-out {what}" if is_held else "selection loss (nothing held out)"
-    panels = []
-    if sizes:
-        place = {K: float(i) for i, K in enumerate(sizes)}
-        methods = [
-            m for m in _methods(report) if any(r.method == m and r.K is not None for r in drawn)
-        ]
-        series, marked = [], []
-        for n, method in enumerate(methods):
-            mine = sorted((row for row in drawn if row.method == method and row.K), key=_size)
-            shift = 0.5 * ((n + 0.5) / len(methods) - 0.5)
-            x = [place[row.K or 0] + shift for row in mine]
-            look: dict[str, Any] = {
-                "line": DASHES[(n + n // len(COLORS)) % len(DASHES)],
-                "marker": MARKERS[n % len(MARKERS)],
-                "color": COLORS[n % len(COLORS)],
-            }
-            series.append(_points(method, mine, x, is_held, look))
-            marked += list(zip(mine, x, strict=True))
-        names = {at: str(K) for K, at in place.items()}
-        width = max(4.0, min(12.0, 0.06 * (len(methods) + 4) * len(sizes)))
-        every = [*series, *_marks(marked)]
-        panels.append(Panel(every, "K", y_label, x_names=names, height=4.2, width=width))
-    if others := [row for row in drawn if row.K is None]:
-        x = [float(i) for i in range(len(others))]
-        one = _points("", others, x, is_held, {"marker": "o"})
-        every = [one, *_marks(list(zip(others, x, strict=True)))]
-        names = {at: row.method for at, row in zip(x, others, strict=True)}
-        width = max(1.5, 0.4 * len(others))
-        label = "" if panels else y_label
-        panels.append(
-            Panel(every, "methods without K", label, x_names=names, height=4.2, width=width)
+    known = [row for row in report.rows if _score(row, is_held) is not None]
+    ranked = sorted(known, key=lambda row: _loss(report, row))[:MOST_ROWS]
+    dots = [
+        Dots(
+            title,
+            [_score(row, is_held) if row.mark == mark else None for row in ranked],
+            is_hollow=mark == "tie",
+            intervals=[_held(row) if is_held and row.mark == mark else None for row in ranked],
+            marker="*" if mark == "best" else "o",
         )
-    if not panels:
-        panels.append(Panel([], "no finite loss to draw", y_label))
-    few = "" if len(drawn) < MOST_ROWS else f" Only the best {MOST_ROWS} rows are drawn."
-    alt = f"A point for each row with its 95 % interval. {verdict(report)}.{few}"
-    return Chart(f"{what.capitalize()} by method and K", alt, panels, is_beside=True)
+        for mark, title in _MARKS.items()
+        if any(row.mark == mark for row in ranked)
+    ]
+    what = "loss" if report.judged is None else report.judged.metric
+    label = f"held-out {what}" if is_held else "selection loss (nothing held out)"
+    few = (
+        "" if len(known) <= MOST_ROWS else f" The best {MOST_ROWS} of {len(known)} rows are drawn."
+    )
+    return Chart(
+        f"{what.capitalize()} of each method, the best first",
+        f"A row for each method at each K, with its 95 % interval. {verdict(report)}.{few}",
+        [rows_panel([with_K(row.method, row.K) for row in ranked], dots, label, apart=False)],
+    )
 
 
-def _methods(report: Comparison) -> list[str]:
-    return list(dict.fromkeys(row.method for row in report.rows))
+def _score(row: Row, is_held: bool) -> float | None:
+    return row.held[0] if is_held else row.selection_loss
 
 
-def _size(row: Row) -> int:
-    return row.K or 0
+def _held(row: Row) -> tuple[float, float] | None:
+    interval = row.held[1]
+    return None if interval is None else (interval.low, interval.high)
 
 
 def _loss(report: Comparison, row: Row) -> float:
+    """Return a value that is better when lower."""
     value = row.held[0]
     if value is None:
         return inf if row.selection_loss is None else row.selection_loss
     return value if report.judged is None else loss_of(value, report.judged.goal)
-
-
-def _points(
-    name: str, rows: Sequence[Row], x: Sequence[float], is_held: bool, look: dict[str, Any]
-) -> Series:
-    values = [row.held[0] if is_held else row.selection_loss for row in rows]
-    ends = [row.held[1] if is_held else None for row in rows]
-    return Series(
-        name,
-        x,
-        [drawable(value) for value in values],
-        **look,
-        size=5.5,
-        intervals=[None if one is None else (one.low, one.high) for one in ends],
-        hints=[
-            ", ".join(
-                part
-                for part in (with_K(row.method, row.K), number(value), ci(end), row.mark or "")
-                if part
-            )
-            for row, value, end in zip(rows, values, ends, strict=True)
-        ],
-    )
-
-
-def _marks(points: Sequence[tuple[Row, float]]) -> Iterator[Series]:
-    """Mark the best row with a star, and each that ties with it with a white dot."""
-    looks: dict[str, dict[str, Any]] = {
-        "best": {"name": "best", "marker": "*", "size": 14.0},
-        "tie": {"name": "ties with the best", "marker": "o", "size": 3.0, "is_hollow": True},
-    }
-    for mark, look in looks.items():
-        found = [(x, drawable(row.held[0])) for row, x in points if row.mark == mark]
-        if found:
-            yield Series(x=[x for x, _ in found], y=[y for _, y in found], width=0.5, **look)
 
 
 def _weights(report: Comparison) -> Picture | None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
-from sewa_cli.present.charts import Chart, Dots, Panel, Series, drawable, places_of, rows_panel
+from sewa_cli.present.charts import Chart, Dots, rows_panel
 from sewa_cli.present.parts import section
-from sewa_cli.present.view import Cell, Picture, Rows, Table, Tile, View, metrics_of
+from sewa_cli.present.view import Cell, Picture, Rows, Table, View, metrics_of
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
     from sewa_cli.report.evaluate import Evaluated, Evaluation
 
-MOST_ROWS: Final = 24  # of a chart with a row for each file
+MOST_ROWS: Final = 60  # of a chart
 _TITLES: Final = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}
 
 
@@ -23,7 +23,6 @@ def view(report: Evaluation) -> View:
     ranked = sorted(known, key=lambda one: float(getattr(one, measure)))
     count = report.heldout_rows or report.selection_rows
     headline, caveat = "No file has a finite loss", f"{len(report.files)} files"
-    tiles = [Tile("files", len(report.files)), Tile("examples", count)]
     if ranked:
         best, *others = ranked
         name, loss = PurePath(best.path).name, getattr(best, measure)
@@ -33,20 +32,17 @@ def view(report: Evaluation) -> View:
             second = number(getattr(others[0], measure))
             caveat += f"; the second is {others[0].path} with {second}"
             caveat += "; `sewa compare` says whether such a difference is significant"
-        tiles.insert(1, Tile(f"lowest {_TITLES[measure]}", loss, name))
-        tiles += [Tile(key, value, "of that file") for key, value in (best.metrics or {}).items()]
     rows: Rows = [_cells(report, file) for file in report.files]
     seen: Rows = [{_TITLES.get(key, key): cell for key, cell in row.items()} for row in rows]
     marks = ["best" if ranked and file is ranked[0] else None for file in report.files]
     table = Table("Losses and metrics", seen, len(rows) > 60, marks)
-    chart = _chart(report)
+    chart = _chart(report, ranked)
     steps = [i if one.step is None else one.step for i, one in enumerate(report.files)]
     metrics = dict.fromkeys(name for one in report.files for name in one.metrics or {})
     return View(
         headline=headline,
         caveat=caveat,
         rows=rows,
-        tiles=tiles[:6],
         sections=section("Each file as it is", Picture(chart), table),
         plot=chart,
         curves={
@@ -72,33 +68,14 @@ def _cells(report: Evaluation, file: Evaluated) -> dict[str, Cell]:
     return {**row, **metrics_of(file.metrics, row)}
 
 
-def _chart(report: Evaluation) -> Chart:
-    files = report.files
+def _chart(report: Evaluation, ranked: list[Evaluated]) -> Chart:
+    files = report.files if len(report.files) <= MOST_ROWS else ranked[:MOST_ROWS]
     dots = [Dots("selection", [one.selection_loss for one in files], is_hollow=True)]
     if report.heldout_rows is not None:
         dots.append(Dots("held-out", [one.heldout_loss for one in files]))
-    if len(files) <= MOST_ROWS:
-        panel = rows_panel(_names(files), dots, "loss")
-    else:
-        places, x_label = places_of([one.step for one in files])
-        lines = [
-            Series(
-                one.name,
-                places,
-                [drawable(value) for value in one.values],
-                "--" if one.is_hollow else "-",
-                "o",
-                size=3.0,
-                is_hollow=one.is_hollow,
-                hints=[
-                    f"{file.path}, {one.name} {number(value)}"
-                    for file, value in zip(files, one.values, strict=True)
-                ],
-            )
-            for one in dots
-        ]
-        panel = Panel(lines, x_label, "loss")
-    return Chart("Loss of each file", f"{len(files)} files with the losses of the table.", [panel])
+    which = "" if files is report.files else f" The {MOST_ROWS} with the lowest loss are drawn."
+    alt = f"{len(report.files)} files with the losses of the table.{which}"
+    return Chart("Loss of each file", alt, [rows_panel(_names(files), dots, "loss")])
 
 
 def _names(files: list[Evaluated]) -> list[str]:

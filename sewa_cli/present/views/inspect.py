@@ -15,7 +15,7 @@ from sewa_cli.present.charts import (
     places_of,
 )
 from sewa_cli.present.parts import MOTION, motion_rows, section
-from sewa_cli.present.view import Facts, Picture, Rows, Table, Tile, View, Words, metrics_of, sized
+from sewa_cli.present.view import Facts, Picture, Rows, Table, View, Words, metrics_of
 from sewa_cli.present.words import upper
 from sewa_cli.text import few, number, size
 
@@ -30,11 +30,6 @@ def view(report: Inspection) -> View:
     moved = [] if report.motion is None else [Table(MOTION, motion_rows(report.motion))]
     logged = logged_panels([one.step for one in found], [one.logged for one in found])
     trained = Chart("What the trainer logged", "The logged losses by step.", logged)
-    tiles = [Tile("checkpoints", len(found)), Tile("parameters", report.parameters)]
-    if report.motion is not None:
-        run = report.motion.run
-        tiles.append(Tile("explained by a line", run.trend, "1: steady motion, 0: noise"))
-        tiles.append(Tile("mean cosine of steps", run.cosine, "1: straight, −0.5: noise"))
     curves = {
         name: [
             (i if one.step is None else one.step, getattr(one, name)) for i, one in enumerate(found)
@@ -46,7 +41,6 @@ def view(report: Inspection) -> View:
         caveat=upper(report.explanation),
         rows=rows,
         tables=[facts, Table("", seen), *moved, Words([report.explanation])],
-        tiles=[*tiles, Tile("read", size(report.bytes_read))],
         sections=[
             *section(
                 "Where the run stands",
@@ -84,7 +78,7 @@ def _rows(report: Inspection) -> tuple[Rows, Rows]:
                 "from mean": one.to_mean,
                 "moved": one.length,
                 "cosine": None if one.cosine is None else round(one.cosine, 3),
-                "size": sized(one.size),
+                "size": size(one.size),
                 "file": one.path,
                 "note": "; ".join(notes),
             }

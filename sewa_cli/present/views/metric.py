@@ -18,17 +18,15 @@ from sewa_cli.present.parts import (
 )
 from sewa_cli.present.view import (
     Cell,
-    Ordered,
     Picture,
     Rows,
     Table,
-    Tile,
     View,
     Words,
     metrics_of,
 )
-from sewa_cli.present.words import and_last, ci, difference, than_last, upper, wrote
-from sewa_cli.text import duration, few, number, with_K
+from sewa_cli.present.words import and_last, difference, than_last, upper, wrote
+from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.metric import Contest, Entry, MetricGain
@@ -56,7 +54,6 @@ def view(report: Report) -> View:
         details=[taken(report), effort(found), *seconds(report)],
         rows=rows,
         tables=[Table("", seen), Table("", entries[:OTHERS])],
-        tiles=list(_tiles(report, found)),
         sections=[
             *section(
                 f"By {found.metric}",
@@ -232,20 +229,6 @@ def effort(found: Contest) -> str:
     return f"{said}; interrupted" if found.interrupted else said
 
 
-def _tiles(report: Report, found: Contest) -> Iterator[Tile]:
-    scores = next(iter(found.scores.values()))
-    if scores.heldout is not None:
-        yield Tile(f"held-out {found.metric}", scores.heldout, ci(scores.interval))
-    goal = f"{comparative(found.goal)} is better"
-    yield Tile(f"{found.metric} to choose by", scores.selection, goal)
-    if report.verdict.difference is not None:
-        note = ci(report.verdict.interval)
-        yield Tile(f"vs {report.verdict.baseline}", report.verdict.difference, note)
-    yield Tile("evaluations", found.evaluations, f"budget {found.budget}")
-    yield Tile("checkpoints", report.K, f"of {report.k:,}")
-    yield Tile("took", duration(report.cost.seconds.total), report.device)
-
-
 def _rows(found: Contest) -> tuple[Rows, Rows]:
     """Return the scores next to each other: for programs, and for people."""
     rows: Rows = []
@@ -300,7 +283,7 @@ def _entries(found: Contest) -> Rows:
         }
         if has_dueled:
             value = entry.evidence
-            row["e-value"] = None if value is None else Ordered(f"{value:.2g}", value)
+            row["e-value"] = None if value is None else float(f"{value:.2g}")
         rows.append({**row, "": entry.state or ""})
     return rows
 

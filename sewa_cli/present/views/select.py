@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.charts import (
-    DASHES,
-    MARKERS,
     Chart,
     Dots,
     Panel,
@@ -26,10 +24,9 @@ from sewa_cli.present.parts import (
     weights_chart,
     weights_section,
 )
-from sewa_cli.present.view import Cell, Picture, Rows, Section, Table, Tile, View, Words, metrics_of
+from sewa_cli.present.view import Cell, Picture, Rows, Section, Table, View, Words, metrics_of
 from sewa_cli.present.words import (
     and_last,
-    ci,
     describe_lora,
     difference,
     gained,
@@ -39,7 +36,7 @@ from sewa_cli.present.words import (
     upper,
     wrote,
 )
-from sewa_cli.text import duration, examples, few, number, with_K
+from sewa_cli.text import examples, few, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.select import Blend, Expected, Report
@@ -61,7 +58,6 @@ def view(report: Report) -> View:
         details=list(_details(report)),
         rows=rows,
         tables=[Table("", seen)],
-        tiles=list(_tiles(report))[:6],
         sections=[
             *section(
                 "Against baselines", Picture(_scores_chart(report)), _scores_table(report, seen)
@@ -241,25 +237,6 @@ def budget(report: Report) -> str:
     )
 
 
-def _tiles(report: Report) -> Iterator[Tile]:
-    best, found = next(iter(report.references.items()))
-    if report.heldout_rows is not None:
-        held = examples(report.heldout_rows, report.heldout_groups, " examples")
-        yield Tile("held-out loss", report.average.heldout_loss, held)
-        yield Tile("best baseline", found.heldout_loss, best)
-    if report.verdict.difference is not None:
-        note = ci(report.verdict.interval)
-        yield Tile("vs best baseline", report.verdict.difference, note)
-    else:
-        yield Tile("selection loss", report.average.selection_loss)
-    if report.expected:
-        yield Tile("expected loss", report.expected.loss, "on new data")
-    for metric, value in list((report.average.metrics or {}).items())[:2]:
-        yield Tile(metric, value, f"{best}: {number((found.metrics or {}).get(metric))}")
-    yield Tile("checkpoints", report.K, f"of {report.k:,}")
-    yield Tile("took", duration(report.cost.seconds.total), report.device)
-
-
 def _compared(report: Report) -> dict[str, Scores]:
     """Return the scores of the choice, unless it is a baseline, and of the baselines."""
     own = {}
@@ -342,20 +319,11 @@ def _scores_chart(report: Report) -> Chart:
 
 
 def _loss_charts(report: Report) -> Iterator[Chart]:
-    """Show how the loss changes: along the path, by K, while learning, over baselines."""
+    """Show how the loss changes: along the path, and while learning."""
     if report.blend and not report.instead_of:
         yield _path_chart(report.blend, report.expected)
-    if report.budget:
-        curve = [(o.name, o.K, o.loss, o.error) for o in report.budget]
-        yield _families_chart("Cross-validated loss by K", budget(report), curve, {})
     if any(loss is not None for loss in report.history):
         yield _history_chart(report)
-    if any(one.K is not None for one in report.simple):
-        curve = [(one.name, one.K, one.selection_loss, None) for one in report.simple]
-        own = drawable(report.average.selection_loss)
-        levels = {f"{report.written} {number(own)}": own} if own == own else {}
-        alt = f"{len(report.simple)} baselines, as in the table below."
-        yield _families_chart("Selection loss of the baselines by K", alt, curve, levels)
 
 
 def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
@@ -391,37 +359,6 @@ def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
         "the difference from the lowest loss.",
         [panel],
     )
-
-
-def _families_chart(
-    title: str,
-    alt: str,
-    points: Sequence[tuple[str, int | None, float | None, float | None]],
-    levels: dict[str, float],
-) -> Chart:
-    """Draw a line over K for each family of averages that takes one."""
-    sizes = sorted({K for _, K, loss, _ in points if K is not None and loss is not None})
-    place = {K: i for i, K in enumerate(sizes)}
-    families: dict[str, list[tuple[int, float, float | None]]] = {}
-    for name, K, loss, error in points:
-        if K is not None and loss is not None:
-            families.setdefault(name, []).append((K, loss, error))
-    series = [
-        Series(
-            name,
-            [place[K] for K, _, _ in sorted(family)],
-            [loss for _, loss, _ in sorted(family)],
-            DASHES[n % len(DASHES)],
-            MARKERS[n % len(MARKERS)],
-            color="black" if name == "learned" else "0.4",
-            is_hollow=n % 2 == 1,
-            intervals=[ends_of(loss, error) for _, loss, error in sorted(family)],
-            hints=[f"{with_K(name, K)}, loss {number(loss)}" for K, loss, _ in sorted(family)],
-        )
-        for n, (name, family) in enumerate(families.items())
-    ]
-    names = {float(i): str(K) for i, K in enumerate(sizes)}
-    return Chart(title, alt, [Panel(series, "K", "loss", levels, names)])
 
 
 def _history_chart(report: Report) -> Chart:
