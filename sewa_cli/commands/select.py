@@ -343,9 +343,9 @@ def _warn(
     if chosen is not None and other is not None and chosen < other:
         auto = "" if session.config.K == AUTO else ", or leave out --K"
         events.warn(
-            f"the choice is over-fitted: {other - chosen:.3g} below `{better.name}` on selection "
-            f"rows, {own - better.score:.3g} above it on held-out ones; choose by more "
-            f"rows{auto}"
+            f"the choice overfits: its loss is {other - chosen:.3g} below `{better.name}` on "
+            f"selection examples and {own - better.score:.3g} above it on held-out ones; choose by "
+            f"more examples{auto}"
         )
 
 

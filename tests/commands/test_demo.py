@@ -1,8 +1,9 @@
-"""The demo: real digits, a real run, and a claim that is checked on three seeds."""
+"""The demo: real digits, a real run, and a folder to go on in."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,17 +16,11 @@ from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
 
 
-def test_the_learned_average_beats_the_last_checkpoint_on_held_out_digits(tmp_path: Path) -> None:
-    """The learned average beats the last checkpoint on each seed, in the mean clearly."""
+@pytest.mark.breadth
+def test_the_learned_average_beats_the_last_checkpoint_on_three_seeds(tmp_path: Path) -> None:
     ahead = []
     for seed in range(1, 4):
         report = run_demo(tmp_path / f"demo {seed}", seed, Events()).report
-        assert report.k == 100
-        assert report.config["solver"] == "aggregate"
-        weights = [candidate.weight for candidate in report.candidates]
-        assert sum(weight or 0 for weight in weights) == pytest.approx(1)
-        assert report.selected == [i for i, weight in enumerate(weights) if weight]
-        assert len(report.selected) > 1
         last = report.references["last"].heldout_loss
         assert last is not None
         assert report.average.heldout_loss is not None
@@ -41,20 +36,23 @@ def test_the_demo_trains_to_the_same_checkpoints_on_every_processor(demo: Demo) 
 
 
 def test_the_demo_leaves_a_folder_that_the_next_commands_work_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    ended = sewa("demo", "here")
+    ended = demo.ended
     assert ended.code == 0, ended.err
-    report = json.loads(Path("here/demo.report.json").read_text())
-    weighed = [c["path"] for c in report["candidates"] if c["weight"]]
-    assert ended.out.splitlines() == weighed
+    folder = tmp_path / "here"
+    shutil.copytree(demo.folder, folder)
+    report = json.loads((folder / "demo.report.json").read_text())
+    assert report["k"] == 100
+    assert sum(c["weight"] or 0 for c in report["candidates"]) == pytest.approx(1)
+    losses = report["references"]["last"]["heldout_loss"], report["average"]["heldout_loss"]
+    assert losses[0] > 1.2 * losses[1]
+    assert ended.out.splitlines() == [c["path"] for c in report["candidates"] if c["weight"]]
     said = [line for line in ended.err.splitlines() if not line.startswith("training")]
     starts = ("held-out loss 0.", "accuracy 0.", "best baseline: ", "vs best baseline (", "wrote ")
     for line, start in zip(said, starts, strict=False):
         assert line.startswith(start)
-    assert len(list(Path("here/ckpts").glob("*.safetensors"))) == 100
-    monkeypatch.chdir("here")
+    monkeypatch.chdir(folder)
     after = ended.err.splitlines()
     commands = [line.strip() for line in after[after.index("try next:") :] if " ckpts/" in line]
     assert len(commands) == 3

@@ -163,9 +163,9 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
     # better where it was chosen, worse elsewhere: that has a name, and there is something to do
     own, other = report["average"], report["references"][best["name"]]
     assert own["selection_loss"] < other["selection_loss"]
-    [told] = [text for text in report["warnings"] if "over-fitted" in text]
+    [told] = [text for text in report["warnings"] if "overfits" in text]
     assert f"{other['selection_loss'] - own['selection_loss']:.3g} below `{best['name']}`" in told
-    assert told.endswith("choose by more rows, or leave out --K")
+    assert told.endswith("choose by more examples, or leave out --K")
     assert sewa("select", "--K", 1, "--set", "gumbel.iterations=40").code == 0
 
 
