@@ -1,11 +1,11 @@
-"""From a report to something to read; knows reports and nothing else: no terminal, no file.
+"""Turn a report into something to read, without a terminal or a file.
 
-views     a view for each kind of report: headline, verdict, facts, tables, charts
-terminal  its tables, for people and for programs
-figures   its charts, drawn by matplotlib
-page      all of it on a page to look at and to send
-tracked   numbers, curves and names for trackers
-card      the model card of an averaged folder
+- `views`: a view for each kind of report: headline, verdict, facts, tables, charts
+- `terminal`: its tables, for people and for programs
+- `figures`: its charts, drawn by matplotlib
+- `page`: everything on a page to look at and to send
+- `tracked`: numbers, curves and names for trackers
+- `card`: the model card of an averaged folder
 """
 
 from __future__ import annotations

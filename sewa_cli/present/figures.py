@@ -1,7 +1,7 @@
 """Draw charts with matplotlib, which is optional and imported when a figure is drawn.
 
-Figures are made without pyplot and with settings of our own: the user's matplotlibrc changes
-nothing, and the same report gives the same figure.
+Figures are made without pyplot and with fixed settings: the user's matplotlibrc changes nothing,
+and the same report gives the same figure.
 """
 
 from __future__ import annotations

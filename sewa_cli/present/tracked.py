@@ -1,4 +1,4 @@
-"""What trackers get: numbers, curves and names under tags that all runs share.
+"""Numbers, curves and names for trackers, under tags that all runs share.
 
 A tag has no space, and never the name of an average that another run may not have: the loss of
 the best baseline is `baseline_loss` in every run, and its name is under `names`.

@@ -106,7 +106,7 @@ class View:
 
 
 def metrics_of(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:
-    """Return metrics as cells; one that is named like a column of ours gets another name."""
+    """Return metrics as cells; a metric with the name of a column gets another name."""
     named: dict[str, Cell] = {}
     for metric, value in (found or {}).items():
         name = metric

@@ -11,7 +11,7 @@ from sewa_cli.report.shared import Head, Lora
 
 
 class AverageReport(Head):
-    """What went into an average that needed neither model nor data; enough for `sewa apply`."""
+    """An average that needed neither model nor data, with all that `sewa apply` needs."""
 
     kind: Literal["average"] = "average"
     lora: Lora | None = None

@@ -22,7 +22,7 @@ from sewa_cli.report.standing import Standing
 
 
 class RowCost(Part):
-    """What the row would have cost alone: averages it shares with other rows count in full."""
+    """The cost of a row alone: averages that it shares with other rows count in full."""
 
     forward_passes: int
     backward_passes: int
@@ -86,7 +86,7 @@ class Row(Part):
 
     @property
     def held(self) -> tuple[float | None, Interval | None]:
-        """What the row is judged by, held out: the metric, or the loss; and its interval."""
+        """The held-out score that the row is judged by, metric or loss, and its interval."""
         if self.score is not None:
             return self.score.heldout, self.score.interval
         return self.heldout_loss, self.interval

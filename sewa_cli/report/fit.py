@@ -1,4 +1,4 @@
-"""Whether the parts of a report fit together: what a model of it cannot say field by field."""
+"""Check that the parts of a report are consistent, which no model says field by field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def misfit(report: Head) -> str | None:
-    """The first contradiction, by the function here that is named like the report's kind."""
+    """Return the first contradiction, or None."""
     check = globals().get(report.kind, lambda _: ())
     return next(iter(check(report)), None)
 
@@ -26,7 +26,7 @@ def select(report: Report) -> Iterator[str]:
     if {len(report.selected), len(report.selected_steps), len(report.selected_paths)} != {report.K}:
         yield f"K is {report.K}, and others are selected"
     if len({*report.selected} & {*range(report.k)}) < report.K:
-        yield "selected: not so many different candidates"
+        yield "selected: some are not candidates, or listed twice"
     if report.contest is None and not report.references:
         yield "references: there are none"
     if report.contest is not None and not report.contest.scores:

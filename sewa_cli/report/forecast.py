@@ -24,7 +24,7 @@ class PlannedStage(Part):
 
 
 class Forecast(TaskHead):
-    """What a run will take, by the solver's plan; no checkpoint is left out for NaN or Inf."""
+    """The cost of a run, by the solver's plan and as if no checkpoint had NaN or Inf."""
 
     kind: Literal["forecast"] = "forecast"
     solver: str

@@ -1,4 +1,4 @@
-"""What a report says of a choice by a metric. Scores are the task's own, whichever way is good."""
+"""The part of a report on a choice by a metric. Scores are the task's own, in either direction."""
 
 from __future__ import annotations
 
@@ -63,13 +63,14 @@ class MetricScores(Part):
 
 
 class MetricGain(Part):
-    """What was written beside another average, on the same held-out parts."""
+    """The written average compared with another one on the same held-out parts."""
 
     over: str = Field(description="that average")
     by: float = Field(description="how much better than that average; negative: worse")
     interval: Interval | None = Field(description="95 %, paired by part; null: too few parts")
     more: int | None = Field(
-        None, description="held-out parts besides these that would tell; null: it is told, or never"
+        None,
+        description="more held-out parts that would make it significant; null: it is, or none would",
     )
 
 
@@ -119,7 +120,7 @@ class Contest(Part):
     )
     dueled: int | None = Field(None, description="such parts that both have met")
     entries: list[Entry] = Field(description="best first; of many masks, the best")
-    scores: dict[str, MetricScores] = Field(description="the one that was written is the first")
+    scores: dict[str, MetricScores] = Field(description="the written average is the first")
     gained: MetricGain | None = Field(
         None,
         description="over the incumbent; where that was written, over who led or the best baseline",

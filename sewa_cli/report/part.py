@@ -1,4 +1,4 @@
-"""What all models of a report have in common."""
+"""The base class of all models of a report."""
 
 from __future__ import annotations
 

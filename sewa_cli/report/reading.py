@@ -1,4 +1,4 @@
-"""Any report, read from a file that anyone may have written."""
+"""Read any report from a file that anyone may have written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_VALUES: Final = 500_000  # in such a one; if all are wrong, pydantic keeps 
 
 
 def read_any(path: Path) -> Head:
-    """By the model of its kind; whether its parts fit together is for whoever uses them."""
+    """Read a report by the model of its kind; `fit` says whether its parts are consistent."""
     try:
         return _validated(read_bytes(path, MOST_SHOWN))
     except OSError as error:
@@ -50,7 +50,7 @@ def _validated(text: bytes) -> Head:
 
 
 def why(error: ValueError) -> str:
-    """The first fault, in a line."""
+    """Return the first fault, in one line."""
     if not isinstance(error, ValidationError):
         return one_line(error, 200)
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]

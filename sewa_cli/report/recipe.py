@@ -81,7 +81,7 @@ class Recipe(Part):
 
 
 class Rebuildable(BaseModel):
-    """As much of any report as `sewa apply` and `sewa verify` need."""
+    """The part of any report that `sewa apply` and `sewa verify` need."""
 
     model_config = ConfigDict(defer_build=True)
 
@@ -93,7 +93,7 @@ class Rebuildable(BaseModel):
 
 
 def read_report(path: Path) -> Rebuildable:
-    """A report that describes an average. Nothing in it is believed before it is checked."""
+    """Read a report that describes an average; everything in it is checked."""
     try:
         report = Rebuildable.model_validate(_wanted(read_bytes(path, MOST)))
     except OSError as error:
@@ -106,7 +106,7 @@ def read_report(path: Path) -> Rebuildable:
 
 
 def _wanted(text: bytes) -> dict[str, Any]:
-    """What `Rebuildable` has of it; pydantic would keep a kilobyte of each value that is wrong."""
+    """Return the fields of `Rebuildable`; pydantic would keep a kilobyte of each wrong value."""
     check_values(text)
     content = from_json(text)
     if not isinstance(content, dict):
@@ -121,7 +121,7 @@ def _wanted(text: bytes) -> dict[str, Any]:
 
 
 def _faults(recipe: Recipe) -> Iterator[str]:
-    """What no method, solver or user of sewa could have made it write."""
+    """Yield what no method, solver or user of sewa could have made it write."""
     coefficients = [source.coefficient for source in recipe.sources]
     total = sum(coefficients)
     # beyond 1e9 they would not sum to one within rounding, nor give anything but rounding

@@ -43,9 +43,9 @@ class Guard(Part):
 
 
 class BudgetOption(Part):
-    """A way to average, cross-validated on the selection rows."""
+    """A way to average, cross-validated on the selection examples."""
 
-    name: str = Field(description="learned, or a simple average")
+    name: str = Field(description="learned, or a baseline")
     K: int | None
     loss: float | None
     behind: float | None = Field(
@@ -56,7 +56,7 @@ class BudgetOption(Part):
 
 
 class Simple(Part):
-    """A simple average, and its loss on the rows that choose."""
+    """A baseline, and its loss on the examples that choose."""
 
     name: str
     K: int | None
@@ -67,20 +67,20 @@ class Simple(Part):
 
 
 class Expected(Part):
-    """What to expect on new rows, by nested cross-validation: whatever was chosen, was not by them.
+    """The expected loss on new data, by nested cross-validation.
 
-    Beside it, the simple average that the other folds would have chosen, whichever that was.
+    It is compared with the baseline that the other folds would have chosen.
     """
 
     loss: float
     error: float | None = Field(
-        description="standard error of that loss, over rows; null: too few rows"
+        description="standard error of that loss, over examples; null: too few"
     )
     by: float | None = Field(
-        description="expected loss of the best simple average minus this one's; null: not all of "
+        description="expected loss of the best baseline minus this one's; null: not all of "
         "them could be run under --memory"
     )
-    interval: Interval | None = Field(description="95 % of `by`, paired by row; null: too few rows")
+    interval: Interval | None = Field(description="95 % of `by`, paired; null: too few examples")
 
 
 class Share(Part):
@@ -92,7 +92,7 @@ class Share(Part):
 
 
 class Pulled(Part):
-    """Weights learned under a pull towards the prior; `strength` null: the prior itself."""
+    """Coefficients learned with a regularisation strength; null: the prior itself."""
 
     strength: float | None
     loss: float | None = Field(description="cross-validated, predicted")
@@ -102,12 +102,12 @@ class Pulled(Part):
 
 
 class Blend(Part):
-    """What the default's weights are made of."""
+    """The prior and the path that the default's coefficients are made of."""
 
     UNMOVED: ClassVar[float] = 0.005  # of all weight: who has learned less has learned nothing
     FEW: ClassVar[int] = 100  # rows: by fewer, nothing is learned on top of the prior
 
-    prior: list[Share] = Field(description="moving averages, weighed by the selection rows")
+    prior: list[Share] = Field(description="moving averages, weighed by the selection examples")
     path: list[Pulled] = Field(description="what was learned from there, weighed alike")
     weights: list[float] = Field(description="of the prior, by candidate")
     effective: float = Field(description="1/Σc²: as many equal weights would average as much")
@@ -115,7 +115,7 @@ class Blend(Part):
 
 
 class Report(TaskHead):
-    """The report of `sewa select`; the best simple average is the first of `references`."""
+    """The report of `sewa select`; the best baseline is the first of `references`."""
 
     kind: Literal["select"] = "select"
     K: int
@@ -136,9 +136,9 @@ class Report(TaskHead):
     average: Scores
     references: dict[str, Scores]
     verdict: Verdict
-    written: str = Field("learned", description="learned, or the simple average that was taken")
+    written: str = Field("learned", description="learned, or the baseline that was taken")
     instead_of: str | None = Field(
-        None, description="--fallback: what was chosen, where a simple average was written instead"
+        None, description="--fallback: what was chosen, where a baseline was written instead"
     )
     learned: Scores | None = Field(None, description="scores of what was chosen, in that case")
     guard: Guard | None = None
@@ -149,7 +149,7 @@ class Report(TaskHead):
     blend: Blend | None = Field(None, description="of the solver `aggregate`")
     expected: Expected | None = None
     simple: list[Simple] = Field(
-        [], description="the simple averages that were looked at, lowest selection loss first"
+        [], description="the baselines that were looked at, lowest selection loss first"
     )
     contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
     standing: Standing | None = Field(None, description="null: too few checkpoints to say")

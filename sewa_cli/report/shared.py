@@ -48,7 +48,7 @@ class Scores(Part):
 
 
 class Placement(Part):
-    """Where the checkpoints were held while learning, and why."""
+    """The place where checkpoints were held while learning, and why."""
 
     tier: str
     reason: str
@@ -91,7 +91,7 @@ class Lora(Part):
 
 
 class Head(Part):
-    """What was run, by which versions, when and how: with this every report begins."""
+    """The beginning of every report: what was run, by which versions, when and how."""
 
     in_a_notebook: ClassVar[Callable[[Any], str] | None] = None  # `commands` says how
 
@@ -109,7 +109,7 @@ class Head(Part):
 
 
 class TaskHead(Head):
-    """Of a command that runs the user's model."""
+    """The head of a report of a command that runs the user's model."""
 
     task: str
     code: str | None = Field(

@@ -1,4 +1,4 @@
-"""Where a run stands: how its weights moved."""
+"""How the weights of a run moved."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Motion(Part):
 
 
 class Standing(Part):
-    """In the words of `inspect`, by weights that were drawn while the checkpoints were read."""
+    """The verdict of `inspect`, by weights drawn while the checkpoints were read."""
 
-    weights: int = Field(description="so many of each checkpoint were looked at")
+    weights: int = Field(description="the number of each checkpoint's weights that were used")
     motion: Motion
     verdict: Word
     explanation: str

@@ -10,7 +10,7 @@ from sewa_cli.report.shared import TaskHead
 
 
 class Validation(TaskHead):
-    """What `sewa validate` found in order."""
+    """The findings of `sewa validate`."""
 
     kind: Literal["validate"] = "validate"
     checkpoints: int

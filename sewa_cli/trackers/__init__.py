@@ -1,4 +1,4 @@
-"""Where else a report goes: TensorBoard, Weights & Biases, or wherever a package sends it.
+"""Send a report to TensorBoard, Weights & Biases, or wherever a package sends it.
 
 `--log NAME:WHERE` calls a function of the report and of WHERE: ours, or that of an entry point of
 the group `sewa.trackers` (docs/page.md has one in ten lines).

@@ -1,4 +1,4 @@
-"""A report for TensorBoard, by its own writer: numbers, curves, tables, pictures."""
+"""Write a report with TensorBoard's own writer: numbers, curves, tables, pictures."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def _rows(report: Report) -> tuple[Rows, Rows]:
 
 
 def _scores_table(report: Report, seen: Rows) -> Table:
-    """Mark the row with the lowest held-out loss, and the one that was written."""
+    """Mark the row with the lowest held-out loss, and the row of what was written."""
     compared = _compared(report)
     losses = {n: s.heldout_loss for n, s in compared.items() if s.heldout_loss is not None}
     lowest = min(losses.values(), default=None)
