@@ -70,7 +70,7 @@ class MetricGain(Part):
     interval: Interval | None = Field(description="95 %, paired by part; null: too few parts")
     more: int | None = Field(
         None,
-        description="more held-out parts that would make it significant; null: it is, or none would",
+        description="more held-out parts to make it significant; null: it is, or none would",
     )
 
 
