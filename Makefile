@@ -99,10 +99,10 @@ data: $(VENV)/.tests
 	$(BIN)/python sample_configs/fetch.py
 	$(BIN)/python sample_configs/behavior_cloning/experts.py
 
-# the tables of docs/results.md and docs/default.md; hours, but what is done is not done again
+# the tables of docs/results.md and benchmarks/quality/results; hours, but what is done is not done again
 quality: data
-	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md docs/default.md \
-		benchmarks/quality/results/methods.md
+	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md \
+		benchmarks/quality/results/methods.md benchmarks/quality/results/regret.md
 	cp quality-dir/quality.png docs/quality.png
 
 # the pictures in the README and the example of a page, from a fresh demo

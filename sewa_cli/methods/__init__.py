@@ -33,7 +33,7 @@ def _no_loss(*_: object) -> Any:
 
 @dataclass(frozen=True)
 class Run:
-    """What a method may know of a run: its length, its steps, and, where there is a task, a loss.
+    """A run as a method sees it: its length, its steps and, with a task, a loss.
 
     `loss(c)` is the selection loss of the average with coefficients c. `gradient(c)` is a loss on
     the next selection batch and its gradient in c. `learn(K)` asks the configured solver,
@@ -50,7 +50,7 @@ class Run:
 
     @classmethod
     def at(cls, steps: Sequence[int | None], seed: int, **loss: Any) -> Run:
-        """Of checkpoints at these steps; where one has none, no step is known."""
+        """Make the run of checkpoints at these steps; if one has none, no step is known."""
         known = [step for step in steps if step is not None]
         return cls(len(steps), known if len(known) == len(steps) else None, seed, **loss)
 

@@ -41,7 +41,7 @@ def moving_averages(k: int) -> list[Name]:
 
 
 def baselines(k: int, K: int = AUTO) -> dict[Name, Coefficients]:
-    """Return moving averages, and `latest` and `lawa` with K, or with a few numbers of checkpoints.
+    """Return moving averages, and `latest` and `lawa` with K, or with a few K.
 
     Where two are the same average, the one that is named first is returned.
     """
@@ -59,7 +59,7 @@ def _distinct(k: int, names: Iterable[Name]) -> dict[Name, Coefficients]:
 
 
 def family(k: int, K: int = AUTO, *, coarse: bool = False) -> dict[Name, Coefficients]:
-    """Return what starts in a contest: these, `latest`, `lawa`, `wsm`, power decays and `swa`.
+    """Return the averages of a contest: these, `wsm`, power decays, `swa`, and more `latest`.
 
     Where two are the same average, the one that is named first. `K`: so many are to be chosen, and
     simple averages of as many are to beat. `coarse`: `latest` at fewer K, where asking is dear.

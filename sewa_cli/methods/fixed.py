@@ -20,16 +20,16 @@ def last(run: Run) -> Coefficients:
 def uniform(run: Run) -> Coefficients:
     """The mean of all k checkpoints.
 
-    c_i = 1/k. Polyak and Juditsky 1992, over checkpoints.
+    c_i = 1/k. Polyak and Juditsky 1992.
     """
     return mean_of(range(run.k), run.k)
 
 
 @method()
 def lawa(run: Run, K: int) -> Coefficients:
-    """K checkpoints at equal intervals of k/K, the newest among them.
+    """K checkpoints at equal intervals, the newest among them.
 
-    c_i = 1/K for i = ⌊jk/K⌋, j = 1…K. LAWA, Kaddour 2022, post hoc.
+    c_i = 1/K for i = ⌊jk/K⌋, j = 1…K. LAWA, Kaddour 2022.
     """
     run.check(K)
     return mean_of(((j + 1) * run.k // K - 1 for j in range(K)), run.k)
@@ -47,10 +47,10 @@ def latest(run: Run, K: int) -> Coefficients:
 
 @method()
 def swa(run: Run, *, start: float = 0.75, every: int = 1) -> Coefficients:
-    """The mean of what comes after `start` of training (by step, where known), every n-th of it.
+    """The mean of what comes after `start` of training, every n-th of it.
 
-    c_i equal for step_i > start · step_k, counted back from the newest in strides of `every`. SWA,
-    Izmailov et al. 2018, post hoc: the learning rate is what it was.
+    c_i equal for step_i > start · step_k, in strides of `every` from the newest. SWA, Izmailov
+    et al. 2018.
     """
     if not 0 <= start < 1 or every < 1:
         raise ValueError(f"swa: start must lie in [0, 1) and every be 1 or more: {start}, {every}")
@@ -68,9 +68,9 @@ def decaying(k: int, decay: float) -> Coefficients:
 
 @method()
 def ema(run: Run, *, decay: float = 0.9) -> Coefficients:
-    """Exponential moving average over the checkpoints, with a fixed decay.
+    """Exponential moving average with a fixed decay.
 
-    m_1 = w_1, m_i = d·m_{i−1} + (1 − d)·w_i, so c_1 = d^{k−1}, c_i = (1 − d)·d^{k−i}.
+    c_1 = d^{k−1}, c_i = (1 − d)·d^{k−i}.
     """
     if not 0 <= decay < 1:
         raise ValueError(f"ema: the decay must lie in [0, 1), found {decay}")
@@ -79,19 +79,18 @@ def ema(run: Run, *, decay: float = 0.9) -> Coefficients:
 
 @method()
 def ema_window(run: Run, K: int) -> Coefficients:
-    """Exponential moving average whose decay matches a window of K checkpoints.
+    """Moving average with window K: as old on average as the mean of the last K.
 
-    `ema` with d = (K − 1)/(K + 1): its mean age is that of the mean of the last K.
+    `ema` with d = (K − 1)/(K + 1).
     """
     return decaying(run.k, (K - 1) / (K + 1))
 
 
 @method()
 def power(run: Run, *, gamma: float = 3.0) -> Coefficients:
-    """Weights that grow as a power of the position: late checkpoints count more, early ones fade.
+    """Coefficients that grow as a power of the position.
 
-    c_i ∝ i^γ, i = 1…k; γ = 0 is the mean of all. The power-function average of Karras et al. 2024
-    (EDM2), over the checkpoints that there are.
+    c_i ∝ i^γ, i = 1…k. Karras et al. 2024 (EDM2).
     """
     if not 0 <= gamma <= 1000:
         raise ValueError(f"power: gamma must lie in [0, 1000], found {gamma}")
@@ -103,7 +102,7 @@ def power(run: Run, *, gamma: float = 3.0) -> Coefficients:
 def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
     """K checkpoints at random, several times over: mean and spread.
 
-    c_i = 1/K on a uniformly drawn subset of size K. The paper's control for `sewa`.
+    c_i = 1/K on a random subset. The paper's control for `sewa`.
     """
     run.check(K)
     if draws < 1:
@@ -117,11 +116,10 @@ def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
 
 @method()
 def wsm(run: Run, K: int, *, decay: str = "1-sqrt") -> Coefficients:
-    """The last K, weighted as if the learning rate had decayed over them (linear or 1-sqrt).
+    """The last K, as if the learning rate had decayed over them.
 
-    With u_j = w_j − w_{j−1}, Σ c_j w_j = w_1 + Σ r_j u_j where r_j = Σ_{i≥j} c_i is the factor on
-    the j-th update; so c_j = r_j − r_{j+1}. r_j = 1 − j/K (`linear`, which is `latest`) or
-    1 − √(j/K) (`1-sqrt`), j = 0…K. WSM, Tian et al. 2025.
+    c_j = r_j − r_{j+1}, r_j = 1 − j/K (`linear`) or 1 − √(j/K) (`1-sqrt`), j = 0…K. WSM, Tian
+    et al. 2025.
     """
     if decay not in ("linear", "1-sqrt"):
         raise ValueError(f"wsm: decay must be linear or 1-sqrt, found {decay!r}")

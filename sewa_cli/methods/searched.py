@@ -10,33 +10,33 @@ from sewa_cli.settings import AUTO
 def sewa(run: Run, K: int) -> Coefficients:
     """K checkpoints chosen by the learned mask.
 
-    The weights that the configured solver chooses: 1/K on K checkpoints. SeWA, Wang et al. 2025.
+    1/K on the K that the configured solver chooses. SeWA, Wang et al. 2025.
     """
     return run.learn(K)
 
 
 @method(needs_loss=True)
 def aggregate(run: Run) -> Coefficients:
-    """What `sewa select` does by default: weights between moving averages and what the data want.
+    """The default of `sewa select`: between moving averages and what the data favour.
 
-    Σ_λ share_λ · c(λ), c(λ) = argmin L(c) + λ·L₀·KL(c ‖ π) on the simplex, π a mean of moving
-    averages, shares by cross-validation (docs/solvers.md).
+    Σ_λ share_λ · c(λ), c(λ) = argmin L(c) + λ·L₀·KL(c ‖ π), π a mean of moving averages
+    (docs/default.md).
     """
     return run.learn(AUTO)
 
 
 @method(needs_loss=True, needs_metric=True)
 def race(run: Run) -> Coefficients:
-    """By --metric: many averages start, the budget goes to those that lead.
+    """Averages compete by --metric, and the budget goes to those that lead.
 
-    What `sewa select --metric` does by default (docs/metrics.md).
+    The default of `sewa select --metric` (docs/metrics.md).
     """
     return run.contest("race", AUTO)
 
 
 @method(needs_loss=True, needs_metric=True)
 def reinforce(run: Run, K: int) -> Coefficients:
-    """By --metric: K checkpoints by the paper's policy gradient over masks.
+    """K checkpoints by the paper's policy gradient over masks, for --metric.
 
     1/K on the K largest s, s by ∇ E[f(w(m))] = E[(f − b) ∇ log p(m; s)].
     """
@@ -45,7 +45,7 @@ def reinforce(run: Run, K: int) -> Coefficients:
 
 @method(needs_loss=True)
 def best(run: Run) -> Coefficients:
-    """The single checkpoint with the lowest selection loss.
+    """The checkpoint with the lowest selection loss.
 
     c_j = 1 for j = argmin L(w_i).
     """
@@ -54,7 +54,7 @@ def best(run: Run) -> Coefficients:
 
 @method(needs_loss=True)
 def topk(run: Run, K: int) -> Coefficients:
-    """The K checkpoints that are best alone, equally.
+    """The K checkpoints with the lowest selection losses, equally.
 
     c_i = 1/K on the K lowest L(w_i).
     """
@@ -65,7 +65,7 @@ def topk(run: Run, K: int) -> Coefficients:
 def greedy(run: Run) -> Coefficients:
     """Greedy soup: from the best checkpoint down, each is added if that lowers the loss.
 
-    Wortsman et al. 2022, Recipe 1, over checkpoints, by selection loss; what is equal is not added.
+    Wortsman et al. 2022, Recipe 1, by selection loss.
     """
     chosen: list[int] = []
     lowest = float("inf")
@@ -80,8 +80,7 @@ def greedy(run: Run) -> Coefficients:
 def forward(run: Run, K: int) -> Coefficients:
     """Greedy forward selection: adds the checkpoint that lowers the loss most, up to K.
 
-    S ← S ∪ {argmin_j L(mean of S ∪ {j})}, until |S| = K or nothing lowers the loss. About K·k
-    losses. Caruana et al. 2004, without replacement.
+    S ← S ∪ {argmin_j L(mean of S ∪ {j})}. About K·k losses. Caruana et al. 2004.
     """
     chosen: list[int] = []
     lowest = float("inf")
@@ -97,10 +96,10 @@ def forward(run: Run, K: int) -> Coefficients:
 
 @method(needs_loss=True)
 def twa(run: Run, *, iterations: int = 100, lr: float = 0.1) -> Coefficients:
-    """Learned weights on all k checkpoints: non-negative, summing to one, none of them exact zeros.
+    """Learned coefficients on all k checkpoints.
 
-    c = softmax(θ), θ from 0 by Adam on the selection loss, a batch an iteration. After TWA, Li et
-    al. 2023, whose coefficients are learned on training data.
+    c = softmax(θ), θ from 0 by Adam on the selection loss, a batch an iteration. After TWA, Li
+    et al. 2023.
     """
     import torch  # what needs no loss goes without
 

@@ -69,7 +69,7 @@ class Problem:
 
     objective: Objective
     trajectory: Trajectory
-    room: int  # bytes it may allocate beside W and its own vectors
+    room: int  # bytes it may allocate next to W and its own vectors
     seed: int
     events: Events
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
@@ -105,7 +105,7 @@ class Choice:
     outcome: Outcome | None = None  # of a contest by a metric
     examples: Data | None = None  # it was chosen by; None: all selection data
     details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
-    holds: int = 0  # bytes of its own, beside W
+    holds: int = 0  # bytes that the solver holds next to W
 
     @classmethod
     def of(cls, chosen: Iterable[int], k: int, **found: Any) -> Choice:
@@ -155,7 +155,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What choosing will take, stage by stage.
+    """The work of choosing, stage by stage.
 
     `bytes`: held next to W. `share`: of the selection data, that there is room for.
     """
@@ -185,7 +185,7 @@ class Solver(ABC):
         return 4
 
     def prepare(self, problem: Problem) -> None:  # noqa: B027 - most have nothing to prepare
-        """What every K shares; `compare` charges it to each row that asks."""
+        """Do what every K shares; `compare` charges it to each row that asks."""
 
     @abstractmethod
     def choose(self, problem: Problem, K: int) -> Choice:

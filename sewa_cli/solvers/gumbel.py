@@ -125,10 +125,10 @@ class Gumbel(Solver):
 
 
 class _Rest:
-    """Whether the same set was found for so many iterations, and the loss falls no more.
+    """Tell whether the same set was found for `patience` iterations and the loss has settled.
 
-    Losses of single iterations are of other batches and other masks each, so means over half of
-    these iterations are compared, by their standard error.
+    Single iterations have other batches and masks each, so the means over the two halves of these
+    iterations are compared, by their standard error.
     """
 
     def __init__(self, patience: int) -> None:

@@ -1,7 +1,7 @@
 """The mask over k checkpoints: sampling, staying in the feasible set, rounding.
 
-All vectors here have length k (or shape [M, k]), so nothing in this module costs anything beside
-the model and the mixing. Everything is differentiable by autograd where a solver needs it.
+All vectors here have length k (or shape [M, k]), so nothing in this module costs much. Everything
+is differentiable by autograd where a solver needs it.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def test_the_order_of_the_examples_does_not_matter() -> None:
 
 
 def test_validated_losses_do_not_depend_on_the_examples_own_labels() -> None:
-    """From losses under two labels follows the output; it must be the same, in each fold."""
+    """Losses under two labels give the output; it must be the same in each fold."""
     plain = random_problem()
     y = torch.cat([batch[1] for batch in plain.objective.selection])
     fold = assign_folds(60, 5, 0)
@@ -330,7 +330,7 @@ def test_a_loss_that_ignores_its_batch_is_warned_of() -> None:
 def test_what_does_not_come_true_is_not_written(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the prediction had been false: what was learned is run with other weights."""
+    """The learned average is run with other weights, as if its prediction had been false."""
     true = aggregate.Survey.true_losses
     monkeypatch.setattr(aggregate.Survey, "true_losses", lambda self, flats: true(self, -3 * flats))
     ended = sewa("select")

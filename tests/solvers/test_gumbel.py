@@ -199,7 +199,7 @@ def test_our_adam_takes_the_steps_of_torchs() -> None:
 
 
 def test_baselines_take_no_more_passes_than_learning(run_dir: Path, sewa: Sewa) -> None:
-    """Of 150 batches they are run on the first 32, and the three that are shown on all."""
+    """They are run on the first 32 of 150 batches, and the three that are shown on all."""
     task = TASK.replace("x.split(128), y.split(128)", "x.split(2), y.split(2)")
     (run_dir / "task.py").write_text(task)
     ended = sewa("select", "--json", "--set", "gumbel.iterations=30")

@@ -22,7 +22,7 @@ from sewa_cli.solvers.outputs.predictions import mean
 
 @pytest.mark.parametrize("K", [1, 3, 6])
 def test_the_best_subset_is_found(K: int) -> None:
-    """As good as the best of all subsets, each tried."""
+    """It is as good as the best of all subsets, each tried."""
     for seed in range(3):
         problem = random_problem(seed=seed, k=8)
         found = Linear().choose(problem, K)

@@ -57,7 +57,7 @@ class PredictingSettings(Solver.Settings):
         return 1 + self.largest + self.samples
 
     def digests(self, classes: float) -> bool:
-        """Return whether so many classes are worth a digest."""
+        """Return whether a digest of these classes is worthwhile."""
         return classes >= WORTHWHILE * self.digested
 
     def most_numbers(self, is_digest: bool) -> int:

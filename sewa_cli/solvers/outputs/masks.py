@@ -19,7 +19,7 @@ from sewa_cli.solvers.outputs.predictions import Gradient, Predictions, mean
 
 TOLERANCE = 1e-6  # of the loss; an improvement by less is none
 STILL = 1e-12  # squared length of a step that leads nowhere
-SWAPS, TOGETHER = 48, 8  # tried before it is given up, and so many at a time
+SWAPS, TOGETHER = 48, 8  # tried before the search ends, and how many at a time
 
 
 def relax(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tensor:
@@ -48,7 +48,7 @@ def relax(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tenso
         taken = seen <= curvature
         s = torch.where(taken[:, None], new, s)
         g = torch.where(taken[:, None], slope, g)
-        # what bends hardly at all would be left in one leap
+        # a direction that hardly bends must not be left in one step
         curvature = torch.where(taken, torch.maximum(seen, curvature / 10), 1.5 * seen)
     return s
 

@@ -22,7 +22,7 @@ Gradient = Callable[[Tensor], Tensor]  # C [p, k] → gradients of p losses, [p,
 
 @dataclass(frozen=True)
 class Size:
-    """What is kept: numbers for each checkpoint, their precision, examples of how many."""
+    """The size of predictions: numbers for each checkpoint, their precision, and examples."""
 
     numbers: int
     dtype: str
@@ -152,7 +152,7 @@ def predict(
 
 
 def bytes_of(k: int, numbers: int, dtype: torch.dtype) -> int:
-    """Return the bytes of so many numbers for each of k checkpoints, and of the work on them."""
+    """Return the bytes of these numbers for each of k checkpoints, and of the work on them."""
     return numbers * (k * dtype.itemsize + 4 * SPARE)
 
 

@@ -39,11 +39,11 @@ UNSEEN = (
 
 @dataclass(frozen=True)
 class Survey:
-    """What two reads of the checkpoints have found, of examples that are settled.
+    """Baselines and predictions, on the examples that take part.
 
-    problem      the same, of these examples
+    problem      the problem with these examples alone
     averages     baselines and their coefficients [k]
-    losses       of these, the loss of each unit [units]
+    losses       the loss of each unit [units] of every baseline
     moving       which of them are moving averages
     predictions  around the best of these
     splits       whether the loss splits into examples
@@ -84,9 +84,9 @@ class Survey:
 
 
 def survey(problem: Problem, settings: PredictingSettings, section: str, K: int = AUTO) -> Survey:
-    """Read the checkpoints twice; those that turn out to be broken are left out.
+    """Read the checkpoints twice; broken ones are left out.
 
-    `K`: so many are to be chosen, and baselines of as many are among the others.
+    Where K is named, `latest` and `lawa` of K are among the baselines.
     """
     found = problem.kept.get("survey") or _survey(problem, settings, section, K)
     if problem.one_of_many:
