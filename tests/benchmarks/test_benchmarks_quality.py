@@ -98,16 +98,20 @@ def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     mine = [run["report"]["rows"][0]["heldout_loss"] for run in raw]
     [row, *_] = tables.paper_table(results, "heldout_loss")
     assert row["K"] == "2"
-    assert row["SeWA"].strip("*").startswith(f"{sum(mine) / 2:.4g} ±")
+    assert row["SeWA"].startswith(f"{sum(mine) / 2:.4g} ±")
     [line] = [
         r for r in tables.full_table(results, setting, "heldout_loss") if r["method"] == "sewa"
     ]
-    assert line["K=2"] == row["SeWA"].strip("*")
+    assert line["K=2"] == row["SeWA"]
     against = tables.learned_against(results, setting, "heldout_loss")
     assert {r["rival"] for r in against} == set(tables.RIVALS)
     for finding in claims.findings(results, "metric"):
         alone = "linear" in finding.claim  # which went over one training run only
         assert finding.verdict in (("one run",) if alone else ("holds", "ties", "fails"))
+    assert claims.gains(results, "heldout_loss")[0]["setting"] == "tiny"
+    by_loss, by_metric = (claims.findings(results, what) for what in ("heldout_loss", "metric"))
+    first = claims.counted(by_loss, by_metric)[0]
+    assert sum(map(int, first["by loss"].split("/"))) == 1
     assert [line["K"] for line in studies.overfitting_table(found, setting)] == ["2", "4"]
     assert len(studies.auto_table(ran, [setting], (0, 1))) == 1
     curves = studies.load_curves(ran, setting, (0, 1))
@@ -116,31 +120,6 @@ def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     assert {row["method"] for row in studies.windows_table(curves)} >= {"last", "sewa"}
     pictures.draw(results, ran / "quality.png")
     assert (ran / "quality.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.breadth
-def test_what_is_done_is_not_done_again_and_what_is_lost_is(
-    ran: Path, setting: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[list[str]] = []
-    plain = running.call
-
-    def counted(command: list[str], folder: Path) -> Any:
-        called.append(command)
-        return plain(command, folder)
-
-    monkeypatch.setattr(running, "call", counted)
-    work = [(setting, 0, job) for job in plan.methods(setting)]
-    running.run_all(ran, work, workers=2)
-    assert called == []
-    lost = ran / "tiny" / "seed-0" / "methods" / "linear.json"
-    before = json.loads(lost.read_text())["report"]["rows"]
-    lost.unlink()
-    running.run_all(ran, work, workers=2)
-    assert len(called) == 1
-    after = json.loads(lost.read_text())["report"]["rows"]
-    losses = [[row["heldout_loss"] for row in rows] for rows in (before, after)]
-    assert losses[0] == losses[1]
 
 
 def test_a_command_that_fails_is_told_in_one_line(setting: Any, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The language model: documents apart, a run that decays, resumes, and what averages do there."""
+"""The language model: documents apart, a run that decays, and what averages do there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from shlex import split
 from typing import Any
 
 import pytest
-import torch
 from helpers.tiny import Sewa
-from safetensors.torch import load_file
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "sample_configs" / "language_model"
@@ -88,35 +86,6 @@ def test_no_document_is_in_two_parts(texts: Path) -> None:
         "heldout": 10,
     }
     assert len({text for some in parts.values() for text in some}) == 70
-
-
-def weights(home: Path) -> dict[str, dict[str, torch.Tensor]]:
-    files = sorted(home.glob("ckpts*/checkpoint-*/model.safetensors"))
-    return {f"{file.relative_to(home)}": load_file(file) for file in files}
-
-
-@pytest.mark.parametrize("saves", [3, CHECKPOINTS, CHECKPOINTS + 2, CHECKPOINTS + DECAY + 1])
-def test_a_run_that_was_killed_goes_on_to_the_same_weights(
-    saves: int, texts: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(trained / "data", tmp_path / "data")
-    left = iter(range(saves))
-    save = train.save
-
-    def killed(*arguments: Any) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        save(*arguments)
-
-    with monkeypatch.context() as here:
-        here.setattr(train, "save", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train.main(options(texts, tmp_path, "--further"))
-    train.main(options(texts, tmp_path, "--further"))
-    whole, resumed = weights(trained), weights(tmp_path)
-    assert whole.keys() == resumed.keys()
-    for file, tensors in whole.items():
-        assert all(torch.equal(tensors[name], resumed[file][name]) for name in tensors), file
 
 
 def test_the_commands_of_the_readme_run(

@@ -217,9 +217,15 @@ def test_a_split_has_every_row_once_and_limit_only_shortens_it(
 ) -> None:
     def parts(limit: int | None) -> list[list[int]]:
         args = DataArgs.model_construct(
-            data=Path("x"), heldout_fraction=fraction, seed=seed, limit=limit
+            data=Path("x"),
+            selection=None,
+            heldout=None,
+            training=None,
+            heldout_fraction=fraction,
+            seed=seed,
+            limit=limit,
         )
-        return [args.draw(part, rows) for part in ("selection", "heldout")]
+        return [args.draw(part, rows, []) for part in ("selection", "heldout")]
 
     try:
         selection, heldout = parts(None)

@@ -206,8 +206,8 @@ def test_limit_and_cut_texts_are_told(runs: Callable[[str], Path]) -> None:
     folder = runs("causal-lm")
     task = load_task("huggingface", args_of(folder, "causal-lm", limit=20, max_length=5))
     notes = "\n".join(task.notes)
-    assert "20 of 60 rows for selection, drawn with seed 0 (limit)" in notes
-    assert "rows that its texts make for heldout, drawn with seed 0 (limit)" in notes
+    assert "20 of 60 rows for selection, drawn with seed 0; args.limit: 60 takes all" in notes
+    assert "rows that its texts make for heldout, drawn with seed 0; args.limit: " in notes
     assert "max_length" not in notes  # nothing of a text is lost
     assert sum(len(batch["targets"]) for batch in task.selection_data) == 20
 

@@ -80,23 +80,21 @@ class DataArgs(Settings):
         }
         return {part: path for part, path in given.items() if path is not None}  # type: ignore[misc]
 
-    def draw(self, part: Part, rows: int) -> list[int]:
-        """Return the numbers of a part's rows, shuffled with the seed, at most `limit`."""
+    def draw(self, part: Part, rows: int, notes: list[str]) -> list[int]:
+        """Return which rows belong to a part, shuffled with the seed; note it if `limit` cuts them."""
         order: list[int] = np.random.default_rng(self.seed).permutation(rows).tolist()
         if self.data is not None and part != "training":
             cut = round(rows * self.heldout_fraction)
             order = order[:cut] if part == "heldout" else order[cut:]
+        path, drawn = self.sources[part], order[: self.limit]
         if not order:
-            path = self.sources[part]
             raise TaskError(f"{path}: its {rows} rows leave none for {part}; use more rows")
-        return order[: self.limit]
-
-    def note_of_limit(self, part: Part, rows: int, drawn: int) -> list[str]:
-        """Return a note if `limit` has left rows out."""
-        if drawn != self.limit or drawn == rows:
-            return []
-        path = self.sources[part]
-        return [f"{path}: {drawn} of {rows} rows for {part}, drawn with seed {self.seed} (limit)"]
+        if len(drawn) < len(order):
+            notes.append(
+                f"{path}: {len(drawn)} of {rows} rows for {part}, drawn with seed {self.seed}; "
+                f"args.limit: {len(order)} takes all"
+            )
+        return drawn
 
     def tables(self) -> dict[Part, Table]:
         """Open the file of each part."""
@@ -104,10 +102,8 @@ class DataArgs(Settings):
         return {part: opened[path] for part, path in self.sources.items()}
 
     def take(self, part: Part, table: Table, columns: Sequence[str], notes: list[str]) -> list[Row]:
-        """Return the rows of a part, and add a note if `limit` has cut them."""
-        drawn = self.draw(part, len(table))
-        notes += self.note_of_limit(part, len(table), len(drawn))
-        return table.take(drawn, columns)
+        """Return the rows of a part."""
+        return table.take(self.draw(part, len(table), notes), columns)
 
 
 Model = TypeVar("Model", bound=BaseModel)

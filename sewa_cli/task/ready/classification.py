@@ -95,8 +95,7 @@ def _read_arrays(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]],
     notes: list[str] = []
     for part, path in args.sources.items():
         x, y = open_arrays(path, args.x, args.y)
-        drawn = args.draw(part, len(x))
-        notes += args.note_of_limit(part, len(x), len(drawn))
+        drawn = args.draw(part, len(x), notes)
         make = partial(_batch_of_arrays, args, x, _targets(args, path, y))
         batches[part] = LazyBatches.of(args.batch_size, make, drawn)
     return batches, notes

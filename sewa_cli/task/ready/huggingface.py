@@ -151,7 +151,7 @@ def _note_of_few_texts(path: Path, texts: Sequence[int | None]) -> list[str]:
 
 
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
-    """A tokenizer may return more than the model takes; trainers leave it out as well."""
+    """Pick what the model takes: a tokenizer may return more."""
     known = _parameters(type(model).forward)
     return {key: x for key, x in inputs_of(batch).items() if key in known}
 
@@ -220,7 +220,7 @@ class _HuggingFace:
         return labels
 
     def _target(self, row: Row) -> float | int:
-        """The class of a row, or its value."""
+        """Return the class of a row, or its value."""
         column = self._args.column("label") or ""
         value = row.get(column)
         if self._labels is not None:
@@ -258,7 +258,7 @@ class _HuggingFace:
         return batches
 
     def _padding(self, tokenizer: Any) -> int | None:
-        """A token that the model has. It is masked, so where no model looks for it any will do."""
+        """Return the padding token, or None: it is masked, so any token will do."""
         size = getattr(self._config, "vocab_size", None)
         padding, whose = getattr(self._config, "pad_token_id", None), "pad_token_id"
         if padding is None:
@@ -297,14 +297,14 @@ class _HuggingFace:
         return language.causal(read[self._keys[part][0]](rows, *self._columns(part)))
 
     def _drawn(self, part: Part, examples: list[Example]) -> list[Example]:
-        """At most `limit` of the rows that the texts were cut into, from all over them."""
+        """Draw at most `limit` of the rows that the texts were cut into, from all over them."""
         limit = self._args.limit
         if limit is None or len(examples) <= limit:
             return examples
         chosen = sorted(random.Random(self._args.seed).sample(range(len(examples)), limit))
         self.notes.append(
             f"{self._args.sources[part]}: {limit} of the {len(examples)} rows that its texts make "
-            f"for {part}, drawn with seed {self._args.seed} (limit)"
+            f"for {part}, drawn with seed {self._args.seed}; args.limit: {len(examples)} takes all"
         )
         return [examples[i] for i in chosen]
 
