@@ -306,26 +306,6 @@ def test_a_name_that_says_train_is_warned_of(
         )
 
 
-@pytest.mark.parametrize(
-    ("record", "content", "is_told"),
-    [
-        ("training_args.json", '{"train_file": "data/dev.jsonl"}', True),
-        ("training_args.json", '{"train_file": "/of/another/machine/dev.jsonl"}', True),
-        ("training_args.json", '{"validation_file": "data/dev.jsonl"}', False),
-        ("training_args.json", "[" * 5000, False),
-        ("training_args.bin", '{"train_file": "data/dev.jsonl"}', False),
-    ],
-)
-def test_what_the_run_says_it_was_trained_on_is_warned_of(
-    here: Path, sewa: Sewa, record: str, content: str, is_told: bool
-) -> None:
-    (here / "run" / record).write_text(content)
-    found = warnings(sewa)
-    assert len(found) == is_told
-    if is_told:
-        assert f"data/dev.jsonl: is training data by run/{record}, and used for sel" in found[0]
-
-
 def test_rows_in_two_files_are_found_whatever_their_batches(here: Path, sewa: Sewa) -> None:
     lines = Path("data/dev.jsonl").read_text().splitlines(keepends=True)
     (here / "data" / "seen.jsonl").write_text("".join(lines[::-1][:25]))

@@ -81,7 +81,7 @@ class DataArgs(Settings):
         return {part: path for part, path in given.items() if path is not None}  # type: ignore[misc]
 
     def draw(self, part: Part, rows: int, notes: list[str]) -> list[int]:
-        """Return which rows belong to a part, shuffled with the seed; note it if `limit` cuts them."""
+        """Return which rows belong to a part, shuffled; add a note if `limit` cuts them."""
         order: list[int] = np.random.default_rng(self.seed).permutation(rows).tolist()
         if self.data is not None and part != "training":
             cut = round(rows * self.heldout_fraction)

@@ -40,7 +40,6 @@ class Folders:
     words: Path  # tokenizer, or image processor
     adapter: Path | None = None
     base: Path | None = None
-    near: tuple[Path, ...] = ()  # of the newest checkpoint and its run; the config's
     note: str = ""  # what is used without having been named
 
     @property
@@ -85,7 +84,7 @@ def find_folders(
     else:
         note = f"model from {config}, {word} from {found}"
         note = f"model and {word} from {config}" if config == found else note
-    return Folders(config, found, adapter, base, (*near, config), note)
+    return Folders(config, found, adapter, base, note)
 
 
 def _near(newest: Checkpoint) -> list[Path]:

@@ -175,7 +175,7 @@ class _HuggingFace:
         self._config = self._source.read("AutoConfig", folders.config)
         self.notes = [folders.note] if folders.note else []
         judged = {str(part): path for part, path in args.sources.items() if part != "training"}
-        self.warnings = list(warnings_of(judged, folders.near))
+        self.warnings = list(warnings_of(judged))
         tables = args.tables()
         self._keys = {part: args.keys(table.names) for part, table in tables.items()}
         rows = {
