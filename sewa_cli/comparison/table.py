@@ -14,11 +14,11 @@ from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
 from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
-from sewa_cli.methods import Call, mean_of, parse
+from sewa_cli.methods import Call, Coefficients, mean_of, parse
 from sewa_cli.objective.intervals import FEWEST, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
-from sewa_cli.report.compare import Judged, Row, RowScore
+from sewa_cli.report.compare import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
@@ -76,15 +76,33 @@ class ComparisonPlan:
 
 @dataclass(frozen=True)
 class Draft:
-    """A row before the rows are compared with each other: no intervals, no mark."""
+    """A method at one K, evaluated draw by draw, and not yet compared with the others."""
 
-    row: Row
-    evaluated: list[Scored]  # draw by draw
+    label: str
+    K: int | None
+    draws: list[Coefficients]
+    evaluated: list[Scored]
+    heldout: list[UnitLosses | None]
+    cost: RowCost
+    contest: RowContest | None = None
+    predicted: float | None = None  # selection loss, --fast
+    true: float | None = None  # the same, measured
+    failed: int = 0  # parts of a metric
 
     @property
-    def heldout(self) -> UnitLosses | None:
-        """Loss by loss; of several draws, their mean: a draw more or less is no other example."""
-        found = [one.heldout for one in self.evaluated if one.heldout is not None]
+    def error(self) -> float | None:
+        known = self.predicted is not None and self.true is not None
+        return (self.predicted or 0.0) - (self.true or 0.0) if known else None
+
+    @property
+    def means(self) -> list[float]:
+        """Return the held-out loss of each draw."""
+        return [units.mean for units in self.heldout if units is not None]
+
+    @property
+    def units(self) -> UnitLosses | None:
+        """Return held-out losses, the mean of all draws: one draw more is no other example."""
+        found = [units for units in self.heldout if units is not None]
         if not found or not all(units.is_finite for units in found):
             return None
         by_row = [units.rows for units in found if units.rows is not None]
@@ -96,14 +114,14 @@ class Draft:
         )
 
 
-def evaluate_all(setup: Setup, asked: ComparisonPlan) -> tuple[Evaluator, list[Draft]]:
+def evaluate_all(setup: Setup, plan: ComparisonPlan) -> tuple[Evaluator, list[Draft]]:
     """Read the checkpoints, then evaluate every method at every K."""
     clock, events = setup.session.clock, setup.session.events
     with clock("read"):
         run = setup.place()
         check_budget(0, run.used)
-        asked = asked.of(run.trajectory.k)
-    evaluator, rows = open_evaluator(run, setup.solver), asked.rows()
+        plan = plan.of(run.trajectory.k)
+    evaluator, rows = open_evaluator(run, setup.solver), plan.rows()
     drafts = []
     try:
         with clock("evaluate"):
@@ -122,45 +140,29 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
         draws = propose(call, evaluator.proposing(), K)
     evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
     cost = evaluator.ledger.next_row()
-    predicted = error = None
+    predicted = true = None
     if evaluator.fast:
         predicted = _mean([evaluator.predicted_loss(c) for c in draws])
         true = _mean([finite(evaluator.selection_loss(c)) for c in draws])
-        error = None if predicted is None or true is None else predicted - true
         evaluator.ledger.next_row()  # our own curiosity is not the method's cost
-    row = Row(
-        method=call.label,
-        K=K,
-        size=max(sum(c != 0 for c in coefficients) for coefficients in draws),
-        coefficients=draws,
-        selection_loss=_mean([one.scores.selection_loss for one in evaluated]),
-        predicted_loss=predicted,
-        surrogate_error=error,
-        **_heldout_of([one.heldout for one in evaluated]),
-        interval=None,
-        difference=None,
-        difference_interval=None,
-        mark=None,
-        contest=evaluator.contested,
-        metrics=_mean_metrics([one.scores.metrics for one in evaluated]),
-        cost=cost,
-    )
-    return Draft(row, evaluated)
+    heldout = [one.heldout for one in evaluated]
+    found = call.label, K, draws, evaluated, heldout, cost, evaluator.contested
+    return Draft(*found, predicted=predicted, true=true)
 
 
-def far_off(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft]) -> Iterator[str]:
+def far_off(evaluator: Evaluator, plan: ComparisonPlan, drafts: Sequence[Draft]) -> Iterator[str]:
     """Warn of predictions that are off by more than half of what the method has gained."""
-    searching = {call.label for call in asked.calls if call.method.needs_loss}
+    searching = {call.label for call in plan.calls if call.method.needs_loss}
     k = evaluator.run.trajectory.k
     uniform = evaluator.selection_loss(mean_of(range(k), k))
-    for row in (draft.row for draft in drafts):
-        error, predicted = row.surrogate_error, row.predicted_loss
-        if row.method not in searching or error is None or predicted is None:
+    for draft in drafts:
+        error, true = draft.error, draft.true
+        if draft.label not in searching or error is None or true is None:
             continue
-        gained = uniform - (predicted - error)
+        gained = uniform - true
         if abs(error) > max(abs(gained) / 2, SMALL * abs(uniform)):
             yield (
-                f"{with_K(row.method, row.K)}: its predicted loss is off by {error:.3g}, and it "
+                f"{with_K(draft.label, draft.K)}: its predicted loss is off by {error:.3g}, and it "
                 f"gained {gained:.3g} over the mean of all; run it without --fast"
             )
 
@@ -201,13 +203,14 @@ class ComparedRows:
 def compare_drafts(
     drafts: Sequence[Draft], seed: int, samples: int, events: Events, judged: Judged | None = None
 ) -> ComparedRows:
-    """Marks and intervals, by resampling held-out rows; `judged`: their losses are a metric's."""
-    failed, goal = [0] * len(drafts), judged.goal if judged else "min"
+    """Compare by resampling held-out examples; `judged`: by a metric's scores of parts."""
+    goal = judged.goal if judged else "min"
     if judged is not None:
-        drafts, failed, judged = _on_common_parts(drafts, judged)
-    units = {i: found for i, draft in enumerate(drafts) if (found := draft.heldout) is not None}
+        drafts, judged = _on_common_parts(drafts, judged)
+    units = {i: found for i, draft in enumerate(drafts) if (found := draft.units) is not None}
     spread: Spread | None = None
     unit: Unit | Literal["parts"] | None = None
+    best: int | None = None
     if units:
         losses, weights, unit = paired(list(units.values()))
         unit = unit if judged is None else "parts"
@@ -215,81 +218,89 @@ def compare_drafts(
             events.warn("the loss does not split into rows, so whole batches are resampled")
         if len(weights) >= FEWEST:
             spread = compare_rows(losses, weights, seed, samples, goal)
-        else:
+            best = list(units)[spread.best]
+        else:  # the lowest is known, but nothing about its lead
+            choose = min if goal == "min" else max
+            best = choose(units, key=lambda i: _mean(drafts[i].means) or 0.0)
             events.warn(
                 f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are needed"
             )
-    at = {row: position for position, row in enumerate(units)}
-    best = list(units)[spread.best] if spread is not None else None
-    rows = [_row(draft, at.get(i), spread, i == best) for i, draft in enumerate(drafts)]
-    if best is None and units:  # no intervals: the lowest is known, but nothing about its lead
-        choose = min if goal == "min" else max
-        best = choose(units, key=lambda i: rows[i].heldout_loss or 0.0)
-    if judged is not None:
-        rows = [_as_scores(*one) for one in zip(rows, failed, strict=True)]
+    at = {draft: position for position, draft in enumerate(units)}
+    rows = [
+        _row(draft, spread, at.get(i), i == best, by_metric=judged is not None)
+        for i, draft in enumerate(drafts)
+    ]
     return ComparedRows(rows, best, unit, judged)
 
 
-def _on_common_parts(
-    drafts: Sequence[Draft], judged: Judged
-) -> tuple[list[Draft], list[int], Judged]:
+def _on_common_parts(drafts: Sequence[Draft], judged: Judged) -> tuple[list[Draft], Judged]:
     """Keep the parts that any row has a score for, and count those each has failed on."""
-    units = [one.heldout for draft in drafts for one in draft.evaluated if one.heldout is not None]
+    units = [one for draft in drafts for one in draft.heldout if one is not None]
     values = torch.stack([one.batches for one in units])
     met = fill_failures(values, Criterion(judged.metric, judged.goal))
     counts = units[0].counts[met.kept]
     draws = iter(zip(met.scores, met.known, strict=True))
-    changed, failed = [], []
+    changed = []
     for draft in drafts:
-        mine = [next(draws) for _ in draft.evaluated]
+        mine = [next(draws) for _ in draft.draws]
         known = torch.stack([known for _, known in mine])
-        failed.append(int((~known.all(dim=0)).sum()))
         # of what fails on every part there is nothing to show but that
-        found = [UnitLosses(losses, counts, None) if known.any() else None for losses, _ in mine]
-        row = draft.row.model_copy(update=_heldout_of(found))
-        pairs = zip(draft.evaluated, found, strict=True)
-        changed.append(Draft(row, [replace(one, heldout=units) for one, units in pairs]))
-    told = {
+        found = [UnitLosses(scores, counts, None) if known.any() else None for scores, _ in mine]
+        failed = int((~known.all(dim=0)).sum())
+        changed.append(replace(draft, heldout=found, failed=failed))
+    about = {
         "parts": len(counts),
         "left_out": met.left_out,
         "failure_counts_as": finite(met.failure),
     }
-    return changed, failed, judged.model_copy(update=told)
+    return changed, judged.model_copy(update=about)
 
 
-def _heldout_of(draws: Sequence[UnitLosses | None]) -> dict[str, float | None]:
-    losses = [units.mean for units in draws if units is not None]
-    spread = finite(float(torch.tensor(losses).std())) if len(losses) > 1 else None
-    return {"heldout_loss": _mean(losses), "spread": spread}
-
-
-def _as_scores(row: Row, failed: int) -> Row:
-    """Move a metric's scores to where they are reported."""
-    score = RowScore(
-        heldout=row.heldout_loss,
-        failed=failed,
-        interval=row.interval,
-        behind=row.difference,
-        behind_interval=row.difference_interval,
+def _row(
+    draft: Draft, spread: Spread | None, position: int | None, is_best: bool, by_metric: bool
+) -> Row:
+    """Make a row; `position`: among the rows that were compared, if it is one of these."""
+    interval = difference = difference_interval = score = None
+    mark: Literal["best", "tie", "worse"] | None = None if spread is None else "worse"
+    if spread is not None and position is not None:
+        interval = _interval(spread.intervals[position])
+        difference = spread.differences[position]
+        difference_interval = _interval(spread.difference_intervals[position])
+        is_tie = difference_interval.low <= 0
+        mark = "best" if is_best else "tie" if is_tie else "worse"
+    heldout = _mean(draft.means)
+    if by_metric:
+        score = RowScore(
+            heldout=heldout,
+            failed=draft.failed,
+            interval=interval,
+            behind=difference,
+            behind_interval=difference_interval,
+        )
+        heldout = interval = difference = difference_interval = None
+    return Row(
+        method=draft.label,
+        K=draft.K,
+        size=max(sum(c != 0 for c in coefficients) for coefficients in draft.draws),
+        coefficients=draft.draws,
+        selection_loss=_mean([one.scores.selection_loss for one in draft.evaluated]),
+        predicted_loss=draft.predicted,
+        surrogate_error=draft.error,
+        heldout_loss=heldout,
+        interval=interval,
+        spread=finite(float(torch.tensor(draft.means).std())) if len(draft.means) > 1 else None,
+        difference=difference,
+        difference_interval=difference_interval,
+        mark=mark,
+        score=score,
+        contest=draft.contest,
+        metrics=_mean_metrics([one.scores.metrics for one in draft.evaluated]),
+        cost=draft.cost,
     )
-    gone = ("heldout_loss", "interval", "difference", "difference_interval")
-    return row.model_copy(update={**dict.fromkeys(gone), "score": score})
 
 
-def _row(draft: Draft, position: int | None, spread: Spread | None, is_best: bool) -> Row:
-    row = draft.row
-    if spread is None or position is None:
-        return row if spread is None else row.model_copy(update={"mark": "worse"})
-    low, high = spread.difference_intervals[position]
-    own_low, own_high = spread.intervals[position]
-    return row.model_copy(
-        update={
-            "interval": Interval(low=own_low, high=own_high),
-            "difference": spread.differences[position],
-            "difference_interval": Interval(low=low, high=high),
-            "mark": "best" if is_best else "tie" if low <= 0 else "worse",
-        }
-    )
+def _interval(ends: tuple[float, float]) -> Interval:
+    return Interval(low=ends[0], high=ends[1])
 
 
 def _same_average(one: Row, two: Row) -> bool:
