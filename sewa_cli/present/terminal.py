@@ -73,7 +73,9 @@ def plain(value: Cell) -> str:
 
 def _part(part: Table | Facts | Words, form: str) -> str:
     if isinstance(part, Table):
-        return render(part.rows, form)
+        hidden = part.details if form == "table" else ()
+        rows = [{k: cell for k, cell in row.items() if k not in hidden} for row in part.rows]
+        return render(rows, form)
     if isinstance(part, Words):
         return "".join(f"{(markdown if form == 'markdown' else shown)(x)}\n" for x in part.lines)
     if form == "markdown":

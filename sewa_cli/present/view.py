@@ -26,6 +26,7 @@ class Table:
     rows: Rows
     is_folded: bool = False
     marks: Sequence[str | None] = ()
+    details: Container[str] = ()  # columns that an aligned table leaves out, to fit a terminal
 
     @cached_property
     def columns(self) -> list[str]:

@@ -35,6 +35,9 @@ _MARKS: Final = {
     None: "not compared",
 }
 _COUNTS: Final = ("failed", "forward", "backward")
+_DETAILS: Final = frozenset(
+    "size|selection|95 % CI|spread|forward|backward|MB read|seconds".split("|")
+)
 _SHORT: Final = {
     "selection_loss": "selection",
     "predicted_loss": "predicted",
@@ -62,7 +65,7 @@ def view(report: Comparison) -> View:
         caveat=_reason(report),
         says=[judged, *failed, *standing(report.standing), *wrote(report.output)],
         rows=rows,
-        tables=[Table("", seen)],
+        tables=[Table("", seen, details=_DETAILS if report.heldout_rows else ())],
         sections=[
             *section(
                 "Every method at every K",
