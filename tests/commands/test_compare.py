@@ -241,7 +241,8 @@ def test_the_best_row_is_written_and_can_be_built_again(run_dir: Path, sewa: Sew
 def test_the_formats_have_the_same_rows(sewa: Sewa) -> None:
     arguments = ["compare", "--methods", "last,lawa,random", "--K", "2,3"]
     table = sewa(*arguments).out.splitlines()
-    assert table[0].split()[:3] == ["method", "K", "size"]
+    assert table[0].split()[:3] == ["method", "K", "held-out"]
+    assert max(map(len, table)) <= 80
     assert [line.split()[0] for line in table[1:]] == ["last", "lawa", "lawa", "random", "random"]
     rows = list(csv.DictReader(io.StringIO(sewa(*arguments, "--format", "csv").out)))
     lines = [json.loads(s) for s in sewa(*arguments, "--format", "jsonl").out.splitlines()]

@@ -35,9 +35,7 @@ _MARKS: Final = {
     None: "not compared",
 }
 _COUNTS: Final = ("failed", "forward", "backward")
-_DETAILS: Final = frozenset(
-    "size|selection|95 % CI|spread|forward|backward|MB read|seconds".split("|")
-)
+_DETAILS: Final = ("size", "selection", "95 % CI", "spread", *_COUNTS, "MB read", "seconds")
 _SHORT: Final = {
     "selection_loss": "selection",
     "predicted_loss": "predicted",
