@@ -28,15 +28,15 @@ from sewa_cli.session.heldout import means_of_others
 from sewa_cli.session.metric import Metric, open_metric
 from sewa_cli.session.run import PlacedRun
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import SURVEYING, Predicting, Problem, Solver, Surveyor
-from sewa_cli.solvers.outputs.survey import Survey
+from sewa_cli.solvers import PREDICTING, Problem, Solver
+from sewa_cli.solvers.outputs.survey import Predicting, Survey
 
 
 def open_evaluator(run: PlacedRun, learner: Solver) -> Evaluator:
     """Open what methods may ask for; refuse now what could not be judged in the end."""
     config, fast = run.session.config, run.session.config.compare.fast
     if fast:
-        learner = make_solver(config, SURVEYING)
+        learner = make_solver(config, PREDICTING)
         if config.solver not in (None, *solvers.BUILTIN):
             text = "--fast: `sewa` chooses by predicted outputs, not by --solver"
             run.session.events.warn(text)
@@ -144,8 +144,8 @@ class Evaluator:
     def _survey(self) -> Survey:
         """Return baselines and predictions: one survey for every K and every method."""
         self._prepare()
-        assert isinstance(self._learner, Surveyor)
-        return self._learner.surveyed(self._problem)
+        assert isinstance(self._learner, Predicting)
+        return self._learner.survey(self._problem)
 
     def predicted_loss(self, coefficients: Sequence[float]) -> float:
         predictions = self._survey().predictions

@@ -92,6 +92,11 @@ class Objective:
     def __post_init__(self) -> None:
         self.shares = Shares(self.model.ranks, self.events.warn)
 
+    def value(self, flat: Tensor) -> float:
+        """Return the selection loss at the weights `flat` [P], for solvers of the user's own."""
+        self.model.set(flat)
+        return self.mean_loss(self.selection)[0]
+
     @torch.no_grad()
     def learning_losses(self, flat: Tensor) -> UnitLosses:
         """Return selection losses with BatchNorm on the batch's own statistics, as for learning."""

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from sewa_cli.objective.objective import Data, Objective
     from sewa_cli.report.select import Blend, BudgetOption, Expected
     from sewa_cli.solvers.contest import Outcome
-    from sewa_cli.solvers.outputs.survey import Survey
     from sewa_cli.trajectory import Trajectory
 
 LEARNED = "learned"  # the name of a choice that no simple average would have made
@@ -45,7 +44,7 @@ BUILTIN = {
     "reinforce": "sewa_cli.solvers.reinforce",
 }
 WEIGHING = "aggregate"  # for K auto
-SURVEYING = "linear"  # whose cache of outputs answers `compare --fast`
+PREDICTING = "linear"  # for `compare --fast`
 
 
 RACING = "race"  # by a metric
@@ -194,22 +193,6 @@ class Solver(ABC):
     def plan(self, sizes: Sizes) -> Plan | None:  # noqa: ARG002
         """Declare the stages of `choose`, for --dry-run and progress; None: nothing is known."""
         return None
-
-
-class Predicting(Solver):
-    """A solver that predicts the outputs of averages: `compare --fast`."""
-
-    @abstractmethod
-    def choose_by(self, seen: Survey, K: int) -> Choice:
-        """Choose by predictions alone: nothing is read, no true loss is taken."""
-
-
-class Surveyor(Predicting):
-    """A solver whose predictions other methods can search over."""
-
-    @abstractmethod
-    def surveyed(self, problem: Problem) -> Survey:
-        """Return baselines and predictions."""
 
 
 def register(name: str, solver: type[Solver]) -> type[Solver]:

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from sewa_cli.report.select import Blend, Pulled, Share
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import LEARNED, Choice, Plan, Predicting, Problem, Sizes, register
-from sewa_cli.solvers.outputs.examples import PredictingSettings
+from sewa_cli.solvers import LEARNED, Choice, Problem, register
 from sewa_cli.solvers.outputs.folds import (
     assign_folds,
     behind_in_errors,
@@ -35,7 +34,7 @@ from sewa_cli.solvers.outputs.folds import (
 )
 from sewa_cli.solvers.outputs.path import path
 from sewa_cli.solvers.outputs.predictions import Predictions
-from sewa_cli.solvers.outputs.survey import Survey, plan, survey
+from sewa_cli.solvers.outputs.survey import Predicting, Survey
 from sewa_cli.text import finite, with_K
 
 STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # n·λ: the more examples, the weaker
@@ -47,28 +46,20 @@ Progress = Callable[[int, int], None]
 class Aggregate(Predicting):
     """The default: coefficients for all checkpoints, between moving averages and the data's."""
 
-    class Settings(PredictingSettings):
-        pass
-
-    needs = frozenset({"value", "outputs"})
-    reading = "streamed"
-    finds_k, takes_k = True, False
-    settings: Settings
+    section = "aggregate"
+    takes_k = False
 
     def choose(self, problem: Problem, K: int) -> Choice:
         """Choose coefficients for all that help; K is auto."""
         if K != AUTO:
             raise ValueError(f"K must be auto, found {K}")
-        seen = survey(problem, self.settings, "aggregate")
+        seen = self.survey(problem)
         return _best_moving_average(seen) or self._learn(seen)
 
     def choose_by(self, seen: Survey, K: int) -> Choice:  # noqa: ARG002
         """Choose by predictions alone."""
         simple = _best_moving_average(seen)
         return simple or Choice(self._estimate(seen).coefficients.tolist())
-
-    def plan(self, sizes: Sizes) -> Plan:
-        return plan(sizes, self.settings)
 
     def _estimate(self, seen: Survey) -> Estimate:
         moving = torch.stack([seen.averages[name] for name in seen.moving])

@@ -17,47 +17,31 @@ from sewa_cli.methods import Run, parse_one
 from sewa_cli.methods.family import Name, grid
 from sewa_cli.report.select import BudgetOption
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import LEARNED, Choice, Plan, Problem, Sizes, Surveyor, mask, register
-from sewa_cli.solvers.outputs.examples import PredictingSettings
+from sewa_cli.solvers import LEARNED, Choice, Problem, mask, register
 from sewa_cli.solvers.outputs.folds import assign_folds, best_on_other_folds, expect, means, paired
 from sewa_cli.solvers.outputs.masks import improve, relax
 from sewa_cli.solvers.outputs.predictions import mean
-from sewa_cli.solvers.outputs.survey import Survey, plan, survey
+from sewa_cli.solvers.outputs.survey import Predicting, Survey
 from sewa_cli.text import finite, with_K
 
 EVALUATIONS = 50  # of the gradient, for each K
 POOR = 0.01  # of the loss: a smaller error of the prediction is none
 
 
-class Linear(Surveyor):
+class Linear(Predicting):
     """Chooses K among predicted outputs: two reads of the checkpoints, forward passes only."""
 
-    class Settings(PredictingSettings):
-        pass
-
-    needs = frozenset({"value", "outputs"})
-    reading = "streamed"
-    finds_k = True
-    settings: Settings
-
-    def prepare(self, problem: Problem) -> None:
-        self.surveyed(problem)
-
-    def surveyed(self, problem: Problem) -> Survey:
-        return survey(problem, self.settings, "linear")
+    section = "linear"
 
     def choose(self, problem: Problem, K: int) -> Choice:
         """Choose K of the checkpoints, or as many as cross-validation finds best."""
-        seen = survey(problem, self.settings, "linear", K)
+        seen = self.survey(problem, K)
         return self._find_k(seen) if K == AUTO else self._choose(seen, K)
 
     def choose_by(self, seen: Survey, K: int) -> Choice:
         """Choose by predictions alone."""
         s, chosen = best_mask(seen, K)
         return Choice.of(chosen, seen.predictions.k, probabilities=s.tolist())
-
-    def plan(self, sizes: Sizes) -> Plan:
-        return plan(sizes, self.settings)
 
     def _choose(self, seen: Survey, K: int) -> Choice:
         problem, predictions = seen.problem, seen.predictions

@@ -28,10 +28,8 @@ from sewa_cli.solvers.aggregate import (
     prior_shares,
     strengths_for,
 )
-from sewa_cli.solvers.outputs.examples import PredictingSettings
 from sewa_cli.solvers.outputs.folds import assign_folds, behind_in_errors
 from sewa_cli.solvers.outputs.path import path
-from sewa_cli.solvers.outputs.survey import survey
 from sewa_cli.text import with_K
 
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01)
@@ -161,7 +159,7 @@ def test_negligible_coefficients_make_up_next_to_nothing(raw: list[float]) -> No
 
 
 def estimated(problem: Problem, fold: Tensor | None = None) -> Estimate:
-    seen = survey(problem, PredictingSettings(), "aggregate")
+    seen = Aggregate().survey(problem)
     moving = torch.stack([seen.averages[name] for name in seen.moving])
     losses = torch.stack([seen.losses[name] for name in seen.moving])
     fold = assign_folds(losses.shape[1], 5, 0) if fold is None else fold
@@ -189,7 +187,7 @@ def test_validated_losses_do_not_depend_on_the_examples_own_labels() -> None:
     moved[fold == 0] += 1.0
     found = []
     for labels in (y, moved):
-        seen = survey(random_problem(labels=labels), PredictingSettings(), "aggregate")
+        seen = Aggregate().survey(random_problem(labels=labels))
         averages = torch.stack([seen.averages[name] for name in seen.moving])
         losses = torch.stack([seen.losses[name] for name in seen.moving])
         found.append(estimate(seen.predictions, averages, losses, fold).validated[:, fold == 0])

@@ -16,8 +16,6 @@ from helpers.linear_problems import (
     random_problem,
     squared,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,7 +25,7 @@ from sewa_cli.objective.classes import Classes
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.outputs.digest import Digest, largest_of
+from sewa_cli.solvers.outputs.digest import Digest
 from sewa_cli.solvers.outputs.predictions import mean
 from sewa_cli.trajectory.dense import Dense
 
@@ -232,10 +230,3 @@ def test_a_digests_gradient_is_that_of_its_loss() -> None:
     direction[0], direction[5] = 1, -1
     slopes = (found.means(C + 0.01 * direction) - found.means(C - 0.01 * direction)) / 0.02
     torch.testing.assert_close(gradients @ direction, slopes, rtol=1e-2, atol=1e-4)
-
-
-@settings(max_examples=20, deadline=None)
-@given(p=st.integers(1, 4), V=st.integers(40, 400), m=st.integers(1, 9), seed=st.integers(0, 99))
-def test_the_largest_are_found_by_groups(p: int, V: int, m: int, seed: int) -> None:
-    x = torch.randn(p, V, generator=torch.Generator().manual_seed(seed))
-    torch.testing.assert_close(x.gather(1, largest_of(x, m)), x.topk(m, 1).values)

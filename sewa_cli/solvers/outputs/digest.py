@@ -29,7 +29,6 @@ from sewa_cli.solvers.outputs.frame import Frame, Piece
 WORTHWHILE = 4  # times a digest's numbers: with fewer classes it would save little
 LOGITS = 2**25  # bytes of logits at once: larger pieces are not faster
 TOGETHER = 2**16  # numbers of a piece
-GROUP = 32  # neighbouring classes, of which the largest is looked at first
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,7 @@ def _choose(
     """
     s, own = random.shape[1], logits.gather(1, label)
     logits.scatter_(1, label, -inf)
-    top = largest_of(logits, largest)
+    top = logits.topk(largest, 1).indices
     found = torch.cat([own, logits.gather(1, top)], 1)
     rest = logits.scatter(1, top, -inf)
     highest = rest.amax(1, keepdim=True).nan_to_num(neginf=0.0)
@@ -191,20 +190,3 @@ def _pieces(logits: Logits, block: int) -> list[Entropies]:
         )
         example, target = stop, end
     return found
-
-
-def largest_of(x: Tensor, m: int) -> Tensor:
-    """Return the places of the m largest of each row of x [p, V], largest first: [p, m].
-
-    They are in the m groups with the largest maxima, which is far less to sort.
-    """
-    p, V = x.shape
-    groups = V // GROUP
-    if groups <= 2 * m:
-        return x.topk(m, 1).indices
-    maxima = x[:, : groups * GROUP].reshape(p, groups, GROUP).amax(2)
-    best = maxima.topk(m, 1).indices
-    inside = (best[:, :, None] * GROUP + torch.arange(GROUP, device=x.device)).view(p, -1)
-    left = torch.arange(groups * GROUP, V, device=x.device).expand(p, -1)
-    candidates = torch.cat([inside, left], 1)
-    return candidates.gather(1, x.gather(1, candidates).topk(m, 1).indices)

@@ -7,9 +7,11 @@ second read   the model is run near every checkpoint; the other baselines are su
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.methods.family import Name, baselines, moving_averages
 from sewa_cli.objective.units import Grouping, UnitLosses
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import Plan, Problem, Sizes, Stage
+from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.folds import means
 from sewa_cli.solvers.outputs.predictions import Predictions, predict
@@ -83,15 +85,50 @@ class Survey:
         )
 
 
-def survey(problem: Problem, settings: PredictingSettings, section: str, K: int = AUTO) -> Survey:
-    """Read the checkpoints twice; broken ones are left out.
+class Predicting(Solver):
+    """A solver that predicts the outputs of averages, around the best moving average."""
 
-    Where K is named, `latest` and `lawa` of K are among the baselines.
-    """
-    found = problem.kept.get("survey") or _survey(problem, settings, section, K)
-    if problem.one_of_many:
-        problem.kept["survey"] = found
-    return found
+    section: ClassVar[str]  # of sewa.yaml, with its settings
+    Settings = PredictingSettings
+    settings: PredictingSettings
+    needs = frozenset({"value", "outputs"})
+    reading = "streamed"
+    finds_k = True
+
+    @abstractmethod
+    def choose_by(self, seen: Survey, K: int) -> Choice:
+        """Choose by predictions alone: nothing is read, no true loss is taken."""
+
+    def prepare(self, problem: Problem) -> None:
+        self.survey(problem)
+
+    def survey(self, problem: Problem, K: int = AUTO) -> Survey:
+        """Read the checkpoints twice; broken ones are left out.
+
+        Where K is named, `latest` and `lawa` of K are among the baselines.
+        """
+        found = problem.kept.get("survey") or _survey(problem, self.settings, self.section, K)
+        if problem.one_of_many:
+            problem.kept["survey"] = found
+        return found
+
+    def plan(self, sizes: Sizes) -> Plan:
+        """Declare the stages of a survey, and of learning and checking after it."""
+        k, is_digest = sizes.k, self.settings.digests(sizes.classes)
+        run = Baselines.fitting(k, sizes.K, sizes.vector, sizes.room)
+        kept, share = self.settings.fit(sizes, run.bytes)
+        return Plan(
+            [
+                Stage("reading", 0 if is_digest else 1, reads=1),
+                Stage("moving averages", len(run.moving)),
+                Stage("outputs", k + 1, reads=1),
+                Stage("baselines", len(run.others)),
+                Stage("learning"),
+                Stage("checking the result", 2, reads=1),
+            ],
+            run.bytes + kept,
+            share,
+        )
 
 
 def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int) -> Survey:
@@ -222,22 +259,3 @@ class Baselines:
         others = others if len(others) <= most else []
         run = {name: every[name] for name in (*moving, *others)}
         return cls(run, moving, others, vector * max(len(moving), len(ENDS) + 1 + len(others)))
-
-
-def plan(sizes: Sizes, settings: PredictingSettings) -> Plan:
-    """Declare the stages of a survey, and of learning and checking after it."""
-    k, is_digest = sizes.k, settings.digests(sizes.classes)
-    run = Baselines.fitting(k, sizes.K, sizes.vector, sizes.room)
-    kept, share = settings.fit(sizes, run.bytes)
-    return Plan(
-        [
-            Stage("reading", 0 if is_digest else 1, reads=1),
-            Stage("moving averages", len(run.moving)),
-            Stage("outputs", k + 1, reads=1),
-            Stage("baselines", len(run.others)),
-            Stage("learning"),
-            Stage("checking the result", 2, reads=1),
-        ],
-        run.bytes + kept,
-        share,
-    )
