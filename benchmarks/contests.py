@@ -56,7 +56,7 @@ class World:
             yield place, [self.level(average) + a + b for a, b in zip(shared, own, strict=True)]
 
     def gains(self, solver: str, K: int) -> tuple[float, float, float]:
-        """Of the leader, of what is written, and of the best that was asked."""
+        """Return those of the leader, of the written average, and of the best that was asked."""
         problem = Problem(
             *(cast(Any, None), cast(Any, SimpleNamespace(k=k)), 10**9, self.seed, Events()),
             board=self.board,

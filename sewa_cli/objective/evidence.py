@@ -1,4 +1,4 @@
-"""How much noisy scores, met one after the other, say that one average is better than another.
+"""E-values: how much noisy scores say that one average is better than another.
 
 Differences d_j of two averages on the same parts come one by one, and whoever watches them may stop
 at any moment. A t-test looked at again and again finds a winner in noise sooner or later; an
@@ -28,7 +28,7 @@ RATES = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)  # λ: large for clear differences, smal
 
 
 def evidence(differences: Tensor) -> float:
-    """E that differences [n], in the order in which they came, are above 0 for a reason."""
+    """Return the e-value of differences [n], in the order in which they came, being above 0."""
     d = differences.double().clamp(-FURTHEST, FURTHEST)
     if not (size := float(d.abs().max()) if len(d) else 0.0):
         return 1.0
@@ -43,12 +43,11 @@ def evidence(differences: Tensor) -> float:
 
 
 def is_shown(differences: Tensor) -> bool:
-    """Whether differences that are all there are, looked at once, show a mean above 0.
+    """Return whether differences, looked at once and all together, show a mean above 0.
 
-    E alone does not: what wins often by little and loses rarely by much is not symmetric, though
-    its mean is 0 or less, and ten wins in a row are E = 100. So the mean has to be above 0 by
-    Student's t too, corrected for skew by a transformation that keeps order (Hall 1992), at the
-    same level.
+    The e-value alone does not: an average that wins often by little and loses rarely by much is
+    not symmetric, though its mean is 0 or less, and ten wins in a row are 100. So the mean has to
+    be above 0 by Student's t too, corrected for skew (Hall 1992), at the same level.
     """
     d = differences.double()
     if len(d) < 2 or evidence(d) < SURE:
@@ -64,7 +63,9 @@ def is_shown(differences: Tensor) -> bool:
 
 
 def parts_needed(differences: Tensor) -> int | None:
-    """How many parts in all would show a difference as large as this one; None: never mind.
+    """Return how many parts in all would show a difference as large as this one.
+
+    None: there is no difference, or no spread.
 
     Its 95 % interval leaves out 0 in four of five cases with so many: n = (1.96 + 0.84)² (σ/d̄)².
     """

@@ -40,7 +40,10 @@ CHUNK: Final = 64 * MIB  # of a tensor, for each thread that hashes
 MOST: Final = 2**16 * MIB  # that is read of an entry
 LIBRARIES: Final = ("torch", "numpy", "safetensors", "transformers", "tokenizers", "peft")
 # a run that differs in these alone works out the same
-WITHOUT: Final = {"cache", "checkpoints", "output", "report", "strict"}
+WITHOUT: Final[dict[str, Any]] = {
+    **dict.fromkeys(("cache", "checkpoints", "output", "report", "strict"), True),
+    "objective": {"budget", "incumbent", "part_timeout", "workers"},
+}
 _DIGEST: Final = sha256().digest_size
 
 

@@ -53,7 +53,7 @@ class Filled:
 
 
 def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
-    """Fill in scores [R, parts] that are not finite.
+    """Replace scores [R, parts] that are not finite.
 
     A part that fails for all says nothing about any, and is left out. One that fails for some
     counts for them as worse than all others, by the rule of `Board.scores`: the mean over what an

@@ -94,9 +94,9 @@ def _place(frames: str) -> str:
 def scores_by_parts(
     task: Task, model: FlatModel, config: Config, most: int | None = None
 ) -> Callable[[Any], dict[str, float]]:
-    """Score what is in the model by the task's parts, held-out ones if any: means by name.
+    """Return a function that scores the model's weights by the task's parts: means by name.
 
-    `most`: only so many parts.
+    Held-out parts if there are any; `most`: only so many of them.
     """
     seed, metric, scoring = config.seed, config.objective.metric, task.scoring
     assert scoring is not None

@@ -28,7 +28,7 @@ PLAIN = Tensor | bool | int | float | str | bytes | None
 
 
 class Places(NamedTuple):
-    """Where parts are: in which of the task's two lists, and at which places of it."""
+    """The places of parts in one of the task's two lists."""
 
     of: Kind
     at: Sequence[int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import sys
 import tempfile
@@ -131,7 +132,8 @@ class Workers:
             ) from error
         context = get_context("spawn")
         ready = context.Semaphore(0)
-        self._pool = ProcessPool(self._size, 0, _start, (recipe, ready), context)
+        about = recipe, self._folder.name, ready
+        self._pool = ProcessPool(self._size, 0, _start, about, context)
         with _interrupts_blocked():  # which processes inherit: Ctrl-C is for us to answer
             started = self._pool.active
         end = time.monotonic() + READY
@@ -183,7 +185,7 @@ def _interrupts_blocked() -> Iterator[None]:
 _scorer: PartScorer | Exception | None = None  # of this process
 
 
-def _start(recipe: bytes, ready: Any) -> None:
+def _start(recipe: bytes, folder: str, ready: Any) -> None:
     """Open what jobs need. An exception is kept for the first job, which reports it."""
     global _scorer
     os.dup2(2, 1)  # what the user's code prints
@@ -191,7 +193,7 @@ def _start(recipe: bytes, ready: Any) -> None:
     if hasattr(os, "setsid"):
         os.setsid()  # a group, which ends with all that the user's code has started
         signal.signal(signal.SIGTERM, _end_own_group)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     try:
         _scorer = pickle.loads(recipe).open()
     except Exception as error:
@@ -204,10 +206,11 @@ def _end_own_group(*_: object) -> None:
     os._exit(1)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(folder: str) -> None:
     parent = parent_process()
     assert parent is not None
     parent.join()
+    shutil.rmtree(folder, ignore_errors=True)  # the weights, if the parent was killed
     _end_own_group()
 
 

@@ -1,7 +1,7 @@
-"""What solvers by a metric share: the incumbent, the duel at the end, and the outcome.
+"""The incumbent, the duel at the end and the outcome, shared by the solvers by a metric.
 
-The winner of many is lucky: on the parts that made it the winner it looks better than it is. So
-some parts are kept from every search. On these the leader meets the incumbent, which is written
+The best of many was lucky: on the parts that it was chosen by it looks better than it is. So some
+parts are kept from every search. On these the leader meets the incumbent, which is written
 unless they confirm that the leader is better. The incumbent is the choice by the loss or one that
 the user names, else the better of the last checkpoint and the best baseline.
 """
@@ -50,7 +50,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a contest ended, for the report.
+    """The end of a contest, for the report.
 
     baseline  the best one besides the last checkpoint and the incumbent
     crowned   whether the duel confirmed that the leader is better; None: there are too few parts

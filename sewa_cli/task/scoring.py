@@ -1,4 +1,4 @@
-"""What a user's metric is made of: parts, and scores of them.
+"""A user's metric: parts, and scores of them.
 
     def score_parts(**args): ...      # seeds of episodes, questions: whatever `score` is given
     def heldout_parts(**args): ...    # others, only ever reported

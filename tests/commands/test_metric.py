@@ -598,6 +598,8 @@ def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
     assert second == first
     spent = first["evaluations"]
     assert f"recalled {spent} of {spent} results" in ended.err
+    more = sewa("select", "--cache", "c", "--force", "-v", "--budget", 80)
+    assert "recalled " in more.err  # most of the first search
 
 
 @pytest.mark.usefixtures("task")

@@ -1,4 +1,4 @@
-"""The board of a contest: each score once, a budget that holds, failures that are told."""
+"""The board of a contest: each score once, a budget that holds, failures that are reported."""
 
 from __future__ import annotations
 

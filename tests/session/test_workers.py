@@ -207,6 +207,7 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(PARENT)
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     known = environment()
+    known["TMPDIR"] = str(tmp_path)
     known["PYTHONPATH"] = os.pathsep.join([paths, known.get("PYTHONPATH", "")])
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "parent.py"), str(tmp_path)], env=known
@@ -223,6 +224,7 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
         process.kill()
     process.wait()
     assert_gone(pids)
+    assert [*tmp_path.glob("sewa-*")] == []
 
 
 def test_a_task_that_fails_in_a_worker_ends_the_run(tmp_path: Path) -> None:
