@@ -230,7 +230,7 @@ def study(
                 column,
                 budget,
                 opened.play(choice.coefficients),
-                confirmed=outcome.crowned,
+                confirmed=outcome.confirmed,
                 evidence=min(outcome.evidence, 1e9),
                 leader=outcome.leader.label,
                 **_summed("leader_", opened.play(outcome.leader.average)),

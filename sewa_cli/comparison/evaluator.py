@@ -132,7 +132,7 @@ class Evaluator:
             self.ledger.evaluations += board.spent
             if outcome is None:
                 return choice.coefficients, None
-            found = RowContest(crowned=outcome.crowned, interrupted=board.interrupted)
+            found = RowContest(confirmed=outcome.confirmed, interrupted=board.interrupted)
             return choice.coefficients, found
 
         coefficients, self.contested = self.ledger.once(f"contest {name}", [K], work)

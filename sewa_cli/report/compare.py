@@ -34,7 +34,7 @@ class RowCost(Part):
 class RowContest(Part):
     """How a row that chooses by the metric came to its choice."""
 
-    crowned: bool | None = Field(
+    confirmed: bool | None = Field(
         description="whether its leader was shown to be better than what is there without the "
         "metric, and taken; null: parts are too few to show anything"
     )

@@ -108,7 +108,7 @@ class Contest(Part):
     met: int | None = Field(
         None, description="averages that were asked on a part that the incumbent was asked on"
     )
-    crowned: bool | None = Field(
+    confirmed: bool | None = Field(
         description="whether the leader was shown to be better than the incumbent, by parts that "
         "had no say in its lead too; null: parts are too few to show anything"
     )
@@ -118,7 +118,7 @@ class Contest(Part):
         description="how much better than the incumbent the leader was, in the mean over these "
         "parts; null: none was met by both",
     )
-    dueled: int | None = Field(None, description="such parts that both have met")
+    duel_parts: int | None = Field(None, description="such parts that both have met")
     entries: list[Entry] = Field(description="best first; of many masks, the best")
     scores: dict[str, MetricScores] = Field(description="the written average is the first")
     gained: MetricGain | None = Field(

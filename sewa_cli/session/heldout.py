@@ -122,10 +122,10 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
         leader=outcome.leader.label,
         asked=sum(bool(board.parts_of(average)) for average in board.found),
         met=_count_compared(metric, outcome),
-        crowned=outcome.crowned,
+        confirmed=outcome.confirmed,
         evidence=outcome.evidence,
         ahead=finite(outcome.ahead),
-        dueled=outcome.dueled,
+        duel_parts=outcome.duel_parts,
         entries=[_entry(outcome, entry, written) for entry in outcome.entries],
         scores=scores,
         gained=gained,
@@ -267,7 +267,9 @@ def _entry(outcome: Outcome, entry: Entry, written: str) -> Entry:
     """Settle the state of an entry; the leader has the duel's e-value, others have none."""
     name, state = with_K(entry.name, entry.K), entry.state
     is_leader = name == outcome.leader.label
-    has_dueled = outcome.leader.average != outcome.incumbent.average and outcome.crowned is not None
+    has_dueled = (
+        outcome.leader.average != outcome.incumbent.average and outcome.confirmed is not None
+    )
     new: State | None = state
     if name == written:
         new = "taken"

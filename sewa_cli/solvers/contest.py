@@ -52,20 +52,21 @@ class Entrant:
 class Outcome:
     """The end of a contest, for the report.
 
-    baseline  the best one besides the last checkpoint and the incumbent
-    crowned   whether the duel confirmed that the leader is better; None: there are too few parts
-    ahead     by how much the leader was better, in the mean over the `dueled` parts of the duel
-    unspent   why evaluations of the budget are left
+    baseline    the best one besides the last checkpoint and the incumbent
+    confirmed   whether the duel showed the leader to be better; None: there are too few parts
+    ahead       by how much the leader was better, in the mean over the parts of the duel
+    duel_parts  how many of these both were scored on
+    unspent     why evaluations of the budget are left
     """
 
     taken: Entrant
     incumbent: Entrant
     leader: Entrant
     baseline: Entrant | None
-    crowned: bool | None
+    confirmed: bool | None
     evidence: float
     ahead: float | None
-    dueled: int
+    duel_parts: int
     unspent: str | None
     entries: list[Entry]
 

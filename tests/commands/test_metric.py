@@ -117,7 +117,7 @@ def test_what_is_written_is_what_the_report_says(sewa: Sewa) -> None:
     report = report_of(sewa("select", "--budget", 150))
     jsonschema.validate(report, json.loads(sewa("schema", "select").out))
     contest = report["contest"]
-    assert contest["crowned"] is True
+    assert contest["confirmed"] is True
     assert contest["evidence"] >= 100
     assert calls() == contest["evaluations"] + contest["heldout_evaluations"]
     assert contest["evaluations"] <= 150
@@ -213,7 +213,7 @@ def test_few_parts_cannot_confirm_a_lead(sewa: Sewa) -> None:
     for parts, confirmed in ((1, None), (24, None), (25, True)):
         flags = ("--set", f"args.parts={parts}", "--budget", 200, "--force")
         contest = contest_of(sewa("select", *flags))
-        assert contest["crowned"] is confirmed
+        assert contest["confirmed"] is confirmed
         assert contest["overruled"] is None
         assert contest["parts"] == parts
         assert contest["gained"]["by"] > 1
@@ -235,7 +235,7 @@ def test_an_incumbent_is_paired_with_the_best_baseline(sewa: Sewa, task: Path) -
 def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: Path) -> None:
     task.write_text(HEAD + NOISE)
     contest = contest_of(sewa("select", "--budget", 300, "--seed", 1))
-    assert contest["crowned"] is False
+    assert contest["confirmed"] is False
     assert contest["leader"] == contest["gained"]["over"] != contest["incumbent"]
     assert contest["gained"]["more"] > 0
     [known] = [entry for entry in contest["entries"] if entry["evidence"] is not None]
@@ -251,7 +251,7 @@ def test_equal_scores_are_no_evidence(sewa: Sewa, task: Path) -> None:
         ended = sewa("select", "--force", *flags)
         contest = contest_of(ended)
         assert next(iter(contest["scores"])) == contest["incumbent"] == "uniform"
-        assert not contest["crowned"]
+        assert not contest["confirmed"]
         assert contest["scores"]["last"]["heldout"] == 0
     found = sewa("compare", "--methods", "last,uniform", "--json")
     assert {row["mark"] for row in compared(found)["rows"]} == {"best", "tie"}
@@ -337,7 +337,7 @@ def test_metrics_alone_are_one_part(sewa: Sewa, task: Path) -> None:
     )
     ended = sewa("select", "--K", 4)
     contest = contest_of(ended)
-    assert (contest["parts"], contest["heldout_parts"], contest["crowned"]) == (1, None, None)
+    assert (contest["parts"], contest["heldout_parts"], contest["confirmed"]) == (1, None, None)
     assert "if it looks at held-out rows, their loss is too good now" in ended.err
     best, *others = [scores["selection"] for scores in contest["scores"].values()]
     assert all(other is None or other <= best for other in others)
@@ -358,7 +358,7 @@ def test_copies_of_parts_count_once(sewa: Sewa, task: Path) -> None:
     assert "27 of the 30 parts to choose by are listed before, and count once" in ended.err
     assert "1 held-out parts are among those to choose by" in ended.err
     contest = contest_of(ended)
-    assert (contest["parts"], contest["heldout_parts"], contest["crowned"]) == (3, 2, None)
+    assert (contest["parts"], contest["heldout_parts"], contest["confirmed"]) == (3, 2, None)
 
 
 @pytest.mark.parametrize(("listed", "left"), [(4, 2), (28, 14), (29, 25), (50, 25), (100, 50)])
@@ -374,7 +374,7 @@ def test_without_held_out_parts_some_are_held_back(
     assert said in ended.err
     contest = contest_of(ended)
     assert (contest["parts"], contest["heldout_parts"]) == (left, listed - left)
-    assert contest["crowned"] is None
+    assert contest["confirmed"] is None
     if listed == 100:
         assert "score() gives an average the same on every part" in ended.err
 
@@ -477,7 +477,7 @@ def test_a_part_that_fails_for_all_is_left_out(sewa: Sewa, task: Path, name: str
     failing(task, "part % 10 == 3", at_once if name == "scores" else "")
     ended = sewa("select", "--budget", 200)
     contest = contest_of(ended)
-    assert contest["crowned"] is True
+    assert contest["confirmed"] is True
     assert (contest["heldout_parts"], contest["heldout_left_out"]) == (30, 3)
     others = next(iter(contest["scores"].values()))["others"]
     rest = [part for part in range(1000, 1030) if part % 10 != 3]
@@ -535,7 +535,7 @@ def test_rows_count_their_evaluations_and_the_first_draw_is_written(sewa: Sewa) 
     assert last["contest"] is None
     assert 60 < race["cost"]["evaluations"] <= 130
     assert 60 < masks["cost"]["evaluations"] <= 130
-    assert race["contest"] == {"crowned": True, "interrupted": False}
+    assert race["contest"] == {"confirmed": True, "interrupted": False}
     # an average that two rows share is asked on held-out parts once, and charged to both
     apart = {tuple(row["coefficients"][0]) for row in found["rows"]}
     charged = sum(row["cost"]["evaluations"] for row in found["rows"])

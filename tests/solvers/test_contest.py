@@ -46,7 +46,7 @@ def test_pure_noise_confirms_nothing(solver: str, kind: str) -> None:
     for seed in range(10):
         choice = Played(drawn(seed, kind), parts=100, budget=300).choose(solver, k, K, seed)
         outcome = outcome_of(choice)
-        assert outcome.crowned is False, (seed, outcome.evidence)
+        assert outcome.confirmed is False, (seed, outcome.evidence)
         assert tuple(choice.coefficients) == outcome.taken.average
         assert outcome.taken.average in UNCONFIRMED
 
@@ -64,7 +64,7 @@ def test_the_best_subset_is_found(solver: str) -> None:
         played = Played(loss, 200, more * NEEDED[solver])
         choice = played.choose(solver, k, K)
         assert {*choice.selected} == BEST
-        assert outcome_of(choice).crowned
+        assert outcome_of(choice).confirmed
         assert outcome_of(choice).evidence >= SURE
         assert all(part % 7 == 0 for part in played.board.bad)
 
@@ -78,7 +78,7 @@ def test_the_same_seed_gives_the_same_choice() -> None:
 
 def test_a_race_for_any_average_finds_one_as_good() -> None:
     choice = Played(known_best, parts=200, budget=1000).choose("race", k, AUTO)
-    assert outcome_of(choice).crowned
+    assert outcome_of(choice).confirmed
     assert level(tuple(choice.coefficients)) == -1
 
 
@@ -118,7 +118,7 @@ def test_budgets_hold(solver: str, parts: int, at_once: int) -> None:
         assert played.evaluations == played.board.spent <= budget
         asked = [(call.average, part) for call in calls for part in call.parts]
         assert len({*asked}) == len(asked)  # nothing twice
-        assert (outcome.crowned is None) == (parts < 25)
+        assert (outcome.confirmed is None) == (parts < 25)
         assert (outcome.unspent is None) == (played.evaluations == budget)
         if budget <= 2:  # for one average, or for two of them on one part
             assert tuple(choice.coefficients) in UNCONFIRMED or parts < 25
@@ -170,7 +170,7 @@ def test_an_interrupt_at_any_time_leaves_a_choice(solver: str, calls: int) -> No
     played = Played(interrupted, parts=60, budget=300)
     choice = played.choose(solver, k, K)
     assert tuple(choice.coefficients) in UNCONFIRMED
-    assert not outcome_of(choice).crowned
+    assert not outcome_of(choice).confirmed
 
 
 def test_the_lead_is_measured_in_the_duel() -> None:
@@ -181,7 +181,7 @@ def test_the_lead_is_measured_in_the_duel() -> None:
         fresh, found = open_contest(played.problem(k, seed), K).fresh, played.board.found
         one, two = found[outcome.incumbent.average], found[outcome.leader.average]
         both = [part for part in fresh if part in one and part in two]
-        assert outcome.dueled == len(both)
+        assert outcome.duel_parts == len(both)
         if both:
             expected = sum(one[part] - two[part] for part in both) / len(both)
             assert outcome.ahead == pytest.approx(expected)
@@ -242,7 +242,7 @@ def test_changes_of_the_winner_are_not_called_baselines() -> None:
     choice = Played(loss, parts=200, budget=4000).choose("race", k, AUTO)
     outcome = outcome_of(choice)
     assert outcome.leader.name.split()[0] in ("blend", "tilt")
-    assert outcome.crowned
+    assert outcome.confirmed
     assert choice.name == LEARNED
     names = [entry.name for entry in outcome.entries if entry.name.startswith(("blend", "tilt"))]
     assert len(names) == len({*names}) > 1

@@ -188,7 +188,7 @@ def _contest(row: Row) -> str | None:
     if row.contest is None:
         return None
     words = {True: "confirmed", False: "not confirmed", None: "too few parts to confirm"}
-    return f"{words[row.contest.crowned]}{', interrupted' if row.contest.interrupted else ''}"
+    return f"{words[row.contest.confirmed]}{', interrupted' if row.contest.interrupted else ''}"
 
 
 def _seen(report: Comparison, rows: Rows) -> Rows:

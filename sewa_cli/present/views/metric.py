@@ -139,11 +139,15 @@ def choice(found: Contest) -> str:
         return _no_leader(found, written)
     if not any(one.ahead is not None for one in found.entries if _leads(one, found)):
         return _nothing_compared(written)
-    if found.crowned is None:
+    if found.confirmed is None:
         count = f"{found.parts} part{'s are' if found.parts > 1 else ' is'}"
         return f"`{written}` has the best {found.metric}; {count} too few to confirm it"
-    if found.crowned:
-        parts = "held-back parts" if found.dueled is None else f"{found.dueled:,} held-back parts"
+    if found.confirmed:
+        parts = (
+            "held-back parts"
+            if found.duel_parts is None
+            else f"{found.duel_parts:,} held-back parts"
+        )
         better = f"`{written}` was confirmed to be better than `{found.incumbent}`"
         return f"{better} on {parts} ({evidence})"
     if found.leader == written:
