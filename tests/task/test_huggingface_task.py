@@ -39,7 +39,10 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.task import load_task
 from sewa_cli.task.ready.huggingface import CLASSES
 
-KINDS = list(CLASSES)
+FAST = ("causal-lm", "masked-lm", "sequence-classification")
+KINDS = [
+    kind if kind in FAST else pytest.param(kind, marks=pytest.mark.breadth) for kind in CLASSES
+]
 
 
 def as_transformers(batch: dict[str, Any], kind: str) -> Batch:
@@ -297,7 +300,7 @@ def test_nothing_is_asked_of_the_network_and_no_file_is_written(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    for kind in ("token-classification", "image-classification"):
+    for kind in ("sequence-classification", "image-classification"):
         folder = runs(kind)
         before = sorted(folder.rglob("*"))
         task = load_task("huggingface", args_of(folder, kind))

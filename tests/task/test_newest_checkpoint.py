@@ -180,10 +180,9 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
     ("target", "tied", "mode"),
     [
         ("lm_head", False, "factors"),
-        ("lm_head", False, "merged"),
-        ("embed_tokens", False, "merged"),
-        ("embed_tokens", True, "factors"),
         (None, True, "factors"),
+        pytest.param("embed_tokens", False, "merged", marks=pytest.mark.breadth),
+        pytest.param("embed_tokens", True, "factors", marks=pytest.mark.breadth),
     ],
 )
 def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(

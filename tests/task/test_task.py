@@ -13,16 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from helpers.tiny import Sewa
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader
 
 from sewa_cli.errors import ConfigError, TaskError, UserCodeError
-from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import rows, to_device
 from sewa_cli.task import Task, default_predict, load_task, make_task
 
@@ -296,14 +290,6 @@ def test_a_mapping_that_can_move_itself_keeps_its_kind() -> None:
     assert moved[0].input_ids.device == META  # as the user's predict would write it
 
 
-def test_a_packed_sequence_can_move() -> None:
-    """A namedtuple that wants one of its tensors to stay on the CPU."""
-    packed = pack_sequence([torch.zeros(3, 2), torch.zeros(1, 2)])
-    moved = to_device(packed, META)
-    assert moved.data.device == META
-    assert moved.batch_sizes.device == CPU
-
-
 @pytest.mark.parametrize(
     ("batch", "count"),
     [
@@ -320,41 +306,3 @@ def test_a_packed_sequence_can_move() -> None:
 )
 def test_a_batch_counts_by_its_rows(batch: Any, count: int) -> None:
     assert rows(batch) == count
-
-
-def objective(model: nn.Module) -> Objective:
-    return Objective(
-        FlatModel(model, CPU),
-        default_predict,
-        lambda outputs, batch: F.cross_entropy(outputs, batch[1]),
-        lambda loss: loss.backward(),  # type: ignore[no-untyped-call]
-    )
-
-
-def some_data(count: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(count)
-    x = 3 * torch.randn(count, 4, generator=generator)
-    return x, torch.randint(0, 3, (count,), generator=generator)
-
-
-@given(count=st.integers(1, 40), size=st.integers(1, 40))
-def test_a_short_last_batch_does_not_bias_the_mean(count: int, size: int) -> None:
-    x, y = some_data(count)
-    scales = objective(nn.Linear(4, 3))
-    with torch.no_grad():
-        whole = float(F.cross_entropy(scales.model.module(x), y))
-    batches = [(x[i : i + size], y[i : i + size]) for i in range(0, count, size)]
-    mean, seen = scales.mean_loss(batches)
-    assert mean == pytest.approx(whole, rel=1e-5)
-    assert seen == count
-    assert scales.passes.forward == len(batches)
-
-
-def test_a_batch_without_rows_does_not_spoil_the_mean() -> None:
-    """Mean over nothing is NaN, and 0 times NaN is NaN too."""
-    x, y = some_data(10)
-    scales = objective(nn.Linear(4, 3))
-    whole, _ = scales.mean_loss([(x, y)])
-    mean, seen = scales.mean_loss([(x[:0], y[:0]), (x, y)])
-    assert mean == pytest.approx(whole)
-    assert seen == 10
