@@ -118,8 +118,6 @@ bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/passes.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/startup.py
-	$(BIN)/python benchmarks/solver_speed.py
-	$(BIN)/python benchmarks/solvers.py
 	$(BIN)/python benchmarks/saving.py
 	$(BIN)/python benchmarks/ranks.py
 
