@@ -104,17 +104,6 @@ def test_what_select_weighs_by_default_is_a_method_of_compare(sewa: Sewa) -> Non
         assert found[key] == pytest.approx(selected["average"][key], rel=1e-3)
 
 
-@pytest.mark.parametrize(("k", "K"), [(12, 10), (6, 5)])
-@pytest.mark.usefixtures("run_dir")
-def test_where_k_is_auto_ten_are_compared_or_all_but_one(sewa: Sewa, k: int, K: int) -> None:
-    found = compare(sewa, "--methods", "lawa,sewa,last", "--set", "K=auto", "--last", k)
-    assert [(row["method"], row["K"]) for row in found["rows"]] == [
-        ("lawa", K),
-        ("sewa", K),
-        ("last", None),
-    ]
-
-
 @pytest.mark.usefixtures("run_dir")
 def test_no_average_is_evaluated_twice_and_every_checkpoint_is_read_once(sewa: Sewa) -> None:
     """The task counts how often its data are gone through."""

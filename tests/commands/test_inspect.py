@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny import Sewa
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from sewa_cli.commands import inspect as job
@@ -57,15 +55,6 @@ def naive(W: np.ndarray[Any, Any], times: list[float]) -> dict[str, Any]:
     }
 
 
-def flat(shape: Shape) -> dict[str, Any]:
-    return vars(shape) | vars(shape.signs)
-
-
-def numbers(values: Any) -> np.ndarray[Any, Any]:
-    """None becomes NaN, which equals itself in numpy's comparison."""
-    return np.array(values, dtype=np.float64)
-
-
 def measure(W: torch.Tensor, times: list[float] | None = None) -> Shape:
     geometry = Geometry(times or even(len(W)))
     geometry.add(W.double())
@@ -81,31 +70,6 @@ def verdict(W: torch.Tensor, times: list[float] | None = None) -> str:
 
 
 # ---- arithmetic ------------------------------------------------------------------------------
-
-
-@given(
-    n=st.integers(1, 9),
-    widths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
-    scale=st.sampled_from([1e-6, 1.0, 1e6]),
-    seed=st.integers(0, 2**31),
-)
-def test_blocks_add_up_to_the_naive_twin(
-    n: int, widths: list[int], scale: float, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    blocks = [scale * torch.randn(n, c, generator=generator, dtype=torch.float64) for c in widths]
-    times = torch.rand(n, generator=generator, dtype=torch.float64).sort().values.tolist()
-    geometry = Geometry(times)
-    for block in blocks:
-        geometry.add(block)
-    found, wanted = flat(geometry.measure()), naive(torch.cat(blocks, 1).numpy(), times)
-    if n == 1:
-        wanted["trend"] = None
-    for name, value in wanted.items():
-        unit = 1.0 if name in ("cosines", "net_to_path", "cosine", "trend") else scale
-        np.testing.assert_allclose(
-            numbers(found[name]), numbers(value), 1e-9, 1e-9 * unit, err_msg=name
-        )
 
 
 # ---- the verdict -----------------------------------------------------------------------------
@@ -306,14 +270,6 @@ def test_a_checkpoint_with_nan_takes_no_part_in_distances(tmp_path: Path, bad: i
     assert paths[bad].name in found.warnings[0]
 
 
-def test_a_single_checkpoint_is_looked_at_too(tmp_path: Path) -> None:
-    save_run(tmp_path, walk(1)[:, :40])
-    found = look(tmp_path)
-    assert found.checkpoints[0].to_last == found.checkpoints[0].to_mean == 0
-    assert found.verdict == "unknown"
-    assert "and there is 1" in found.explanation
-
-
 # ---- the command -----------------------------------------------------------------------------
 
 
@@ -357,17 +313,6 @@ def test_json_is_the_whole_inspection(ckpts: Path, sewa: Sewa) -> None:
     assert found["motion"]["expected"]["noise"]["cosine"] == -0.5
 
 
-@pytest.mark.usefixtures("ckpts")
-def test_flags_narrow_the_checkpoints_down(sewa: Sewa) -> None:
-    def steps(*flags: object) -> list[int]:
-        found = json.loads(sewa("inspect", "ckpts", "--json", *flags).out)
-        return [row["step"] for row in found["checkpoints"]]
-
-    assert steps("--last", 3) == [60, 70, 80]
-    assert steps("--every", 3) == [20, 50, 80]
-    assert steps("--from-step", 25, "--to-step", 50) == [30, 40, 50]
-
-
 def test_files_without_steps_keep_their_order_and_that_is_said(ckpts: Path, sewa: Sewa) -> None:
     names = ["x", "c", "m", "a", "f", "g"]
     for name, path in zip(names, sorted(ckpts.iterdir()), strict=False):
@@ -390,16 +335,6 @@ def test_without_matplotlib_a_picture_is_refused_before_any_work(
     ended = sewa("inspect", "nowhere", "--plot", "p.png")
     assert (ended.code, ended.out) == (USAGE, "")
     assert "pip install matplotlib" in ended.error
-
-
-def test_a_picture_replaces_nothing_without_force(ckpts: Path, sewa: Sewa) -> None:
-    Path("p.png").write_text("mine")
-    ended = sewa("inspect", ckpts, "--plot", "p.png")
-    assert (ended.code, ended.out) == (FILES, "")
-    assert "p.png: exists; use --force" in ended.error
-    assert Path("p.png").read_text() == "mine"
-    assert sewa("inspect", ckpts, "--plot", "p.png", "--force").code == 0
-    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_another_shape_is_an_error_that_names_file_and_tensor(ckpts: Path, sewa: Sewa) -> None:

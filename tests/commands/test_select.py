@@ -116,13 +116,6 @@ def test_an_unnamed_output_takes_the_next_free_name_and_a_named_one_is_refused(s
     assert sewa("select", "-o", "averaged.safetensors", "--force").code == 0
 
 
-def test_json_prints_the_report_that_was_written(run_dir: Path, sewa: Sewa) -> None:
-    ended = sewa("select", "--json")
-    assert ended.code == 0
-    assert json.loads(ended.out) == report_of()
-    assert (run_dir / "averaged.safetensors").is_file()
-
-
 @pytest.mark.usefixtures("run_dir")
 def test_quiet_says_nothing_and_progress_needs_a_terminal(sewa: Sewa) -> None:
     assert sewa("select", "--quiet").err == ""

@@ -124,18 +124,6 @@ def test_a_folder_is_verified_file_by_file(sewa: Sewa, target: str) -> None:
     ]
 
 
-@pytest.mark.usefixtures("work")
-def test_a_pytorch_file_is_hashed_and_said_not_to_be_loaded(sewa: Sewa) -> None:
-    assert sewa("average", "ckpts", "-o", "avg.pt", "--report", "avg.report.json").code == 0
-    ended = sewa("verify", "avg.pt")
-    assert ended.code == 0, ended.err
-    assert "not checked: whether avg.pt loads" in ended.err
-    flip("avg.pt", 200)
-    ended = sewa("verify", "avg.pt")
-    assert ended.code == 3
-    assert ended.error.startswith("avg.pt: has changed since the report: expected SHA-256")
-
-
 @pytest.mark.usefixtures("one")
 def test_it_imports_neither_torch_nor_what_else_is_slow() -> None:
     code = (
@@ -386,17 +374,6 @@ def test_a_report_that_makes_no_sense_is_refused_as_apply_refuses_it(sewa: Sewa)
 
 
 # ---- together with the other commands ----------------------------------------------------------
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_reports_of_select_and_compare_are_verified_too(sewa: Sewa) -> None:
-    assert sewa("select", "-o", "s.safetensors").code == 0
-    assert sewa("compare", "--methods", "last,uniform", "--output-best", "c.safetensors").code == 0
-    for name in ("s", "c"):
-        ended = sewa("verify", f"{name}.safetensors")
-        assert ended.code == 0, ended.err
-        flip(f"{name}.safetensors")
-        assert sewa("verify", f"{name}.safetensors").code == 3
 
 
 def test_from_python_faults_are_in_the_result(one: Path) -> None:

@@ -164,27 +164,6 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool)
 
 
 @pytest.mark.parametrize("functions", [[TARGETS], [TARGETS, HEAD]], ids=["rows", "head"])
-@pytest.mark.parametrize("room", [1, 500, PIECE])
-def test_logits_come_in_order_and_are_what_predict_gives(
-    functions: list[dict[str, Any]], room: int
-) -> None:
-    [batch] = data = batches([(6, 7)])
-    found = objective_of(task_of(data, *functions), Speaker())
-    targets = found.targets(batch)
-    assert targets is not None
-    with torch.no_grad():
-        expected = found.model.module(batch["ids"])[batch["labels"] != -100]
-    assert targets.classes.tolist() == batch["labels"][batch["labels"] != -100].tolist()
-    pieces = list(found.logits(batch, targets, room))
-    ends = [part.stop for part, _ in pieces]
-    assert [part.start for part, _ in pieces] == [0, *ends[:-1]]
-    assert ends[-1] == len(targets.where)
-    torch.testing.assert_close(torch.cat([logits for _, logits in pieces]), expected)
-    assert all(4 * logits.numel() <= max(room, 4 * V) for _, logits in pieces)
-    assert not any(logits.requires_grad for _, logits in pieces)
-
-
-@pytest.mark.parametrize("functions", [[TARGETS], [TARGETS, HEAD]], ids=["rows", "head"])
 def test_batchnorm_learns_on_whole_batches(functions: list[dict[str, Any]]) -> None:
     data = batches([(6, 7), (1, 4)])
     flat = naive(data, {}, norm=True).model.flat.clone()

@@ -85,33 +85,6 @@ def test_variables_of_another_launcher_do_not_make_one_process_wait_for_others(
     assert sewa("evaluate", one).code == 0
 
 
-OWN_ROWS = """
-whole = selection_data, heldout_data
-def own(batches, rank, ranks):
-    cut = [0, 50, 10_000] if ranks == 2 else [0, 10_000]  # of 125, 125 and 51 rows, or none at all
-    for batch in batches:
-        if len(batch[0][cut[rank] :]):
-            yield [x[cut[rank] : cut[rank + 1]] for x in batch]
-def selection_data(rank, ranks):
-    return own(whole[0](), rank, ranks)
-def heldout_data(*, rank, ranks):
-    return own(whole[1](), rank, ranks)
-"""
-
-
-@pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
-def test_a_task_that_shares_its_data_out_itself_gives_the_same_answer(sewa: Sewa) -> None:
-    with Path("task.py").open("a") as task:
-        task.write(OWN_ROWS)
-    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
-    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
-    assert ended.code == 0, ended.err
-    one, two = report_of("one.report.json"), report_of("two.report.json")
-    alike(two, one)
-    assert (two["selection_rows"], two["heldout_rows"]) == (301, one["heldout_rows"])
-
-
 @pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
 def test_ranks_that_are_given_other_batches_are_told_of() -> None:
@@ -149,15 +122,6 @@ def test_every_solver_and_tier_gives_the_same_answer(
     found, expected = (load_file(f"{name}.safetensors") for name in ("more", "one"))
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5)  # as docs/scale.md
-
-
-@pytest.mark.breadth
-@pytest.mark.usefixtures("bn_run")
-def test_batchnorm_is_that_of_whole_batches(sewa: Sewa) -> None:
-    assert sewa("select", "--solver", "gumbel", "-o", "one.safetensors").code == 0
-    ended = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
-    assert ended.code == 0, ended.err
-    assert Path("two.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
 
 
 @pytest.mark.breadth

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -176,36 +174,6 @@ def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path: Path)
     save(Net().state_dict(), tmp_path, 1, "file")
     with pytest.raises(CheckpointError, match=r"step-1\.safetensors: changed while it was being"):
         stream.mix(torch.rand(1, 3))
-
-
-@pytest.mark.usefixtures("small_tiles")
-def test_after_an_interrupt_no_more_tiles_are_begun_than_are_in_hand() -> None:
-    begun = []
-
-    def tile(rows: slice, columns: slice, scratch: Tensor) -> Tensor:
-        begun.append(columns.start)
-        if len(begun) == 3:
-            raise KeyboardInterrupt
-        time.sleep(0.01)
-        return scratch[: rows.stop - rows.start].zero_()
-
-    torch.set_num_threads(2)
-    with pytest.raises(KeyboardInterrupt):
-        products.mix(tile, 64, torch.ones(1, 2), torch.empty(1, 8 * 500))
-    assert len(begun) <= 6
-
-
-def test_a_task_that_changes_the_default_dtype_changes_no_product() -> None:
-    held = dense(torch.randn(5, 300))
-    a, G = torch.rand(2, 5), torch.randn(2, 300)
-    before = held.mix(a), held.pull_back(G)
-    torch.set_default_dtype(torch.float64)
-    try:
-        with ThreadPoolExecutor(1) as pool:  # a thread without a scratch yet
-            after = pool.submit(lambda: (held.mix(a), held.pull_back(G))).result()
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 
 @pytest.mark.usefixtures("small_tiles", "run_dir")
