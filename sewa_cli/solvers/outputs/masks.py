@@ -19,7 +19,7 @@ from sewa_cli.solvers.outputs.predictions import Gradient, Predictions, mean
 
 TOLERANCE = 1e-6  # of the loss; an improvement by less is none
 STILL = 1e-12  # squared length of a step that leads nowhere
-SWAPS, TOGETHER = 48, 8  # tried before the search ends, and how many at a time
+SWAPS = 50  # tried before the search ends
 
 
 def relax(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tensor:
@@ -71,19 +71,8 @@ def improve(predictions: Predictions, chosen: Sequence[int]) -> list[int]:
         tried = [
             sorted({*now, outside[place // len(now)]} - {now[place % len(now)]}) for place in order
         ]
-        better = _first_below(predictions, tried, loss - TOLERANCE * abs(loss))
-        if better is None:
+        losses = [predictions.loss(mean(one, k)) for one in tried]
+        if not min(losses) < loss - TOLERANCE * abs(loss):
             break
-        now = better
+        now = tried[losses.index(min(losses))]
     return now
-
-
-def _first_below(
-    predictions: Predictions, masks: Sequence[list[int]], loss: float
-) -> list[int] | None:
-    for start in range(0, len(masks), TOGETHER):
-        some = masks[start : start + TOGETHER]
-        losses = predictions.means(torch.stack([mean(one, predictions.k) for one in some]))
-        if float(losses.min()) < loss:
-            return some[int(losses.argmin())]
-    return None

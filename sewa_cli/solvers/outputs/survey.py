@@ -132,6 +132,7 @@ class Predicting(Solver):
 
 
 def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int) -> Survey:
+    """Run the moving averages, predict around the best, and run the other baselines."""
     trajectory = problem.trajectory
     run, flats = trajectory.settled(lambda: _read(problem, K))
     problem = replace(problem, room=problem.room - run.bytes)
