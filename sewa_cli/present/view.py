@@ -92,7 +92,7 @@ class View:
     details: Sequence[str] = ()  # more of them, with -v
     rows: Rows = field(default_factory=list)  # for programs: flat, every number as it is
     tables: Sequence[Table | Facts | Words] = ()  # for people on a terminal; none: the rows
-    sections: Sequence[Section] = ()
+    sections: Sequence[Section] = ()  # of a page; none: the tables
     plot: Chart | None = None
     numbers: Mapping[str, float | None] = field(default_factory=dict)  # for trackers
     curves: Mapping[str, Points] = field(default_factory=dict)
@@ -106,7 +106,9 @@ class View:
                     yield part.chart
 
 
-def metrics_of(found: Mapping[str, float | None] | None, taken: Container[str]) -> dict[str, Cell]:
+def metrics_of(
+    found: Mapping[str, float | None] | None, taken: Container[str | None]
+) -> dict[str, Cell]:
     """Return metrics as cells; a metric with the name of a column gets another name."""
     named: dict[str, Cell] = {}
     for metric, value in (found or {}).items():
@@ -115,3 +117,11 @@ def metrics_of(found: Mapping[str, float | None] | None, taken: Container[str]) 
             name = f"metric_{name}"
         named[name] = value
     return named
+
+
+def titled(rows: Rows, titles: Mapping[str, str | None]) -> Rows:
+    """Return rows for people: columns with titles, without those whose title is None."""
+    return [
+        {title: cell for name, cell in row.items() if (title := titles.get(name, name)) is not None}
+        for row in rows
+    ]

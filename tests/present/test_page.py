@@ -80,8 +80,6 @@ def test_what_people_ask_first_is_there_first() -> None:
     )
     places = [words.index(part) for part in order]
     assert places == sorted(places)
-    for file in content["recipe"]["sources"]:
-        assert file["sha256"] in words
     assert not found.tags["script"]
     assert len(found.labels) == found.tags["svg"] >= 3
     assert all(len(label) > 40 for label in found.labels)

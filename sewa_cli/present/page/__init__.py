@@ -20,6 +20,7 @@ from sewa_cli import __version__
 from sewa_cli.present import view_of
 from sewa_cli.present.charts import MOST_POINTS, Chart
 from sewa_cli.present.page.again import again, when
+from sewa_cli.present.view import Section
 from sewa_cli.report.part import to_json
 from sewa_cli.text import number, shown
 
@@ -52,12 +53,13 @@ def has_pictures() -> bool:
 def _render(report: Head, name: str | None, prefix: str) -> str:
     view = view_of(report)
     names = iter(range(1000))
+    sections = view.sections or [Section("In numbers", view.tables)]
     text = (
         _environment()
         .get_template("page.html")
         .render(
             view=view,
-            sections=[*view.sections, again(report, name)],
+            sections=[*sections, again(report, name)],
             about=f"sewa {report.kind}, {when(report)}",
             report=report,
             prefix=prefix,

@@ -35,18 +35,6 @@ def again(report: Head, name: str | None) -> Section:
     if files:
         rows: Rows = [{"file": one.path, "bytes": one.size, "SHA-256": one.sha256} for one in files]
         parts.append(Table("What was written", rows, is_folded=len(rows) > 4))
-    if recipe is not None:
-        sources: Rows = [
-            {
-                "step": one.step,
-                "weight": one.coefficient,
-                "bytes": one.size,
-                "file": one.path,
-                "SHA-256": one.sha256,
-            }
-            for one in recipe.sources
-        ]
-        parts.append(Table(f"The {len(sources)} files that went into it", sources, is_folded=True))
     settings: Rows = [
         {"setting": key, "value": json.dumps(value, ensure_ascii=False)}
         for key, value in report.config.items()

@@ -115,9 +115,13 @@ def _reason(report: Comparison) -> str:
     if report.verdict == "winner":
         return f"{has}, and nothing ties with it"
     if report.verdict == "too few":
-        return f"{has}; too few {report.unit or 'rows'} for a confidence interval"
+        return f"{has}; too few {_unit(report)} for a confidence interval"
     ties = sum(row.mark == "tie" for row in report.rows)
     return f"{has}, but {ties} of the other {others} tie with it"
+
+
+def _unit(report: Comparison) -> str:
+    return "examples" if report.unit in (None, "rows") else report.unit
 
 
 def _headline(report: Comparison) -> str:
@@ -131,7 +135,7 @@ def _headline(report: Comparison) -> str:
 def _meaning(report: Comparison) -> str:
     return (
         f"★ has the {_measure(report)}; = ties with it, by a paired bootstrap over "
-        f"{report.unit or 'rows'} that holds for all pairs at once; bars are each row's own "
+        f"{_unit(report)} that holds for all pairs at once; bars are each row's own "
         "interval, and overlap even if the difference is significant"
     )
 
@@ -228,9 +232,7 @@ def _chart(report: Comparison) -> Chart:
     ]
     what = "loss" if report.judged is None else report.judged.metric
     label = f"held-out {what}" if is_held else "selection loss (nothing held out)"
-    few = (
-        "" if len(known) <= MOST_ROWS else f" The best {MOST_ROWS} of {len(known)} rows are drawn."
-    )
+    few = f" The best {MOST_ROWS} rows are drawn." if len(known) > MOST_ROWS else ""
     return Chart(
         f"{what.capitalize()} of each method, the best first",
         f"A row for each method at each K, with its 95 % interval. {verdict(report)}.{few}",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from sewa_cli.present.charts import Chart, Dots, rows_panel
 from sewa_cli.present.parts import section
-from sewa_cli.present.view import Cell, Picture, Rows, Table, View, metrics_of
+from sewa_cli.present.view import Cell, Picture, Rows, Table, View, metrics_of, titled
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def view(report: Evaluation) -> View:
             caveat += f"; the second is {others[0].path} with {second}"
             caveat += "; `sewa compare` says whether such a difference is significant"
     rows: Rows = [_cells(report, file) for file in report.files]
-    seen: Rows = [{_TITLES.get(key, key): cell for key, cell in row.items()} for row in rows]
+    seen = titled(rows, _TITLES)
     marks = ["best" if ranked and file is ranked[0] else None for file in report.files]
     table = Table("Losses and metrics", seen, len(rows) > 60, marks)
     chart = _chart(report, ranked)

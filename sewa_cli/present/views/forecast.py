@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.parts import section
 from sewa_cli.present.view import Facts, Rows, Table, View
 from sewa_cli.text import duration, size
 
@@ -44,7 +43,6 @@ def view(report: Forecast) -> View:
         says=said,
         rows=rows,
         tables=[facts, stages],
-        sections=section("In numbers", facts, stages),
     )
 
 

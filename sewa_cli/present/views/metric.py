@@ -24,6 +24,7 @@ from sewa_cli.present.view import (
     View,
     Words,
     metrics_of,
+    titled,
 )
 from sewa_cli.present.words import and_last, difference, than_last, upper, wrote
 from sewa_cli.text import few, number, with_K
@@ -235,35 +236,33 @@ def effort(found: Contest) -> str:
 
 def _rows(found: Contest) -> tuple[Rows, Rows]:
     """Return the scores next to each other: for programs, and for people."""
+    has_failed = any(scores.failed for scores in found.scores.values())
+    is_held, metric = found.heldout_parts is not None, found.metric
+    columns = {
+        f"selection_{metric}": f"{metric} to choose by",
+        "parts": "of parts",
+        f"heldout_{metric}": f"held-out {metric} ({found.heldout_used})" if is_held else None,
+        "low": "95 % CI" if is_held else None,
+        "high": None,
+        "failed": "failed" if has_failed else None,
+    }
     rows: Rows = []
     seen: Rows = []
-    has_failed = any(scores.failed for scores in found.scores.values())
     for name, scores in found.scores.items():
         ends = scores.interval
-        line: dict[str, Cell] = {
+        row: dict[str, Cell] = {
             "average": name,
-            f"selection_{found.metric}": scores.selection,
+            f"selection_{metric}": scores.selection,
             "parts": scores.selection_parts,
-            f"heldout_{found.metric}": scores.heldout,
+            f"heldout_{metric}": scores.heldout,
             "low": ends.low if ends else None,
             "high": ends.high if ends else None,
             "failed": scores.failed,
         }
-        rows.append({**line, **metrics_of(scores.others, line)})
-        row: dict[str, Cell] = {
-            "average": f"{name}{_roles(name, found)}",
-            f"{found.metric} to choose by": scores.selection,
-            "of parts": scores.selection_parts,
-        }
-        if found.heldout_parts is not None:
-            row[f"held-out {found.metric} ({found.heldout_used})"] = scores.heldout
-            row["95 % CI"] = (
-                "" if ends is None else f"{number(ends.low, 4)} .. {number(ends.high, 4)}"
-            )
-        if has_failed:
-            row["failed"] = scores.failed
-        seen.append({**row, **metrics_of(scores.others, row)})
-    return rows, seen
+        rows.append({**row, **metrics_of(scores.others, {*row, *columns.values()})})
+        range_of = "" if ends is None else f"{number(ends.low, 4)} .. {number(ends.high, 4)}"
+        seen.append({**rows[-1], "average": f"{name}{_roles(name, found)}", "low": range_of})
+    return rows, titled(seen, columns)
 
 
 def _roles(name: str, found: Contest) -> str:

@@ -24,7 +24,17 @@ from sewa_cli.present.parts import (
     weights_chart,
     weights_section,
 )
-from sewa_cli.present.view import Cell, Picture, Rows, Section, Table, View, Words, metrics_of
+from sewa_cli.present.view import (
+    Cell,
+    Picture,
+    Rows,
+    Section,
+    Table,
+    View,
+    Words,
+    metrics_of,
+    titled,
+)
 from sewa_cli.present.words import (
     and_last,
     describe_lora,
@@ -259,25 +269,23 @@ def _rows(report: Report) -> tuple[Rows, Rows]:
             expects[best] = report.expected.loss + report.expected.by
         own = report.instead_of or report.written
         expects[own] = report.expected.loss
-    selection = examples(report.selection_rows, report.selection_groups)
+    selection, held = examples(report.selection_rows, report.selection_groups), None
+    if report.heldout_rows is not None:
+        held = f"held-out loss ({examples(report.heldout_rows, report.heldout_groups)})"
+    columns = {
+        "selection_loss": f"selection loss ({selection})",
+        "expected_loss": "expected loss",
+        "heldout_loss": held,
+    }
     rows: Rows = []
-    seen: Rows = []
     for name, found in compared.items():
-        losses: dict[str, Cell] = {"selection_loss": found.selection_loss}
-        cells: dict[str, Cell] = {
-            "average": titles.get(name, name),
-            f"selection loss ({selection})": found.selection_loss,
-        }
+        row: dict[str, Cell] = {"average": name, "selection_loss": found.selection_loss}
         if expects:
-            losses["expected_loss"] = cells["expected loss"] = expects.get(name)
-        losses["heldout_loss"] = found.heldout_loss
-        if report.heldout_rows is not None:
-            held = examples(report.heldout_rows, report.heldout_groups)
-            cells[f"held-out loss ({held})"] = found.heldout_loss
-        metrics = metrics_of(found.metrics, {*cells, *losses})
-        rows.append({"average": name, **losses, **metrics})
-        seen.append({**cells, **metrics})
-    return rows, seen
+            row["expected_loss"] = expects.get(name)
+        row["heldout_loss"] = found.heldout_loss
+        rows.append({**row, **metrics_of(found.metrics, {*row, *columns.values()})})
+    seen = [{**row, "average": titles.get(str(row["average"]), row["average"])} for row in rows]
+    return rows, titled(seen, columns)
 
 
 def _scores_table(report: Report, seen: Rows) -> Table:
@@ -285,18 +293,12 @@ def _scores_table(report: Report, seen: Rows) -> Table:
     compared = _compared(report)
     losses = {n: s.heldout_loss for n, s in compared.items() if s.heldout_loss is not None}
     lowest = min(losses.values(), default=None)
-    marks = [
-        "best"
-        if name in losses and losses[name] == lowest
-        else "chosen"
-        if name == report.written
-        else None
-        for name in compared
-    ]
-    title = "Losses and metrics"
-    return Table(
-        f"{title}; marked by the lowest held-out loss" if losses else title, seen, False, marks
-    )
+    marks = ["chosen" if name == report.written else None for name in compared]
+    for place, name in enumerate(compared):
+        if name in losses and losses[name] == lowest:
+            marks[place] = "best"
+    marked = "; marked by the lowest held-out loss" if losses else ""
+    return Table(f"Losses and metrics{marked}", seen, False, marks)
 
 
 def _scores_chart(report: Report) -> Chart:

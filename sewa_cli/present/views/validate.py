@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.parts import section
 from sewa_cli.present.view import Cell, Facts, View
 from sewa_cli.report.shared import TaskHead
 from sewa_cli.text import number
@@ -28,7 +27,6 @@ def view(report: Validation) -> View:
         says=[said],
         rows=[row],
         tables=[facts],
-        sections=section("What was found", facts),
     )
 
 

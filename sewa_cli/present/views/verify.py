@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.parts import section
 from sewa_cli.present.view import Rows, Table, View
 from sewa_cli.present.words import upper
 
@@ -26,7 +25,6 @@ def view(report: Verification) -> View:
         says=[said, *not_checked],
         rows=rows,
         tables=[table],
-        sections=section("Each file", table),
     )
 
 
