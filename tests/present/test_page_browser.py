@@ -46,7 +46,7 @@ def written(folder: Path, name: str) -> Path:
     target = folder / f"{name}.html"
     if not target.exists():
         if name == "evil":
-            text = page(report(evil(raw("select"))), EVIL)
+            text = page(report(evil(raw("compare"))), EVIL)
         elif name == "long":
             text = page(report(many_checkpoints()))
         elif name == "rows":
@@ -114,7 +114,8 @@ def test_names_are_text_even_where_they_look_like_scripts(browser: Any, folder: 
 def test_pointing_at_a_checkpoint_says_which_it_is(browser: Any, folder: Path) -> None:
     with Tab(browser, written(folder, "select")) as tab:
         said = tab.ask("""() => {
-            const hint = [...document.querySelectorAll(".hints circle")].at(-1);
+            const hints = [...document.querySelectorAll(".hints circle")];
+            const hint = hints.findLast((one) => one.textContent.startsWith("step"));
             hint.scrollIntoView({block: "center"});
             const box = hint.getBoundingClientRect();
             const x = box.x + box.width / 2, y = box.y + box.height / 2;
