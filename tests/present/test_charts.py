@@ -172,8 +172,7 @@ def test_any_comparison_can_be_drawn_and_read(rows: list[Row], is_held: bool) ->
     assert figure.axes[0].get_xlabel() == what
 
 
-@pytest.mark.parametrize("suffix", [".svg", pytest.param(".png", marks=BREADTH), ".pdf"])
-def test_any_name_can_be_drawn(tmp_path: Path, suffix: str) -> None:
+def test_any_name_can_be_drawn(tmp_path: Path) -> None:
     names = [
         "$x_1$ \\frac",
         "$",
@@ -185,9 +184,9 @@ def test_any_name_can_be_drawn(tmp_path: Path, suffix: str) -> None:
         "_a",
         "模型👩\u200d🔬",
     ]
-    rows = [row(name, None, 0.1 * i) for i, name in enumerate(names, 1)]
-    rows += [row(name, K, 0.1 * i) for i, name in enumerate(names, 1) for K in (3, 9)]
-    save_figure(draw(comparison(rows)), tmp_path / f"p{suffix}")
+    rows = [row(name, K, 0.1 * i) for i, name in enumerate(names, 1) for K in (None, 3)]
+    for suffix in ("svg", "pdf"):
+        save_figure(draw(comparison(rows)), tmp_path / f"p.{suffix}")
 
 
 def test_a_label_keeps_every_letter() -> None:
@@ -240,19 +239,16 @@ def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(
         assert dict(mpl.rcParams) == before
 
 
-@pytest.mark.parametrize("name", ["plot.jpg", "plot", "png", "plot.png.bak"])
-def test_an_unknown_suffix_is_refused_before_any_work(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
-        check_plot(tmp_path / name, force=False)
-
-
-def test_without_matplotlib_the_error_names_what_to_install(
+def test_an_unknown_suffix_and_a_missing_matplotlib_are_refused_before_any_work(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    for name in ("plot.jpg", "plot", "png", "plot.png.bak"):
+        with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
+            check_plot(tmp_path / name, force=False)
     check_plot(tmp_path / "a.png", force=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install matplotlib"):
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
         check_plot(tmp_path / "a.png", force=False)
 
 

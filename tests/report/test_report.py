@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +74,6 @@ def test_apply_gives_the_same_bytes(reported: dict[str, Any], run_dir: Path, sew
     ).read_bytes()
 
 
-@pytest.mark.usefixtures("reported")
-def test_apply_finds_the_checkpoints_of_a_folder_that_was_moved(
-    run_dir: Path, sewa: Sewa, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    moved = tmp_path_factory.mktemp("elsewhere") / "run"
-    shutil.copytree(run_dir, moved)
-    shutil.rmtree(run_dir / "ckpts")
-    ended = sewa("apply", moved / "out.report.json", "-o", "again.safetensors")
-    assert ended.code == 0, ended.err
-    assert (run_dir / "again.safetensors").read_bytes() == (moved / "out.safetensors").read_bytes()
-
-
 @pytest.mark.parametrize("change", ["size", "hash", "gone"])
 def test_apply_refuses_when_an_input_has_changed(
     reported: dict[str, Any], sewa: Sewa, change: str
@@ -102,13 +89,6 @@ def test_apply_refuses_when_an_input_has_changed(
     assert victim.name in ended.error
     assert {"size": "bytes", "hash": "SHA-256", "gone": "gone"}[change] in ended.error
     assert not Path("again.safetensors").exists()
-
-
-@pytest.mark.usefixtures("reported")
-def test_apply_never_overwrites_without_force(sewa: Sewa) -> None:
-    before = Path("sewa.yaml").read_bytes()
-    assert sewa("apply", "out.report.json", "-o", "sewa.yaml").code == 3
-    assert Path("sewa.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["", "{}", "not json", '{"schema_version": 99}'])

@@ -111,9 +111,13 @@ def test_a_tracker_that_fails_is_the_users_code_and_costs_no_result(
         ("nobody", 2, "there are tensorboard, wandb"),
         ("tensorboard", 2, "name a folder"),
         ("tensorboard:task.py", 3, "is not a folder"),
+        ("wandb:a-project", 2, "pip install wandb"),
     ],
 )
-def test_a_tracker_is_refused_before_any_work(sewa: Sewa, asked: str, code: int, why: str) -> None:
+def test_a_tracker_is_refused_before_any_work(
+    monkeypatch: pytest.MonkeyPatch, sewa: Sewa, asked: str, code: int, why: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
     ended = sewa("select", "-o", "out.safetensors", "--log", asked)
     assert ended.code == code
     assert why in ended.error
@@ -127,17 +131,6 @@ def test_the_documented_hook_is_ours_for_weights_and_biases() -> None:
     _, body = example.split("\ndef send(report, where):\n")
     assert len(body.strip().splitlines()) <= 10
     assert inspect.getsource(wandb.send).split("\n", 1)[1] == body
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_without_wandb_it_is_refused_before_any_work(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:a-project")
-    assert ended.code == 2
-    assert "pip install wandb" in ended.error
-    assert not Path("out.safetensors").exists()
 
 
 @pytest.fixture
