@@ -122,7 +122,7 @@ def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     assert (ran / "quality.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_command_that_fails_is_told_in_one_line(setting: Any, tmp_path: Path) -> None:
+def test_a_command_that_fails_is_reported_in_one_line(setting: Any, tmp_path: Path) -> None:
     (tmp_path / "tiny" / "seed-0").mkdir(parents=True)
     job = plan.Job("methods", "none", ("no-such-method",), (2,))
     with pytest.raises(running.Failed, match=r"exit 2: error: methods: .*no-such-method") as told:
@@ -138,9 +138,9 @@ def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
     one = {seed: value + shift for seed, value in enumerate(values)}
     two = dict.fromkeys(one, 0.0)
     found = tables.difference(one, two)
-    said = tables.verdict(found, better=1)
+    message = tables.verdict(found, better=1)
     low, high = found.mean - found.half, found.mean + found.half
-    assert said == ("holds" if low > 0 else "fails" if high < 0 else "ties")
+    assert message == ("holds" if low > 0 else "fails" if high < 0 else "ties")
 
 
 def test_tables_go_into_a_page_at_their_marks_and_again() -> None:

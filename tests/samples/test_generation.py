@@ -49,7 +49,7 @@ def test_a_tiny_run_is_scored_by_what_it_generates(tmp_path: Path) -> None:
     [found] = loaded.scoring.score(model, parts[:1])
     assert found.keys() == {"bleu", "chrf", "exact_match"}
     assert all(0 <= value <= 100 for value in found.values())
-    assert loaded.scoring.score(model, parts[:3])[0] == found  # whatever is beside it
+    assert loaded.scoring.score(model, parts[:3])[0] == found  # whatever else is scored
     batch = next(iter(loaded.selection_data))
     with torch.no_grad():
         assert float(loaded.loss(loaded.predict(model, batch), batch)) > 0

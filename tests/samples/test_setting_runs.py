@@ -77,7 +77,7 @@ def write_images(folder: Path, each: int) -> Path:
 
 
 def write_texts(folder: Path) -> Path:
-    """Reviews of two classes, told apart by one word among others."""
+    """Reviews of two classes, which one word among others shows."""
     folder.mkdir()
     draw = random.Random(0)
     telling = {1: ["bad", "awful", "dull"], 2: ["good", "fine", "lovely"]}

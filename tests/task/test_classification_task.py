@@ -97,7 +97,7 @@ def task_args(run: Path, **others: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"model": "make_net"}, "args.model: must look like package.module:function"),
         ({"x": "images"}, "selection.npz: no array 'images'; there are x, y"),
@@ -107,15 +107,17 @@ def task_args(run: Path, **others: Any) -> dict[str, Any]:
         ({"y": "x"}, "x: must be whole numbers, one per row, found float32 [130, 6]"),
     ],
 )
-def test_wrong_args_are_told_in_one_line(change: dict[str, Any], said: str, run: Path) -> None:
+def test_wrong_args_are_reported_in_one_line(
+    change: dict[str, Any], message: str, run: Path
+) -> None:
     with pytest.raises((ConfigError, TaskError)) as caught:
         load_task("classification", task_args(run) | change)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ({"x": np.zeros((3, 6)), "y": np.zeros(4, dtype=int)}, "3 rows of x, but 4 of y"),
         ({"x": np.zeros((0, 6)), "y": np.zeros(0, dtype=int)}, "x: holds no rows"),
@@ -124,12 +126,14 @@ def test_wrong_args_are_told_in_one_line(change: dict[str, Any], said: str, run:
         ({"x": np.array([{}, 1]), "y": np.array([0, 1])}, "Object arrays cannot be loaded"),
     ],
 )
-def test_bad_arrays_are_told_in_one_line(content: dict[str, Any], said: str, run: Path) -> None:
+def test_bad_arrays_are_reported_in_one_line(
+    content: dict[str, Any], message: str, run: Path
+) -> None:
     for save in (np.savez, np.savez_compressed):
         save(run / "bad.npz", **content)
         with pytest.raises(TaskError) as caught:
             load_task("classification", task_args(run, selection=run / "bad.npz"))
-        assert said in str(caught.value)
+        assert message in str(caught.value)
         assert "\n" not in str(caught.value)
 
 
@@ -247,7 +251,7 @@ def test_a_net_with_batchnorm_on_a_folder_of_images_end_to_end(run: Path, sewa: 
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"size": None}, "args: `size` is missing: images are resized to it"),
         ({"size": [8]}, "args.size: must be a number of pixels, or [height, width], found [8]"),
@@ -256,10 +260,12 @@ def test_a_net_with_batchnorm_on_a_folder_of_images_end_to_end(run: Path, sewa: 
         ({"classes": ["red", "green"]}, "label: 'blue' is not a label; the data has red, green"),
     ],
 )
-def test_wrong_args_for_images_are_told(change: dict[str, Any], said: str, run: Path) -> None:
+def test_wrong_args_for_images_are_reported(
+    change: dict[str, Any], message: str, run: Path
+) -> None:
     args = image_args(run) | change
     if args["size"] is None:
         del args["size"]
     with pytest.raises((ConfigError, TaskError)) as caught:
         load_task("classification", args)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

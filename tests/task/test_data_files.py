@@ -55,7 +55,7 @@ def write_saved(path: Path) -> Path:
 
 
 def write_lines(path: Path) -> Path:
-    """Of a name that promises a list, and with a mark at the beginning."""
+    """Write lines under a name that promises a list, with a byte-order mark."""
     path = path / "rows.json"
     path.write_text("\n".join(json.dumps(row) for row in ROWS), encoding="utf-8-sig")
     return path
@@ -106,7 +106,7 @@ def test_every_format_gives_the_same_rows_in_the_order_asked_for(
     rows = table.take(order, ["text", "label"])
     assert [dict(row.values) for row in rows] == [ROWS[i] for i in order]
     assert all(str(path) in row.where for row in rows)
-    # nothing was written beside the user's data
+    # nothing was written next to the user's data
     assert {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))} == before
 
 
@@ -120,7 +120,7 @@ def test_a_missing_column_is_named_with_those_that_there_are(
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b"", "holds no rows"),
         ("a.csv", b"text,label\n", "holds no rows"),
@@ -139,13 +139,13 @@ def test_a_missing_column_is_named_with_those_that_there_are(
         ("a.xlsx", b"words", "must be a folder or one of .jsonl, .ndjson, .json, .csv, .parquet"),
     ],
 )
-def test_a_bad_file_is_told_in_one_line(
-    name: str, content: bytes, said: str, tmp_path: Path
+def test_a_bad_file_is_reported_in_one_line(
+    name: str, content: bytes, message: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(TaskError) as caught:
         open_table(tmp_path / name)
-    assert str(caught.value).startswith(f"{tmp_path / name}: {said}")
+    assert str(caught.value).startswith(f"{tmp_path / name}: {message}")
     assert "\n" not in str(caught.value)
 
 
@@ -181,7 +181,7 @@ def test_texts_are_files_each_of_them_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "write", "said"),
+    ("missing", "write", "message"),
     [
         ("pyarrow", "write_parquet", "needs pyarrow: pip install pyarrow"),
         ("pyarrow", "write_zst", "needs pyarrow: pip install pyarrow"),
@@ -189,11 +189,11 @@ def test_texts_are_files_each_of_them_one(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_not_installed_is_named(
-    missing: str, write: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    missing: str, write: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = globals()[write](tmp_path)
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         open_table(path)
 
 

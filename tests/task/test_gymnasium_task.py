@@ -185,7 +185,7 @@ def test_continuous_actions_are_clipped_or_stretched_to_the_bounds(
 def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> None:
     several = args | {"model": args["model"].replace("linear", "pair")}
     task = load_task("gymnasium", several | ({} if output is None else {"output": output}))
-    said = {
+    message = {
         None: r"must give one tensor, found a dict of 'logits', 'value', 'both'; .*args\.output",
         "both": r"must give one tensor, found tuple of 2",
         "values": r"args\.output: the model has no output 'values', found a dict of 'logits'",
@@ -194,12 +194,12 @@ def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> No
     if output == "logits":
         assert scores(task, [0, 1]) == scores(load_task("gymnasium", args), [0, 1])
         return
-    with pytest.raises(TaskError, match=said[output]):
+    with pytest.raises(TaskError, match=message[output]):
         scores(task, [0, 1])
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (
             {"env": "CartPool-v1"},
@@ -214,16 +214,16 @@ def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> No
         ({"model": "policies"}, "args.model: must look like"),
     ],
 )
-def test_wrong_args_are_told_in_one_line(
-    args: dict[str, Any], change: dict[str, Any], said: str
+def test_wrong_args_are_reported_in_one_line(
+    args: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SewaError) as caught:
         load_task("gymnasium", args | change)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_does_not_fit_the_environment_is_told(args: dict[str, Any]) -> None:
+def test_a_model_that_does_not_fit_the_environment_is_reported(args: dict[str, Any]) -> None:
     task = load_task("gymnasium", args)
     with pytest.raises(TaskError) as caught:
         scores(task, [0], nn.Linear(3, 2))

@@ -205,7 +205,7 @@ def test_masks_are_15_percent_of_the_words_and_80_10_10(runs: Callable[[str], Pa
     assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.03)
 
 
-def test_limit_and_cut_texts_are_told(runs: Callable[[str], Path]) -> None:
+def test_limit_and_cut_texts_are_reported(runs: Callable[[str], Path]) -> None:
     folder = runs("causal-lm")
     task = load_task("huggingface", args_of(folder, "causal-lm", limit=20, max_length=5))
     notes = "\n".join(task.notes)
@@ -215,7 +215,7 @@ def test_limit_and_cut_texts_are_told(runs: Callable[[str], Path]) -> None:
     assert sum(len(batch["targets"]) for batch in task.selection_data) == 20
 
 
-def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_told(
+def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_noted(
     runs: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = runs("sequence-classification")
@@ -312,7 +312,7 @@ def test_nothing_is_asked_of_the_network_and_no_file_is_written(
 # ---- wrong args and wrong data ------------------------------------------------------------------
 
 
-def test_all_faults_in_args_are_told_together(
+def test_all_faults_in_args_are_reported_together(
     runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
 ) -> None:
     folder = runs("causal-lm")
@@ -338,7 +338,7 @@ def first_fault(args: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"selection": None}, "args: give `selection` (and `heldout`), or `data`"),
         ({"label": "label"}, "args: kind causal-lm has no label"),
@@ -348,17 +348,17 @@ def first_fault(args: dict[str, Any]) -> str:
     ],
 )
 def test_wrong_args_are_one_line_with_their_place(
-    change: dict[str, Any], said: str, runs: Callable[[str], Path]
+    change: dict[str, Any], message: str, runs: Callable[[str], Path]
 ) -> None:
     folder = runs("causal-lm")
     args = args_of(folder, "causal-lm") | change
     if change.get("heldout") == "selection":
         args["heldout"] = folder / "data" / ".." / "data" / "selection.jsonl"
-    assert said in first_fault(args)
+    assert message in first_fault(args)
 
 
 @pytest.mark.parametrize(
-    ("kind", "row", "said"),
+    ("kind", "row", "message"),
     [
         ("causal-lm", {"text": 5}, "rows.jsonl: row 2: text: must be text, found int"),
         ("causal-lm", {"text": "a\ud800b"}, "rows.jsonl: row 2: text: is not valid Unicode"),
@@ -381,21 +381,21 @@ def test_wrong_args_are_one_line_with_their_place(
     ],
 )
 def test_a_wrong_row_is_named(
-    kind: str, row: Any, said: str, runs: Callable[[str], Path], tmp_path: Path
+    kind: str, row: Any, message: str, runs: Callable[[str], Path], tmp_path: Path
 ) -> None:
     folder = runs(kind)
     good = read_rows(folder / "data" / "selection.jsonl")[0]
     write_rows(tmp_path / "rows.jsonl", [good, row, good])
-    assert said in first_fault(args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
+    assert message in first_fault(args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
 
 
 def test_a_missing_or_broken_image_is_named(runs: Callable[[str], Path], tmp_path: Path) -> None:
     folder, kind = runs("image-classification"), "image-classification"
     (tmp_path / "broken.png").write_bytes(b"no image")
-    for name, said in (("none.png", "No such file"), ("broken.png", "is not an image")):
+    for name, message in (("none.png", "No such file"), ("broken.png", "is not an image")):
         write_rows(tmp_path / "rows.jsonl", [{"image": name, "label": "red"}])
         task = load_task("huggingface", args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
-        with pytest.raises(TaskError, match=f"row 1: image: .*{name}: {said}"):
+        with pytest.raises(TaskError, match=f"row 1: image: .*{name}: {message}"):
             list(task.selection_data)
 
 

@@ -188,7 +188,7 @@ def test_a_prompt_may_be_a_chat_whose_answers_do_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"messages": "hello"}, "rows: row 1: messages: must be a list of messages, found str"),
         (
@@ -200,14 +200,14 @@ def test_a_prompt_may_be_a_chat_whose_answers_do_not_count() -> None:
         ({"text": "a"}, "rows: row 1: no column 'messages'; there are text"),
     ],
 )
-def test_a_malformed_chat_is_named(row: dict[str, Any], said: str) -> None:
+def test_a_malformed_chat_is_named(row: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError) as caught:
         Language(with_template(CHAT), 99, pack=False).chats(rows(row), "messages")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_templates_that_cannot_be_used_are_told() -> None:
+def test_templates_that_cannot_be_used_are_reported() -> None:
     chat = rows(
         {
             "messages": [
@@ -219,7 +219,7 @@ def test_templates_that_cannot_be_used_are_told() -> None:
     )
     forgetful = "{% for m in messages %}{% if loop.last or m.role == 'user' %}{{ m.content }} "
     forgetful += "{% endif %}{% endfor %}"
-    for template, said in (
+    for template, message in (
         (
             "{{ raise_exception('no chats') }}",
             "rows: row 1: the chat template refuses it: no chats",
@@ -229,7 +229,7 @@ def test_templates_that_cannot_be_used_are_told() -> None:
     ):
         with pytest.raises(TaskError) as caught:
             Language(with_template(template), 99, pack=False).chats(chat, "messages")
-        assert str(caught.value).startswith(said)
+        assert str(caught.value).startswith(message)
     with pytest.raises(TaskError, match="the tokenizer has no chat template"):
         Language(WORDS, 99, pack=False).chats(chat, "messages")
 
@@ -285,7 +285,7 @@ def test_packed_rows_are_full_and_without_an_end_they_cannot_be(tmp_path: Path) 
         load_task("huggingface", args | {"kind": "sequence-classification"})
 
 
-def test_only_rows_that_lose_tokens_are_told_of(tmp_path: Path) -> None:
+def test_only_rows_that_lose_tokens_are_reported_of(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     config_of("sequence-classification", ["few", "many"]).save_pretrained(folder)
     BRACKETS.save_pretrained(folder)

@@ -116,7 +116,7 @@ def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here: Path, sewa
     assert best["heldout_loss"] == pytest.approx(average["heldout_loss"], rel=1e-5)
 
 
-def test_a_tokenizer_in_the_run_above_is_used_and_told(here: Path, sewa: Sewa) -> None:
+def test_a_tokenizer_in_the_run_above_is_used_and_noted(here: Path, sewa: Sewa) -> None:
     for path in here.glob("run/checkpoint-*/tokenizer*"):
         path.unlink()
     ended = sewa("validate")
@@ -125,13 +125,13 @@ def test_a_tokenizer_in_the_run_above_is_used_and_told(here: Path, sewa: Sewa) -
     tokenizer(brackets=False).save_pretrained("run")
     ended = sewa("validate")
     assert ended.code == 0, ended.err
-    said = " ".join(ended.err.split())
-    assert "model from run/checkpoint-5, tokenizer from run" in said
+    message = " ".join(ended.err.split())
+    assert "model from run/checkpoint-5, tokenizer from run" in message
     ended = sewa("validate", "--set", "args.tokenizer=model", "--set", "args.model=base")
     assert ended.code == 0, ended.err
 
 
-def test_files_without_a_config_are_told(here: Path, sewa: Sewa) -> None:
+def test_files_without_a_config_are_reported(here: Path, sewa: Sewa) -> None:
     (here / "flat").mkdir()
     for step in range(1, 6):
         shutil.copy(f"run/checkpoint-{step}/model.safetensors", f"flat/step-{step}.safetensors")
@@ -141,7 +141,7 @@ def test_files_without_a_config_are_told(here: Path, sewa: Sewa) -> None:
         "args.model: is missing, and there is no config.json in flat, .; name a folder with a "
         "config.json"
     )
-    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # beside them
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # next to them
         shutil.copy(f"run/checkpoint-5/{name}", "flat")
     assert sewa("validate", "flat").code == 0
 
@@ -160,9 +160,9 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
     shown = transformers.utils.logging.is_progress_bar_enabled()
     ended = sewa("select", "lora", "--set", f"lora={mode}", "-o", "best", "--json")
     assert ended.code == 0, ended.err
-    said = " ".join(ended.err.split())
-    assert "adapters on the base model base, tokenizer from lora" in said
-    assert "Loading weights" not in said
+    message = " ".join(ended.err.split())
+    assert "adapters on the base model base, tokenizer from lora" in message
+    assert "Loading weights" not in message
     assert transformers.utils.logging.is_progress_bar_enabled() == shown
     report = json.loads(ended.out)
     adapter = load_file("lora/checkpoint-5/adapter_model.safetensors")
@@ -188,7 +188,7 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
 def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
     here: Path, sewa: Sewa, target: str | None, tied: bool, mode: str
 ) -> None:
-    """Those that are targets, with the weights that these are added to; None: all, on demand."""
+    """Target embeddings are saved with the weights they are added to; None: all of them."""
     with third_party():
         config = transformers.LlamaConfig(**TINY, tie_word_embeddings=tied)
         transformers.LlamaForCausalLM(config).save_pretrained("base")
@@ -281,7 +281,7 @@ def warnings(sewa: Sewa, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "is_told"),
+    ("name", "is_warned"),
     [
         ("train.jsonl", True),
         ("train-00000-of-00001.jsonl", True),
@@ -291,14 +291,14 @@ def warnings(sewa: Sewa, *flags: str) -> list[str]:
     ],
 )
 def test_a_name_that_says_train_is_warned_of(
-    here: Path, sewa: Sewa, name: str, is_told: bool
+    here: Path, sewa: Sewa, name: str, is_warned: bool
 ) -> None:
     path = here / "some" / name
     path.parent.mkdir(parents=True)
     shutil.copy("data/dev.jsonl", path)
     found = warnings(sewa, "--set", f"args.selection=some/{name}")
-    assert len(found) == is_told
-    if is_told:
+    assert len(found) == is_warned
+    if is_warned:
         assert found[0].startswith(
             f"some/{name}: is training data by its name, and used for selection: rows that the "
             "model has seen"

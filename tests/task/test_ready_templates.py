@@ -26,7 +26,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
 
 def shown_in_template(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of `args`: the live keys, and the commented ones."""
+    """Return the live keys of `args`, and the commented ones."""
     template = files("sewa_cli") / "templates" / name / "sewa.yaml"
     text = template.read_text(encoding="utf-8")
     lines = [found[1] for line in text.splitlines() if (found := re.match(r"  # (\w+: .*)$", line))]

@@ -105,7 +105,7 @@ def test_a_loader_is_made_once_and_iterated_over_often() -> None:
 # ---- args ------------------------------------------------------------------------------------
 
 
-def test_every_arg_that_no_function_takes_is_told() -> None:
+def test_every_arg_that_no_function_takes_is_reported() -> None:
     with pytest.raises(ConfigError) as caught:
         task_of({"build_model": lambda width: nn.Linear(3, width)}, width=2, depht=1, see=0)
     assert caught.value.faults == (
@@ -125,14 +125,14 @@ def test_args_reach_the_task_from_yaml_and_set(run_dir: Path, sewa: Sewa) -> Non
     assert "data" in ended.err.splitlines()  # sewa.yaml is here, and so is ./data
 
 
-def test_all_missing_functions_are_told_together() -> None:
+def test_all_missing_functions_are_reported_together() -> None:
     with pytest.raises(TaskError) as caught:
         make_task({"loss": 3}, source="x/task.py", args={})
-    told = str(caught.value).splitlines()
-    assert len(told) == 3
-    assert told[0].startswith("task.py lacks build_model(**args): ")
-    assert told[1].startswith("task.py lacks selection_data(**args): ")
-    assert told[2] == "task.py: loss must be a function"
+    message = str(caught.value).splitlines()
+    assert len(message) == 3
+    assert message[0].startswith("task.py lacks build_model(**args): ")
+    assert message[1].startswith("task.py lacks selection_data(**args): ")
+    assert message[2] == "task.py: loss must be a function"
 
 
 # ---- importing -------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_every_tensor_of_a_nested_batch_moves_and_the_rest_stays() -> None:
 
 
 class Encoding(UserDict[str, Tensor]):
-    """What Hugging Face tokenizers give: a mapping whose keys are attributes, and that moves."""
+    """A tokenizer's output: a mapping whose keys are attributes, and which moves itself."""
 
     def __getattr__(self, name: str) -> Tensor:
         try:

@@ -28,7 +28,7 @@ def report() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_batch_changed_in_place_is_told(sewa: Sewa) -> None:
+def test_a_batch_changed_in_place_is_reported(sewa: Sewa) -> None:
     write_task("def predict(m, b):\n    return m(b[0].mul_(1.5))")
     ended = sewa("select")
     assert ended.code == 4
