@@ -20,6 +20,8 @@ from math import exp, log
 import torch
 from torch import Tensor
 
+from sewa_cli.objective.intervals import student_t
+
 SURE = 100.0  # E from which we speak of a winner: at most one in a hundred is none
 ONE_SIDED = 2.326  # the normal's 99 %
 LARGEST = 700.0  # log E; a float holds no more
@@ -58,8 +60,7 @@ def is_shown(differences: Tensor) -> bool:
         return mean > 0
     t, skew = mean / variance**0.5, float(((d - mean) ** 3).mean()) / variance**1.5
     corrected = t + skew * t**2 / 3 + skew**2 * t**3 / 27 + skew / (6 * n)
-    critical = ONE_SIDED + (ONE_SIDED**3 + ONE_SIDED) / (4 * (n - 1))  # of t, by the normal's
-    return bool(corrected * n**0.5 >= critical)
+    return bool(corrected * n**0.5 >= student_t(ONE_SIDED, n - 1))
 
 
 def parts_needed(differences: Tensor) -> int | None:

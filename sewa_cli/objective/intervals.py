@@ -61,7 +61,9 @@ def compare_rows(
         real = size > 1e-12  # the same average twice has no error
         if real.any():
             largest = torch.maximum(largest, (error.abs() / size)[:, real].max(dim=1).values)
-    critical = _for_few(float(largest.quantile(LEVEL)), n)
+    # resamples of n examples vary too little, by √((n − 1)/n), and their size is itself uncertain:
+    # without this, 18 % of comparisons of 15 equal rows on 20 examples find a difference
+    critical = student_t(float(largest.quantile(LEVEL)), n - 1) * (n / (n - 1)) ** 0.5
     differences = means - means[best] if goal == "min" else means[best] - means
     half = critical * (errors - errors[:, best : best + 1]).std(dim=0)
     return Spread(
@@ -97,17 +99,11 @@ def paired(found: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Unit]:
     return units.means(losses), units.weights, unit if splits else "batches"
 
 
-def _for_few(z: float, n: int) -> float:
-    """A critical value of the normal made one of Student's t with n − 1 degrees of freedom.
-
-    Resamples of n examples vary too little, by √((n − 1)/n), and their size is itself uncertain.
-    Measured: without this, 18 % of comparisons of 15 equal rows on 20 examples find a difference.
-    t by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5).
-    """
-    v = n - 1
+def student_t(z: float, degrees: int) -> float:
+    """Return the quantile of Student's t for one of the normal (Abramowitz and Stegun 26.7.5)."""
+    v = degrees
     t = z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
-    t += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
-    return float(t * (n / v) ** 0.5)
+    return t + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
 
 
 def _resample(losses: Tensor, weights: Tensor, seed: int, samples: int) -> Tensor:

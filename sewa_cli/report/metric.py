@@ -105,9 +105,6 @@ class Contest(Part):
     unspent: str | None = Field(None, description="why evaluations of the budget are left")
     leader: str = Field(description="the best on the parts to choose by")
     asked: int | None = Field(None, description="averages that were asked on any part")
-    met: int | None = Field(
-        None, description="averages that were asked on a part that the incumbent was asked on"
-    )
     confirmed: bool | None = Field(
         description="whether the leader was shown to be better than the incumbent, by parts that "
         "had no say in its lead too; null: parts are too few to show anything"

@@ -121,7 +121,6 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
         unspent=outcome.unspent,
         leader=outcome.leader.label,
         asked=sum(bool(board.parts_of(average)) for average in board.found),
-        met=_count_compared(metric, outcome),
         confirmed=outcome.confirmed,
         evidence=outcome.evidence,
         ahead=finite(outcome.ahead),
@@ -252,15 +251,6 @@ def _rival(outcome: Outcome) -> str | None:
     if outcome.leader.average != outcome.taken.average:
         return outcome.leader.label
     return None if outcome.baseline is None else outcome.baseline.label
-
-
-def _count_compared(metric: Metric, outcome: Outcome) -> int:
-    """Count the averages that were asked on a part that the incumbent was asked on."""
-    board, own = metric.board, outcome.incumbent.average
-    parts = {*board.parts_of(own)}
-    return sum(
-        not parts.isdisjoint(board.parts_of(average)) for average in board.found if average != own
-    )
 
 
 def _entry(outcome: Outcome, entry: Entry, written: str) -> Entry:

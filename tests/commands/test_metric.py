@@ -223,7 +223,7 @@ def test_an_incumbent_is_paired_with_the_best_baseline(sewa: Sewa, task: Path) -
     task.write_text(f"{HEAD}\ndef score(model, part): return -float((weights(model)-MEAN).norm())")
     contest = contest_of(sewa("select", "--budget", 300))
     assert contest["leader"] == contest["incumbent"] == "uniform"
-    assert contest["met"] > 20
+    assert contest["asked"] > 20
     others = {name for name in family(12) if name != ("uniform", None)}
     simple = [e for e in contest["entries"] if (e["name"], e["K"]) in others]
     most = max(entry["parts"] for entry in simple)

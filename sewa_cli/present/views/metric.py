@@ -171,15 +171,11 @@ def _nothing_compared(written: str) -> str:
 
 
 def _no_leader(found: Contest, written: str) -> str:
-    met = found.met or 0
-    if met == 0 and (found.asked or 0) <= 1:
+    others = (found.asked or 1) - 1
+    if others == 0:
         return _nothing_compared(written)
-    if met == 0:
-        return f"kept `{written}`: a search among {found.asked:,} averages found no better one"
-    others = "the other average that was" if met == 1 else f"none of {met:,} other averages"
-    if met == 1:
-        return f"kept `{written}`: {others} evaluated on the same parts was not better"
-    return f"kept `{written}`: {others} was better on the same parts"
+    who = "the other average was not" if others == 1 else f"none of {others:,} other averages was"
+    return f"kept `{written}`: {who} better"
 
 
 def _failed(found: Contest) -> list[str]:
