@@ -131,6 +131,17 @@ def test_the_core_knows_no_file_and_no_config() -> None:
     assert not outside
 
 
+def test_the_core_is_given_its_ranks() -> None:
+    """One process or several: nothing in the core asks the environment."""
+    asking = [
+        str(path)
+        for path, package, _ in sources()
+        if package in {*CORE, "session", "scores", "comparison"}
+        if "ranks.here()" in (PACKAGE / path).read_text()
+    ]
+    assert asking == ["session/session.py"]  # where a session is opened
+
+
 def test_help_does_not_import_torch() -> None:
     code = (
         "import sys; from sewa_cli.cli import main;"
