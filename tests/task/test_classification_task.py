@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from sewa_cli.callbacks import save_weights
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
-from sewa_cli.task.ready.arrays import open_arrays
 
 NET = """
 from torch import nn
@@ -135,19 +134,6 @@ def test_bad_arrays_are_reported_in_one_line(
             load_task("classification", task_args(run, selection=run / "bad.npz"))
         assert message in str(caught.value)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("order", ["C", "F"])
-def test_plain_npz_files_are_mapped_and_compressed_ones_read(tmp_path: Path, order: Any) -> None:
-    content: dict[str, Any] = {"x": np.asarray(arrays(0)["x"], order=order), "y": arrays(0)["y"]}
-    for save, mapped in ((np.savez, True), (np.savez_compressed, False)):
-        save(tmp_path / "a.npz", **content)
-        for array, expected in zip(
-            open_arrays(tmp_path / "a.npz", "x", "y"), content.values(), strict=True
-        ):
-            assert np.array_equal(array, expected)
-            assert array.dtype == expected.dtype
-            assert isinstance(array, np.memmap) is mapped
 
 
 def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
@@ -269,3 +255,11 @@ def test_wrong_args_for_images_are_reported(
     with pytest.raises((ConfigError, TaskError)) as caught:
         load_task("classification", args)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"no zip", b"\x93NUMPY\x01\x00"])
+def test_a_file_that_is_no_npz_is_one_line(run: Path, content: bytes) -> None:
+    (run / "bad.npz").write_bytes(content)
+    with pytest.raises(TaskError, match=r"bad\.npz: cannot be read as \.npz") as caught:
+        load_task("classification", task_args(run, selection=run / "bad.npz"))
+    assert "\n" not in str(caught.value)

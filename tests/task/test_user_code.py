@@ -88,18 +88,6 @@ def test_a_metrics_name_is_shown_as_it_is(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_float8_checkpoints_are_averaged_in_float32(sewa: Sewa) -> None:
-    for path in Path("ckpts").iterdir():
-        save_file({n: t.to(torch.float8_e4m3fn) for n, t in load_file(path).items()}, path)
-    ended = sewa("select")
-    assert ended.code == 0, ended.err
-    sources = [load_file(path) for path in ended.out.split()]
-    for name, tensor in load_file("averaged.safetensors").items():
-        mean = torch.stack([s[name].float() for s in sources]).mean(0)
-        assert torch.equal(tensor.float(), mean.to(torch.float8_e4m3fn).float())
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_when_nobody_reads_stderr_the_work_is_still_done() -> None:
     write_task("def metrics(m):\n    print('x' * 100, flush=True)\n    return {'a': 1}")
     ended = shell("sewa select -v -o out.safetensors 2> >(head -1 > /dev/null) | wc -l")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -184,7 +183,7 @@ def _csv(path: Path) -> Table:
     """Open a file with a header line; all values are text."""
 
     def read() -> Iterator[tuple[str, Any]]:
-        csv.field_size_limit(sys.maxsize)  # a text may be long
+        csv.field_size_limit(2**31 - 1)  # a text may be long
         with _opened(path) as file:
             for number, values in enumerate(csv.DictReader(file), 1):
                 yield f"{path}: row {number}", values
