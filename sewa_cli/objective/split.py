@@ -46,7 +46,8 @@ def keep_aside(
     kept = round(share * units)
     if not 0 < kept < units:
         raise TaskError(f"--guard {share}: cannot keep {kept} of {units} selection {what} aside")
-    [drawn] = draw_rows([units], kept, seed)
+    drawn = torch.zeros(units, dtype=torch.bool)
+    drawn[torch.randperm(units, generator=torch.Generator().manual_seed(seed))[:kept]] = True
     aside = torch.split(drawn[of], counts)
     total, kept = sum(counts), int(drawn[of].sum())
     parts = list(zip(batches, counts, aside, strict=True))
@@ -59,12 +60,3 @@ def keep_aside(
     if (sum(map(rows, selection)), sum(map(rows, heldout))) != (total - kept, kept):
         raise TaskError("--guard: the selection batches do not split into rows")
     return selection, heldout
-
-
-def draw_rows(counts: list[int], n: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """Which rows of each batch are among n of all, drawn at random: a bool for each."""
-    total = sum(counts)
-    drawn = torch.zeros(total, dtype=torch.bool)
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    drawn[order[:n]] = True
-    return torch.split(drawn, counts)

@@ -138,7 +138,7 @@ class Geometry:
 
 
 def expect(times: Sequence[float]) -> dict[Way, Signs]:
-    """What three simple ways of moving would show at these times, in many dimensions.
+    """Return the signs of three simple ways of moving at these times, in many dimensions.
 
     line    w_i = w_0 + v t_i
     walk    w_{i+1} = w_i + independent noise, of variance t_{i+1} − t_i
@@ -165,7 +165,7 @@ def expect(times: Sequence[float]) -> dict[Way, Signs]:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """As float32, like `select`: a float64 that overflows it could not be averaged either."""
+    """Return whether a tensor is finite as float32, like `select` looks at it."""
     wide = tensor.to(torch.float32)
     # a finite sum has finite parts; only another one asks for a look at each (50 times slower)
     return bool(wide.sum().isfinite()) or bool(wide.isfinite().all())
