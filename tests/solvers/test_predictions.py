@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from helpers.linear_problems import (
     random_problem,
     squared,
 )
+from helpers.tiny import Sewa
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -155,27 +159,45 @@ def test_outputs_that_cannot_be_predicted_are_refused(
 
 WORDS, K = 300, 8
 KEEP = {"largest": 8, "samples": 8}
+LANGUAGE = f"""
+import torch
+from torch import nn
+from torch.nn import functional as F
 
+def build_model():
+    return nn.Sequential(nn.Embedding({WORDS}, 12), nn.Tanh(), nn.Linear(12, {WORDS}))
 
-def language(seed: int, rows: int = 40) -> list[dict[str, Tensor]]:
+def data(seed, rows=40):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randint(WORDS, (rows, 9), generator=generator)
+    x = torch.randint({WORDS}, (rows, 9), generator=generator)
     for i in range(1, 9):  # each word mostly tells the next
         step = (torch.rand(rows, generator=generator) * 3).long()
-        likely = (7 * x[:, i - 1] + 1 + step) % WORDS
+        likely = (7 * x[:, i - 1] + 1 + step) % {WORDS}
         x[:, i] = torch.where(torch.rand(rows, generator=generator) < 0.8, likely, x[:, i])
     y = x[:, 1:].clone()
     y[::7, 5:] = -100
     y[3] = -100  # an example without any target
-    return [{"x": a, "labels": b} for a, b in zip(x[:, :-1].split(8), y.split(8), strict=True)]
+    return [{{"x": a, "labels": b}} for a, b in zip(x[:, :-1].split(8), y.split(8))]
 
+def selection_data():
+    return data(1)
 
-def entropy(outputs: Tensor, batch: Any) -> Tensor:
+def predict(model, batch):
+    return model(batch["x"])
+
+def loss(outputs, batch):
     return F.cross_entropy(outputs.flatten(0, 1), batch["labels"].flatten())
 
+def targets(batch):
+    return batch["labels"]
+"""
 
-def network() -> nn.Module:
-    return nn.Sequential(nn.Embedding(WORDS, 12), nn.Tanh(), nn.Linear(12, WORDS))
+
+@cache
+def task() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    exec(LANGUAGE, found)
+    return found
 
 
 @cache
@@ -183,13 +205,13 @@ def trained() -> Tensor:
     """A real run [K, P], at a rate at which it still jumps about."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = network()
+        model = task()["build_model"]()
     adam = torch.optim.Adam(model.parameters(), lr=0.02)
     found = []
     for step in range(1, 10 * K + 101):
-        batch = language(100 + step, 64)[step % 8]
+        batch = task()["data"](100 + step, 64)[step % 8]
         adam.zero_grad()
-        backward(entropy(model(batch["x"]), batch))
+        backward(task()["loss"](model(batch["x"]), batch))
         adam.step()
         if step > 100 and step % 10 == 0:
             found.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
@@ -197,14 +219,11 @@ def trained() -> Tensor:
 
 
 def language_problem(digest: bool) -> Problem:
-    model = FlatModel(network(), torch.device("cpu"))
-
-    def predict(module: nn.Module, batch: Any) -> Tensor:
-        found: Tensor = module(batch["x"])
-        return found
-
-    classes = Classes(predict, entropy, lambda batch: (batch["labels"], None)) if digest else None
-    objective = Objective(model, predict, entropy, backward, language(1), classes=classes)
+    model = FlatModel(task()["build_model"](), torch.device("cpu"))
+    predict, loss = task()["predict"], task()["loss"]
+    classes = Classes(predict, loss, lambda batch: (batch["labels"], None)) if digest else None
+    data = task()["selection_data"]()
+    objective = Objective(model, predict, loss, backward, data, classes=classes)
     return Problem(objective, Dense(trained(), model.layout), 10**9, 0, Events())
 
 
@@ -230,3 +249,24 @@ def test_a_digests_gradient_is_that_of_its_loss() -> None:
     direction[0], direction[5] = 1, -1
     slopes = (found.means(C + 0.01 * direction) - found.means(C - 0.01 * direction)) / 0.02
     torch.testing.assert_close(gradients @ direction, slopes, rtol=1e-2, atol=1e-4)
+
+
+def test_a_task_with_targets_chooses_by_a_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("task.py").write_text(LANGUAGE)
+    model = FlatModel(task()["build_model"](), torch.device("cpu"))
+    for step, row in enumerate(trained()):
+        model.set(row)
+        state = {name: x.detach().clone() for name, x in model.module.state_dict().items()}
+        save_file(state, f"step-{step}.safetensors")
+    flags = "--set", "aggregate.largest=8", "--set", "aggregate.samples=8"
+    ended = sewa("select", ".", "--task", "task.py", "--device", "cpu", "--json", *flags)
+    assert ended.code == 0, ended.err
+    report = json.loads(ended.out)
+    count = sum(int((batch["labels"] >= 0).sum()) for batch in task()["selection_data"]())
+    assert report["details"]["cache"]["numbers"] == 17 * count
+    assert abs(report["details"]["surrogate_error"]) < 0.01 * report["average"]["selection_loss"]
+    baselines = [one["selection_loss"] for one in report["simple"]]
+    assert report["average"]["selection_loss"] <= min(baselines)
