@@ -143,20 +143,6 @@ def test_a_new_lightning_run_is_refused_and_a_resumed_one_goes_on(tmp_path: Path
 
 
 @pytest.mark.breadth
-def test_a_lightning_run_without_an_end_needs_start_0(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="the number of steps is not known in advance"):
-        fit(
-            save_for_sewa(tmp_path / "a"),
-            tmp_path,
-            lit(),
-            max_epochs=-1,
-            max_time="00:00:00:01",
-        )
-    with pytest.raises(ValueError, match="the LightningModule has no such part"):
-        fit(save_for_sewa(tmp_path / "a", part="model"), tmp_path, lit(), max_steps=2)
-
-
-@pytest.mark.breadth
 def test_one_callback_does_not_import_what_another_needs() -> None:
     """What is None in sys.modules cannot be imported. In one process, from the strictest on."""
     code = "import sys\n"

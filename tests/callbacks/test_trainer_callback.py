@@ -125,32 +125,6 @@ def test_sewa_selects_from_what_a_trainer_left_and_reports_the_naive_loss(
 
 
 @pytest.mark.breadth
-def test_an_averaged_file_loads_with_from_pretrained(
-    trained: Path, sewa: Sewa, tmp_path: Path
-) -> None:
-    from transformers import AutoModelForCausalLM
-
-    folder = tmp_path / "final"
-    folder.mkdir()
-    (folder / "config.json").write_bytes((trained / "model" / "config.json").read_bytes())
-    output = folder / "model.safetensors"
-    assert sewa("select", "--config", trained / "sewa.yaml", "-o", output).code == 0
-    for file in (output, trained / "ckpts" / "step-20.safetensors"):
-        content = file.read_bytes()
-        output.write_bytes(content)
-        model = AutoModelForCausalLM.from_pretrained(folder)
-        assert torch.equal(model.lm_head.weight, load_file(file)["transformer.wte.weight"])
-
-
-@pytest.mark.breadth
-def test_a_new_run_does_not_mix_with_an_older_one(trained: Path) -> None:
-    before = {path: path.read_bytes() for path in (trained / "ckpts").iterdir()}
-    with pytest.raises(FileExistsError, match="holds 6 checkpoints of an earlier run"):
-        trainer(trained, trained / "ckpts", trained / "out", every=2).train()
-    assert {path: path.read_bytes() for path in (trained / "ckpts").iterdir()} == before
-
-
-@pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
 def test_a_resumed_run_goes_on_where_it_was_and_replaces_its_own_later_steps(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -3,59 +3,29 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from helpers.frozen import Frozen
 from helpers.tiny import Sewa
 from helpers.trainers import (
     LANGUAGE,
     heldout_loss,
     third_party,
-    train_with_transformers,
-    write_task,
 )
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 pytest.importorskip("peft")
 
-TASK = (
-    LANGUAGE.replace("def build_model", "def build_base")
-    + """
-from pathlib import Path
-from peft import LoraConfig, get_peft_model
-
-def build_model():
-    base = LlamaForCausalLM.from_pretrained(Path(__file__).parent / "base")
-    return get_peft_model(base, LoraConfig(
-        r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
-"""
-)
-
-
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ModuleType]:
-    folder = tmp_path_factory.mktemp("lora")
-    task = write_task(folder, TASK)
-    with third_party():
-        task.build_base().save_pretrained(folder / "base")
-        train_with_transformers(task.build_model(), task.examples(), folder / "run")
-    return folder, task
-
 
 @pytest.fixture
-def task(
-    trained: tuple[Path, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> ModuleType:
-    """A copy of the run in the working directory."""
-    shutil.copytree(trained[0], tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    return trained[1]
+def task(frozen: Frozen) -> ModuleType:
+    """The task of a copy of the run in the working directory."""
+    return frozen("peft").task
 
 
 SELECT = ["select", "run", "--task", "task.py", "--K", 3, "--set", "gumbel.iterations=6", "--json"]

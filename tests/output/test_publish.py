@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import errno
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from helpers.tiny import Sewa, train_tiny
 
 from sewa_cli import publish as publishing
-from sewa_cli.publish import locked, new_file, publish, sync, temporary
+from sewa_cli.publish import new_file, publish, sync, temporary
 
 Lacks = Callable[[str], None]
 OURS = f".sewa-{publishing._HOST}-01234567"
@@ -84,88 +80,6 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path, lacks: Lacks, la
         with pytest.raises(FileExistsError):
             writer(tmp_path / "out", b"ours")
     assert contents(tmp_path) == {"out": b"", "out/inside": b"theirs"}
-
-
-class Killed(BaseException):
-    """The process ends here: from now on nothing changes on the disk."""
-
-
-def kill_at(patch: pytest.MonkeyPatch, nth: int) -> list[str]:
-    """Make the n-th call that changes a folder, and all after it, raise and do nothing else."""
-    calls: list[str] = []
-
-    def counted(name: str, real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **options: object) -> object:
-            calls.append(name)
-            if len(calls) > nth:
-                raise Killed
-            return real(*args, **options)
-
-        return call
-
-    for name in ("mkdir", "rename", "replace", "unlink", "rmdir"):
-        patch.setattr(os, name, counted(name, getattr(os, name)))
-    patch.setattr(publishing, "_exchange", counted("renameat2", publishing._exchange))
-    patch.setattr(Path, "touch", counted("touch", Path.touch))
-    return calls
-
-
-@pytest.mark.parametrize("form", ["file", "folder"])
-def test_a_kill_at_any_step_leaves_the_old_output_or_the_new_one_and_no_wrong_report(
-    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, form: str
-) -> None:
-    """tests/faults does the same with whole processes."""
-    train_tiny(tmp_path / "ckpts", k=2)
-    out, is_file = tmp_path / "out", form == "file"
-    out.mkdir()
-    monkeypatch.chdir(tmp_path)
-    report = "out/a.report.json" if is_file else "out/a/sewa.report.json"
-    output = ["-o", "out/a.safetensors"] if is_file else ["-o", "out/a", "--shard-size", "450"]
-    new = ["average", "ckpts", *output, "--report", report, "--force"]
-    assert sewa(*new).code == 0
-    after = weights(out)
-    assert sewa(*new, "--method", "last").code == 0
-    before = weights(out)
-    shutil.copytree(out, "older")
-    found = set()
-    for nth in range(100):
-        with monkeypatch.context() as patch, suppress(Killed):
-            calls = kill_at(patch, nth)
-            sewa(*new)
-        is_new, has_report = weights(out) == after, Path(report).exists()
-        assert is_new or weights(out) == before, calls
-        assert not has_report or sewa("verify", report, "--output-only").code == 0, calls
-        found.add((is_new, has_report))
-        if len(calls) <= nth:
-            break
-        for path in [path for path in out.iterdir() if not path.name.startswith(".sewa-")]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        shutil.copytree("older", out, dirs_exist_ok=True)
-    alone = {(False, False), (True, False)} if is_file else set()
-    assert found == {(False, True), (True, True), *alone}
-    assert not [name for name in contents(out) if name.startswith(".sewa-")]
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    found = contents(folder)
-    return {name: data for name, data in found.items() if re.match(r"a\b.*safetensors", name)}
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, RuntimeError])
-def test_an_exception_in_mid_write_leaves_nothing_and_keeps_what_was_there(
-    tmp_path: Path, kind: type[BaseException]
-) -> None:
-    (tmp_path / "out").write_bytes(b"old")
-
-    def interrupted() -> None:
-        with temporary(tmp_path, is_folder=True) as made, new_file(tmp_path / "out") as file:
-            (made / "inside").write_bytes(b"half")
-            file.write(b"half")
-            raise kind
-
-    with pytest.raises(kind):
-        interrupted()
-    assert contents(tmp_path) == {"out": b"old"}
 
 
 def test_without_exchange_a_failing_rename_puts_the_old_folder_back(
@@ -255,28 +169,3 @@ def test_what_only_looks_like_a_leftover_is_left_alone(tmp_path: Path) -> None:
     before = contents(tmp_path)
     write(tmp_path / "out", b"new")
     assert contents(tmp_path) == before | {"out": b"new"}
-
-
-def test_who_waits_for_a_lock_can_be_interrupted(tmp_path: Path) -> None:
-    program = (
-        "import sys, pathlib\nfrom sewa_cli.publish import locked\n"
-        "print('waiting', flush=True)\n"
-        "with locked(pathlib.Path(sys.argv[1])):\n    print('in', flush=True)\n"
-    )
-    with (
-        locked(tmp_path),
-        subprocess.Popen(
-            [sys.executable, "-c", program, tmp_path],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.2)
-        process.send_signal(2)
-        out, err = process.communicate(timeout=20)
-    assert out == ""
-    assert "KeyboardInterrupt" in err

@@ -6,8 +6,6 @@ import base64
 import json
 import os
 from collections.abc import Callable
-from copy import deepcopy
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.tiny import Sewa, train_tiny
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from sewa_cli.checkpoints import Checkpoint, Reads, open_checkpoint
@@ -50,20 +46,6 @@ def test_what_has_no_weight_is_dropped_and_the_rest_goes_by_step(run: list[Check
         "sewa_steps": "20,40",
         "sewa_coefficients": "0.75,0.25",
     }
-
-
-def test_an_average_is_frozen_and_changes_are_new_ones(run: list[Checkpoint]) -> None:
-    average = Average.of(run, [0.25] * 4, {"model.bias": "0.bias", "n": "count"}, method="uniform")
-    with pytest.raises(FrozenInstanceError):
-        average.dtype = "float16"  # type: ignore[misc]
-    bias = np.ones(run[0].tensors["0.bias"].shape, np.float32)
-    changed = average.with_statistics({"model.bias": bias})
-    assert not average.replaced
-    assert torch.equal(dict(changed.tensors())["model.bias"], torch.from_numpy(bias))
-    assert changed.as_written("file") is changed
-    theirs = changed.as_written("folder")
-    assert theirs.names == {name: name for name in run[0].tensors}
-    assert theirs.replaced.keys() == {"0.bias"}
 
 
 def test_an_average_comes_back_from_its_recipe(run: list[Checkpoint], tmp_path: Path) -> None:
@@ -122,53 +104,29 @@ def renamed(name: str) -> Callable[[dict[str, Any]], object]:
     return lambda recipe: recipe["tensors"].update({name: recipe["tensors"].pop("0.bias")})
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 @pytest.mark.parametrize(
     ("edit", "field"),
     [
         (source(coefficient=5.0), "recipe.sources: the coefficients sum to 5.66667"),
-        (source(coefficient=0.0), "recipe.sources: the coefficients sum to 0.666667"),
-        (source(coefficient=NAN), "recipe.sources.1.coefficient: "),
-        (source(coefficient=INF), "recipe.sources.1.coefficient: "),
-        (source(coefficient=1e308), "recipe.sources: the coefficients sum to 1e+308"),
-        (source(coefficient="a third"), "recipe.sources.1.coefficient: "),
+        (source(coefficient=float("nan")), "recipe.sources.1.coefficient: "),
         (source(size=-1), "recipe.sources.1.size: "),
-        (source(size=10**400), "recipe.sources.1.size: "),
-        (source(size=1.5), "recipe.sources.1.size: "),
-        (source(sha256="0" * 63), "recipe.sources.1.sha256: "),
         (source(sha256="Z" * 64), "recipe.sources.1.sha256: "),
-        (source(path=""), "recipe.sources.1.path: "),
-        (source(path="x" * 5000), "recipe.sources.1.path: "),
         (source(path="x" * 300), "is gone"),
         (source(path="a\0b"), "is gone"),
         (source(path="."), "its weights are gone"),
-        (source(more=1), "recipe.sources.1.more: "),
         (recipe(sources=[]), "recipe.sources: "),
         (recipe(tensors={}), "recipe.tensors: "),
         (renamed("__metadata__"), "recipe.tensors: a tensor cannot be called __metadata__"),
         (tensors(another="0.bias"), "recipe.tensors: 0.bias is written 2 times"),
         (tensors(another="lost"), "lost: no such tensor"),
-        (tensors(another=None), "recipe.tensors.another: "),
-        (recipe(metadata={"format": 1}), "recipe.metadata.format: "),
         (recipe(dtype="int8"), "recipe.dtype: "),
         (recipe(shard_size=0), "recipe.shard_size: "),
-        (recipe(shard_size=10**400), "recipe.shard_size: "),
-        (recipe(working_directory=None), "recipe.working_directory: "),
         (recipe(lora="merged"), "recipe.lora: "),
-        (recipe(lora="factors"), "recipe.lora: "),
-        (recipe(lora="other"), "recipe.lora: "),
         (recipe(replaced="not base64"), "recipe.replaced: "),
         (recipe(replaced=base64.b64encode(b"[" * 10**5).decode()), "recipe.replaced: "),
         (recipe(replaced=packed(lost=torch.zeros(2))), "recipe.replaced: 'lost' is not in recipe."),
-        (recipe(replaced=packed(count=torch.zeros(2))), "recipe.replaced: count: "),
         (
             recipe(replaced=packed(**{"0.bias": torch.zeros(16).half()})),
-            "recipe.replaced: 0.bias: ",
-        ),
-        (
-            recipe(replaced=packed(**{"0.bias": torch.zeros(4, 4)})),
             "recipe.replaced: 0.bias: ",
         ),
     ],
@@ -191,9 +149,6 @@ def test_apply_refuses_an_edited_report_by_the_name_of_the_field(
     [
         {"0.bias": {"dtype": "F32", "shape": [10**400, 0], "data_offsets": [0, 0]}},
         {"0.bias": {"dtype": "F32", "shape": [-1, -16], "data_offsets": [0, 64]}},
-        {"0.bias": {"dtype": ["F32"], "shape": [16], "data_offsets": [0, 64]}},
-        {"0.bias": {"dtype": "F32", "shape": [16], "data_offsets": [0.0, 64.0]}},
-        {"0.bias": None},
         [],
     ],
 )
@@ -234,26 +189,6 @@ def test_a_pipe_in_the_place_of_a_source_is_refused_and_not_waited_for(
     assert ended.error == "fifo.safetensors: is a pipe, not a file"
 
 
-def test_a_report_of_folders_without_our_metadata_is_applied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    """Its model card says that method and steps are unknown."""
-    monkeypatch.chdir(tmp_path)
-    for step, path in enumerate(train_tiny(tmp_path / "ckpts", k=2)):
-        folder = tmp_path / f"hf/checkpoint-{step}"
-        folder.mkdir(parents=True)
-        path.rename(folder / "model.safetensors")
-    assert sewa("average", "hf", "-o", "out", "--report", "r.json").code == 0
-    report = json.loads(Path("r.json").read_text())
-    report["recipe"]["metadata"] = {"format": "pt"}
-    Path("r.json").write_text(json.dumps(report))
-    ended = sewa("apply", "r.json", "-o", "again")
-    assert ended.code == 0, ended.err
-    card = Path("again/README.md").read_text()
-    assert "| method | `unknown` |" in card
-    assert load_file("again/model.safetensors").keys() == load_file("out/model.safetensors").keys()
-
-
 def test_a_state_key_that_a_report_has_wrong_is_told_by_its_field(
     report: dict[str, Any], sewa: Sewa
 ) -> None:
@@ -267,67 +202,3 @@ def test_a_state_key_that_a_report_has_wrong_is_told_by_its_field(
     ended = sewa("apply", "r.json", "-o", "again.safetensors")
     assert ended.code == 3
     assert ended.error.startswith("recipe.state_key: ")
-
-
-LEAVES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.integers(min_value=2**62),
-    st.floats(),
-    st.text(max_size=20),
-    st.sampled_from(["__metadata__", "..", "/", "0.bias", "count", "bfloat16", "out.safetensors"]),
-)
-VALUES = st.recursive(
-    LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=5,
-)
-
-
-def places_in(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Of every value inside."""
-    items: Any = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    return [path, *(one for key, inner in items for one in places_in(inner, (*path, key)))][
-        0 if path else 1 :
-    ]
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_whatever_is_edited_in_a_report_the_output_loads_or_there_is_none(
-    report: dict[str, Any], sewa: Sewa, data: st.DataObject
-) -> None:
-    edited = deepcopy({key: report[key] for key in ("schema_version", "recipe", "output")})
-    edited["recipe"]["sources"] = edited["recipe"]["sources"][:2]
-    for one in edited["recipe"]["sources"]:
-        one["coefficient"] = 0.5
-    for _ in range(data.draw(st.integers(1, 3))):
-        places = places_in(edited)
-        *way, last = data.draw(st.sampled_from(places))
-        here: Any = edited
-        for key in way:
-            here = here[key]
-        match data.draw(st.sampled_from(["put", "remove", "rename"])):
-            case "put":
-                here[last] = data.draw(VALUES)
-            case "remove":
-                del here[last]
-            case "rename" if isinstance(here, dict):
-                here[data.draw(st.text(max_size=8) | st.just("__metadata__"))] = here.pop(last)
-    Path("edited.json").write_text(json.dumps(edited))
-    output = Path("edited.safetensors")
-    output.unlink(missing_ok=True)
-    ended = sewa("apply", "edited.json", "-o", output)
-    assert ended.code in (0, 3), ended.err
-    if ended.code == 0 and output.exists():
-        load_file(output)
-    else:
-        assert not output.exists()
-    for path in Path().glob("edited*.safetensors*"):
-        path.unlink()
-    assert sewa("verify", "edited.json").code in (0, 3)

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.tiny import Sewa, train_tiny
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
@@ -74,18 +72,6 @@ def test_the_split_is_hugging_faces(sizes: list[int], expected: list[list[int]])
     named = {f"t{i}": size for i, size in enumerate(sizes)}
     found = split_into_shards(named, 10)
     assert [[named[name] for name in names] for names in found] == expected
-
-
-@given(st.lists(st.integers(0, 50), min_size=1), st.integers(1, 60))
-def test_every_tensor_is_in_one_shard_and_only_a_lone_one_is_over_the_limit(
-    sizes: list[int], limit: int
-) -> None:
-    named = {f"t{i}": size for i, size in enumerate(sizes)}
-    shards = split_into_shards(named, limit)
-    assert sorted(name for names in shards for name in names) == sorted(named)
-    for names in shards:
-        assert names
-        assert len(names) == 1 or sum(named[name] for name in names) <= limit
 
 
 # ---- sizes -------------------------------------------------------------------------------------
@@ -203,25 +189,3 @@ def test_one_file_cannot_be_split(sewa: Sewa, output: str) -> None:
     assert ended.out == ""
     assert "--shard-size: " in ended.error
     assert not Path(output).exists()
-
-
-@pytest.mark.usefixtures("ckpts")
-def test_force_replaces_the_folder_as_a_whole(sewa: Sewa) -> None:
-    arguments = ["average", "ckpts", "-o", "out"]
-    assert sewa(*arguments, "--shard-size", 390, "--report", f"out/{REPORT}").code == 0
-    assert len(list(Path("out").glob("model-*"))) == 3
-    ended = sewa(*arguments, "--shard-size", SIZE)
-    assert ended.code == 3
-    assert "out: exists; use --force" in ended.error
-    assert sewa(*arguments, "--shard-size", SIZE, "--force").code == 0
-    assert inside("out") == FOLDER
-    assert hidden() == []
-
-
-@pytest.mark.usefixtures("ckpts")
-def test_nothing_next_to_single_checkpoints_is_taken_along(sewa: Sewa) -> None:
-    """A config.json there belongs to whoever has put it there."""
-    for folder in (".", "ckpts"):
-        Path(folder, "config.json").write_text("{}")
-    assert sewa("average", "ckpts", "-o", "out", "--shard-size", SIZE).code == 0
-    assert inside("out") == FOLDER

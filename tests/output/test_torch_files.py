@@ -39,18 +39,6 @@ def test_other_values_are_taken_along_however_they_are_nested(
     assert "extra" in found
 
 
-def test_a_list_within_itself_does_not_hang(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    endless: list[Any] = []
-    endless.append(endless)
-    for step in (1, 2):
-        torch.save({"model": {"w": torch.ones(3)}, "extra": endless}, f"step-{step}.pt")
-    assert sewa("average", "step-1.pt", "step-2.pt", "-o", "out.pt").code == 0
-    assert torch.load("out.pt", weights_only=True)["model"]["w"].tolist() == [1, 1, 1]
-
-
 def test_what_cannot_be_written_again_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
