@@ -11,15 +11,11 @@ import pytest
 import torch
 from helpers.hf_runs import (
     build,
-    load,
-    naive_examples,
-    naive_loss,
     text_rows,
     write_model,
     write_rows,
 )
 from helpers.saved import metadata, steps
-from helpers.tiny import Sewa
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 
@@ -105,23 +101,6 @@ def test_a_trainers_run_is_saved_in_its_last_part_with_step_and_metrics(trained:
     first = json.loads(metadata(trained / "ckpts" / "step-10.safetensors")["metrics"])
     assert "eval_loss" not in first  # evaluated after it was saved
     assert first["loss"] != metrics["loss"]
-
-
-@pytest.mark.breadth
-def test_sewa_selects_from_what_a_trainer_left_and_reports_the_naive_loss(
-    trained: Path, sewa: Sewa, tmp_path: Path
-) -> None:
-    output = tmp_path / "out.safetensors"
-    ended = sewa("select", "--config", trained / "sewa.yaml", "-o", output, "--json")
-    assert ended.code == 0, ended.err
-    report = json.loads(ended.out)
-    examples = naive_examples(trained, "causal-lm", "heldout")
-    for path, found in (
-        (output, report["average"]["heldout_loss"]),
-        (trained / "ckpts" / "step-20.safetensors", report["references"]["last"]["heldout_loss"]),
-    ):
-        loss, _ = naive_loss(load("causal-lm", trained / "model", path), examples, "causal-lm")
-        assert found == pytest.approx(loss, rel=1e-4)
 
 
 @pytest.mark.breadth

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.shells import standard_input
 from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
@@ -108,21 +107,6 @@ def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> Non
         assert torch.equal(found.read(name), tensor)
 
 
-def test_flat_sets_are_found_by_their_index(tmp_path: Path) -> None:
-    for step in (1, 2):
-        moved = sharded(tmp_path / "tmp")
-        index = json.loads((moved / "model.safetensors.index.json").read_text())
-        for name, shard in index["weight_map"].items():
-            index["weight_map"][name] = f"step{step}-{shard}"
-            (moved / shard).rename(tmp_path / f"step{step}-{shard}")
-        (tmp_path / f"step{step}.safetensors.index.json").write_text(json.dumps(index))
-        (moved / "model.safetensors.index.json").unlink()
-        moved.rmdir()
-    found = opened(tmp_path)
-    assert [c.kind for c in found] == ["set", "set"]
-    assert [c.step for c in found] == [1, 2]
-
-
 def test_lightnings_own_folders_are_looked_into(tmp_path: Path) -> None:
     inside = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
     inside.mkdir(parents=True)
@@ -158,13 +142,6 @@ def test_mixed_layouts_are_refused_with_both_named(tmp_path: Path) -> None:
     folder(tmp_path / "checkpoint-1")
     save_file(weights(), tmp_path / "step-5.safetensors")
     with pytest.raises(CheckpointError, match=r"mixes .*checkpoint-1\) .*step-5.safetensors"):
-        opened(tmp_path)
-
-
-def test_safetensors_and_pytorch_files_are_not_one_run(tmp_path: Path) -> None:
-    save_file(weights(), tmp_path / "step-5.safetensors")
-    torch.save(weights(), tmp_path / "step-6.pt")
-    with pytest.raises(CheckpointError, match=r"mixes .*step-5.safetensors\) .*step-6.pt\)"):
         opened(tmp_path)
 
 
@@ -255,34 +232,11 @@ def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, s
     assert f"step-11.{suffix}: left out as half-written" in warnings[0]
 
 
-@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_a_half_written_older_file_is_an_error(tmp_path: Path, suffix: str) -> None:
-    for step in (9, 10, 11):
-        path = tmp_path / f"step-{step}.{suffix}"
-        save_file(weights(step), path) if suffix == "safetensors" else torch.save(
-            weights(step), path
-        )
-    cut(tmp_path / f"step-10.{suffix}")
-    with pytest.raises(CheckpointError, match=rf"step-10.{suffix}: not a complete"):
-        opened(tmp_path)
-
-
 def test_what_the_user_named_is_never_left_out_silently(tmp_path: Path) -> None:
     paths = run_of_folders(tmp_path)
     cut(paths[-1] / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"checkpoint-10/model.safetensors: not a complete"):
         library.open_all(paths, Reads())
-
-
-def test_the_warning_reaches_stderr_and_the_report(run_dir: Path, sewa: Sewa) -> None:
-    cut(run_dir / "ckpts" / "step-120.safetensors")
-    ended = sewa("select", "--json")
-    assert ended.code == 0, ended.err
-    report = json.loads(ended.out)
-    assert [c["step"] for c in report["candidates"]] == list(range(10, 111, 10))
-    [told] = [w for w in report["warnings"] if "half-written" in w]
-    assert "step-120.safetensors" in told
-    assert f"warning: {told}" in ended.err
 
 
 def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
@@ -293,27 +247,6 @@ def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
     assert sewa("average", "run", "-o", "run/averaged-30").code == 0
     again = sewa("average", "run", "-o", "second")
     assert again.out.split() == [f"run/checkpoint-{step}" for step in (8, 9, 10)]
-
-
-def test_a_copy_of_the_weights_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
-    torch.save({"model": weights(), "ema": weights(1)}, tmp_path / "step-1.pt")
-    told: list[str] = []
-    [found] = opened(tmp_path, warn=told.append)
-    assert torch.equal(found.read("a"), weights()["a"])
-    [found] = opened(tmp_path, state_key="ema", warn=told.append)
-    assert torch.equal(found.read("a"), weights(1)["a"])
-    assert "step-1.pt: ema: left out as a copy of the weights; --state-key" in told[0]
-    assert "step-1.pt: model: left out, as --state-key names other weights" in told[1]
-
-
-def test_folders_may_come_on_standard_input(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    paths = run_of_folders(tmp_path)
-    monkeypatch.setattr("sys.stdin", standard_input("".join(f"{path}\n" for path in paths[:2])))
-    ended = sewa("average", "-", "-o", tmp_path / "out")
-    assert ended.out.split() == [str(path) for path in paths[:2]]
-    assert (tmp_path / "out" / "model.safetensors").is_file()
 
 
 def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
@@ -345,12 +278,6 @@ def test_a_state_key_for_safetensors_is_refused(tmp_path: Path) -> None:
     run_of_folders(tmp_path)
     with pytest.raises(ConfigError, match=r"--state-key: .* is safetensors, which has no keys"):
         opened(tmp_path, state_key="model")
-
-
-def test_last_pt_without_any_step_is_no_copy(tmp_path: Path) -> None:
-    for seed, name in enumerate(("best", "last")):
-        torch.save(weights(seed), tmp_path / f"{name}.pt")
-    assert names(opened(tmp_path)) == ["best.pt", "last.pt"]
 
 
 # ---- one run, once ---------------------------------------------------------------------------

@@ -146,19 +146,6 @@ def test_a_model_without_an_adapter_is_told(task: ModuleType, sewa: Sewa) -> Non
     assert "is a PEFT adapter, and the task's model has none" in ended.error
 
 
-def test_what_an_adapter_saves_besides_its_factors_is_averaged_plainly(
-    task: ModuleType, sewa: Sewa
-) -> None:
-    del task
-    for step in range(2, 17, 2):
-        path = Path(f"run/checkpoint-{step}/adapter_model.safetensors")
-        extra = {"base_model.model.score.weight": torch.full((2,), float(step))}
-        save_file({**load_file(path), **extra}, path)
-    assert sewa("average", "run", "-o", "out", "--set", "lora=merged").code == 0
-    written = load_file("out/adapter_model.safetensors")
-    assert written["base_model.model.score.weight"].tolist() == [9.0, 9.0]
-
-
 @pytest.mark.parametrize("mode", ["factors", "merged"])
 def test_an_adapter_with_nan_is_named(task: ModuleType, sewa: Sewa, mode: str) -> None:
     del task

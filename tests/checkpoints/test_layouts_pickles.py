@@ -113,16 +113,6 @@ def test_a_file_without_weights_is_refused_by_the_keys_it_has(tmp_path: Path) ->
         open_one(path)
 
 
-def test_sparse_and_complex_tensors_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "step-1.pt"
-    torch.save({"s": torch.eye(3).to_sparse()}, path)
-    with pytest.raises(CheckpointError, match=r"step-1.pt: s: is sparse"):
-        open_one(path)
-    torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, path)
-    with pytest.raises(CheckpointError, match=r"step-1.pt: z: complex64 tensors cannot"):
-        open_one(path)
-
-
 def test_tensors_may_share_one_storage_and_need_not_be_contiguous(tmp_path: Path) -> None:
     whole = torch.arange(12.0).reshape(3, 4)
     tied = {"a": whole, "b": whole, "t": whole.T, "part": whole[1]}

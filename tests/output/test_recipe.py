@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -176,17 +175,6 @@ def test_weights_may_be_negative_and_need_not_be_equal_if_they_sum_to_one(
     assert sewa("average", "ckpts", *options).code == 0
     again, same = load_file("again.safetensors"), load_file("same.safetensors")
     assert all(torch.equal(again[name], same[name]) for name in same)
-
-
-def test_a_pipe_in_the_place_of_a_source_is_refused_and_not_waited_for(
-    report: dict[str, Any], sewa: Sewa
-) -> None:
-    os.mkfifo("fifo.safetensors")
-    report["recipe"]["sources"][1].update(path="fifo.safetensors", size=0)
-    Path("r.json").write_text(json.dumps(report))
-    ended = sewa("apply", "r.json", "-o", "again.safetensors")
-    assert ended.code == 3
-    assert ended.error == "fifo.safetensors: is a pipe, not a file"
 
 
 def test_a_state_key_that_a_report_has_wrong_is_told_by_its_field(

@@ -147,15 +147,6 @@ def test_select_writes_a_folder_too_with_its_report_inside(sewa: Sewa) -> None:
     assert sewa("verify", "averaged-2").code == 0
 
 
-@pytest.mark.usefixtures("run_dir")
-def test_the_best_of_a_comparison_can_be_such_a_folder(sewa: Sewa) -> None:
-    arguments = ["--methods", "last,uniform", "--set", f"shard_size={SIZE}"]
-    ended = sewa("compare", *arguments, "--output-best", "best")
-    assert ended.code == 0, ended.err
-    assert inside("best") == {*FOLDER, REPORT}
-    assert sewa("verify", "best").code == 0
-
-
 @pytest.mark.parametrize("part", ["model-00002-of-00002.safetensors", INDEX])
 def test_a_shard_or_index_that_changes_while_it_is_read_is_named(
     ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, part: str

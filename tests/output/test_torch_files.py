@@ -14,31 +14,6 @@ from helpers.tiny import Sewa
 from safetensors.torch import load_file
 
 
-def doubled(levels: int) -> list[Any]:
-    found: list[Any] = []
-    for _ in range(levels):
-        found = [found, found, [found]]
-    return found
-
-
-@pytest.mark.parametrize("extra", [doubled(60), doubled(4), [{"lr": 0.1}]])
-def test_other_values_are_taken_along_however_they_are_nested(
-    extra: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for step in (1, 2):
-        state = {"w": torch.full((3,), float(step))}
-        content = {"model": state, "extra": extra, "epoch": 7, "optimizer": {"m": state["w"]}}
-        torch.save(content, f"step-{step}.pt")
-    ended = sewa("average", "step-1.pt", "step-2.pt", "-o", "out.pt")
-    assert ended.code == 0, ended.err
-    found = torch.load("out.pt", weights_only=True)
-    assert found["model"]["w"].tolist() == [1.5, 1.5, 1.5]
-    assert found["epoch"] == 7
-    assert "optimizer" not in found
-    assert "extra" in found
-
-
 def test_what_cannot_be_written_again_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:

@@ -94,21 +94,6 @@ def test_the_same_tensors_give_the_same_bytes_whatever_their_order() -> None:
     assert streamed(one, {"x": "1", "y": "2"}) == streamed(two, {"y": "2", "x": "1"})
 
 
-def test_tensors_are_asked_for_one_by_one_in_the_order_of_the_file() -> None:
-    """So a mean is made when it is written, and no two stand in memory."""
-    asked: list[tuple[str, int]] = []
-    file = io.BytesIO()
-
-    def tensor(name: str) -> Tensor:
-        asked.append((name, file.tell()))
-        return torch.ones(1000)
-
-    entries = dict.fromkeys("cab", ("F32", (1000,), 4000))
-    write_safetensors(file, entries, whole(tensor), {})
-    _, start = header_of(file.getvalue())
-    assert asked == [("a", start), ("b", start + 4000), ("c", start + 8000)]
-
-
 def test_a_tensor_of_another_size_than_the_header_says_is_refused() -> None:
     with pytest.raises(ValueError, match="w: 12 bytes instead of 8"):
         write_safetensors(io.BytesIO(), {"w": ("F32", (2,), 8)}, whole(lambda _: torch.ones(3)), {})
@@ -152,12 +137,6 @@ def test_nothing_in_dev_is_replaced_even_if_it_leads_to_a_file(name: str, force:
     """Under pytest standard output is a file, and so is what /dev/stdout leads to."""
     with pytest.raises(OutputError, match=f"{name}: is not a regular file; .*use -o - for"):
         check_free(Path(name), force)
-
-
-@pytest.mark.skipif(not Path("/dev/null").exists(), reason="no /dev")
-def test_no_folder_is_made_in_dev() -> None:
-    with pytest.raises(OutputError, match="/dev/averaged: is not a regular file"):
-        check_free(Path("/dev/averaged"), True, lambda _: True)
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm")
