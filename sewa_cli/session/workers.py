@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from itertools import count, islice
 from multiprocessing import get_context, parent_process
@@ -26,7 +27,7 @@ from pebble import ProcessExpired, ProcessPool
 from torch import Tensor
 
 from sewa_cli import interrupts
-from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.errors import ConfigError, OutputError, TaskError
 from sewa_cli.objective.board import Failed
 from sewa_cli.session.jobs import Job, PartScorer, Recipe, Result
 
@@ -73,7 +74,10 @@ class Workers:
 
     def store(self, weights: Tensor) -> Path:
         path = Path(self._folder.name, str(next(self._numbers)))
-        weights.numpy().tofile(path)
+        try:
+            weights.numpy().tofile(path)
+        except OSError as error:
+            raise OutputError(f"workers: {path.parent}: {error}; TMPDIR names another") from error
         return path
 
     def discard(self, stored: Tensor | Path) -> None:
@@ -111,6 +115,8 @@ class Workers:
         except ProcessExpired as error:
             _end_group(error.pid)
             return Failed(_cause(error.exitcode))
+        except BrokenProcessPool:  # all have ended; `_open` starts others
+            return Failed("the process ended")
         except TimeoutError:
             assert self._timeout is not None
             return Failed(f"took longer than {self._timeout * len(job.parts):g} s")
@@ -134,14 +140,17 @@ class Workers:
         ready = context.Semaphore(0)
         about = recipe, self._folder.name, ready
         self._pool = ProcessPool(self._size, 0, _start, about, context)
-        with _interrupts_blocked():  # which processes inherit: Ctrl-C is for us to answer
-            started = self._pool.active
         end = time.monotonic() + READY
-        for _ in range(self._size):
-            while not ready.acquire(timeout=TICK):
-                started = started and self._pool.active
-                if not started or time.monotonic() > end:
-                    raise TaskError("workers: a process could not be started; ask for fewer")
+        try:
+            with _interrupts_blocked():  # which processes inherit: Ctrl-C is for us to answer
+                is_active = self._pool.active
+            for _ in range(self._size):
+                while is_active and not ready.acquire(timeout=TICK):
+                    is_active = self._pool.active and time.monotonic() < end
+        except BrokenProcessPool:
+            is_active = False
+        if not is_active:
+            raise TaskError("workers: a process could not be started; ask for fewer")
         return self._pool
 
     def _stop(self) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from helpers.tiny import train_tiny
 from torch import Tensor
 
 from sewa_cli.config import Config
-from sewa_cli.errors import UserCodeError
+from sewa_cli.errors import TaskError, UserCodeError
 from sewa_cli.objective.board import Failed
 from sewa_cli.session.jobs import Job, Recipe
 from sewa_cli.session.parts import Places
@@ -187,6 +188,12 @@ def test_what_hangs_is_given_up_with_all_that_it_has_started(
     end = time.monotonic() + 0.5
     assert list(workers.run(jobs(stored, HANG), until=end)) == []
     assert time.monotonic() < end + 5
+    # one that dies while it has nothing to do
+    assert isinstance(dict(workers.run(jobs(stored, 1)))[0], list)
+    idle, *_ = (one for one in processes() if one.parent().pid == os.getpid())  # type: ignore[union-attr]
+    idle.kill()
+    idle.wait(5)
+    assert isinstance(dict(workers.run(jobs(stored, 2)))[0], list)
     workers.discard(stored)
     assert not stored.exists()
 
@@ -227,11 +234,15 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
     assert [*tmp_path.glob("sewa-*")] == []
 
 
+@pytest.mark.breadth
+def test_a_start_that_fails_ends_the_run(tmp_path: Path) -> None:
+    workers = Workers(recipe_in(tmp_path, f"{TASK}\nos._exit(9)\n"), 1, None)
+    with closing(workers), pytest.raises(TaskError, match="could not be started"):
+        list(workers.run(jobs(workers.store(weights()), 0)))
+
+
 def test_a_task_that_fails_in_a_worker_ends_the_run(tmp_path: Path) -> None:
     workers = Workers(recipe_in(tmp_path, f"{TASK}\nraise OSError('no display')\n"), 1, None)
-    try:
-        with pytest.raises(UserCodeError, match="imported: OSError: no display") as raised:
-            list(workers.run(jobs(workers.store(weights()), 0)))
-        assert "line" in raised.value.frames
-    finally:
-        workers.close()
+    with closing(workers), pytest.raises(UserCodeError, match="OSError: no display") as raised:
+        list(workers.run(jobs(workers.store(weights()), 0)))
+    assert "line" in raised.value.frames
