@@ -31,7 +31,7 @@ class Series:
     is_hollow: bool = False
     is_stem: bool = False  # a line from zero up to each point
     intervals: Sequence[Ends | None] = ()
-    hints: Sequence[str] = ()  # words for each point, for whoever points at it
+    hints: Sequence[str] = ()  # words for each point, for whoever points at it; "": none
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,14 @@ def weights_panel(
 ) -> Panel:
     """Draw a line up for each checkpoint that has a weight."""
     places, x_label = places_of(steps)
-    known = [(x, w, i) for i, (x, w) in enumerate(zip(places, weights, strict=True)) if w]
-    stems = Series(
-        "weight" if others else "",
-        [x for x, _, _ in known],
-        [drawable(weight) for _, weight, _ in known],
-        is_stem=True,
-        hints=[f"{name_of(steps[i], i)}, weight {number(weight)}" for _, weight, i in known],
-    )
-    has_negative = any(weight < 0 for _, weight, _ in known)
-    limits = None if has_negative or not known else (0.0, None)
+    heights = [drawable(weight or 0.0) for weight in weights]
+    hints = [
+        f"{name_of(step, i)}, weight {number(weight)}" if weight else ""
+        for i, (step, weight) in enumerate(zip(steps, weights, strict=True))
+    ]
+    name = "weight" if others else ""
+    stems = Series(name, places, heights, is_stem=True, hints=hints)
+    limits = None if min(heights, default=0.0) < 0 else (0.0, None)
     return Panel([*others, stems], x_label, "weight", y_limits=limits)
 
 

@@ -182,7 +182,7 @@ def _draw_hints(axes: Axes, panel: Panel, gid: str) -> None:
 def hints_of(panel: Panel) -> Iterator[tuple[float, float, str]]:
     for series in panel.series:
         for x, y, text in zip(series.x, series.y, series.hints, strict=False):
-            if isfinite(x) and isfinite(y):
+            if text and isfinite(x) and isfinite(y):
                 yield x, y, text
 
 

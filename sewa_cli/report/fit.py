@@ -27,8 +27,12 @@ def select(report: Report) -> Iterator[str]:
         yield f"K is {report.K}, and others are selected"
     if len({*report.selected} & {*range(report.k)}) < report.K:
         yield "selected: some are not candidates, or listed twice"
-    if report.contest is None and not report.references:
-        yield "references: there are none"
+    if report.contest is None and "last" not in report.references:
+        yield "references: the last checkpoint is missing"
+    if report.contest is None and any(
+        one.name not in report.references for one in report.verdict.beaten_by
+    ):
+        yield "verdict: beaten by an average that is not among the references"
     if report.contest is not None and not report.contest.scores:
         yield "contest: nobody has scores"
     if report.blend and (len(report.blend.weights) != report.k or not report.blend.path):

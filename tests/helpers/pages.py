@@ -94,10 +94,12 @@ def evil(content: Any, key: str = "") -> Any:
     """Return the report with a hostile name in every place that a name can come from."""
     fixed = {"kind", "mark", "sha256", "created", "unit", "by", "measure", "verdict", "labels"}
     fixed |= {"mode", "dtype", "data", "lora", "replaced", "bn", "expected", "written"}
-    names = {"metrics", "logged", "config", "tensors", "metadata", "details", "args"}
+    names = {"references", "metrics", "logged", "config", "tensors", "metadata", "details", "args"}
     if isinstance(content, dict):
         return {
-            (f"{k}{EVIL}" if key in names else k): evil(v, k if k not in fixed else "fixed")
+            (f"{k}{EVIL}" if key in names and k != "last" else k): evil(
+                v, k if k not in fixed else "fixed"
+            )
             for k, v in content.items()
         }
     if isinstance(content, list):

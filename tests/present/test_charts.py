@@ -56,7 +56,7 @@ def test_the_weights_their_prior_and_the_path_are_the_reports(weighed: Report) -
     assert weighed.blend is not None
     assert weighed.expected is not None
     prior, weights = series_of(chart_of(weighed, "Weights along the run"))
-    known = [(c.step, c.weight) for c in weighed.candidates if c.weight]
+    known = [(c.step, c.weight) for c in weighed.candidates]
     assert list(zip(weights.x, weights.y, strict=True)) == known
     assert list(prior.y) == weighed.blend.weights
     path = chart_of(weighed, "Cross-validated loss by regularisation strength").panels[0]
@@ -67,7 +67,7 @@ def test_the_weights_their_prior_and_the_path_are_the_reports(weighed: Report) -
 
 def test_a_mask_shows_every_probability_and_marks_the_chosen(masked: Report) -> None:
     likely, chosen = series_of(chart_of(masked, "Mask along the run"))
-    assert list(likely.y) == [c.probability for c in masked.candidates if c.probability]
+    assert list(likely.y) == [c.probability for c in masked.candidates]
     assert list(chosen.x) == masked.selected_steps
     history, smooth = series_of(chart_of(masked, "Loss while learning"))
     assert list(history.y) == masked.history

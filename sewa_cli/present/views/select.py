@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.charts import (
@@ -49,7 +49,7 @@ from sewa_cli.present.words import (
 from sewa_cli.text import examples, few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.select import Blend, Expected, Report
+    from sewa_cli.report.select import Blend, BudgetOption, Expected, Report
     from sewa_cli.report.shared import Scores
 
 
@@ -321,9 +321,11 @@ def _scores_chart(report: Report) -> Chart:
 
 
 def _loss_charts(report: Report) -> Iterator[Chart]:
-    """Show how the loss changes: along the path, and while learning."""
+    """Show how the loss changes: along the path, by K, and while learning."""
     if report.blend and not report.instead_of:
         yield _path_chart(report.blend, report.expected)
+    if report.budget:
+        yield _budget_chart(report.budget)
     if any(loss is not None for loss in report.history):
         yield _history_chart(report)
 
@@ -361,6 +363,26 @@ def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
         "the difference from the lowest loss.",
         [panel],
     )
+
+
+def _budget_chart(options: Sequence[BudgetOption]) -> Chart:
+    learned = [one for one in options if one.name == "learned" and one.K is not None]
+    series = Series(
+        "learned",
+        list(range(len(learned))),
+        [drawable(one.loss) for one in learned],
+        "-",
+        "o",
+        intervals=[ends_of(one.loss, one.error) for one in learned],
+        hints=[f"K={one.K}, loss {number(one.loss)}" for one in learned],
+    )
+    others = [one for one in options if one.name != "learned" and one.loss is not None]
+    best = min(others, key=lambda one: one.loss or 0.0, default=None)
+    levels = {} if best is None else {with_K(best.name, best.K): best.loss or 0.0}
+    names = {float(place): str(one.K) for place, one in enumerate(learned)}
+    panel = Panel([series], "K", "cross-validated loss", levels, names)
+    alt = "Learned masks of K checkpoints, and the best baseline as a level."
+    return Chart("Cross-validated loss by K", alt, [panel])
 
 
 def _history_chart(report: Report) -> Chart:
