@@ -170,11 +170,10 @@ class Metric:
         if count is None:
             return None
         found: list[Score] = [{"": nan} for _ in range(count)]
-        done, failures = 0, list[str]()
+        done, failures, repeated = 0, list[str](), list[Asked]()
         starts = range(0, count, self.at_once)
-        calls = [Asked(average, (*range(count)[n : n + self.at_once],)) for n in starts]
-        while calls:
-            repeated: list[Asked] = []
+        first = [Asked(average, (*range(count)[n : n + self.at_once],)) for n in starts]
+        for calls in (first, repeated):
             for place, result in self._run(calls, "heldout"):
                 parts = calls[place].parts
                 if not isinstance(result, Failed):
@@ -190,7 +189,6 @@ class Metric:
                 done += len(parts)
                 self.heldout_evaluations += len(parts)
                 events.progress("held-out parts", done, count)
-            calls = repeated
         for line in failures[:REPORTED]:
             events.warn(line)
         if len(failures) > REPORTED:

@@ -241,6 +241,7 @@ def test_a_start_that_fails_ends_the_run(tmp_path: Path) -> None:
         list(workers.run(jobs(workers.store(weights()), 0)))
 
 
+@pytest.mark.breadth
 def test_a_task_that_fails_in_a_worker_ends_the_run(tmp_path: Path) -> None:
     workers = Workers(recipe_in(tmp_path, f"{TASK}\nraise OSError('no display')\n"), 1, None)
     with closing(workers), pytest.raises(UserCodeError, match="OSError: no display") as raised:
