@@ -15,7 +15,7 @@ from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, Coefficients, mean_of, parse
-from sewa_cli.objective.intervals import FEWEST, Spread, Unit, compare_rows, paired
+from sewa_cli.objective.intervals import FEWEST_UNITS, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.compare import Judged, Row, RowContest, RowCost, RowScore
@@ -216,14 +216,15 @@ def compare_drafts(
         unit = unit if judged is None else "parts"
         if unit == "batches":
             events.warn("the loss does not split into rows, so whole batches are resampled")
-        if len(weights) >= FEWEST:
+        if len(weights) >= FEWEST_UNITS:
             spread = compare_rows(losses, weights, seed, samples, goal)
             best = list(units)[spread.best]
         else:  # the lowest is known, but nothing about its lead
             choose = min if goal == "min" else max
             best = choose(units, key=lambda i: _mean(drafts[i].means) or 0.0)
             events.warn(
-                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST} are needed"
+                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST_UNITS} are "
+                "needed"
             )
     at = {draft: position for position, draft in enumerate(units)}
     rows = [

@@ -20,7 +20,7 @@ from sewa_cli.report.shared import Interval
 
 LEVEL = 0.95
 Unit = Literal["rows", "groups", "batches"]
-FEWEST = 20  # with fewer units than this, resampling them says too little
+FEWEST_UNITS = 20  # with fewer units than this, resampling them says too little
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,15 @@ class Spread:
 def compare_rows(
     losses: Tensor, weights: Tensor, seed: int = 0, samples: int = 2000, goal: Goal = "min"
 ) -> Spread:
-    """losses [R, n] and weights [n] (rows in each unit), float64. n must be FEWEST or more.
+    """losses [R, n] and weights [n] (rows in each unit), float64. n must be FEWEST_UNITS or more.
 
     `goal`: max if the highest mean is the best, as of scores. Differences are how far behind it.
 
     Means are weighted: Σ w l / Σ w. In a resample every unit counts as often as it was drawn.
     """
     rows, n = losses.shape
-    if n < FEWEST:
-        raise ValueError(f"{n} units are too few to resample; it takes {FEWEST}")
+    if n < FEWEST_UNITS:
+        raise ValueError(f"{n} units are too few to resample; it takes {FEWEST_UNITS}")
     means = losses @ weights / weights.sum()
     best = int(means.argmin() if goal == "min" else means.argmax())
     resampled = _resample(losses, weights, seed, samples)  # [B, R]
@@ -82,7 +82,7 @@ def difference(
 ) -> tuple[float, Interval | None]:
     """The mean of one − two, losses [n] of the same units; its interval, where they are enough."""
     by = float((one - two) @ weights / weights.sum())
-    if len(weights) < FEWEST:
+    if len(weights) < FEWEST_UNITS:
         return by, None
     spread = compare_rows(torch.stack([one, two]), weights, seed)
     low, high = spread.difference_intervals[1 - spread.best]  # of the worse minus the better

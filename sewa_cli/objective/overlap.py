@@ -23,13 +23,13 @@ from sewa_cli.rng import seeded
 
 MOST_ROWS: Final = 20_000  # of each set
 MOST_SECONDS: Final = 1.0  # data may have to be decoded
-FEWEST, SHARE = 5, 0.01  # of the selection rows: real data have a few twins
+FEWEST_TWINS, TWIN_SHARE = 5, 0.01  # of the selection rows: real data have a few twins
 
 
 def find_overlap(
     selection: Data, heldout: Data | None, training: Data | None, seed: int
 ) -> Iterator[str]:
-    """A sentence for each other set of data that selection rows are in, too.
+    """Yield a sentence for each other set of data that selection rows are in.
 
     A courtesy: whatever is raised in here, the run goes on without it.
     """
@@ -58,10 +58,10 @@ def find_overlap(
 
 
 def shared(own: list[bytes], others: Iterable[Nest]) -> int:
-    """How many of one's rows are among the others'; 0 where that may be chance."""
+    """Count the rows that are among the others too; 0 where that may be chance."""
     found = set(own) & set(row_keys(others))
     count = sum(key in found for key in own)
-    return count if count >= max(FEWEST, SHARE * len(own)) else 0
+    return count if count >= max(FEWEST_TWINS, TWIN_SHARE * len(own)) else 0
 
 
 def row_keys(batches: Iterable[Nest]) -> list[bytes]:

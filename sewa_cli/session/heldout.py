@@ -14,7 +14,7 @@ from sewa_cli.direction import Criterion
 from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average
 from sewa_cli.objective.evidence import parts_needed
-from sewa_cli.objective.intervals import FEWEST, compare_rows, difference
+from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference
 from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores, State
 from sewa_cli.report.shared import Interval
 from sewa_cli.session.metric import Metric
@@ -167,7 +167,7 @@ def _reported(
     weights = metric.weights["heldout"][filled.kept]
     rows = [row for row, has_scores in enumerate(filled.has_scores) if has_scores]
     intervals: dict[int, Interval | None] = {}
-    if rows and len(weights) >= FEWEST:
+    if rows and len(weights) >= FEWEST_UNITS:
         spread = compare_rows(filled.scores[rows], weights, metric.run.session.config.seed)
         intervals = {row: _finite(*ends) for row, ends in zip(rows, spread.intervals, strict=True)}
     means = (filled.scores @ weights / weights.sum()).tolist()

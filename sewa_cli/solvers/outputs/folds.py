@@ -7,7 +7,7 @@ from math import inf
 import torch
 from torch import Tensor
 
-from sewa_cli.objective.intervals import FEWEST, difference
+from sewa_cli.objective.intervals import FEWEST_UNITS, difference
 from sewa_cli.report.select import Expected
 
 ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
@@ -62,7 +62,7 @@ def expect(nested: Tensor, baseline: Tensor, weights: Tensor, seed: int) -> Expe
     """
     loss = float(means(nested[None], weights)[0])
     spread = float(means((nested - loss)[None] ** 2, weights)[0])
-    error = (spread / (len(weights) - 1)) ** 0.5 if len(weights) >= FEWEST else None
+    error = (spread / (len(weights) - 1)) ** 0.5 if len(weights) >= FEWEST_UNITS else None
     by, interval = difference(baseline, nested, weights, seed)
     if abs(by) <= SAME * abs(loss):  # the same average, but for rounding
         by, interval = 0.0, None
