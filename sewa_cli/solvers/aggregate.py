@@ -10,7 +10,8 @@
    fold. The answer is the mean of the path, with weights exp(−2z).
 5  The folds also give the expected loss on new data: each example is scored by coefficients
    that were learned, and a path that was weighed, without it.
-6  The true loss of the answer decides between it, π and the best moving average.
+6  The true loss of the answer decides between it and π, and the best moving average is used if
+   it is significantly better than both.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from sewa_cli.text import finite, with_K
 
 STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # n·λ: the more examples, the weaker
 NEGLIGIBLE = 0.002  # of all weight: the smallest coefficients, not worth a checkpoint each
+SURE = 2.0  # standard errors by which a moving average is better than what was learned
 FEWEST = 10  # units: fewer cannot be cross-validated
 Progress = Callable[[int, int], None]
 
@@ -79,21 +81,21 @@ class Aggregate(Predicting):
         answer, prior = found.coefficients, found.prior
         with problem.events.stage("checking the result"):
             flats = problem.trajectory.mix(torch.stack([answer, prior]))
-            loss, prior_loss = seen.true_losses(flats)
+            true = seen.true_losses(flats)
         del flats
-        error = predictions.loss(answer) - loss
         best = min(seen.moving, key=losses.__getitem__)
-        kept, expected = (answer, LEARNED), found.nested - error
-        if not loss <= min(prior_loss, losses[best]):  # the prediction has not come true
-            kept, expected = (prior, LEARNED), found.validated[0]
-            if losses[best] <= prior_loss:
-                kept, expected = (seen.averages[best], with_K(*best)), seen.losses[best]
+        loss, prior_loss = means(true, predictions.weights).tolist()
+        error = predictions.loss(answer) - loss
+        c, name, own, expected = answer, LEARNED, true[0], found.nested - error
+        if not loss <= prior_loss:
+            c, own, expected = prior, true[1], found.validated[0]
+        if behind_in_errors(torch.stack([own, seen.losses[best]]), predictions.weights)[0] > SURE:
+            c, name, expected = seen.averages[best], with_K(*best), seen.losses[best]
+        if c is not answer:
             problem.events.warn(
                 f"the learned average has a selection loss of {loss:.5g}, no better than the "
-                f"{min(prior_loss, losses[best]):.5g} of the moving averages it was learned from, "
-                "which are used"
+                "moving averages that it was learned from, which are used"
             )
-        c, name = kept
         return Choice(
             c.tolist(),
             name,

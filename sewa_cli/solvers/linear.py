@@ -49,7 +49,7 @@ class Linear(Predicting):
         found = Choice.of(chosen, predictions.k, probabilities=s.tolist())
         with problem.events.stage("checking the result"):
             flat = problem.trajectory.mix_few(found.coefficients)
-            [loss] = seen.true_losses(flat[None])
+            loss = float(means(seen.true_losses(flat[None]), predictions.weights)[0])
         losses, error = seen.means(), predictions.loss(mean(chosen, predictions.k)) - loss
         gained = losses["uniform", None] - loss
         if not problem.one_of_many and abs(error) > max(abs(gained), POOR * abs(loss)):

@@ -68,12 +68,12 @@ class Survey:
         found = means(self.all_losses, self.predictions.weights)
         return dict(zip(self.losses, found.tolist(), strict=True))
 
-    def true_losses(self, flats: Tensor) -> list[float]:
-        """Return the mean loss of weights [m, P], run on the examples; Inf for NaN."""
+    def true_losses(self, flats: Tensor) -> Tensor:
+        """Run weights [m, P] on the examples; return the loss of each unit, [m, units]."""
         objective = self.problem.objective
         grouping, splits = self.predictions.grouping, self.splits
         losses = [_by_unit(objective.learning_losses(flat), grouping, splits) for flat in flats]
-        return means(torch.stack(losses), self.predictions.weights).tolist()
+        return torch.stack(losses)
 
     @property
     def unit(self) -> str:
