@@ -91,7 +91,7 @@ test-browser: $(VENV)/.tests
 # N damaged and forged files, each to the command that reads it; failures are kept
 N ?= 100000
 fuzz: $(VENV)/.tests
-	$(BIN)/python tests/faults/fuzz.py --n $(N) --jobs 2 --into fuzz-failures
+	$(BIN)/python tests/faults/fuzz.py --n $(N) --into fuzz-failures
 
 # real data for the paper's three settings, into sample_configs/data/: fetched with checksums, and
 # for cloning recorded from experts that are trained here (some ten minutes)

@@ -132,7 +132,7 @@ def again(
     force = case.over is not None
     ended = stage.run(case.argv(force), **faults)
     if ended.code == 3 and not force and state == "new":
-        tally.expect("exists" in ended.err, where, ended.err)
+        tally.expect("exists" in ended.err or "nothing left" in ended.err, where, ended.err)
         scene, where = forced, f"{where} with --force"
         ended = stage.run(case.argv(force=True), **faults)
     now = files_in(stage.out)

@@ -11,14 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers.shells import environment
-from safetensors.numpy import save_file
 
 from faults.cases import BYSTANDERS, Case, Stage
 from faults.inject import LACKING
-from faults.judge import average_in, files_in, loads
+from faults.judge import files_in, loads
 from faults.sweep import errors, kills, undisturbed
 
 FORMS = [
@@ -92,68 +90,9 @@ def test_a_read_only_folder_is_refused_in_one_line(stage: Stage, case: Case) -> 
     assert files_in(stage.out) == before
 
 
-# ---- few descriptors, little memory ------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "case", [Case("average", "file", "file"), Case("average", "shards")], ids=str
-)
-def test_few_descriptors_are_enough_or_are_told_of(stage: Stage, case: Case) -> None:
-    tally, scene, _ = undisturbed(stage, case)
-    assert tally.faults == []
-    for limit in range(8, 24):
-        stage.clear(scene.before)
-        ended = stage.run(case.argv(case.over is not None), limits={"NOFILE": limit})
-        now = files_in(stage.out)
-        assert "Traceback" not in ended.err
-        assert ended.code in (0, 3), f"{limit}: {ended.err}"
-        assert len(ended.errors()) == (ended.code == 3), ended.err
-        if scene.litter(now):  # to clear a folder away takes descriptors too
-            stage.run(["average", case.inputs, "-o", "another"])
-            left = files_in(stage.out)
-            now = {name: data for name, data in left.items() if name.split("/")[0] != "another"}
-        assert scene.is_after(now) if ended.code == 0 else now == scene.before, limit
-
-
-def test_a_folder_may_have_more_files_than_there_are_descriptors(
-    stage: Stage, tmp_path: Path
-) -> None:
-    tensors = {f"t{n}": np.full(4, n, np.float32) for n in range(150)}
-    for step in (1, 2):
-        save_file(tensors, tmp_path / f"step-{step}.safetensors")
-    stage.clear(BYSTANDERS)
-    argv = ["average", str(tmp_path), "-o", "out", "--shard-size", "16"]
-    assert stage.run(argv, limits={"NOFILE": 64}).code == 0
-    assert len(average_in(files_in(stage.out), "out")) == 152  # and an index, and a card
-
-
-@pytest.mark.parametrize("kilobytes", [120_000, 160_000])
-def test_little_address_space_is_no_bug_of_ours(stage: Stage, kilobytes: int) -> None:
-    stage.clear(BYSTANDERS)
-    sewa = f"exec {sys.executable} -m sewa_cli average ../inputs/files -o out.safetensors"
-    ended = subprocess.run(
-        ["bash", "-c", f"ulimit -v {kilobytes}; {sewa}"],
-        cwd=stage.out,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode in (0, 3), ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert files_in(stage.out).keys() - BYSTANDERS.keys() <= {"out.safetensors"}
-
-
 # ---- file systems that can do less -------------------------------------------------------------
 
 POOR = [[one] for one in LACKING] + [list(LACKING)]
-
-
-@pytest.mark.parametrize("lacking", POOR, ids="+".join)
-def test_a_poorer_file_system_will_do(stage: Stage, lacking: list[str]) -> None:
-    for case in FORMS:
-        tally, *_ = undisturbed(stage, case, lacking=lacking)
-        assert tally.faults == []
 
 
 @pytest.mark.parametrize("lacking", POOR, ids="+".join)
