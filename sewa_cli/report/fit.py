@@ -23,8 +23,9 @@ def select(report: Report) -> Iterator[str]:
     yield from _candidates(report.candidates, report.k)
     if not 0 < report.K <= report.k:
         yield f"K is {report.K} of {report.k}"
-    if {len(report.selected), len(report.selected_steps), len(report.selected_paths)} != {report.K}:
-        yield f"K is {report.K}, and others are selected"
+    for name in ("selected", "selected_steps", "selected_paths"):
+        if (count := len(getattr(report, name))) != report.K:
+            yield f"{name} has {count} entries, K is {report.K}"
     if len({*report.selected} & {*range(report.k)}) < report.K:
         yield "selected: some are not candidates, or listed twice"
     if report.contest is None and "last" not in report.references:
@@ -34,9 +35,9 @@ def select(report: Report) -> Iterator[str]:
     ):
         yield "verdict: beaten by an average that is not among the references"
     if report.contest is not None and not report.contest.scores:
-        yield "contest: nobody has scores"
+        yield "contest: there are no scores"
     if report.blend and (len(report.blend.weights) != report.k or not report.blend.path):
-        yield "blend: not for these candidates"
+        yield "blend: its prior is not one of these candidates"
     if report.blend and not report.blend.prior:
         yield "blend: without a prior"
     if report.budget is not None and not any(option.chosen for option in report.budget):

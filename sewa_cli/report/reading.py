@@ -25,14 +25,14 @@ MOST_VALUES: Final = 500_000  # in such a one; if all are wrong, pydantic keeps 
 def read_any(path: Path) -> Head:
     """Read a report by the model of its kind; `fit` says whether its parts are consistent."""
     try:
-        return _validated(read_bytes(path, MOST_SHOWN))
+        return _validated(read_bytes(path, MOST_SHOWN), path)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CheckpointError(f"{path}: not a report of sewa: {why(error)}") from None
 
 
-def _validated(text: bytes) -> Head:
+def _validated(text: bytes, path: Path) -> Head:
     check_values(text, MOST_VALUES)
     content = from_json(text)
     if not isinstance(content, dict):
@@ -42,9 +42,9 @@ def _validated(text: bytes) -> Head:
         raise ValueError(f"its kind is {kind!r:.40}, and none of {', '.join(KINDS)}")
     version = content.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise ValueError(
-            f"its schema_version is {version!r:.40}, and only {SCHEMA_VERSION} can be shown; run "
-            "the command again, or use the version of sewa that wrote it"
+        raise CheckpointError(
+            f"{path}: its schema_version is {version!r:.40}, and this version of sewa shows "
+            f"{SCHEMA_VERSION}; run the command again, or use the version that wrote it"
         )
     return model_of(kind).model_validate(content)
 

@@ -244,7 +244,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "a list": ("[]", "is no JSON object"),
     "another kind": ('{"kind": "windows"}', "its kind is 'windows', and none of select"),
     "half of one": ('{"kind": "select", "schema_version": 3}', "not a report of sewa"),
-    "an older one": ('{"kind": "select", "schema_version": 2}', "and only 3 can be shown"),
+    "an older one": ('{"kind": "select", "schema_version": 2}', "this version of sewa shows 3"),
     "not UTF-8": (b'{"kind": "\xff"}', "not a report of sewa"),
     "too deep": ("[" * 10_000, "not a report of sewa"),
     "too many values": ("[" + "0," * 4_000_001 + "0]", "values, the most that are read"),
