@@ -31,7 +31,7 @@ _KINDS: Final = {
 
 
 def real(path: Path) -> Path:
-    """Without links; unlike `resolve`, in every version of Python also where they go in circles."""
+    """Resolve links; unlike `resolve`, in every version of Python also where they go in circles."""
     try:
         return Path(os.path.realpath(path))
     except ValueError as error:  # a NUL in the name
@@ -39,7 +39,7 @@ def real(path: Path) -> Path:
 
 
 def check_regular(path: Path, most: int | None = None) -> os.stat_result:
-    """OSError unless it is a file, or a link to one, of at most so many bytes."""
+    """Raise OSError unless it is a regular file, or a link to one, of at most so many bytes."""
     try:
         about = path.stat()
     except ValueError as error:
@@ -82,7 +82,7 @@ def read_json(path: Path, most: int) -> Any:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """UTF-8, at most DEPTH levels; a number too large for a float is Infinity, like 1e999."""
+    """Parse UTF-8 with at most DEPTH levels; a number too large for a float is Infinity."""
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     check_values(text)
@@ -103,7 +103,7 @@ _NESTS: Final = (dict, list)
 
 
 def check_values(json: bytes | str, most: int = MOST_VALUES) -> None:
-    """ValueError if there are too many to parse; signs within strings count too, which is rare."""
+    """Raise ValueError if there are too many to parse; signs within strings count too."""
     signs = ",:[{"
     if isinstance(json, str):
         count = sum(map(json.count, signs))

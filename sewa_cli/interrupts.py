@@ -1,4 +1,4 @@
-"""What asks us to end: Ctrl-C, SIGTERM, a terminal that closes. One line and exit code 130.
+"""Handle Ctrl-C, SIGTERM and a terminal that closes: one line and exit code 130.
 
 Imports next to nothing, so that `__main__` can be ready for them before all else. What comes while
 Python itself starts, before the first line of ours, is Python's to answer.
@@ -32,9 +32,9 @@ _decided: int | None = None  # the exit code, once there is nothing left to inte
 
 
 def catch() -> list[tuple[int, Any]]:
-    """Returns the handlers that were there, for `give_back`.
+    """Catch signals; return the previous handlers, for `give_back`.
 
-    One that is ignored (by nohup, by a shell for its background jobs) stays so.
+    A signal that is ignored (by nohup, by a shell for its background jobs) stays ignored.
     """
     global _came, _decided
     _came, _decided = False, None
@@ -102,12 +102,12 @@ def forgive() -> bool:
 
 
 def decide(code: int) -> None:
-    """From now on an interrupt only ends the process earlier: what was to be done is done."""
+    """Set the exit code of an interrupt from now on: the work is done."""
     global _decided
     _decided = code
 
 
 def stop_if_interrupted() -> None:
-    """For the places between two steps: an interrupt that some `except:` has swallowed counts."""
+    """Raise an interrupt that some `except:` has swallowed; called between two steps."""
     if _came:
         raise KeyboardInterrupt

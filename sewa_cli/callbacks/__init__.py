@@ -1,4 +1,4 @@
-"""For your training script: save what `sewa select` needs, cheaply, and whole or not at all.
+"""Callbacks for your training script: save what `sewa select` needs, whole or not at all.
 
     from sewa_cli.callbacks import save_weights                  # a plain loop
     from sewa_cli.callbacks.huggingface import SaveForSewa       # transformers.Trainer

@@ -143,7 +143,7 @@ def _has_keys(checkpoint: Checkpoint) -> bool:
 
 
 def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
-    """The checkpoints that the user named: folders, files, or `-` for paths on standard input.
+    """Find the checkpoints that the user named: folders, files, or `-` for standard input.
 
     Averages that sewa wrote into a folder are left out, unless `keep_ours`.
     """
@@ -177,7 +177,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _named_on_stdin() -> list[Path]:
-    """One a line; ended by NUL bytes, as `find -print0` does it, where there is one of these."""
+    """Read one path a line, or paths ended by NUL bytes, as `find -print0` prints them."""
     data = _read_once(sys.stdin.buffer)
     if len(data) > MOST_NAMES:
         raise CheckpointError(f"-: more than {size(MOST_NAMES)} of paths on standard input")
@@ -213,7 +213,7 @@ def _look_into(folder: Path, notes: list[str]) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """All but hidden and temporary ones, and folders that cannot be read."""
+    """List what is in a folder, without hidden and temporary files and unreadable folders."""
     with reading(folder):
         found = sorted(p for p in folder.iterdir() if not p.name.startswith((".", "tmp-")))
     return [p for p in found if not p.is_dir() or os.access(p, os.R_OK | os.X_OK)]

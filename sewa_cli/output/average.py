@@ -83,9 +83,10 @@ class Average:
         method: str,
         K: int | None = None,
     ) -> Average:
-        """Of all checkpoints that have a weight; their tensors keep their names, if none are given.
+        """Make the average of the checkpoints whose coefficient is not zero.
 
-        method, K: for the file's metadata. Adapters are read: averaging A and B apart is measured.
+        names: in the output → in the checkpoints; None: the same. method, K: for the file's
+        metadata. Adapters are read, to measure how far averaging A and B apart is off.
         """
         sources, weights = taking_part(checkpoints, coefficients)
         names = names or {name: name for name in checkpoints[0].tensors}
@@ -138,7 +139,7 @@ class Average:
         return replace(self, replaced={**self.replaced, **merged}, lora=lora)
 
     def with_statistics(self, statistics: Mapping[str, Array]) -> Average:
-        """With recomputed tensors, by their names in the output, in the place of averaged ones."""
+        """Return the average with recomputed tensors, by their names in the output."""
         return replace(self, replaced={**self.replaced, **statistics})
 
     def as_written(self, form: Form) -> Average:
@@ -152,11 +153,11 @@ class Average:
         )
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """All of them, whole, one by one: the very bytes that `write` writes."""
+        """Yield every tensor, whole: the same bytes that `write` writes."""
         return self.parts(lambda _: None)
 
     def parts(self, part: Callable[[str], slice | None]) -> Iterator[tuple[str, Tensor]]:
-        """The same; of some tensors, laid flat, these numbers only, and no others are read."""
+        """Yield the same; where `part` gives a slice, only these numbers of the flat tensor."""
         spans = {name: part(name) for name in self.names}
         jobs = (job for name in self.names for job in self._jobs(name, spans[name]))
         with closing(in_order(jobs)) as stream:
@@ -210,7 +211,7 @@ class Average:
                         yield name, piece
 
     def _span(self, name: str, rank: int) -> slice:
-        """The numbers of a tensor that a rank makes; what is not averaged, rank 0 has at hand."""
+        """Return the numbers of a tensor that a rank makes; rank 0 has what is not averaged."""
         shape = self._shape(name)
         is_mean = self.sources[0].tensors[self.names[name]].is_float and name not in self.replaced
         if not is_mean:
@@ -241,7 +242,7 @@ class Average:
             raise OutputError(f"{name}: {error}; choose a wider --output-dtype") from error
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
-        """What a tensor is written as."""
+        """Return the dtype that a tensor is written in."""
         info = self.sources[0].tensors[self.names[name]]
         return DTYPES[WORDS[self.dtype] if info.is_float and self.dtype else info.dtype]
 
@@ -249,15 +250,15 @@ class Average:
         return self.sources[0].tensors[self.names[name]].shape
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each tensor of the output."""
+        """Return the bytes of each tensor of the output."""
         return {n: prod(self._shape(n)) * self.dtype_of(n).itemsize for n in self.names}
 
     def shards(self, limit: int | None) -> list[list[str]]:
-        """The names that go into each file; None: all into one."""
+        """Return the names that go into each file; limit None: all into one."""
         return [list(self.names)] if limit is None else split_into_shards(self.sizes(), limit)
 
     def write(self, file: IO[bytes], names: Sequence[str] | None = None) -> None:
-        """A safetensors file of all tensors, or of one shard's."""
+        """Write a safetensors file of all tensors, or of one shard."""
         sizes = self.sizes()
         entries = {
             name: (WORDS[self.dtype_of(name).name], self._shape(name), sizes[name])
@@ -308,7 +309,7 @@ def _as_it_is(name: str, piece: Array, _: Room) -> Piece:
 
 
 def _packed(arrays: Mapping[str, Array]) -> str:
-    """A safetensors file as text."""
+    """Return a safetensors file as text."""
     file = BytesIO()
     entries = {n: (WORDS[a.dtype.name], a.shape, a.nbytes) for n, a in arrays.items()}
     write_safetensors(file, entries, lambda names: ((n, arrays[n]) for n in names), {})
@@ -318,7 +319,7 @@ def _packed(arrays: Mapping[str, Array]) -> str:
 def taking_part(
     checkpoints: Sequence[Checkpoint], coefficients: Sequence[float]
 ) -> tuple[tuple[Checkpoint, ...], tuple[float, ...]]:
-    """Those with a weight other than zero, by step: integers come from the newest, the last."""
+    """Return the checkpoints with a coefficient, by step; integers come from the last."""
     chosen = [pair for pair in zip(checkpoints, coefficients, strict=True) if pair[1] != 0]
     if all(checkpoint.step is not None for checkpoint, _ in chosen):
         chosen.sort(key=lambda pair: pair[0].step or 0)
@@ -360,7 +361,7 @@ def _checked(source: Source, places: Places) -> tuple[Path, dict[Path, Stamp]]:
 def _open(
     path: Path, stamps: Mapping[Path, Stamp], reads: Reads, state_key: str | None
 ) -> Checkpoint:
-    """A source of a recipe; what is read of it must be what was hashed."""
+    """Open a source of a recipe; its files must stay as they were hashed."""
     try:
         checkpoint = open_checkpoint(path, reads, state_key)
     except ConfigError as error:  # of a flag that nobody has typed

@@ -45,7 +45,7 @@ def warn_of_factors(lora: Lora | None, events: Events) -> None:
 
 
 def average_factors(average: Average, mode: Mode) -> tuple[dict[str, Array], Lora | None]:
-    """The factors of the averaged products (`merged`), or only how much that would gain.
+    """Return the factors of the averaged products (`merged`), or only how much that would gain.
 
     No Lora: these are no LoRA adapters.
     """

@@ -169,7 +169,7 @@ def in_order(jobs: Iterable[Callable[[Room], T]]) -> Generator[T, None, None]:
     for. (NumPy lets go of Python's lock while it computes.)
     """
     threads, torch = thread_count(), sys.modules.get("torch")
-    # its number is each thread's own, and that of threads to come: told anew in the end
+    # the number is each thread's own, and that of later threads, so it is set again in the end
     torch_threads = torch.get_num_threads() if torch else 1
     alone = partial(torch.set_num_threads, 1) if torch else None
     pool = ThreadPoolExecutor(threads, initializer=alone)

@@ -95,7 +95,7 @@ def _bytes(array: Array) -> memoryview:
 
 
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Names, file by file, in their order; a file is closed when the next tensor would not fit.
+    """Split names over files in their order; a file ends when the next tensor would not fit.
 
     A tensor larger than `limit` has a file for itself, before the one that is being filled.
     """
@@ -139,7 +139,7 @@ def _stem(output: Path) -> str:
 
 
 def sha256_of(files: Sequence[Path], owner: Path) -> str:
-    """Of one file, its own; of several, that of what `sha256sum` lists for them, sorted by name.
+    """Return a file's hash; of several files, that of what `sha256sum` lists, sorted by name.
 
     Names are relative to `owner`, a folder or an index: a run that was moved keeps its hashes.
     """
