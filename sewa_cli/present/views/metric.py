@@ -50,7 +50,7 @@ def view(report: Report) -> View:
     weights = weights_chart(report)
     return View(
         headline=f"{upper(name)} {number(own, 3)}{than_last(own, last)}",
-        caveat="; ".join([*held[:1], judged]),
+        caveat=judged,
         says=[*first, *held, *_failed(found), judged, *wrote(report.output)],
         details=[taken(report), effort(found), *seconds(report)],
         rows=rows,
