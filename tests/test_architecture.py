@@ -59,16 +59,13 @@ STILL_SLOW = {
     "checkpoints/test_hostile_pickles.py",
     "checkpoints/test_layouts_peft.py",
     "checkpoints/test_layouts_pickles.py",
-    "checkpoints/test_layouts_trainers.py",
     "faults/fuzz.py",
-    "present/test_plots.py",
     "ranks/train_fsdp.py",
     "task/test_data_files.py",
     "task/test_gymnasium_task.py",
     "task/test_head.py",
     "task/test_huggingface_task.py",
     "task/test_newest_checkpoint.py",
-    "task/test_user_code.py",
 }
 
 
