@@ -31,7 +31,6 @@ def larger(task: str) -> str:
 
 
 LANGUAGE, CLASSIFIER = larger("transformers"), larger("sharded")
-LIGHTNING = (FROZEN / "lightning" / "task.py").read_text()
 
 
 def write_task(folder: Path, source: str) -> ModuleType:
@@ -103,30 +102,6 @@ def train_with_transformers(
     trainer = Trainer(model=model, args=arguments, train_dataset=examples)
     trainer.train()
     trainer.save_model()
-
-
-def train_with_lightning(module: Any, data: tuple[torch.Tensor, ...], output: Path) -> None:
-    """epoch=0-step=2.ckpt … and last.ckpt, which is the newest once more."""
-    import lightning
-    from lightning.pytorch.callbacks import ModelCheckpoint
-    from torch.utils.data import DataLoader, TensorDataset
-
-    keep = ModelCheckpoint(
-        dirpath=output,
-        filename="{epoch}-{step}",
-        monitor="train_loss",
-        every_n_train_steps=EVERY,
-        save_top_k=-1,
-        save_last=True,
-    )
-    lightning.Trainer(
-        max_steps=STEPS,
-        callbacks=[keep],
-        logger=False,
-        accelerator="cpu",
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    ).fit(module, DataLoader(TensorDataset(*data), batch_size=8))
 
 
 def train_in_a_loop(
