@@ -107,7 +107,14 @@ def jobs(stored: Tensor | Path, *parts: int) -> list[Job]:
 def processes() -> list[psutil.Process]:
     """List the processes of workers, and all that these have started."""
     every = psutil.Process().children(recursive=True)
-    return [one for one in every if "resource_tracker" not in " ".join(one.cmdline())]
+    return [one for one in every if is_of_workers(one)]
+
+
+def is_of_workers(process: psutil.Process) -> bool:
+    try:
+        return "resource_tracker" not in " ".join(process.cmdline())
+    except psutil.NoSuchProcess:  # it has ended, perhaps as a zombie
+        return False
 
 
 def assert_gone(pids: list[int], within: float = 5.0) -> None:
