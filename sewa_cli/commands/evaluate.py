@@ -42,7 +42,6 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
             path, step = str(checkpoint.path), checkpoint.step
             files.append(Evaluated(path=path, step=step, **dict(found.scores)))
             checkpoint.close()
-        objective.memo.report(events)
     return Evaluation(
         **heading(config, events, task=task.source, device=model.device),
         code=task.sha256,

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sewa_cli.events import Events
 from sewa_cli.rng import seed_of, seeded
 
 # names, numbers, and tensors or nests of them, which count by what they hold
@@ -56,9 +55,6 @@ class Memo:
         """Return a name for their content, to be part of keys: hashed once, not for each key."""
         del things
         return ""
-
-    def report(self, events: Events) -> None:
-        """Note how much was found."""
 
 
 def number(value: float) -> Tensor:

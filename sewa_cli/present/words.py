@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
-    from sewa_cli.report.shared import Interval, Lora
+    from sewa_cli.report.shared import Cost, Interval, Lora
     from sewa_cli.report.standing import Standing
 
 
@@ -75,6 +75,11 @@ def signed(value: float, *, plus: bool = False) -> str:
 
 def wrote(output: str | None) -> list[str]:
     return [] if output in (None, "-") else [f"wrote {output}"]
+
+
+def recalled(cost: Cost) -> list[str]:
+    """Say how many results of an earlier run were used."""
+    return [f"{cost.recalled:,} results recalled from --cache"] if cost.recalled else []
 
 
 def describe_lora(lora: Lora) -> str:

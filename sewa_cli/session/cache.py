@@ -101,11 +101,6 @@ class Cache(Memo):
     def digest(self, *things: Any) -> str:
         return digest(*things)
 
-    def report(self, events: Events) -> None:
-        if self.recalled:
-            found = f"{self.recalled:,} of {len(self._recalled):,} results"
-            events.note(f"recalled {found} from {self._folder}")
-
     def _path(self, key: Key) -> Path:
         name = digest(self._run, *key)
         return self._folder / name[:2] / name

@@ -133,7 +133,6 @@ class Session:
             for i, c in enumerate(used)
         ]
         passes, memo = self.objective.passes, self.objective.memo
-        memo.report(self.events)
         cost = self.clock.cost(self.model.device, passes, self.reads, memo.recalled)
         return {**self.head(), "candidates": candidates, "cost": cost}
 

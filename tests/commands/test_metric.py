@@ -144,12 +144,13 @@ def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
     sewa: Sewa, budget: int
 ) -> None:
     """The mean of all is bad in this run: it is not even the incumbent, unless it is named."""
-    contest = contest_of(
-        sewa("select", "--set", "objective.incumbent=null", "--budget", budget, "-v")
-    )
+    ended = sewa("select", "--set", "objective.incumbent=null", "--budget", budget)
+    contest = contest_of(ended)
     assert contest["incumbent"] == next(iter(contest["scores"])) == "last"
     assert contest["scores"]["last"]["heldout"] > 2 + contest["scores"]["uniform"]["heldout"]
     assert (contest["unspent"] is None) == (contest["evaluations"] == budget)
+    said = f"{contest['evaluations']} of {budget} evaluations used: {contest['unspent']}\n"
+    assert (said in ended.err) == (contest["unspent"] is not None)
     report = report_of(sewa("select", "--budget", 4, "--force"))
     contest = report["contest"]
     assert (contest["incumbent"], contest["overruled"]) == ("uniform", "uniform")
@@ -592,14 +593,14 @@ def test_compare_closes_its_workers_and_those_with_which_memory_ran_out(
 def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
     first = contest_of(sewa("select", "--cache", "c"))
     before = calls()
-    ended = sewa("select", "--cache", "c", "--force", "-v")
+    ended = sewa("select", "--cache", "c", "--force")
     second = contest_of(ended)
     assert calls() - before == second["heldout_evaluations"]
     assert second == first
     spent = first["evaluations"]
-    assert f"recalled {spent} of {spent} results" in ended.err
-    more = sewa("select", "--cache", "c", "--force", "-v", "--budget", 80)
-    assert "recalled " in more.err  # most of the first search
+    assert f"{spent} results recalled from --cache" in ended.err
+    more = sewa("select", "--cache", "c", "--force", "--budget", 80)
+    assert "results recalled from --cache" in more.err  # most of the first search
 
 
 @pytest.mark.usefixtures("task")

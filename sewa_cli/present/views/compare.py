@@ -20,7 +20,7 @@ from sewa_cli.present.view import (
     metrics_of,
 )
 from sewa_cli.present.views.metric import failures
-from sewa_cli.present.words import standing, wrote
+from sewa_cli.present.words import recalled, standing, wrote
 from sewa_cli.text import with_K
 
 if TYPE_CHECKING:
@@ -61,7 +61,10 @@ def view(report: Comparison) -> View:
     return View(
         headline=_headline(report),
         caveat=_reason(report),
-        says=[judged, *failed, *standing(report.standing), *wrote(report.output)],
+        says=[
+            *(judged, *failed, *standing(report.standing)),
+            *(*wrote(report.output), *recalled(report.cost)),
+        ],
         rows=rows,
         tables=[Table("", seen, details=_DETAILS if report.heldout_rows else ())],
         sections=[

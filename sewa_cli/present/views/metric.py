@@ -26,7 +26,7 @@ from sewa_cli.present.view import (
     metrics_of,
     titled,
 )
-from sewa_cli.present.words import and_last, difference, than_last, upper, wrote
+from sewa_cli.present.words import and_last, difference, recalled, than_last, upper, wrote
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
@@ -51,7 +51,13 @@ def view(report: Report) -> View:
     return View(
         headline=f"{upper(name)} {number(own, 3)}{than_last(own, last)}",
         caveat=judged,
-        says=[*first, *held, *_failed(found), judged, *wrote(report.output)],
+        says=[
+            *(first + held + _failed(found)),
+            judged,
+            *wrote(report.output),
+            *unspent(found),
+            *recalled(report.cost),
+        ],
         details=[taken(report), effort(found), *seconds(report)],
         rows=rows,
         tables=[Table("", seen), Table("", entries[:OTHERS])],
@@ -64,7 +70,7 @@ def view(report: Report) -> View:
             ),
             *section(
                 "Was the best one lucky?",
-                Words([judged, effort(found)]),
+                Words([judged, effort(found), *unspent(found)]),
                 Table("All that competed", entries, is_folded=True),
             ),
             *weights_section(report),
@@ -225,9 +231,14 @@ def effort(found: Contest) -> str:
         said += f"; {found.heldout_evaluations:,} held out"
     if found.failures:
         said += f"; {len(found.failures)} failed"
-    if found.unspent:
-        said += f"; the rest is unspent: {found.unspent}"
     return f"{said}; interrupted" if found.interrupted else said
+
+
+def unspent(found: Contest) -> list[str]:
+    """Say why not all of the budget was used."""
+    if not found.unspent:
+        return []
+    return [f"{found.evaluations:,} of {found.budget:,} evaluations used: {found.unspent}"]
 
 
 def _rows(found: Contest) -> tuple[Rows, Rows]:

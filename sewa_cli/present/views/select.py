@@ -41,6 +41,7 @@ from sewa_cli.present.words import (
     difference,
     gained,
     percent,
+    recalled,
     standing,
     than_last,
     upper,
@@ -64,7 +65,10 @@ def view(report: Report) -> View:
     return View(
         headline=headline(report),
         caveat=f"{report.K} of {report.k} checkpoints averaged; {caveat}",
-        says=[first, *more, *_best_baseline(report), judged, *wrote(report.output)],
+        says=[
+            *(first, *more, *_best_baseline(report), judged),
+            *(*wrote(report.output), *recalled(report.cost)),
+        ],
         details=list(_details(report)),
         rows=rows,
         tables=[Table("", seen)],
