@@ -37,7 +37,7 @@ def test_a_run_of_the_trainer_loads_with_from_pretrained_and_has_the_reported_lo
     assert sewa("select", "run", "-o", "one").code == 0
     ended = sewa_on(2, "select", "run", "-o", "two")
     assert ended.code == 0, ended.err
-    one, two = report_of("one.report.json"), report_of("two.report.json")
+    one, two = report_of("one/sewa.report.json"), report_of("two/sewa.report.json")
     alike(two, one)
     assert two["cost"]["bytes_read"] <= 1.1 * one["cost"]["bytes_read"] / 2
     with third_party():
@@ -93,7 +93,7 @@ def test_an_average_as_a_distributed_checkpoint_is_loaded_by_torch(
         dcp.load(state, checkpoint_id="averaged", no_dist=True)  # type: ignore[attr-defined]
     for name, tensor in expected.items():
         assert torch.equal(state["model"][name], tensor)
-    assert sewa("verify", "averaged.report.json").code == 0
+    assert sewa("verify", "averaged/sewa.report.json").code == 0
     # and by ourselves, beside files
     ended = sewa("evaluate", "averaged", "one.safetensors", "--json")
     there, here = json.loads(ended.out)["files"]

@@ -79,7 +79,7 @@ class Batch(Piece):
 
     def mixed_up(self, outputs: Tensor, generator: torch.Generator) -> Tensor:
         """Return outputs [1, columns] with each example's given to another."""
-        order = torch.randperm(self.n, generator=generator)
+        order = torch.randperm(self.n, generator=generator).to(outputs.device)
         found = outputs.clone()
         for where, one in _places(self.template):
             if has_rows(one, self.n):
