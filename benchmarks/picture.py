@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
 from sewa_cli.present.page import page
-from sewa_cli.report.part import to_json
 from sewa_cli.report.select import Report
+from sewa_cli.report.shared import to_json
 from sewa_cli.task import load_task
 
 

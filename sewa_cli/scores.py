@@ -25,7 +25,7 @@ from sewa_cli.objective.objective import Objective, Passes
 from sewa_cli.objective.scorer import Scored, Scorer
 from sewa_cli.objective.split import Sample
 from sewa_cli.output.average import Average, taking_part
-from sewa_cli.report.compare import RowCost
+from sewa_cli.report.kinds import RowCost
 from sewa_cli.rng import seeded
 from sewa_cli.session.session import Session
 from sewa_cli.solvers import Sizes

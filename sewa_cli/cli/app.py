@@ -418,7 +418,7 @@ def solvers(request: Request) -> None:
 def schema(request: Request, kind: str) -> None:
     """Print the JSON Schema of a report."""
     from sewa_cli.report import KINDS, model_of
-    from sewa_cli.report.part import schema as schema_of
+    from sewa_cli.report.shared import schema as schema_of
 
     if kind not in KINDS:
         raise ConfigError(f"there is no report of {kind!r}; there are {', '.join(KINDS)}")

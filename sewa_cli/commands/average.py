@@ -15,7 +15,7 @@ from sewa_cli.methods import Run, parse_one
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs
 from sewa_cli.output.lora import check_lora, warn_of_factors
-from sewa_cli.report.average import AverageReport
+from sewa_cli.report.kinds import AverageReport
 from sewa_cli.session import check_alike, check_names, heading, open_candidates, open_named
 from sewa_cli.session.extensions import propose
 from sewa_cli.settings import USUAL

@@ -22,7 +22,7 @@ from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs
-from sewa_cli.report.compare import Comparison, Judged, Row
+from sewa_cli.report.kinds import Comparison, Judged, Row
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import make_solver

@@ -7,7 +7,7 @@ from sewa_cli.checkpoints import check_tied, match_names
 from sewa_cli.config import Config
 from sewa_cli.events import Events
 from sewa_cli.objective.scorer import Scorer
-from sewa_cli.report.evaluate import Evaluated, Evaluation
+from sewa_cli.report.kinds import Evaluated, Evaluation
 from sewa_cli.rng import seeded
 from sewa_cli.session import heading, open_named
 from sewa_cli.session.building import build_objective, check_objective, with_whole_batches

@@ -16,7 +16,7 @@ from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.tree import rows, tensors
-from sewa_cli.report.forecast import Forecast, PlannedStage
+from sewa_cli.report.kinds import Forecast, PlannedStage
 from sewa_cli.rng import seeded
 from sewa_cli.session.cost import peak_memory
 from sewa_cli.session.extensions import solver_for

@@ -21,7 +21,7 @@ from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
-from sewa_cli.report.inspect import Found, Gap, Inspection
+from sewa_cli.report.kinds import Found, Gap, Inspection
 from sewa_cli.session import heading, open_candidates, warn_of_no_steps
 from sewa_cli.text import few
 from sewa_cli.trajectory.geometry import Geometry, Shape, is_finite

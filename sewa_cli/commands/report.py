@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from sewa_cli.config import STDOUT
-from sewa_cli.errors import CheckpointError, OutputError
+from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
 from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
 from sewa_cli.publish import new_output
-from sewa_cli.report.fit import misfit
 from sewa_cli.report.reading import read_any
 
 
@@ -19,8 +18,6 @@ def run_report(source: Path, target: Path, force: bool, events: Events) -> str:
     if real(target) == real(source):
         raise OutputError(f"{target}: is the report itself, which is never overwritten")
     report = read_any(source)
-    if fault := misfit(report):
-        raise CheckpointError(f"{source}: is inconsistent ({fault}); the file may be corrupted")
     if not has_pictures():
         events.show_warning(f"the page is {WITHOUT_PICTURES}")
     with events.stage("drawing"):

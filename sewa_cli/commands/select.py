@@ -26,8 +26,7 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs
 from sewa_cli.output.lora import check_lora
 from sewa_cli.report.select import Report, Simple
-from sewa_cli.report.shared import Scores
-from sewa_cli.report.verdict import Verdict
+from sewa_cli.report.shared import Scores, Verdict
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import chosen_solver, solver_for

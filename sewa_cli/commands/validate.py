@@ -10,7 +10,7 @@ from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.tree import rows
-from sewa_cli.report.validate import Validation
+from sewa_cli.report.kinds import Validation
 from sewa_cli.rng import seeded
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import chosen_solver

@@ -27,8 +27,8 @@ from sewa_cli.output.sources import (
     is_there,
     report_of,
 )
+from sewa_cli.report.kinds import Checked, Role, Verification
 from sewa_cli.report.recipe import OutputFile, Source, read_report
-from sewa_cli.report.verify import Checked, Role, Verification
 from sewa_cli.session import heading
 from sewa_cli.text import few
 

@@ -19,7 +19,7 @@ from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
-from sewa_cli.report.compare import RowContest
+from sewa_cli.report.kinds import RowContest
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.scores import same

@@ -18,7 +18,7 @@ from sewa_cli.methods import Call, Coefficients, mean_of, parse
 from sewa_cli.objective.intervals import FEWEST_UNITS, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
-from sewa_cli.report.compare import Judged, Row, RowContest, RowCost, RowScore
+from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods

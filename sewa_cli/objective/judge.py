@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from sewa_cli.direction import Goal, loss_of
 from sewa_cli.objective.intervals import difference, paired
 from sewa_cli.objective.scorer import Scored
-from sewa_cli.report.metric import Contest
-from sewa_cli.report.verdict import Better, Interval, Verdict
+from sewa_cli.report.select import Contest
+from sewa_cli.report.shared import Better, Interval, Verdict
 
 
 def judge(

@@ -31,7 +31,7 @@ from sewa_cli.publish import (
     sync,
     temporary,
 )
-from sewa_cli.report.part import to_json
+from sewa_cli.report.shared import to_json
 
 R = TypeVar("R", bound=BaseModel | None)
 DEFAULT_OUTPUT = "averaged.safetensors"

@@ -46,7 +46,7 @@ def details(report: Head) -> list[str]:
 def show(report: Head, form: str = "table") -> str:
     """Return the data in one of FORMS; json is the whole report."""
     from sewa_cli.present import terminal
-    from sewa_cli.report.part import to_json
+    from sewa_cli.report.shared import to_json
 
     return to_json(report) if form == "json" else terminal.show(view_of(report), form)
 

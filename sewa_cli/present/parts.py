@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from sewa_cli.report.select import Report
-    from sewa_cli.report.shared import Candidate, Cost, LeftOut, Placement
-    from sewa_cli.report.standing import Motion, Standing
+    from sewa_cli.report.shared import Candidate, Cost, LeftOut, Motion, Placement, Standing
 
 MOTION = "Compared with three simple ways of moving"
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
-    from sewa_cli.report.shared import Cost, Interval, Lora
-    from sewa_cli.report.standing import Standing
+    from sewa_cli.report.shared import Cost, Interval, Lora, Standing
 
 
 def upper(sentence: str) -> str:

@@ -1,7 +1,7 @@
 """The JSON reports: one model for every command, all with the same head.
 
-A module for each kind; import from them, so that nobody waits for the models of others. `sewa
-schema KIND` prints the JSON Schema. A change that drops or renames a key raises SCHEMA_VERSION.
+`sewa schema KIND` prints the JSON Schema. A change that drops or renames a key raises
+SCHEMA_VERSION.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
-# kind of report (and its module here) → its model
-KINDS: Final = {
+KINDS: Final = {  # kind of report → its model
     "select": "Report",
     "forecast": "Forecast",
     "compare": "Comparison",
@@ -26,5 +25,6 @@ KINDS: Final = {
 
 
 def model_of(kind: str) -> type[Head]:
-    model: type[Head] = getattr(import_module(f"sewa_cli.report.{kind}"), KINDS[kind])
+    module = "select" if kind == "select" else "kinds"
+    model: type[Head] = getattr(import_module(f"sewa_cli.report.{module}"), KINDS[kind])
     return model

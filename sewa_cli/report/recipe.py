@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from sewa_cli.dtypes import RESERVED
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_values, read_bytes
-from sewa_cli.report.part import Part
-from sewa_cli.report.reading import MOST, why
+from sewa_cli.report.shared import Part
 from sewa_cli.text import one_line
 
+MOST: Final = 2**26  # bytes of a report that are read
 MOST_SOURCES: Final = 100_000
 LONGEST: Final = 4096  # of a path, as the system has it
 LARGEST: Final = 2**63 - 1  # of a file, as the system has it
@@ -103,6 +103,15 @@ def read_report(path: Path) -> Rebuildable:
     if faults := list(_faults(report.recipe)):
         raise CheckpointError(*(f"{path}: {fault}; is the report intact?" for fault in faults))
     return report
+
+
+def why(error: ValueError) -> str:
+    """Return the first fault, in one line."""
+    if not isinstance(error, ValidationError):
+        return one_line(error, 200)
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"])) or "the file"
+    return one_line(f"{where}: {first['msg']}", 200)
 
 
 def _wanted(text: bytes) -> dict[str, Any]:

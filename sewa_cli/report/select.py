@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from sewa_cli.report.metric import Contest
-from sewa_cli.report.part import Part
+from sewa_cli.direction import Goal
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import (
     GROUPS,
@@ -16,12 +15,139 @@ from sewa_cli.report.shared import (
     Interval,
     LeftOut,
     Lora,
+    Part,
     Placement,
     Scores,
+    Standing,
     TaskHead,
+    Verdict,
 )
-from sewa_cli.report.standing import Standing
-from sewa_cli.report.verdict import Verdict
+
+# ---- a choice by a metric; scores are the task's own, in either direction ----
+
+State = Literal["taken", "overruled", "leading", "dropped", "set aside", "failed"]
+
+
+class Entry(Part):
+    """An average in the contest, by the parts that it was asked on."""
+
+    name: str
+    K: int | None
+    size: int = Field(description="checkpoints with a coefficient other than zero")
+    selected: list[int] = Field([], description="these checkpoints, as indices of `candidates`")
+    selected_steps: list[int | None] | None = Field(None, description="their steps")
+    coefficients: list[float] = Field(
+        [], description="their coefficients: `sewa average --weights`"
+    )
+    parts: int
+    score: float | None = Field(description="mean over those parts; null: one has failed")
+    error: float | None = Field(description="standard error of that mean; null: too few parts")
+    ahead: float | None = Field(
+        description="how much better than the incumbent, in the mean over the parts that both were "
+        "asked on, those that it came to lead by too; null: none, or the incumbent itself"
+    )
+    evidence: float | None = Field(
+        description="e-value of the duel, by parts that no search has seen: of the leader; null: "
+        "there was none"
+    )
+    state: State | None = Field(
+        None,
+        description="overruled: the choice, worse than `last`, which was taken; dropped: the test "
+        "has shown it to be worse; set aside: behind when the budget "
+        "was needed for others",
+    )
+
+
+class MetricScores(Part):
+    """One average's scores: where it was chosen by, and on held-out parts."""
+
+    selection: float | None
+    selection_parts: int | None = Field(
+        None, description="that `selection` is a mean over; others were asked on others"
+    )
+    heldout: float | None = Field(
+        None,
+        description="mean over the held-out parts that any of these averages has a score for; a "
+        "failure is a `failure_counts_as`; null: it has no score at all",
+    )
+    failed: int = Field(0, description="held-out parts that it failed on, and not all others")
+    interval: Interval | None = Field(None, description="95 % of `heldout`; null: too few parts")
+    others: dict[str, float | None] | None = Field(
+        None, description="what else score() gives, over the held-out parts that did not fail"
+    )
+
+
+class MetricGain(Part):
+    """The written average compared with another one on the same held-out parts."""
+
+    over: str = Field(description="that average")
+    by: float = Field(description="how much better than that average; negative: worse")
+    interval: Interval | None = Field(description="95 %, paired by part; null: too few parts")
+    more: int | None = Field(
+        None,
+        description="more held-out parts to make it significant; null: it is, or none would",
+    )
+
+
+class Contest(Part):
+    """A choice by a metric: what was asked, who led, and whether that was luck."""
+
+    metric: str
+    goal: Goal = Field(description="max: higher is better")
+    budget: int | str
+    evaluations: int = Field(description="scores of a part that the choice was made by")
+    heldout_evaluations: int
+    failures: list[str] = Field(description="of parts to choose by; the first hundred")
+    interrupted: bool
+    parts: int = Field(description="there are to choose by")
+    heldout_parts: int | None = Field(description="there are; null: none are held out")
+    heldout_left_out: int = Field(
+        0, description="held-out parts that failed for all of `scores`: they count for none"
+    )
+    failure_counts_as: float | None = Field(
+        None,
+        description="the score of a held-out part where an average failed and another did not: "
+        "worse than all there are; null: there was none",
+    )
+    incumbent: str = Field(
+        description="what another had to be shown to be better than: the choice by the loss, the "
+        "one named by --incumbent, or the better of `last` and the best baseline"
+    )
+    overruled: str | None = Field(
+        None,
+        description="the contest's choice; `last` was written, as it is significantly better",
+    )
+    unspent: str | None = Field(None, description="why evaluations of the budget are left")
+    leader: str = Field(description="the best on the parts to choose by")
+    asked: int | None = Field(None, description="averages that were asked on any part")
+    confirmed: bool | None = Field(
+        description="whether the leader was shown to be better than the incumbent, by parts that "
+        "had no say in its lead too; null: parts are too few to show anything"
+    )
+    evidence: float = Field(description="e-value of that; 100 is asked for")
+    ahead: float | None = Field(
+        None,
+        description="how much better than the incumbent the leader was, in the mean over these "
+        "parts; null: none was met by both",
+    )
+    duel_parts: int | None = Field(None, description="such parts that both have met")
+    entries: list[Entry] = Field(description="best first; of many masks, the best")
+    scores: dict[str, MetricScores] = Field(description="the written average is the first")
+    gained: MetricGain | None = Field(
+        None,
+        description="over the incumbent; where that was written, over who led or the best baseline",
+    )
+    over_last: MetricGain | None = Field(
+        None, description="over the last checkpoint; null: that was written, or `gained` says it"
+    )
+
+    @property
+    def heldout_used(self) -> int:
+        """Held-out parts that the scores are means over."""
+        return (self.heldout_parts or 0) - self.heldout_left_out
+
+
+# ---- the report, and what solvers find ----
 
 
 class BatchNorm(Part):

@@ -1,14 +1,30 @@
-"""Parts that several reports have, and what each of them begins with."""
+"""The base of all reports, and parts that several of them have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from sewa_cli.report.part import SCHEMA_VERSION, Part
-from sewa_cli.report.verdict import Interval as Interval
+SCHEMA_VERSION: Final = 3
+
+
+class Part(BaseModel):
+    # validators are built when first used: `sewa average` writes no report, and need not wait
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+
+def to_json(report: BaseModel) -> str:
+    return report.model_dump_json(indent=2) + "\n"
+
+
+def schema(of: type[BaseModel]) -> dict[str, Any]:
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **of.model_json_schema(mode="serialization"),
+    }
+
 
 GROUPS = "groups that the rows are of, by groups(batch); null: each row stands for itself"
 
@@ -117,3 +133,92 @@ class TaskHead(Head):
     )
     device: str
     seed: int
+
+
+# ---- the verdict: is the choice better than the baselines on held-out data? ----
+
+
+class Interval(Part):
+    low: float
+    high: float
+
+    def has_zero(self) -> bool:
+        return self.low <= 0 <= self.high
+
+    def turned(self) -> Interval:
+        """Return the interval of the same difference the other way round."""
+        return Interval(low=0.0 - self.high, high=0.0 - self.low)
+
+
+class Better(Part):
+    """A baseline with a better held-out score than the choice."""
+
+    name: str
+    score: float
+    difference: float | None = Field(description="the choice's score minus this; null: no number")
+    interval: Interval | None = Field(None, description="95 %, paired; null: too few examples")
+
+
+class Verdict(Part):
+    """The choice compared with the best baseline, on the same held-out examples or parts.
+
+    Which baseline is the best was found on the selection data, as the choice was.
+    """
+
+    kind: Literal[
+        "better",
+        "worse",
+        "not significant",
+        "too few",
+        "baseline",
+        "not finite",
+        "baseline not finite",
+        "no held-out data",
+    ] = Field(
+        description="better, worse, not significant: by the interval; too few: examples for one; "
+        "baseline: the choice is one"
+    )
+    baseline: str | None = None
+    difference: float | None = Field(
+        None, description="held-out score of the choice minus the baseline's"
+    )
+    interval: Interval | None = Field(None, description="95 % of `difference`, paired")
+    n: int | None = Field(None, description="units that were compared: examples, groups, parts")
+    beaten_by: list[Better] = Field([], description="the best first; any is exit code 5 (--strict)")
+
+
+# ---- how the weights of a run moved ----
+
+
+Word = Literal["moving", "drifting", "wandering", "settled", "unknown"]
+Way = Literal["line", "walk", "noise"]
+
+
+class Signs(Part):
+    """Three numbers without a unit that tell the ways of moving apart; null where undefined."""
+
+    net_to_path: float | None = Field(description="net displacement by the length of the path")
+    cosine: float | None = Field(description="mean, of successive steps")
+    trend: float | None = Field(description="part of the spread that a line in time explains")
+
+
+class Motion(Part):
+    """Lengths over all floating-point elements of the finite checkpoints."""
+
+    checkpoints: int
+    norm: float = Field(description="of the mean")
+    radius: float = Field(description="root mean square distance from the mean")
+    late_radius: float = Field(description="the same of the later half, from its own mean")
+    net: float = Field(description="distance from the first to the last")
+    path: float = Field(description="sum of the steps' lengths")
+    run: Signs
+    expected: dict[Way, Signs] | None = Field(description="line, walk, noise; null if too few")
+
+
+class Standing(Part):
+    """The verdict of `inspect`, by weights drawn while the checkpoints were read."""
+
+    weights: int = Field(description="the number of each checkpoint's weights that were used")
+    motion: Motion
+    verdict: Word
+    explanation: str

@@ -15,7 +15,7 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average
 from sewa_cli.objective.evidence import parts_needed
 from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference
-from sewa_cli.report.metric import Contest, Entry, MetricGain, MetricScores, State
+from sewa_cli.report.select import Contest, Entry, MetricGain, MetricScores, State
 from sewa_cli.report.shared import Interval
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError
-from sewa_cli.report.shared import LeftOut
-from sewa_cli.report.standing import Standing
+from sewa_cli.report.shared import LeftOut, Standing
 from sewa_cli.trajectory import fill_row
 from sewa_cli.trajectory.standing import WeightSample
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.ranks import ALONE, Ranks
-from sewa_cli.report.standing import Signs, Way, Word
+from sewa_cli.report.shared import Signs, Way, Word
 
 ENOUGH: Final = 5  # with fewer checkpoints a line, a walk and noise look too much alike
 STILL: Final = 0.2  # a later half that covers less than this part of what steady motion would

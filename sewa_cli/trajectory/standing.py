@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.ranks import Ranks
-from sewa_cli.report.standing import Motion, Standing
+from sewa_cli.report.shared import Motion, Standing
 from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect
 
 MOST: Final = 2**20  # weights of a sample, of all checkpoints together; as float32, 4 MiB

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from sewa_cli.commands import inspect as job
 from sewa_cli.commands.inspect import run_inspect
 from sewa_cli.config import Config
-from sewa_cli.report.inspect import Inspection
+from sewa_cli.report.kinds import Inspection
 from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect
 
 USAGE, FILES = 2, 3

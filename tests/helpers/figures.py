@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from sewa_cli.report.compare import Row, RowCost
+from sewa_cli.report.kinds import Row, RowCost
 from sewa_cli.report.shared import Interval
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from sewa_cli.commands.select import run_select
 from sewa_cli.events import Events
 from sewa_cli.present.page import page
 from sewa_cli.report import model_of
-from sewa_cli.report.part import to_json
-from sewa_cli.report.shared import Head
+from sewa_cli.report.shared import Head, to_json
 from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
 

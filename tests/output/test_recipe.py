@@ -19,7 +19,7 @@ from sewa_cli.config import Config
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, write_results
 from sewa_cli.output.sources import Places
-from sewa_cli.report.part import Part
+from sewa_cli.report.shared import Part
 
 
 @pytest.fixture

@@ -19,10 +19,9 @@ from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.present import draw, view_of
 from sewa_cli.present.charts import Chart, Panel, Series, running_mean
 from sewa_cli.present.figures import figure_of, label
-from sewa_cli.report.compare import Comparison, Row
-from sewa_cli.report.part import to_json
+from sewa_cli.report.kinds import Comparison, Row
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate, Interval
+from sewa_cli.report.shared import Candidate, Interval, to_json
 
 BREADTH = pytest.mark.breadth
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]

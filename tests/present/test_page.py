@@ -30,8 +30,7 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.present import page as pages
 from sewa_cli.present.page import core, page
 from sewa_cli.present.view import Table
-from sewa_cli.report.fit import misfit
-from sewa_cli.report.reading import read_any
+from sewa_cli.report.reading import misfit, read_any
 from sewa_cli.text import number, shown
 
 MB = 1_000_000

@@ -13,8 +13,7 @@ from sewa_cli.present.charts import half_of
 from sewa_cli.present.view import View, Words
 from sewa_cli.present.views import select
 from sewa_cli.report.select import Expected, Report
-from sewa_cli.report.shared import Candidate, Interval, Scores
-from sewa_cli.report.verdict import Better, Verdict
+from sewa_cli.report.shared import Better, Candidate, Interval, Scores, Verdict
 
 BEST = "latest K=5"
 

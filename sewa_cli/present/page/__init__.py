@@ -21,7 +21,7 @@ from sewa_cli.present import view_of
 from sewa_cli.present.charts import MOST_POINTS, Chart
 from sewa_cli.present.page.again import again, when
 from sewa_cli.present.view import Section
-from sewa_cli.report.part import to_json
+from sewa_cli.report.shared import to_json
 from sewa_cli.text import number, shown
 
 if TYPE_CHECKING:

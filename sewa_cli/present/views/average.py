@@ -12,7 +12,7 @@ from sewa_cli.present.view import Picture, Rows, View
 from sewa_cli.present.words import describe_lora, wrote
 
 if TYPE_CHECKING:
-    from sewa_cli.report.average import AverageReport
+    from sewa_cli.report.kinds import AverageReport
 
 
 def view(report: AverageReport) -> View:

@@ -24,7 +24,7 @@ from sewa_cli.present.words import recalled, standing, wrote
 from sewa_cli.text import with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.compare import Comparison, Row
+    from sewa_cli.report.kinds import Comparison, Row
     from sewa_cli.report.shared import Interval
 
 MOST_ROWS: Final = 60  # of a chart

@@ -11,7 +11,7 @@ from sewa_cli.present.view import Cell, Picture, Rows, Table, View, metrics_of, 
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
-    from sewa_cli.report.evaluate import Evaluated, Evaluation
+    from sewa_cli.report.kinds import Evaluated, Evaluation
 
 MOST_ROWS: Final = 60  # of a chart
 _TITLES: Final = {"heldout_loss": "held-out loss", "selection_loss": "selection loss"}

@@ -8,7 +8,7 @@ from sewa_cli.present.view import Facts, Rows, Table, View
 from sewa_cli.text import duration, size
 
 if TYPE_CHECKING:
-    from sewa_cli.report.forecast import Forecast, PlannedStage
+    from sewa_cli.report.kinds import Forecast, PlannedStage
 
 
 def view(report: Forecast) -> View:

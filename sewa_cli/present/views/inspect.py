@@ -20,7 +20,7 @@ from sewa_cli.present.words import upper
 from sewa_cli.text import few, number, size
 
 if TYPE_CHECKING:
-    from sewa_cli.report.inspect import Found, Inspection
+    from sewa_cli.report.kinds import Found, Inspection
 
 
 def view(report: Inspection) -> View:

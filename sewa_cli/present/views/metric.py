@@ -30,8 +30,7 @@ from sewa_cli.present.words import and_last, difference, recalled, than_last, up
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.metric import Contest, Entry, MetricGain
-    from sewa_cli.report.select import Report
+    from sewa_cli.report.select import Contest, Entry, MetricGain, Report
 
 NEEDED: Final = 100  # e-value; solvers need the same
 FEW_STEPS: Final = 3  # of an entry, in a table

@@ -9,7 +9,7 @@ from sewa_cli.report.shared import TaskHead
 from sewa_cli.text import number
 
 if TYPE_CHECKING:
-    from sewa_cli.report.validate import Validation
+    from sewa_cli.report.kinds import Validation
 
 
 def view(report: Validation) -> View:

@@ -8,7 +8,7 @@ from sewa_cli.present.view import Rows, Table, View
 from sewa_cli.present.words import upper
 
 if TYPE_CHECKING:
-    from sewa_cli.report.verify import Verification
+    from sewa_cli.report.kinds import Verification
 
 
 def view(report: Verification) -> View:

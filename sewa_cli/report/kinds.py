@@ -1,4 +1,4 @@
-"""The report of `sewa compare`."""
+"""The reports of all commands but `select`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,170 @@ from typing import Literal
 from pydantic import Field
 
 from sewa_cli.direction import Goal
-from sewa_cli.report.part import Part
 from sewa_cli.report.recipe import OutputFile, Recipe
 from sewa_cli.report.shared import (
     GROUPS,
     Candidate,
     Cost,
+    Head,
     Interval,
     LeftOut,
+    Lora,
+    Motion,
+    Part,
     Placement,
+    Scores,
+    Standing,
     TaskHead,
+    Word,
 )
-from sewa_cli.report.standing import Standing
+
+
+class AverageReport(Head):
+    """An average that needed neither model nor data, with all that `sewa apply` needs."""
+
+    kind: Literal["average"] = "average"
+    lora: Lora | None = None
+    output: str | None
+    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
+    recipe: Recipe
+
+
+class Evaluated(Scores):
+    """One file, as it is."""
+
+    path: str
+    step: int | None
+
+
+class Evaluation(TaskHead):
+    """The report of `sewa evaluate`."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    files: list[Evaluated]
+    selection_rows: int
+    heldout_rows: int | None
+
+
+class Validation(TaskHead):
+    """The findings of `sewa validate`."""
+
+    kind: Literal["validate"] = "validate"
+    checkpoints: int
+    first_step: int | None
+    last_step: int | None
+    tensors: int
+    parameters: int
+    dtypes: list[str]
+    batchnorm_layers: int
+    batch_rows: int
+    loss: float | None = Field(
+        description="of the newest checkpoint on the first batch; null: the task has none"
+    )
+    score: dict[str, float | None] | None = Field(
+        None, description="--metric: what score() gives for the first part"
+    )
+    heldout_data: bool = Field(description="heldout_data, or heldout_parts")
+    training_data: bool
+    metrics: bool
+
+
+Role = Literal["output", "source"]
+
+
+class Checked(Part):
+    """A file of the output, or a checkpoint that went into it."""
+
+    path: str
+    role: Role
+    ok: bool
+    fault: str | None = None
+
+
+class Verification(Head):
+    """Whether an output and its sources are what their report says."""
+
+    kind: Literal["verify"] = "verify"
+    report: str
+    files: list[Checked]
+    unchecked: list[str] = Field(description="what could not be checked, or was not to be")
+
+
+class Gap(Part):
+    """Two neighbours that are not the usual spacing apart."""
+
+    after: int
+    before: int
+    missing: int | None = Field(description="checkpoints that fit between; null: off the grid")
+
+
+class Found(Part):
+    """One checkpoint. Distances are null where it holds NaN or Inf."""
+
+    path: str
+    step: int | None
+    size: int
+    logged: dict[str, float] = Field({}, description="by the trainer at this step")
+    nonfinite: list[str] = Field(description="tensors that hold NaN or Inf")
+    same_as: int | None = Field(description="index of the first with the same tensor content")
+    to_last: float | None = None
+    to_mean: float | None = None
+    length: float | None = Field(None, description="of the step from the one before to this one")
+    cosine: float | None = Field(None, description="of the step to this one and the next one")
+
+
+class Inspection(Head):
+    """The report of `sewa inspect`."""
+
+    kind: Literal["inspect"] = "inspect"
+    checkpoints: list[Found]
+    spacing: int | None = Field(description="between steps, if more than half agree on it")
+    gaps: list[Gap]
+    tensors: int
+    parameters: int = Field(description="floating-point elements")
+    dtypes: dict[str, int] = Field(description="elements by dtype")
+    motion: Motion | None
+    verdict: Word
+    explanation: str
+    bytes_read: int
+
+
+class PlannedStage(Part):
+    """A stage of the run, under the name that progress shows."""
+
+    name: str
+    passes: float = Field(description="forward passes over the selection data")
+    heldout: float = Field(description="forward passes over the held-out data")
+    training: float = Field(description="forward passes over the data for BatchNorm")
+    backward: float = Field(description="backward passes over the selection data")
+    reads: float = Field(description="of every checkpoint, besides those for products")
+    products: int = Field(description="with all checkpoints; from files, each reads them once")
+    at_least: float = Field(description="share of the stage that every run needs")
+
+
+class Forecast(TaskHead):
+    """The cost of a run, by the solver's plan and as if no checkpoint had NaN or Inf."""
+
+    kind: Literal["forecast"] = "forecast"
+    solver: str
+    K: int | Literal["auto"]
+    found: int = Field(description="checkpoints")
+    k: int = Field(description="checkpoints that take part")
+    parameters: int
+    selection_rows: int
+    rows_used: int = Field(description="selection rows that the choice is made by")
+    placement: Placement
+    peak_memory_bytes: int = Field(
+        description="of the process with the model and a batch, and what is planned on top"
+    )
+    bytes_read: int
+    is_declared: bool = Field(description="false: what the solver itself takes is not known")
+    stages: list[PlannedStage]
+    forward_passes: int = Field(description="batches through the model, at most")
+    at_least: int = Field(description="batches through the model that every run needs")
+    backward_passes: int = Field(description="batches back through the model, at most")
+    batch_seconds: float = Field(description="one batch through the model, timed")
+    seconds: float = Field(description="in the model: batches times one timed batch")
 
 
 class RowCost(Part):
