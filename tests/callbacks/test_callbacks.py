@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
-from sewa_cli.callbacks import save_weights, saving
+from sewa_cli.callbacks import save_weights
 from sewa_cli.callbacks.saving import Moments, Saver
 
 
@@ -54,28 +53,6 @@ def test_metrics_are_json_whatever_they_are(tmp_path: Path) -> None:
     assert json.loads(metadata(path)["metrics"]) == {"nan": None, "one": 1.0}
 
 
-@pytest.mark.parametrize("broken", ["save_file", "os.replace"])
-def test_a_failing_write_leaves_the_older_file_and_no_other(
-    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = nn.Linear(2, 2)
-    before = save_weights(model, tmp_path, 3).read_bytes()
-    nn.init.ones_(model.weight)
-
-    def fail(_: Any, path: Any, *__: Any) -> None:
-        if broken == "save_file":
-            Path(path).write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    owner, name = (os, "replace") if broken == "os.replace" else (saving, "save_file")
-    monkeypatch.setattr(owner, name, fail)
-    with pytest.raises(OSError, match="No space left"):
-        save_weights(model, tmp_path, 3)
-    monkeypatch.undo()
-    assert steps(tmp_path) == [3]
-    assert (tmp_path / "step-3.safetensors").read_bytes() == before
-
-
 def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     model.weight.ds_id = 3  # type: ignore[attr-defined]
@@ -109,6 +86,12 @@ def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(
     Path("task.py").write_text(TASK)
     ended = sewa("select", "ckpts/", "--task", "task.py", "--K", 2, "--set", "gumbel.iterations=3")
     assert ended.code == 0, ended.err
+
+
+def test_a_new_run_is_refused_in_the_folder_of_another(tmp_path: Path) -> None:
+    save_weights(nn.Linear(2, 2), tmp_path, 8)
+    with pytest.raises(FileExistsError, match="holds 1 checkpoints of an earlier run"):
+        Saver(tmp_path)._begin(0, 100, is_writer=True)
 
 
 def test_the_last_part_is_saved_and_the_last_step_too() -> None:

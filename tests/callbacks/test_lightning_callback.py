@@ -126,15 +126,3 @@ def test_lightning_by_hand_with_two_steps_a_batch_is_saved_as_often(tmp_path: Pa
     assert made.global_step == 30
     assert steps(tmp_path / "ckpts") == [16, 20, 26, 30]
     assert "net.0.weight" in load_file(tmp_path / "ckpts" / "step-30.safetensors")
-
-
-@pytest.mark.breadth
-def test_a_new_lightning_run_is_refused_and_a_resumed_one_goes_on(tmp_path: Path) -> None:
-    callback = save_for_sewa(tmp_path / "ckpts", every=8, start=0)
-    made = fit(callback, tmp_path, lit(), max_epochs=1)
-    assert steps(tmp_path / "ckpts") == [8, 16, 20]
-    made.save_checkpoint(tmp_path / "at-20.ckpt", weights_only=False)
-    with pytest.raises(FileExistsError, match="holds 3 checkpoints of an earlier run"):
-        fit(save_for_sewa(tmp_path / "ckpts", every=8), tmp_path, lit(), max_epochs=1)
-    fit(callback, tmp_path, lit(), max_epochs=2, ckpt_path=tmp_path / "at-20.ckpt")
-    assert steps(tmp_path / "ckpts") == [8, 16, 20, 24, 32, 40]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,27 +131,6 @@ def test_a_file_without_a_step_among_others_is_told(tmp_path: Path) -> None:
         library.in_order(opened(files))
 
 
-def test_folders_and_files_may_be_named_together(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    save(tmp_path / "a" / "step-2.safetensors")
-    (tmp_path / "a" / "notes.txt").write_text("not a checkpoint")
-    single = save(tmp_path / "step-1.safetensors")
-    found = library.find([tmp_path / "a", single]).paths
-    assert found == [tmp_path / "a" / "step-2.safetensors", single]
-
-
-def test_our_own_output_in_the_folder_is_not_taken_as_a_checkpoint(
-    run_dir: Path, sewa: Sewa
-) -> None:
-    first = sewa("select", "-o", "ckpts/averaged-130.safetensors")
-    assert first.code == 0, first.err
-    second = sewa("select", "--json")
-    assert second.code == 0, second.err
-    report = json.loads(second.out)
-    assert (run_dir / "ckpts" / "averaged-130.safetensors").is_file()
-    assert [c["step"] for c in report["candidates"]] == list(range(10, 121, 10))
-
-
 def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(
     run_dir: Path, sewa: Sewa
 ) -> None:
@@ -171,14 +149,9 @@ def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(
     [
         ({}, [*range(10, 121, 10)]),
         ({"last": 3}, [100, 110, 120]),
-        ({"last": 99}, [*range(10, 121, 10)]),
         ({"every": 5}, [20, 70, 120]),
-        ({"every": 1}, [*range(10, 121, 10)]),
-        ({"from_step": 100}, [100, 110, 120]),
         ({"from_step": 101}, [110, 120]),
-        ({"to_step": 30}, [10, 20, 30]),
         ({"from_step": 40, "to_step": 60}, [40, 50, 60]),
-        ({"every": 5, "last": 2}, [70, 120]),
         ({"to_step": 90, "every": 3, "last": 2}, [60, 90]),
     ],
 )
@@ -196,20 +169,6 @@ def test_an_empty_range_tells_the_steps_there_are() -> None:
 
 
 # ---- headers and reading ---------------------------------------------------------------------
-
-
-def test_reading_counts_the_bytes_of_all_checkpoints_together(tmp_path: Path) -> None:
-    reads = Reads()
-    tensors = {"w": torch.randn(5, 4), "h": torch.randn(3).bfloat16(), "n": torch.tensor(3)}
-    files = [save(tmp_path / f"step-{n}.safetensors", tensors) for n in (1, 2)]
-    one, two = (library.open_checkpoint(path, reads) for path in files)
-    assert torch.equal(one.read("w"), tensors["w"])
-    assert reads.bytes == 80
-    two.read("h")
-    assert reads.bytes == 86
-    one.close()
-    assert torch.equal(one.read("n"), tensors["n"])  # opens again
-    assert reads.bytes == 94
 
 
 def test_a_file_that_vanished_since_it_was_opened_is_named(tmp_path: Path) -> None:

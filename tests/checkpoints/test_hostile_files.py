@@ -183,16 +183,6 @@ def test_an_index_may_not_name_what_no_file_is_called(
 # ---- the helper itself ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("levels", "ok"), [(files.DEPTH, True), (files.DEPTH + 1, False)])
-def test_json_has_so_many_levels(levels: int, ok: bool) -> None:
-    text = "[" * levels + "]" * levels
-    if ok:
-        assert files.parse_json(text) == json.loads(text)
-    else:
-        with pytest.raises(ValueError, match="levels"):
-            files.parse_json(text)
-
-
 def test_a_pytorch_file_with_a_tensor_that_safetensors_cannot_hold_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:

@@ -299,31 +299,16 @@ def split(folder: Path, *boxes: Box) -> None:
     change(folder, into_chunks)
 
 
-@pytest.mark.parametrize(
-    ("boxes", "starts"),
-    [
-        ([((0, 0), (4, 3))], [0]),
-        ([((3, 0), (1, 3)), ((0, 0), (3, 3))], [0, 9]),
-        ([((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2))], None),
-    ],
-    ids=["one", "rows", "columns too"],
-)
-def test_chunks_that_are_whole_rows_are_mapped_where_they_lie(
-    folder: Path, boxes: list[Box], starts: list[int] | None
-) -> None:
-    split(folder, *boxes)
-    runs = open_checkpoint(folder, Reads()).runs("w")
-    if starts is None:
-        assert runs is None
-        return
-    assert runs is not None
-    assert [start for start, _ in runs] == starts
-    assert torch.equal(torch.cat([view for _, view in runs]), WHOLE.reshape(-1))
-
-
-def test_chunks_of_one_tensor_are_put_together_and_must_not_overlap(folder: Path) -> None:
-    split(folder, ((0, 0), (2, 3)), ((2, 0), (2, 1)), ((2, 1), (2, 2)))
-    assert torch.equal(open_checkpoint(folder, Reads()).read("w"), WHOLE)
+def test_chunks_are_put_together_and_mapped_if_they_are_whole_rows(folder: Path) -> None:
+    rows, columns = ((0, 0), (3, 3)), [((3, 0), (1, 1)), ((3, 1), (1, 2))]
+    for boxes, starts in (([((3, 0), (1, 3)), rows], [0, 9]), ([rows, *columns], None)):
+        split(folder, *boxes)
+        found = open_checkpoint(folder, Reads())
+        runs = found.runs("w")
+        assert (runs and [start for start, _ in runs]) == starts
+        if runs:
+            assert torch.equal(torch.cat([view for _, view in runs]), WHOLE.reshape(-1))
+        assert torch.equal(found.read("w"), WHOLE)
     split(folder, ((0, 0), (2, 3)), ((1, 0), (2, 3)))
     assert open_checkpoint(folder, Reads()).runs("w") is None
     with pytest.raises(CheckpointError, match="w: cannot be read: has chunks that overlap"):

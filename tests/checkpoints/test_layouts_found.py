@@ -75,19 +75,6 @@ def test_folders_of_the_hugging_face_trainer_are_found_with_step_and_metrics(
     assert any("model.safetensors: left out; the checkpoints are" in note for note in notes)
 
 
-def test_a_sharded_checkpoint_reads_like_a_whole_one(tmp_path: Path) -> None:
-    sharded(tmp_path / "checkpoint-1")
-    [found] = opened(tmp_path)
-    expected = weights()
-    assert list(found.tensors) == list(expected)
-    assert found.reads.bytes == 0
-    for name, tensor in expected.items():
-        assert torch.equal(found.read(name), tensor)
-    assert found.reads.bytes == 68
-    assert found.size == sum(file.stat().st_size for file in found.files)
-    assert len(found.files) == 3
-
-
 @pytest.mark.parametrize("shards", [1, 2])
 def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> None:
     inside = tmp_path / "checkpoint-3"

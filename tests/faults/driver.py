@@ -6,8 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,8 +29,6 @@ class Run:
     error: int | None = None  # … the call fails, with this errno
     for_good: bool = False  # and so do all later ones that take space
     lacking: Sequence[str] = ()  # what the file system cannot do: keys of inject.LACKING
-    limits: Mapping[str, int] = field(default_factory=dict)  # FSIZE, NOFILE, AS …
-    mortal: bool = False  # permissions hold, even for root
     jitter: int | None = None  # meet the other runs before publishing; go on at random speed
 
 

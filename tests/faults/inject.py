@@ -19,7 +19,6 @@ import json
 import mmap
 import os
 import random
-import resource
 import selectors
 import shutil  # before `os` is wrapped: it looks there for what the system can do
 import signal
@@ -272,10 +271,6 @@ def child(run: dict[str, Any], main: Callable[[list[str]], int], faults: Faults)
     """In the fork: the command, as a process of its own would run it."""
     global active
     os.chdir(run["cwd"])
-    for name, limit in run["limits"].items():
-        resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (limit, limit))
-    if run["mortal"]:
-        obey_modes()
     known, active = set(sys.modules), faults
     try:
         return main(run["argv"])
@@ -287,18 +282,6 @@ def child(run: dict[str, Any], main: Callable[[list[str]], int], faults: Faults)
         faults.note(*(f"import {name}" for name in sys.modules if name not in known))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-
-
-def obey_modes() -> None:
-    """Give up root's right to pass over the permissions of files."""
-    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
-    libc = ctypes.CDLL(None)
-    libc.capget(header, sets)
-    for i in range(3):
-        sets[i] &= ~0b1110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER
-    if libc.capset(header, sets) != 0:
-        raise OSError("capset")
 
 
 def start(

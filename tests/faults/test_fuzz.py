@@ -25,28 +25,3 @@ def test_no_damaged_or_forged_file_gets_more_than_one_line_out_of_sewa(tmp_path:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert f"{CASES} cases" in ended.stdout
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "left", "why"),
-    [
-        (1, "error: a bug in sewa: x", None, "exit code 1"),
-        (3, "error: a\nTraceback (most recent call last):", None, "traceback"),
-        (3, "error: \x1b[31m", None, "control characters"),
-        (3, "", None, "with 0 errors"),
-        (3, "error: x", "out.safetensors", "left"),
-        (0, "wrote out.safetensors", "out.safetensors", "not whole"),
-        (0, "wrote out.safetensors", ".out.tmp", "left"),
-        (3, "error: " + "x" * 3000, None, "without end"),
-        (3, "error: x", None, None),
-    ],
-)
-def test_what_must_not_be_is_found(
-    tmp_path: Path, code: int, said: str, left: str | None, why: str | None
-) -> None:
-    case = fuzz.Case(0, "set", {}, [])
-    if left is not None:
-        (tmp_path / left).write_bytes(b"half")
-    found = fuzz.fault_of(case, fuzz.Ended(code, said), tmp_path)
-    assert (found is None) == (why is None)
-    assert why is None or why in str(found)

@@ -5,12 +5,9 @@ Here the cases that differ in what they do; `make faults` runs every command, fo
 
 from __future__ import annotations
 
-import signal
-
 import pytest
 
-from faults.cases import BYSTANDERS, Case, Stage
-from faults.judge import files_in
+from faults.cases import Case, Stage
 from faults.sweep import interrupts, kills
 
 CASES = [
@@ -45,17 +42,3 @@ def test_every_command_that_writes_survives_kills_and_interrupts(
 ) -> None:
     assert kills(learning, case, every=7).faults == []
     assert interrupts(learning, case, every=13).faults == []
-
-
-def test_after_a_kill_a_run_without_a_name_takes_one_that_is_free(stage: Stage) -> None:
-    argv = ["average", "../inputs/files"]
-    stage.clear(BYSTANDERS)
-    points = stage.run(argv).points
-    average = files_in(stage.out)["averaged.safetensors"]
-    for at in range(len(points)):
-        stage.clear(BYSTANDERS)
-        assert stage.run(argv, at=at, signal=int(signal.SIGKILL)).code == -signal.SIGKILL
-        was_there = "averaged.safetensors" in files_in(stage.out)
-        assert stage.run(argv).code == 0
-        names = ["averaged.safetensors", *(["averaged-2.safetensors"] if was_there else [])]
-        assert files_in(stage.out) == {**BYSTANDERS, **dict.fromkeys(names, average)}, points[at]

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from helpers.shells import environment
 
 from faults.cases import BYSTANDERS, Case, Stage
 from faults.inject import LACKING
-from faults.judge import files_in, loads
-from faults.sweep import errors, kills, undisturbed
+from faults.judge import files_in
+from faults.sweep import errors, kills
 
 FORMS = [
     Case("average", "file", "file"),
@@ -41,53 +37,7 @@ def test_a_call_that_fails_at_any_point_is_told_in_one_line(stage: Stage, case: 
     assert errors(stage, case, errno.EIO, for_good=False, every=3).faults == []
 
 
-@pytest.mark.parametrize("case", FORCED, ids=str)
-def test_no_file_may_be_larger_than_so_many_bytes(stage: Stage, case: Case) -> None:
-    """The system's own limit, so that each of the writes is the one that fails in turn."""
-    tally, scene, _ = undisturbed(stage, case)
-    assert tally.faults == []
-    sizes = sorted({len(data) for name, data in scene.after.items() if name not in BYSTANDERS})
-    for limit in (0, *(size - 1 for size in sizes)):
-        stage.clear(scene.before)
-        ended = stage.run(case.argv(force=True), limits={"FSIZE": limit})
-        assert ended.code == 3, f"{limit}: {ended.err}"
-        assert len(ended.errors()) == 1
-        assert files_in(stage.out) == scene.before, limit
-    assert stage.run(case.argv(force=True), limits={"FSIZE": max(sizes) + 1}).code == 0
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("output", ["-", "out.safetensors"])
-def test_a_standard_output_that_takes_nothing_is_told(stage: Stage, output: str) -> None:
-    """The average that was written before its paths could not be printed is whole."""
-    stage.clear(BYSTANDERS)
-    argv = [sys.executable, "-m", "sewa_cli", "average", "../inputs/files", "-o", output]
-    with Path("/dev/full").open("wb") as full:
-        ended = subprocess.run(
-            argv, cwd=stage.out, env=environment(), stdout=full, stderr=subprocess.PIPE, check=False
-        )
-    assert ended.returncode == 3, ended.stderr
-    assert ended.stderr.decode().count("error: ") == 1
-    assert b"Traceback" not in ended.stderr
-    written = files_in(stage.out).keys() - BYSTANDERS.keys()
-    assert written <= {output}
-    loads(stage.out, written)
-
-
 # ---- a folder that may not be written to -------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", FORCED, ids=str)
-def test_a_read_only_folder_is_refused_in_one_line(stage: Stage, case: Case) -> None:
-    before = stage.prepare(case)
-    stage.out.chmod(0o555)
-    try:
-        ended = stage.run(case.argv(force=True), mortal=True)
-    finally:
-        stage.out.chmod(0o755)
-    assert ended.code == 3, ended.err
-    assert "not writable" in ended.errors()[0]
-    assert files_in(stage.out) == before
 
 
 # ---- file systems that can do less -------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -18,12 +17,9 @@ from torch import Tensor
 from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.output import mean as average
 from sewa_cli.output.mean import (
-    AHEAD,
-    Room,
     in_order,
     is_finite,
     pieces,
-    thread_count,
     weighted_mean,
 )
 
@@ -76,26 +72,6 @@ def naive_mean(
 
 def raw(tensor: Tensor) -> bytes:
     return as_array(tensor).tobytes()
-
-
-@given(
-    st.integers(1, 30),
-    st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
-    st.booleans(),
-    st.integers(0, 2**31),
-)
-def test_the_mean_equals_the_float64_mean_to_the_precision_it_is_kept_in(
-    n: int, dtype: torch.dtype, equal: bool, seed: int
-) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    tensors = [torch.randn(3, 5, generator=generator).to(dtype) for _ in range(n)]
-    weights = some_weights(n, equal, generator)
-    expected = sum((c * t.double() for c, t in zip(weights, tensors, strict=True)))
-    found = mean_of_tensors(tensors, weights)
-    assert found.dtype == dtype
-    step = torch.finfo(dtype).eps
-    sums = n * (1e-15 if dtype == torch.float64 else 1.2e-7)  # the sum itself is float32 or better
-    torch.testing.assert_close(found.double(), expected, rtol=step, atol=sums * 4)
 
 
 @given(
@@ -207,42 +183,3 @@ def test_the_bytes_are_the_naive_means_whatever_the_threads_and_pieces(
         jobs = [partial(weighted_mean, part, weights, None) for part in parts]
         found = b"".join(result.tobytes() for result in in_order(jobs))
         assert found == expected, (threads, piece, block)
-
-
-def test_only_a_few_results_are_made_ahead_and_they_come_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "2")
-    taken: list[int] = []
-
-    def job(i: int, _: Room) -> int:
-        return i
-
-    def jobs() -> Iterator[partial[int]]:
-        for i in range(50):
-            assert i - len(taken) <= 2 * AHEAD + 1
-            yield partial(job, i)
-
-    for i in in_order(jobs()):
-        taken.append(i)
-    assert taken == list(range(50))
-
-
-def test_a_job_that_fails_ends_the_others() -> None:
-    def job(i: int, _: Room) -> int:
-        if i == 5:
-            raise ValueError("five")
-        return i
-
-    with pytest.raises(ValueError, match="five"):
-        list(in_order(partial(job, i) for i in range(1000)))
-
-
-@pytest.mark.parametrize("wanted", ["", "0", "-1", "many", "2,4"])
-def test_threads_are_as_many_as_asked_for_or_as_there_are_cores(
-    monkeypatch: pytest.MonkeyPatch, wanted: str
-) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert thread_count() == 3
-    monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    assert 1 <= thread_count() <= average.MOST_THREADS

@@ -269,37 +269,6 @@ def test_the_form_of_the_data_is_found_or_named(tmp_path: Path) -> None:
         load_task("huggingface", args | {"text": "text"})
 
 
-def test_packed_rows_are_full_and_without_an_end_they_cannot_be(tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", [{"text": "return the object"}] * 40)
-    args = task_args(
-        tmp_path / "model", selection=tmp_path / "rows.jsonl", pack=True, max_length=16
-    )
-    [batch] = load_task("huggingface", args).selection_data
-    assert bool((batch["attention_mask"][:-1] == 1).all())
-    tokens = 40 * (len(WORDS("return the object")["input_ids"]) + 1) - 1
-    assert int((batch["targets"] != -100).sum()) == tokens
-    tokenizer(brackets=False).save_pretrained(tmp_path / "plain")
-    with pytest.raises(ConfigError, match=r"args\.pack: the tokenizer has no EOS token"):
-        load_task("huggingface", args | {"tokenizer": tmp_path / "plain"})
-    with pytest.raises(ConfigError, match="kind sequence-classification has no pack"):
-        load_task("huggingface", args | {"kind": "sequence-classification"})
-
-
-def test_only_rows_that_lose_tokens_are_reported_of(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    config_of("sequence-classification", ["few", "many"]).save_pretrained(folder)
-    BRACKETS.save_pretrained(folder)
-    exact = len(BRACKETS("return the object")["input_ids"])
-    given = ["return the object", "return", "return the object with"]
-    write_rows(tmp_path / "rows.jsonl", [{"text": text, "label": 1} for text in given])
-    args = {"kind": "sequence-classification", "model": folder, "max_length": exact}
-    task = load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"})
-    [note] = task.notes
-    assert "1 of 3 rows for selection are longer than max_length" in note
-    write_rows(tmp_path / "rows.jsonl", [{"text": text, "label": 1} for text in given[:2]])
-    assert load_task("huggingface", args | {"selection": tmp_path / "rows.jsonl"}).notes == ()
-
-
 # ---- texts as groups, and what transformers makes of the same tokens -----------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -261,16 +260,6 @@ def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
     assert not (here / "ran").exists()
 
 
-def test_without_peft_it_says_what_to_install(
-    here: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del here
-    monkeypatch.setitem(sys.modules, "peft", None)
-    ended = sewa("validate", "lora")
-    assert ended.code == 4
-    assert ended.error == "an adapter needs peft: pip install peft"
-
-
 # ---- data that were trained on ------------------------------------------------------------------
 
 
@@ -303,12 +292,3 @@ def test_a_name_that_says_train_is_warned_of(
             f"some/{name}: is training data by its name, and used for selection: rows that the "
             "model has seen"
         )
-
-
-def test_rows_in_two_files_are_found_whatever_their_batches(here: Path, sewa: Sewa) -> None:
-    lines = Path("data/dev.jsonl").read_text().splitlines(keepends=True)
-    (here / "data" / "seen.jsonl").write_text("".join(lines[::-1][:25]))
-    ended = sewa("select", "--set", "args.training=data/seen.jsonl", "-o", "best", "--json")
-    assert ended.code == 0, ended.err
-    [found] = [w for w in json.loads(ended.out)["warnings"] if "training_data" in w]
-    assert "selection rows looked at are in training_data too" in found

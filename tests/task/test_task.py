@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import UserDict, namedtuple
+from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -238,39 +238,6 @@ def test_what_the_users_code_prints_goes_to_stderr_and_never_to_stdout(
 # ---- batches ---------------------------------------------------------------------------------
 
 
-class Sample(NamedTuple):
-    inputs: Any
-    labels: Any
-
-
-Untyped = namedtuple("Untyped", "a b")
-
-
-def shape_of(batch: Any) -> Any:
-    """The batch's structure, a tensor standing for its device and shape."""
-    if isinstance(batch, Tensor):
-        return (str(batch.device), tuple(batch.shape))
-    if isinstance(batch, dict):
-        return {key: shape_of(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        return type(batch), [shape_of(item) for item in batch]
-    return batch
-
-
-def nested(x: Tensor) -> Any:
-    return {
-        "x": x,
-        "pair": (x[:, 0], [x, "text", None, 7]),
-        "sample": Sample(inputs={"deep": x}, labels=Untyped([x], 1.5)),
-        "empty": (),
-    }
-
-
-def test_every_tensor_of_a_nested_batch_moves_and_the_rest_stays() -> None:
-    x = torch.zeros(4, 3)
-    assert shape_of(to_device(nested(x), META)) == shape_of(nested(x.to(META)))
-
-
 class Encoding(UserDict[str, Tensor]):
     """A tokenizer's output: a mapping whose keys are attributes, and which moves itself."""
 
@@ -297,7 +264,7 @@ def test_a_mapping_that_can_move_itself_keeps_its_kind() -> None:
         ((torch.zeros(5, 3), torch.zeros(5)), 5),
         ([torch.tensor(1.0), torch.zeros(6)], 6),
         ({"temperature": 0.1, "scale": torch.tensor(2.0), "x": torch.zeros(7, 2)}, 7),
-        (Sample(inputs={"deep": [torch.zeros(8)]}, labels=None), 8),
+        ({"inputs": {"deep": [torch.zeros(8)]}, "labels": None}, 8),
         (torch.zeros(3).numpy(), 3),
         (["one", "two", "three"], 3),
         (object(), 1),
