@@ -14,8 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -23,7 +22,8 @@ from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name
 from sewa_cli.objective.objective import Objective, Passes
 from sewa_cli.objective.scorer import Scored, Scorer
-from sewa_cli.objective.split import Sample
+from sewa_cli.objective.split import take_evenly
+from sewa_cli.objective.tree import rows
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.report.kinds import RowCost
 from sewa_cli.rng import seeded
@@ -103,22 +103,35 @@ def same(coefficients: Sequence[float]) -> Key:
     return tuple(round(c, 12) for c in coefficients)
 
 
+class BaselineLosses(NamedTuple):
+    """Selection losses by name, and the examples that they are means over; None: all."""
+
+    losses: dict[Name, float]
+    rows: int | None = None
+
+
 class AverageScores:
     """Averages of one W: loaded into the model as a file has them, and measured there."""
 
-    def __init__(self, session: Session, scorer: Scorer, placed: Placed) -> None:
+    def __init__(
+        self, session: Session, scorer: Scorer, placed: Placed, ledger: Ledger | None = None
+    ) -> None:
         self._session = session
         self._placed = placed
         self._loaded: tuple[tuple[float, ...], int] | None = None
         self.scorer = scorer
-        self.ledger = Ledger(session.objective.passes, placed.trajectory)
+        self.ledger = ledger or Ledger(session.objective.passes, placed.trajectory)
 
-    def baseline_losses(self, averages: Mapping[Name, Coefficients]) -> dict[Name, float]:
+    def baseline_losses(self, averages: Mapping[Name, Coefficients]) -> BaselineLosses:
         """Selection losses while learning, as many averages at a time as there is room for.
 
-        Of many batches, they are on the first ones: all would take longer than learning a mask.
+        Of many batches they are on a few from all over: all would take longer than learning.
         """
-        names, found, objective = list(averages), dict[Name, float](), self._first_batches()
+        names, found, objective = list(averages), dict[Name, float](), self._session.objective
+        with seeded(objective.seed):
+            sample = take_evenly(objective.selection, BASELINE_BATCHES)
+        if sample is not None:
+            objective = replace(objective, selection=sample)
         events, trajectory = self._session.events, self._placed.trajectory
         at_once = Sizes(0, 0, 0, self._placed.room, 4 * trajectory.layout.size).at_once
         for start in range(0, len(names), at_once):
@@ -131,16 +144,7 @@ class AverageScores:
             del mixed, flat  # before the next are made
             events.progress("baselines", len(found), len(names))
         self._loaded = None
-        return found
-
-    def _first_batches(self) -> Objective:
-        objective = self._session.objective
-        with seeded(objective.seed):
-            some = list(islice(objective.selection, BASELINE_BATCHES + 1))
-        if len(some) <= BASELINE_BATCHES:
-            return objective
-        name = f"selection_data (first {BASELINE_BATCHES} batches)"
-        return replace(objective, selection=Sample(some[:BASELINE_BATCHES], name))
+        return BaselineLosses(found, None if sample is None else sum(map(rows, sample)))
 
     def _baseline_loss(
         self, objective: Objective, coefficients: Coefficients, flat: torch.Tensor

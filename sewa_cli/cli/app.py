@@ -192,14 +192,11 @@ def select(request: Request, dry_run: bool) -> None:
 )
 def compare(request: Request, output_best: Path | None, best_report: Path | None) -> None:
     """Compare ways to average on the same checkpoints and data."""
-    config, report = request.config, best_report
-    if config.objective.metric and config.compare.fast:
-        raise ConfigError("--fast: works by the loss; leave out --metric, or --fast")
     if str(output_best) == STDOUT:
         raise ConfigError("--output-best: - is not a file; name one")
     from sewa_cli.commands.compare import run_compare
 
-    named = [real(path) for path in (output_best, report, request.plot, request.html) if path]
+    named = [real(path) for path in (output_best, best_report, request.plot, request.html) if path]
     if len(set(named)) < len(named):
         raise ConfigError("--output-best, --report, --plot and --html must name different files")
     with request.talk as talk:
@@ -209,11 +206,11 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
             task,
             talk,
             output_best=output_best,
-            report=report,
+            report=best_report,
             force=request.force,
             protected=request.inputs,
         )
-    request.tell(found, report)
+    request.tell(found, best_report)
 
 
 @command(

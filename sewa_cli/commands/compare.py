@@ -54,7 +54,7 @@ def run_compare(
         evaluator, drafts = setup.placer.retry(lambda: evaluate_all(setup, asked))
         stack.callback(evaluator.close)
         table = _judge(evaluator, asked, drafts)
-        average = None
+        average, objective = None, evaluator.run.session.objective
         if output_best is not None and table.best is not None:
             average = _best(evaluator, table.rows[table.best]).as_written(outputs.form)
         recipe = average.recipe(outputs.shard_size) if average is not None else None
@@ -65,7 +65,7 @@ def run_compare(
                 **evaluator.run.report(),
                 selection_rows=scored.selection_rows,
                 heldout_rows=scored.heldout_rows,
-                selection_groups=session.objective.count_groups(session.objective.selection),
+                selection_groups=objective.count_groups(objective.selection),
                 heldout_groups=scored.heldout_groups,
                 unit=table.unit,
                 rows=table.rows,
@@ -143,7 +143,7 @@ def _judge(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft])
         if all(loss is None for loss in losses):
             raise TaskError("loss() is NaN or Inf on the selection data for every average")
     table = compare_drafts(drafts, config.seed, config.compare.bootstrap, events, judged)
-    for text in far_off(evaluator, asked, drafts) if evaluator.fast else ():
+    for text in far_off(evaluator, asked, drafts) if evaluator.survey else ():
         events.warn(text)
     if metric is None and session.task.heldout_data is None:
         events.warn(

@@ -28,6 +28,7 @@ from sewa_cli.output.lora import check_lora
 from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores, Verdict
 from sewa_cli.rng import seeded
+from sewa_cli.scores import BaselineLosses
 from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import chosen_solver, solver_for
 from sewa_cli.session.plan import follow
@@ -42,10 +43,14 @@ ALWAYS: Sequence[Name] = (("last", None), ("uniform", None))  # shown with the b
 
 @dataclass(frozen=True)
 class Chosen:
-    """The solver's choice, and the selection losses of the baselines."""
+    """The solver's choice, and the selection losses of the baselines.
 
+    run  on the examples that took part in the choice
+    """
+
+    run: PlacedRun
     choice: Choice
-    baselines: Mapping[Name, float]
+    baselines: BaselineLosses
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,8 @@ def _by_loss(setup: Setup) -> tuple[Selected, PlacedRun]:
     with session.clock("read"):
         run = setup.place()
         follow(run, session.config.K)
-    return _judge(run, _choose(run)), run
+    chosen = _choose(run)
+    return _judge(chosen), chosen.run
 
 
 def _choose(run: PlacedRun) -> Chosen:
@@ -183,31 +189,30 @@ def _choose(run: PlacedRun) -> Chosen:
     that passes over the checkpoints has run them on its way.
     """
     session, K = run.session, run.session.config.K
-    losses: dict[Name, float] | None = None
+    found: BaselineLosses | None = None
     if run.solver.reading == "held":
         check_budget(K, run.used)
-        losses = _baseline_losses(run)
+        found = _baseline_losses(run)
     with session.clock("learn"):
         choice = run.solver.choose(run.problem(), K)
-    if choice.examples is not None:  # losses are taken of these alone: not all may have chosen
-        session.objective.selection = choice.examples
-    losses = losses or choice.simple
-    if losses is None:
-        losses = _baseline_losses(run)
-    _check_finite(losses)
-    return Chosen(_by_its_name(choice, baselines(run.trajectory.k, K)), losses)
+    if choice.examples is not None:  # not all selection examples may have taken part
+        run = run.on(choice.examples)
+    if found is None:
+        found = BaselineLosses(choice.simple) if choice.simple else _baseline_losses(run)
+    _check_finite(found)
+    return Chosen(run, _by_its_name(choice, baselines(run.trajectory.k, K)), found)
 
 
-def _baseline_losses(run: PlacedRun) -> dict[Name, float]:
+def _baseline_losses(run: PlacedRun) -> BaselineLosses:
     averages = baselines(run.trajectory.k, run.session.config.K)
     with run.session.clock("evaluate"):
-        losses = run.scores.baseline_losses(averages)
-    _check_finite(losses)
-    return losses
+        found = run.scores.baseline_losses(averages)
+    _check_finite(found)
+    return found
 
 
-def _check_finite(losses: Mapping[Name, float]) -> None:
-    if not any(map(isfinite, losses.values())):
+def _check_finite(found: BaselineLosses) -> None:
+    if not any(map(isfinite, found.losses.values())):
         raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
 
 
@@ -227,9 +232,9 @@ def _same(one: Coefficients, two: Coefficients) -> bool:
 # ---- measure and judge ----------------------------------------------------------------------
 
 
-def _measure(run: PlacedRun, chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
+def _measure(chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
     """Score the choice and the baselines; the best one by selection loss comes first."""
-    choice, losses = chosen.choice, chosen.baselines
+    run, choice, losses = chosen.run, chosen.choice, chosen.baselines.losses
     session, K = run.session, run.session.config.K
     averages = baselines(run.trajectory.k, K)
     method = solver_for(session.config, K) if choice.name == LEARNED else choice.name
@@ -253,12 +258,12 @@ def _finish(run: PlacedRun, coefficients: Coefficients, method: str) -> tuple[Av
     return run.scores.written(run.average(coefficients, method, sources))
 
 
-def _judge(run: PlacedRun, chosen: Chosen) -> Selected:
+def _judge(chosen: Chosen) -> Selected:
     """Compare the choice with the baselines; with --fallback one of these may be taken instead."""
+    run, choice, losses = chosen.run, chosen.choice, chosen.baselines.losses
     session, config = run.session, run.session.config
-    choice, losses = chosen.choice, chosen.baselines
     with session.clock("evaluate"):
-        average, scored, references = _measure(run, chosen)
+        average, scored, references = _measure(chosen)
     if choice.expected and session.objective.batch_statistics:
         written = references["uniform"].scored.scores.selection_loss
         choice = _as_written(choice, losses["uniform", None], written)
@@ -289,6 +294,7 @@ def _judge(run: PlacedRun, chosen: Chosen) -> Selected:
             Simple(name=name, K=K, selection_loss=finite(losses[name, K]))
             for name, K in sorted(losses, key=lambda one: or_inf(losses[one]))
         ],
+        "simple_rows": chosen.baselines.rows,
         "verdict": verdict,
         "instead_of": instead_of,
         "learned": learned,

@@ -7,6 +7,7 @@ so that its cost is what the method would have cost alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,14 +35,18 @@ from sewa_cli.solvers.outputs.survey import Predicting, Survey
 
 def open_evaluator(run: PlacedRun, learner: Solver) -> Evaluator:
     """Open what methods may ask for; refuse now what could not be judged in the end."""
-    config, fast = run.session.config, run.session.config.compare.fast
-    if fast:
-        learner = make_solver(config, PREDICTING)
-        if config.solver not in (None, *solvers.BUILTIN):
-            text = "--fast: `sewa` chooses by predicted outputs, not by --solver"
-            run.session.events.warn(text)
-    problem = run.problem(one_of_many=True)
-    return Evaluator(run, learner, problem, fast, _open_metric(run))
+    config, problem = run.session.config, run.problem(one_of_many=True)
+    if not config.compare.fast:
+        return Evaluator(run, learner, problem, None, _open_metric(run))
+    if config.solver not in (None, *solvers.BUILTIN):
+        run.session.events.warn("--fast: `sewa` chooses by predicted outputs, not by --solver")
+    learner, ledger = make_solver(config, PREDICTING), run.scores.ledger
+    assert isinstance(learner, Predicting)
+    with seeded(config.seed):
+        ledger.once("prepare", [], partial(learner.prepare, problem))
+        survey = learner.survey(problem)
+    ledger.next_row()  # it is charged to the methods that search
+    return Evaluator(run.on(survey.problem.objective.selection), learner, problem, survey, None)
 
 
 def _open_metric(run: PlacedRun) -> Metric | None:
@@ -61,13 +66,18 @@ class Evaluator:
     """Answers what methods ask of a run, and evaluates what they propose.
 
     learner  the solver of the methods that learn
-    fast     losses and gradients that methods see are predicted
+    survey   predicts the losses and gradients that methods see; None: they are measured
     """
 
     def __init__(
-        self, run: PlacedRun, learner: Solver, problem: Problem, fast: bool, metric: Metric | None
+        self,
+        run: PlacedRun,
+        learner: Solver,
+        problem: Problem,
+        survey: Survey | None,
+        metric: Metric | None,
     ) -> None:
-        self.run, self.metric, self.fast = run, metric, fast
+        self.run, self.metric, self.survey = run, metric, survey
         self.seed = run.session.config.seed
         self.ledger = run.scores.ledger
         self.contested: RowContest | None = None  # of the row under way
@@ -78,7 +88,7 @@ class Evaluator:
         """Return the run as methods see it."""
         by_loss: dict[str, Any] = {}
         if self.run.session.task.has_loss:
-            by_loss = {"loss": self.predicted_loss if self.fast else self.selection_loss}
+            by_loss = {"loss": self.predicted_loss if self.survey else self.selection_loss}
             by_loss |= {"gradient": self.gradient, "learn": self.learn}
         steps = [c.step for c in self.run.used]
         return Proposing.at(steps, self.seed, contest=self.contest, **by_loss)
@@ -88,14 +98,6 @@ class Evaluator:
         self._problem.kept.clear()
         if self.metric is not None:
             self.metric.close()
-
-    def settle_examples(self) -> None:
-        """Choose the examples whose outputs are kept, before any loss is predicted."""
-        if self.fast:
-            with seeded(self.seed):
-                examples = self._survey().problem.objective.selection
-            self.run.session.objective.selection = examples
-            self.ledger.next_row()  # it is charged to the methods that search
 
     def begin_row(self) -> None:
         """Every method sees the selection batches from the start, whoever came before it."""
@@ -111,9 +113,9 @@ class Evaluator:
                 solver = self._learner
                 if K == AUTO:  # whichever solver makes masks, this one makes weights
                     solver = make_solver(self.run.session.config, solvers.WEIGHING)
-                if self.fast:
+                if self.survey is not None:
                     assert isinstance(solver, Predicting)
-                    return solver.choose_by(self._survey(), K).coefficients
+                    return solver.choose_by(self.survey, K).coefficients
                 return solver.choose(self._problem, K).coefficients
 
         return self.ledger.once("learn", [K], work)
@@ -141,21 +143,19 @@ class Evaluator:
     def _prepare(self) -> None:
         self.ledger.once("prepare", [], lambda: self._learner.prepare(self._problem))
 
-    def _survey(self) -> Survey:
-        """Return baselines and predictions: one survey for every K and every method."""
-        self._prepare()
-        assert isinstance(self._learner, Predicting)
-        return self._learner.survey(self._problem)
-
     def predicted_loss(self, coefficients: Sequence[float]) -> float:
-        predictions = self._survey().predictions
+        assert self.survey is not None
+        self._prepare()
+        predictions = self.survey.predictions
         c = checked(coefficients, self.run.trajectory.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
         return self.ledger.once("predict", same(c), lambda: predictions.loss(mixed))
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
         """Return both on the next selection batch; predicted ones are on all examples."""
-        trajectory, seen = self.run.trajectory, self._survey() if self.fast else None
+        trajectory, seen = self.run.trajectory, self.survey
+        if seen is not None:
+            self._prepare()
         c = torch.tensor(list(coefficients), dtype=torch.float64)
 
         def work() -> tuple[float, list[float]]:

@@ -41,6 +41,8 @@ class ComparisonPlan:
     @classmethod
     def by(cls, config: Config, events: Events, *, has_loss: bool = True) -> ComparisonPlan:
         register_methods(config, events)
+        if config.objective.metric and config.compare.fast:
+            raise ConfigError("--fast: works by the loss; leave out --metric, or --fast")
         if config.lora == "merged":
             raise ConfigError(
                 "lora: compare averages A and B apart; `select` and `average` can merge"
@@ -121,11 +123,11 @@ def evaluate_all(setup: Setup, plan: ComparisonPlan) -> tuple[Evaluator, list[Dr
         run = setup.place()
         check_budget(0, run.used)
         plan = plan.of(run.trajectory.k)
-    evaluator, rows = open_evaluator(run, setup.solver), plan.rows()
-    drafts = []
+    rows, drafts = plan.rows(), []
+    with clock("evaluate"):
+        evaluator = open_evaluator(run, setup.solver)
     try:
         with clock("evaluate"):
-            evaluator.settle_examples()
             for call, K in events.over("comparing", rows, len(rows)):
                 drafts.append(_draft(evaluator, call, K))
     except BaseException:  # out of memory: another evaluator begins again with its own workers
@@ -141,7 +143,7 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
     evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
     cost = evaluator.ledger.next_row()
     predicted = true = None
-    if evaluator.fast:
+    if evaluator.survey is not None:
         predicted = _mean([evaluator.predicted_loss(c) for c in draws])
         true = _mean([finite(evaluator.selection_loss(c)) for c in draws])
         evaluator.ledger.next_row()  # our own curiosity is not the method's cost

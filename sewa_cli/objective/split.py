@@ -30,6 +30,27 @@ class Sample:
         return iter(self.batches)
 
 
+def take_evenly(data: Data, most: int) -> Sample | None:
+    """Return `most` batches from all over the data; None: there are no more than that.
+
+    They are found in one pass that holds at most twice as many.
+    """
+    kept: list[Batch] = []
+    every, count = 1, 0
+    for batch in data:
+        if rows(batch) <= 0:
+            continue
+        if count % every == 0:
+            kept.append(batch)
+        count += 1
+        if len(kept) > 2 * most:
+            kept, every = kept[::2], 2 * every
+    if count <= most:
+        return None
+    some = [kept[i * len(kept) // most] for i in range(most)]
+    return Sample(some, f"selection_data ({most} of {count} batches)")
+
+
 def keep_aside(
     data: Data, share: float, seed: int, label: Label | None
 ) -> tuple[list[Batch], list[Batch]]:

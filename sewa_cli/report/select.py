@@ -277,6 +277,9 @@ class Report(TaskHead):
     simple: list[Simple] = Field(
         [], description="the baselines that were looked at, lowest selection loss first"
     )
+    simple_rows: int | None = Field(
+        None, description="selection examples that the losses in `simple` are over; null: all"
+    )
     contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
     standing: Standing | None = Field(None, description="null: too few checkpoints to say")
     placement: Placement

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import Any
 
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Planned
 from sewa_cli.methods.family import baselines
-from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
 from sewa_cli.scores import BASELINE_BATCHES, has_learning_losses
 from sewa_cli.session.run import PlacedRun, Setup
@@ -32,12 +30,12 @@ class Counts:
 
     @classmethod
     def of(cls, session: Session) -> Counts:
-        """Go through the data once."""
         task, training = session.task, 0
         with seeded(session.config.seed):  # a loader that shuffles does so alike each time
-            selection, heldout = _count(task.selection_data), _count(task.heldout_data or ())
+            selection = task.selection_data.count()
+            heldout = task.heldout_data.count() if task.heldout_data else 0
             if session.scorer().recomputes:
-                training = _count(task.training_data or task.selection_data)
+                training = task.training_data.count() if task.training_data else selection
         if not selection:
             raise TaskError("selection_data(): there are no examples")
         return cls(selection, heldout, training)
@@ -46,10 +44,6 @@ class Counts:
         """Return the batches that a stage puts through the model."""
         found = stage.passes * self.selection + stage.heldout * self.heldout
         return found + stage.training * self.training
-
-
-def _count(data: Any) -> int:
-    return sum(rows(batch) > 0 for batch in data)
 
 
 def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[Stage]:

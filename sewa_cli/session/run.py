@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sewa_cli.checkpoints import Checkpoint
 from sewa_cli.methods import Coefficients
+from sewa_cli.objective.objective import Data
 from sewa_cli.objective.scorer import Scorer
 from sewa_cli.output.average import Average
 from sewa_cli.output.lora import warn_of_factors
@@ -86,6 +87,14 @@ class PlacedRun:
     @property
     def used(self) -> list[Checkpoint]:
         return self.session.at(self.trajectory.used)
+
+    def on(self, examples: Data) -> PlacedRun:
+        """Return this run with its losses taken of these examples alone."""
+        objective = replace(self.session.objective, selection=examples)
+        session = replace(self.session, objective=objective)
+        scorer = session.scorer()
+        scores = AverageScores(session, scorer, self.placed, self.scores.ledger)
+        return PlacedRun(replace(self.setup, session=session, scorer=scorer), self.placed, scores)
 
     def problem(self, room: int | None = None, one_of_many: bool = False) -> Problem:
         session = self.session

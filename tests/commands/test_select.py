@@ -116,6 +116,23 @@ def test_an_unnamed_output_takes_the_next_free_name_and_a_named_one_is_refused(s
     assert sewa("select", "-o", "averaged.safetensors", "--force").code == 0
 
 
+def test_baselines_are_compared_on_batches_from_all_over_the_data(
+    run_dir: Path, sewa: Sewa
+) -> None:
+    """The examples come in an order: the easy ones first."""
+    ordered = TASK.replace("x.split(128), y.split(128)", "x.split(2), y.split(2)").replace(
+        "    y = (", "    x = x[(x[:, 0] * x[:, 1]).abs().argsort(descending=True)]\n    y = ("
+    )
+    (run_dir / "task.py").write_text(ordered)
+    assert sewa("select").code == 0
+    report = report_of()
+    simple = {one["name"]: one["selection_loss"] for one in report["simple"] if not one["K"]}
+    assert report["simple_rows"] == 64
+    for name in ("last", "uniform"):
+        full = report["references"][name]["selection_loss"]
+        assert simple[name] == pytest.approx(full, rel=0.4)
+
+
 @pytest.mark.usefixtures("run_dir")
 def test_quiet_says_nothing_and_progress_needs_a_terminal(sewa: Sewa) -> None:
     assert sewa("select", "--quiet").err == ""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from torch import Tensor
 from torch.nn import functional as F
 
+from sewa_cli.objective.split import take_evenly
 from sewa_cli.objective.units import row_losses
+from sewa_cli.task import Batches
 
 OUTPUTS, LABELS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
 
@@ -53,3 +58,29 @@ def test_labels_that_are_no_tensors_split_into_rows(labels: Any, as_tensor: Any)
     assert found is not None
     expected = F.cross_entropy(OUTPUTS, LABELS, reduction="none").double()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@given(some.integers(0, 400), some.integers(1, 40))
+def test_some_batches_are_from_all_over_the_data(count: int, most: int) -> None:
+    found = take_evenly([torch.full((2,), n) for n in range(count)], most)
+    if count <= most:
+        assert found is None
+        return
+    places = [int(batch[0]) for batch in found or []]
+    gaps = torch.tensor([*places, count]).diff()
+    assert len(places) == most
+    assert places[0] == 0
+    assert gaps.min() >= 1
+    assert gaps.max() <= 2 * gaps.min() + 1
+
+
+def test_a_loader_that_knows_its_length_is_not_passed_over_to_count_it() -> None:
+    def generated() -> Iterator[int]:
+        yield from range(5)
+
+    class Unread(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("was passed over")
+
+    assert Batches(generated, "selection_data").count() == 5
+    assert Batches(lambda: Unread(range(7)), "selection_data").count() == 7

@@ -415,6 +415,8 @@ def _baselines_table(report: Report) -> Table | None:
         for one in report.simple
     ]
     title = f"All {len(rows)} baselines, by selection loss"
+    if report.simple_rows is not None:
+        title += f" on {report.simple_rows:,} of {report.selection_rows:,} examples"
     return Table(title, rows, is_folded=True) if rows else None
 
 
