@@ -282,9 +282,9 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     request.check_stdout(config.output)
     from sewa_cli.commands.average import run_average
     from sewa_cli.present import show
+    from sewa_cli.present.parts import describe_lora
     from sewa_cli.present.terminal import render
-    from sewa_cli.present.views.average import weighed
-    from sewa_cli.present.words import describe_lora
+    from sewa_cli.present.views.others import weighed
     from sewa_cli.session.extensions import register_methods
 
     with request.talk as talk:

@@ -138,9 +138,11 @@ class Request:
 
     def tell(self, report: Head, name: Path | None = None) -> None:
         """Print the report on standard output and its sentences on stderr, then draw."""
-        from sewa_cli.present import say, show
+        from sewa_cli.present import details, say, show
 
         self.write(show(report, self.form))
+        for line in details(report):
+            self.talk.note(line)
         self.talk.say(*say(report))
         self.draw(report, name)
 

@@ -4,13 +4,11 @@
 - `terminal`: its tables, for people and for programs
 - `figures`: its charts, drawn by matplotlib
 - `page`: everything on a page to look at and to send
-- `tracked`: numbers, curves and names for trackers
 - `card`: the model card of an averaged folder
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.errors import ConfigError
@@ -27,10 +25,10 @@ FORMS: Final = ("table", "json", "jsonl", "csv", "markdown")
 
 def view_of(report: Head) -> View:
     """Return the view of a report of any kind."""
+    from sewa_cli.present.views import VIEWS
+
     by_metric = getattr(report, "contest", None) is not None
-    module = import_module(f"sewa_cli.present.views.{'metric' if by_metric else report.kind}")
-    found: View = module.view(report)
-    return found
+    return VIEWS["metric" if by_metric else report.kind](report)
 
 
 def say(report: Head) -> list[str]:

@@ -7,9 +7,9 @@ from pathlib import PurePath
 
 from sewa_cli.checkpoints import WRITTEN_BY
 from sewa_cli.present import view_of
+from sewa_cli.present.parts import describe_lora
 from sewa_cli.present.terminal import render
 from sewa_cli.present.view import Table
-from sewa_cli.present.words import describe_lora
 from sewa_cli.report.shared import Head, Lora
 from sewa_cli.text import code, markdown, shown
 

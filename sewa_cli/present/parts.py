@@ -1,10 +1,10 @@
-"""Parts of a view that several kinds of report have."""
+"""Parts of a view that several kinds of report have: sentences, tables, sections."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Final
 
-from sewa_cli.present import words
 from sewa_cli.present.charts import (
     Chart,
     Panel,
@@ -14,22 +14,125 @@ from sewa_cli.present.charts import (
     places_of,
     weights_panel,
 )
-from sewa_cli.present.view import Cell, Facts, Part, Picture, Rows, Section, Table, Words
+from sewa_cli.present.view import Cell, Facts, Part, Picture, Points, Rows, Section, Table, Words
 from sewa_cli.text import few, number, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from sewa_cli.report.select import Report
-    from sewa_cli.report.shared import Candidate, Cost, LeftOut, Motion, Placement, Standing
+    from sewa_cli.report.shared import (
+        Candidate,
+        Cost,
+        Interval,
+        LeftOut,
+        Lora,
+        Motion,
+        Placement,
+        Standing,
+    )
 
-MOTION = "Compared with three simple ways of moving"
+MOST_DRAWN: Final = 60  # rows of a chart
+MOTION: Final = "Compared with three simple ways of moving"
+
+
+def upper(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
+
+
+def than_last(value: float | None, last: float | None) -> str:
+    """Say in words how far a score is from the last checkpoint's."""
+    if value is None or last is None or not isfinite(value) or not isfinite(last):
+        return ""
+    if value == last:
+        return ", as the last checkpoint's"
+    if last <= 0:
+        return f"; the last checkpoint's is {number(last, 3)}"
+    return f", {change(value, last)} {'below' if value < last else 'above'} the last checkpoint's"
+
+
+def and_last(value: float | None, last: float | None) -> str:
+    """Show a score of the last checkpoint next to another, and the change."""
+    if last is None:
+        return ""
+    by = ""
+    if value is not None and isfinite(value) and 0 < last < inf and value != last:
+        by = f", {'−' if value < last else '+'}{change(value, last)}"
+    return f" (last checkpoint {number(last, 3)}{by})"
+
+
+def change(value: float, last: float) -> str:
+    """Return how far a value is from another one in per cent, without a sign."""
+    by = 100 * abs(value - last) / last
+    return f"{by:.0f} %" if by >= 10 else f"{by:.2g} %"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def difference(by: float, interval: Interval | None) -> str:
+    """Say how far a score is from another one, and whether that is significant."""
+    said = signed(by, plus=True)
+    if interval is None:
+        return said
+    significant = "not significant" if interval.has_zero() else "significant"
+    return f"{said}, {ci(interval)}, {significant}"
+
+
+def gained(by: float, interval: Interval | None) -> str:
+    """Say the same of `by` less: a loss that is lower by so much."""
+    return difference(0.0 - by, interval and interval.turned())
+
+
+def ci(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    return f"95 % CI {ends(interval.low, interval.high)}"
+
+
+def ends(low: float, high: float) -> str:
+    return f"[{signed(low)}, {signed(high)}]"
+
+
+def signed(value: float, *, plus: bool = False) -> str:
+    """Return three digits of a number, with a minus sign that is as wide as a plus."""
+    sign = "−" if value < 0 else "+" if plus and value > 0 else ""
+    return f"{sign}{number(abs(value), 3)}"
+
+
+def wrote(output: str | None) -> list[str]:
+    return [] if output in (None, "-") else [f"wrote {output}"]
+
+
+def recalled(cost: Cost) -> list[str]:
+    """Say how many results of an earlier run were used."""
+    return [f"{cost.recalled:,} results recalled from --cache"] if cost.recalled else []
+
+
+def describe_lora(lora: Lora) -> str:
+    apart = f"{lora.largest:.2%} at most, {lora.mean:.2%} on average, over {lora.pairs} pairs"
+    if lora.mode == "merged":
+        return f"products B·A averaged and re-factored to the same rank; error {apart}"
+    return f"A and B averaged apart; the product is off the mean of products by {apart}"
+
+
+def standing(found: Standing | None) -> list[str]:
+    """Say how the run's weights move."""
+    if found is None:
+        return []
+    return [f"the run is {found.explanation}"]
 
 
 def section(title: str, *parts: Part | None) -> list[Section]:
     """Return a section, or none if there is nothing to show."""
     there = [part for part in parts if part is not None]
     return [Section(title, there)] if there else []
+
+
+def by_step(points: Iterable[tuple[int | None, float | None]]) -> Points:
+    """Return a curve for trackers: by step, or by index where there is none."""
+    return [(i if step is None else step, value) for i, (step, value) in enumerate(points)]
 
 
 def checkpoints(candidates: Sequence[Candidate], left_out: Sequence[LeftOut]) -> list[Part]:
@@ -116,12 +219,20 @@ def weights_section(report: Report, *more: str) -> list[Section]:
     )
 
 
+def curves(report: Report) -> dict[str, Points]:
+    """Return the weights by step and the history of a selection, for trackers."""
+    return {
+        "history": list(enumerate(report.history, 1)),
+        "weight": by_step((one.step, one.weight) for one in report.candidates),
+    }
+
+
 def standing_section(found: Standing | None) -> list[Section]:
     if found is None:
         return []
     title = f"{MOTION}, by {found.weights:,} weights of each checkpoint"
     table = Table(title, motion_rows(found.motion))
-    return section("Where the run stands", Words(words.standing(found)), table)
+    return section("Where the run stands", Words(standing(found)), table)
 
 
 def motion_rows(motion: Motion) -> Rows:

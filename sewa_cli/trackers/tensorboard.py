@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.present import say, show
 from sewa_cli.present.page import has_pictures
-from sewa_cli.present.tracked import charts, curves, names, numbers
 from sewa_cli.publish import as_output_error
 from sewa_cli.text import markdown
+from sewa_cli.trackers import charts, curves, names, numbers
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sewa_cli.errors import ConfigError
 from sewa_cli.present.figures import figure_of
-from sewa_cli.present.tracked import charts, curves, names, numbers
 from sewa_cli.task import user_code
+from sewa_cli.trackers import charts, curves, names, numbers
 
 if TYPE_CHECKING:
     from sewa_cli.report.shared import Head

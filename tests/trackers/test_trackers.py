@@ -16,7 +16,7 @@ import pytest
 from helpers.pages import raw, report
 from helpers.tiny import Sewa
 
-from sewa_cli.present.tracked import curves, numbers
+from sewa_cli.trackers import curves, numbers
 
 DOCS = Path(__file__).parents[2] / "docs" / "page.md"
 

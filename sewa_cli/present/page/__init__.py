@@ -6,12 +6,14 @@ The page's own policy forbids all requests and all scripts.
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import warnings
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -19,12 +21,12 @@ from markupsafe import Markup, escape
 from sewa_cli import __version__
 from sewa_cli.present import view_of
 from sewa_cli.present.charts import MOST_POINTS, Chart
-from sewa_cli.present.page.again import again, when
-from sewa_cli.present.view import Section
+from sewa_cli.present.view import Cell, Code, Facts, Part, Rows, Section, Table
 from sewa_cli.report.shared import to_json
 from sewa_cli.text import number, shown
 
 if TYPE_CHECKING:
+    from sewa_cli.report.recipe import OutputFile, Recipe
     from sewa_cli.report.shared import Head
 
 _HERE: Final = Path(__file__).parent
@@ -128,3 +130,43 @@ def _exact(value: object) -> str:
     """Return a number in full, to read back; nothing for a word."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return repr(value) if is_number else ""
+
+
+def again(report: Head, name: str | None) -> Section:
+    """Return the section; `name`: of the report's file, if it has one."""
+    found: Any = report
+    output: str | None = getattr(found, "output", None)
+    files: list[OutputFile] = (getattr(found, "files", None) or []) if output else []
+    recipe: Recipe | None = getattr(found, "recipe", None)
+    lines = {}
+    if report.command is not None:
+        lines["the command that made this"] = report.command
+    if recipe is not None:
+        apply = f"sewa apply {_word(name or 'REPORT.json')} -o again.safetensors"
+        lines["the same bytes again, without the task"] = apply
+        if output not in (None, "-"):
+            lines["is everything as it was then?"] = f"sewa verify {_word(name or output or '')}"
+    facts: dict[str, Cell] = {"made": when(report)}
+    facts |= {key: getattr(found, key) for key in ("device", "seed", "task") if hasattr(found, key)}
+    facts |= report.versions.model_dump()
+    parts: list[Part] = [Code(lines), Facts(facts)]
+    if files:
+        rows: Rows = [{"file": one.path, "bytes": one.size, "SHA-256": one.sha256} for one in files]
+        parts.append(Table("What was written", rows, is_folded=len(rows) > 4))
+    settings: Rows = [
+        {"setting": key, "value": json.dumps(value, ensure_ascii=False)}
+        for key, value in report.config.items()
+        if value not in (None, [], {})
+    ]
+    parts.append(Table("Every setting", settings, is_folded=True))
+    return Section("To do it again", parts)
+
+
+def when(report: Head) -> str:
+    return f"{report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
+
+
+def _word(text: str) -> str:
+    """Quote a word for a shell; it is never read as a flag."""
+    word = shown(text)
+    return shlex.quote(f"./{word}" if word.startswith("-") else word)

@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from sewa_cli.direction import comparative, loss_of
 from sewa_cli.present.charts import Chart, Dots, rows_panel, weights_panel
-from sewa_cli.present.parts import checkpoints, cost_section, section, standing_section
-from sewa_cli.present.terminal import plain
+from sewa_cli.present.parts import (
+    MOST_DRAWN,
+    checkpoints,
+    cost_section,
+    ends,
+    recalled,
+    section,
+    standing,
+    standing_section,
+    wrote,
+)
 from sewa_cli.present.view import (
     Cell,
     Picture,
@@ -20,14 +29,12 @@ from sewa_cli.present.view import (
     metrics_of,
 )
 from sewa_cli.present.views.metric import failures
-from sewa_cli.present.words import recalled, standing, wrote
 from sewa_cli.text import with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.kinds import Comparison, Row
     from sewa_cli.report.shared import Interval
 
-MOST_ROWS: Final = 60  # of a chart
 _MARKS: Final = {
     "best": "best",
     "tie": "ties with the best",
@@ -62,9 +69,9 @@ def view(report: Comparison) -> View:
         headline=_headline(report),
         caveat=_reason(report),
         says=[
-            *(judged, *failed, *standing(report.standing)),
-            *(*wrote(report.output), *recalled(report.cost)),
+            *(judged, *failed, *wrote(report.output), *recalled(report.cost)),
         ],
+        details=standing(report.standing),
         rows=rows,
         tables=[Table("", seen, details=_DETAILS if report.heldout_rows else ())],
         sections=[
@@ -211,8 +218,8 @@ def _seen(report: Comparison, rows: Rows) -> Rows:
         cells = {name: cell for name, cell in row.items() if name in said}
         for before in ("", "minus_best_", "behind_best_"):
             low, high = f"{before}low", cells.pop(f"{before}high", None)
-            if high is not None and isinstance(lowest := row[low], float):
-                cells[low] = f"{plain(lowest)} .. {plain(high)}"
+            if isinstance(lowest := row.get(low), float) and isinstance(high, float):
+                cells[low] = ends(lowest, high)
         seen.append({short.get(name, name): cell for name, cell in cells.items()})
     return seen
 
@@ -221,7 +228,7 @@ def _chart(report: Comparison) -> Chart:
     """Draw a row for each method at each K, the best first."""
     is_held = report.heldout_rows is not None or report.judged is not None
     known = [row for row in report.rows if _score(row, is_held) is not None]
-    ranked = sorted(known, key=lambda row: _loss(report, row))[:MOST_ROWS]
+    ranked = sorted(known, key=lambda row: _loss(report, row))[:MOST_DRAWN]
     dots = [
         Dots(
             title,
@@ -235,7 +242,7 @@ def _chart(report: Comparison) -> Chart:
     ]
     what = "loss" if report.judged is None else report.judged.metric
     label = f"held-out {what}" if is_held else "selection loss (nothing held out)"
-    few = f" The best {MOST_ROWS} rows are drawn." if len(known) > MOST_ROWS else ""
+    few = f" The best {MOST_DRAWN} rows are drawn." if len(known) > MOST_DRAWN else ""
     return Chart(
         f"{what.capitalize()} of each method, the best first",
         f"A row for each method at each K, with its 95 % interval. {verdict(report)}.{few}",

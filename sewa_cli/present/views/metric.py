@@ -8,13 +8,21 @@ from typing import TYPE_CHECKING, Final
 from sewa_cli.direction import comparative
 from sewa_cli.present.charts import Chart, Dots, rows_panel
 from sewa_cli.present.parts import (
+    and_last,
     cost_section,
+    curves,
+    difference,
+    ends,
+    recalled,
     seconds,
     section,
     standing_section,
     taken,
+    than_last,
+    upper,
     weights_chart,
     weights_section,
+    wrote,
 )
 from sewa_cli.present.view import (
     Cell,
@@ -26,7 +34,6 @@ from sewa_cli.present.view import (
     metrics_of,
     titled,
 )
-from sewa_cli.present.words import and_last, difference, recalled, than_last, upper, wrote
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
@@ -78,12 +85,7 @@ def view(report: Report) -> View:
         ],
         plot=Chart("", "", [*chart.panels, *weights.panels]),
         numbers=dict(_numbers(report, found)),
-        curves={
-            "history": list(enumerate(report.history, 1)),
-            "weight": [
-                (c.index if c.step is None else c.step, c.weight) for c in report.candidates
-            ],
-        },
+        curves=curves(report),
         names={
             "metric": found.metric,
             "written": next(iter(found.scores)),
@@ -255,18 +257,18 @@ def _rows(found: Contest) -> tuple[Rows, Rows]:
     rows: Rows = []
     seen: Rows = []
     for name, scores in found.scores.items():
-        ends = scores.interval
+        interval = scores.interval
         row: dict[str, Cell] = {
             "average": name,
             f"selection_{metric}": scores.selection,
             "parts": scores.selection_parts,
             f"heldout_{metric}": scores.heldout,
-            "low": ends.low if ends else None,
-            "high": ends.high if ends else None,
+            "low": interval.low if interval else None,
+            "high": interval.high if interval else None,
             "failed": scores.failed,
         }
         rows.append({**row, **metrics_of(scores.others, {*row, *columns.values()})})
-        range_of = "" if ends is None else f"{number(ends.low, 4)} .. {number(ends.high, 4)}"
+        range_of = ends(interval.low, interval.high) if interval else ""
         seen.append({**rows[-1], "average": f"{name}{_roles(name, found)}", "low": range_of})
     return rows, titled(seen, columns)
 
@@ -309,11 +311,11 @@ def _steps(entry: Entry) -> str:
 
 def _chart(found: Contest) -> Chart:
     scores = list(found.scores.values())
-    ends = [
+    intervals = [
         None if one.interval is None else (one.interval.low, one.interval.high) for one in scores
     ]
     chosen = Dots("to choose by", [one.selection for one in scores], is_hollow=True, marker="s")
-    held = Dots("held out", [one.heldout for one in scores], intervals=ends)
+    held = Dots("held out", [one.heldout for one in scores], intervals=intervals)
     dots = [held, chosen] if found.heldout_parts else [chosen]
     label = f"{found.metric} ({comparative(found.goal)} is better)"
     return Chart(

@@ -16,13 +16,24 @@ from sewa_cli.present.charts import (
     running_mean,
 )
 from sewa_cli.present.parts import (
+    and_last,
     cost_section,
+    curves,
+    describe_lora,
+    difference,
+    gained,
+    percent,
+    recalled,
     seconds,
     section,
+    standing,
     standing_section,
     taken,
+    than_last,
+    upper,
     weights_chart,
     weights_section,
+    wrote,
 )
 from sewa_cli.present.view import (
     Cell,
@@ -34,18 +45,6 @@ from sewa_cli.present.view import (
     Words,
     metrics_of,
     titled,
-)
-from sewa_cli.present.words import (
-    and_last,
-    describe_lora,
-    difference,
-    gained,
-    percent,
-    recalled,
-    standing,
-    than_last,
-    upper,
-    wrote,
 )
 from sewa_cli.text import examples, few, number, with_K
 
@@ -84,12 +83,7 @@ def view(report: Report) -> View:
         ],
         plot=Chart("", "", [panel for chart in plots for panel in chart.panels]),
         numbers=dict(_numbers(report)),
-        curves={
-            "history": list(enumerate(report.history, 1)),
-            "weight": [
-                (c.index if c.step is None else c.step, c.weight) for c in report.candidates
-            ],
-        },
+        curves=curves(report),
         names={"written": report.written, "baseline": next(iter(report.references), None)},
     )
 
