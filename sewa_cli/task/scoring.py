@@ -1,7 +1,7 @@
 """A user's metric: parts, and scores of them.
 
     def score_parts(**args): ...      # seeds of episodes, questions: whatever `score` is given
-    def heldout_parts(**args): ...    # others, only ever reported
+    def heldout_parts(**args): ...    # others, for the report
     def score(model, part): ...       # a number, or {"return": 1242.0, "length": 410}
     def scores(model, parts): ...     # several at once, where that is faster
 

@@ -44,7 +44,7 @@ ModelFunction = Annotated[str, AfterValidator(_names_a_function)]
 
 
 class DataArgs(Settings):
-    """Which rows choose, which are only reported, and how they are batched."""
+    """Examples to choose by, examples for the report, and their batch size."""
 
     selection: Existing | None = None
     heldout: Existing | None = None

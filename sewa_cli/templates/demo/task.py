@@ -1,7 +1,7 @@
 """The demo's task: 8×8 images of handwritten digits, a small network, cross-entropy.
 
 The images are split once and for all: 797 to train on, 500 to choose the checkpoints with, 500
-that only the report sees.
+for the report.
 """
 
 import torch

@@ -36,7 +36,7 @@ def predict(model, batch):
 
 
 def heldout_data():
-    """Batches that are only reported: they show whether choosing really helped."""
+    """Batches for the report, which shows whether choosing really helped."""
     return _toy_batches(seed=2)
 
 
