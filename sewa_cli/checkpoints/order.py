@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from sewa_cli.checkpoints.checkpoint import Checkpoint
-from sewa_cli.checkpoints.naming import unit
+from sewa_cli.checkpoints.naming import numbers_in, unit
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.text import shown
 
@@ -29,20 +29,34 @@ def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
             raise CheckpointError(
                 f"{after.path}: has step {after.step}, as has {before.path}; leave one out"
             )
+    _check_one_order(ordered)
     return ordered
 
 
 def _check_one_scheme(checkpoints: Sequence[Checkpoint]) -> None:
-    """Refuse to sort epochs and steps on one scale."""
+    """Refuse to sort epochs and steps, or two runs, on one scale."""
     schemes = Counter(c.scheme for c in checkpoints if c.scheme is not None)
+    several = [scheme for scheme, count in schemes.items() if count > 1]
     units = {unit(scheme): (scheme, count) for scheme, count in schemes.most_common()[::-1]}
-    if len(units) > 1:
-        *_, (two, few), (one, many) = units.values()
+    if len(units) > 1 or len(several) > 1:
+        found = units.values() if len(units) > 1 else schemes.most_common()[::-1]
+        *_, (two, few), (one, many) = found
         folder = next(c.path.parent for c in checkpoints if c.scheme == one)
         raise CheckpointError(
             f"{folder}: the numbers in {shown(one)} ({many}) and {shown(two)} ({few}) may count "
             f"different things; name those that you mean, such as {shown(folder / one)}"
         )
+
+
+def _check_one_order(ordered: Sequence[Checkpoint]) -> None:
+    """Refuse names with several numbers that may be the step and sort them in different ways."""
+    for before, after in pairwise(c for c in ordered if c.scheme is not None):
+        pairs = zip(numbers_in(before.path), numbers_in(after.path), strict=False)
+        if before.scheme == after.scheme and any(one > two for (_, one), (_, two) in pairs):
+            raise CheckpointError(
+                f"{after.path}: is it before or after {before.path.name}? The numbers in their "
+                "names disagree; name them by their step alone, such as step-100"
+            )
 
 
 def narrow(

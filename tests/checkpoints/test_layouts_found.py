@@ -286,6 +286,30 @@ def test_epochs_and_steps_are_not_sorted_on_one_scale(tmp_path: Path, sewa: Sewa
     assert sewa("average", *tmp_path.glob("epoch-*.pt"), "-o", tmp_path / "out.pt").code == 0
 
 
+@pytest.mark.parametrize(
+    ("named", "refusal"),
+    [
+        (["model-100-f1-80", "model-200-f1-85", "model-300-f1-82"], "numbers in their names"),
+        (["2024-01-01_23", "2024-01-02_1"], "numbers in their names"),
+        (
+            [f"seed{n}-step{n}0{i}" for n in (1, 2) for i in (1, 2)],
+            r"seed1-step\*.pt \(2\) and seed2",
+        ),
+        (
+            [f"run{r}-step{n}" for r, n in ("a1", "b2", "a3", "b4")],
+            r"runa-step\*.pt \(2\) and runb",
+        ),
+    ],
+)
+def test_an_order_that_names_leave_open_is_refused(
+    tmp_path: Path, named: list[str], refusal: str
+) -> None:
+    for seed, name in enumerate(named):
+        torch.save(weights(seed), tmp_path / f"{name}.pt")
+    with pytest.raises(CheckpointError, match=refusal):
+        library.in_order(opened(tmp_path))
+
+
 @pytest.mark.parametrize("way", ["copy", "hard link", "named"])
 def test_files_of_the_same_bytes_count_once(tmp_path: Path, way: str) -> None:
     epochs(tmp_path, 1, 2, 3)
