@@ -41,8 +41,8 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         loss, batch, score = None, (), None
         if task.has_loss:
             batch = next(session.objective.batches())
-            session.objective.groups([batch])  # one label for each example
             loss = float(session.objective.gradient(row, [batch])[0])
+            session.objective.unit_losses([batch])  # warns of a sum; one label for each example
         if config.objective.metric is not None or not task.has_loss:
             session.model.set(row)
             score = scores_by_parts(task, session.model, config, most=1)(None)

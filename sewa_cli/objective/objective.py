@@ -342,6 +342,11 @@ class Objective:
         seen = () if self.observe is None else (self.observe(outputs, batch).cpu(),)
         found = row_losses(self.loss, outputs, batch, n) if by_row else None
         splits = found is not None and are_parts(found, loss.double())
+        if found is not None and n > 1 and _is_sum(found, float(loss)):
+            self.events.warn(
+                "loss() is the sum over the batch's examples; return their mean, or examples in a "
+                "short last batch count for less"
+            )
         return _Evaluated(n, loss, found if splits else None, seen)
 
     def recompute_batchnorm(self, data: Data) -> int:
@@ -389,6 +394,10 @@ class Objective:
 
     def _learning(self, batch: Batch) -> Any:
         return batch_statistics(self.model.module) if self._is_anew(batch) else nullcontext()
+
+
+def _is_sum(losses: Tensor, loss: float) -> bool:
+    return loss != 0 and abs(float(losses.sum()) - loss) <= 1e-4 * abs(loss)
 
 
 def _name_of(data: Data) -> str:

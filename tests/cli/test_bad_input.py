@@ -360,6 +360,13 @@ def test_validate_finds_it_too(refused: Refused, code: str, parts: list[str]) ->
 
 
 @pytest.mark.usefixtures("run_dir")
+def test_a_loss_that_is_a_sum_is_warned_of(sewa: Sewa) -> None:
+    in_task("mean = loss\ndef loss(outputs, batch): return mean(outputs, batch) * len(outputs)")
+    for command in ("validate", "select"):
+        assert "loss() is the sum over the batch's examples" in sewa(command).err
+
+
+@pytest.mark.usefixtures("run_dir")
 def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(sewa: Sewa) -> None:
     spoil(120)
     ended = sewa("validate")

@@ -43,7 +43,7 @@ def judged(
     """A report with such a difference from the best baseline; None: a verdict of that kind."""
     verdict = Verdict(kind=kind, baseline=over)
     if by is not None:
-        verdict = decide(BEST, by, interval(ends), 400)
+        verdict = decide(BEST, by, interval(ends), real.heldout_rows or 0)
     verdict = verdict.model_copy(update={"beaten_by": [*beaten_by]})
     other = Scores(selection_loss=0.5, heldout_loss=0.6)
     references = {BEST: Scores(selection_loss=0.4, heldout_loss=0.5)}

@@ -145,7 +145,9 @@ def verdict(report: Report) -> str:
     said = f"vs best baseline ({found.baseline}): "
     said += difference(found.difference or 0.0, found.interval)
     if found.kind == "too few":
-        said += "; too few examples for a confidence interval"
+        units = "groups" if report.heldout_groups else "batches"
+        units = "examples" if found.n == report.heldout_rows else units
+        said += f"; too few {units} for a confidence interval"
     # another baseline that anybody would have tried
     lower = [b for b in found.beaten_by if b.name != found.baseline and b.difference is not None]
     sure = [b for b in lower if b.interval is not None and not b.interval.has_zero()]
