@@ -140,7 +140,6 @@ def _outputs(
 
 def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
     """Read, let averages compete, score the choice and its references on held-out parts."""
-    from sewa_cli.objective.judge import judge_by_metric
     from sewa_cli.session.heldout import confirm
     from sewa_cli.session.metric import open_metric
 
@@ -157,14 +156,14 @@ def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
             spent = metric.board.spent
             session.events.progress("evaluating parts", spent, spent)
         with session.clock("evaluate"):
-            choice, contest = confirm(metric, choice)
+            choice, contest, verdict = confirm(metric, choice)
             with seeded(session.config.seed):
                 average, scored = _finish(run, choice.coefficients, choice.name)
     finally:
         metric.close()
     about = {
         "references": {},
-        "verdict": judge_by_metric(contest),
+        "verdict": verdict,
         "contest": contest,
         "history": [finite(score) for score in choice.history],
     }

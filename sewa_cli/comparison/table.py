@@ -15,6 +15,7 @@ from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, Coefficients, mean_of, parse
+from sewa_cli.objective.board import fill_failures
 from sewa_cli.objective.intervals import FEWEST_UNITS, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
@@ -22,7 +23,6 @@ from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import propose, register_methods
-from sewa_cli.session.heldout import fill_failures
 from sewa_cli.session.run import Setup
 from sewa_cli.session.session import check_budget
 from sewa_cli.settings import USUAL

@@ -266,3 +266,44 @@ class Board:
         """Return by how much it is better than another, on parts that both were asked on."""
         lead = self.criterion.lead(self.scores(one, parts), self.scores(over, parts))
         return lead * (self.weights[list(parts)] / self.weights.mean())
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Scores [R, n] of R averages on the held-out parts that any of them has a score on.
+
+    known    [R, n]; where not, the part has failed, and its score is `failure`
+    kept     [parts]; which of all parts these are
+    failure  worse than all scores; None: nothing has failed but what fails for all
+    """
+
+    scores: Tensor
+    known: Tensor
+    kept: Tensor
+    failure: float | None
+
+    @property
+    def has_scores(self) -> list[bool]:
+        """Return for each average whether there is any part that it has not failed on."""
+        found: list[bool] = self.known.any(dim=1).tolist()
+        return found
+
+    @property
+    def left_out(self) -> int:
+        return int((~self.kept).sum())
+
+
+def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
+    """Replace scores [R, parts] that are not finite.
+
+    A part that fails for all says nothing about any, and is left out. One that fails for some
+    counts for them as worse than all others, by the rule of `Board.scores`: the mean over what an
+    average survives would flatter one that fails where it is hard.
+    """
+    known = scores.isfinite()
+    kept = known.any(dim=0)
+    some, known = scores[:, kept], known[:, kept]
+    if bool(known.all()):
+        return Filled(some, known, kept, None)
+    failure = criterion.below(float(some[known].min()), float(some[known].max()))
+    return Filled(some.where(known, failure), known, kept, failure)

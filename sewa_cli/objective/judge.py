@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from sewa_cli.direction import Goal, loss_of
 from sewa_cli.objective.intervals import difference, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.report.select import Contest
-from sewa_cli.report.shared import Better, Interval, Verdict
+from sewa_cli.report.shared import Interval, Rival, Verdict
 
 
 def judge(
@@ -36,26 +37,53 @@ def judge(
     return verdict.model_copy(update={"beaten_by": beaten_by})
 
 
-def judge_by_metric(found: Contest) -> Verdict:
-    """Compare a choice by a metric with its rival, by held-out scores."""
+@dataclass(frozen=True)
+class Lead:
+    """By how much a choice is better than another average on the same held-out parts.
+
+    more  how many more parts would make it significant, if it is not
+    """
+
+    over: str
+    by: float
+    interval: Interval | None
+    more: int | None
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the choice is significantly worse."""
+        return self.interval is not None and self.interval.high < 0
+
+    def difference(self, goal: Goal) -> tuple[float, Interval | None]:
+        """Return the choice's score minus the other's."""
+        if goal == "max":
+            return self.by, self.interval
+        return 0.0 - self.by, self.interval and self.interval.turned()
+
+
+def judge_by_metric(found: Contest, lead: Lead | None, over_last: Lead | None) -> Verdict:
+    """Compare a choice by a metric with its rival and the last checkpoint, by held-out scores."""
     (_, own), *others = found.scores.items()
     if own.heldout is None:
         has_parts = found.heldout_parts is not None and found.heldout_evaluations > 0
         return Verdict(kind="not finite" if has_parts else "no held-out data")
     loss = loss_of(own.heldout, found.goal)
     better = [
-        Better(name=name, score=other.heldout, difference=own.heldout - other.heldout)
+        Rival(name=name, score=other.heldout, difference=own.heldout - other.heldout)
         for name, other in others
         if other.heldout is not None and loss_of(other.heldout, found.goal) < loss
     ]
     better.sort(key=lambda one: loss_of(one.score, found.goal))
-    verdict = Verdict(kind="baseline")
-    if found.gained is not None:
-        by, interval = found.gained.by, found.gained.interval
-        if found.goal == "min":
-            by, interval = 0.0 - by, interval and interval.turned()
-        verdict = decide(found.gained.over, by, interval, found.heldout_used, found.goal)
-    return verdict.model_copy(update={"beaten_by": better})
+    verdict, last = Verdict(kind="baseline"), None
+    if lead is not None:
+        verdict = decide(lead.over, *lead.difference(found.goal), found.heldout_used, found.goal)
+    if over_last is not None and (score := found.scores[over_last.over].heldout) is not None:
+        by, interval = over_last.difference(found.goal)
+        last = Rival(
+            name=over_last.over, score=score, difference=by, interval=interval, more=over_last.more
+        )
+    more = None if lead is None else lead.more
+    return verdict.model_copy(update={"more": more, "last": last, "beaten_by": better})
 
 
 def decide(
@@ -84,12 +112,12 @@ def compare(own: Scored, other: Scored, seed: int) -> tuple[float, Interval | No
     return mine.mean - theirs.mean, interval and interval.turned(), len(weights)
 
 
-def _better(own: Scored, baselines: Mapping[str, Scored], seed: int) -> list[Better]:
+def _better(own: Scored, baselines: Mapping[str, Scored], seed: int) -> list[Rival]:
     """Return the baselines with a lower held-out loss; NaN and Inf lose to all."""
     loss, found = own.scores.heldout_loss, []
     for name, other in baselines.items():
         lower = other.scores.heldout_loss
         if lower is not None and (loss is None or lower < loss):
             by, interval, _ = compare(own, other, seed) or (None, None, 0)
-            found.append(Better(name=name, score=lower, difference=by, interval=interval))
+            found.append(Rival(name=name, score=lower, difference=by, interval=interval))
     return sorted(found, key=lambda better: better.score)

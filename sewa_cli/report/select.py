@@ -77,18 +77,6 @@ class MetricScores(Part):
     )
 
 
-class MetricGain(Part):
-    """The written average compared with another one on the same held-out parts."""
-
-    over: str = Field(description="that average")
-    by: float = Field(description="how much better than that average; negative: worse")
-    interval: Interval | None = Field(description="95 %, paired by part; null: too few parts")
-    more: int | None = Field(
-        None,
-        description="more held-out parts to make it significant; null: it is, or none would",
-    )
-
-
 class Contest(Part):
     """A choice by a metric: what was asked, who led, and whether that was luck."""
 
@@ -133,13 +121,6 @@ class Contest(Part):
     duel_parts: int | None = Field(None, description="such parts that both have met")
     entries: list[Entry] = Field(description="best first; of many masks, the best")
     scores: dict[str, MetricScores] = Field(description="the written average is the first")
-    gained: MetricGain | None = Field(
-        None,
-        description="over the incumbent; where that was written, over who led or the best baseline",
-    )
-    over_last: MetricGain | None = Field(
-        None, description="over the last checkpoint; null: that was written, or `gained` says it"
-    )
 
     @property
     def heldout_used(self) -> int:

@@ -150,19 +150,27 @@ class Interval(Part):
         return Interval(low=0.0 - self.high, high=0.0 - self.low)
 
 
-class Better(Part):
-    """A baseline with a better held-out score than the choice."""
+MORE: Final = Field(
+    None,
+    description="more held-out parts to make it significant; null: it is, none would, or no metric",
+)
+
+
+class Rival(Part):
+    """A baseline next to the choice."""
 
     name: str
     score: float
     difference: float | None = Field(description="the choice's score minus this; null: no number")
     interval: Interval | None = Field(None, description="95 %, paired; null: too few examples")
+    more: int | None = MORE
 
 
 class Verdict(Part):
     """The choice compared with the best baseline, on the same held-out examples or parts.
 
-    Which baseline is the best was found on the selection data, as the choice was.
+    Which baseline is the best was found on the selection data, as the choice was. By a metric it is
+    the incumbent; where that was written, the one that led, or the best baseline.
     """
 
     kind: Literal[
@@ -184,7 +192,11 @@ class Verdict(Part):
     )
     interval: Interval | None = Field(None, description="95 % of `difference`, paired")
     n: int | None = Field(None, description="units that were compared: examples, groups, parts")
-    beaten_by: list[Better] = Field([], description="the best first; any is exit code 5 (--strict)")
+    more: int | None = MORE
+    last: Rival | None = Field(
+        None, description="--metric: the last checkpoint; null: it was written, or is `baseline`"
+    )
+    beaten_by: list[Rival] = Field([], description="the best first; any is exit code 5 (--strict)")
 
 
 # ---- how the weights of a run moved ----

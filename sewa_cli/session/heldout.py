@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 import torch
 from torch import Tensor
 
 from sewa_cli import interrupts
-from sewa_cli.direction import Criterion
 from sewa_cli.methods import mean_of
-from sewa_cli.objective.board import Average
+from sewa_cli.objective.board import Average, Filled, fill_failures
 from sewa_cli.objective.evidence import parts_needed
 from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference
-from sewa_cli.report.select import Contest, Entry, MetricGain, MetricScores, State
-from sewa_cli.report.shared import Interval
+from sewa_cli.objective.judge import Lead, judge_by_metric
+from sewa_cli.report.select import Contest, Entry, MetricScores, State
+from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice
 from sewa_cli.solvers.contest import Outcome
@@ -27,49 +26,8 @@ LISTED = 100  # failures in the report
 MOST = 1_000_000  # more parts than that nobody will evaluate
 
 
-@dataclass(frozen=True)
-class Filled:
-    """Scores [R, n] of R averages on the held-out parts that any of them has a score on.
-
-    known    [R, n]; where not, the part has failed, and its score is `failure`
-    kept     [parts]; which of all parts these are
-    failure  worse than all scores; None: nothing has failed but what fails for all
-    """
-
-    scores: Tensor
-    known: Tensor
-    kept: Tensor
-    failure: float | None
-
-    @property
-    def has_scores(self) -> list[bool]:
-        """Return for each average whether there is any part that it has not failed on."""
-        found: list[bool] = self.known.any(dim=1).tolist()
-        return found
-
-    @property
-    def left_out(self) -> int:
-        return int((~self.kept).sum())
-
-
-def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
-    """Replace scores [R, parts] that are not finite.
-
-    A part that fails for all says nothing about any, and is left out. One that fails for some
-    counts for them as worse than all others, by the rule of `Board.scores`: the mean over what an
-    average survives would flatter one that fails where it is hard.
-    """
-    known = scores.isfinite()
-    kept = known.any(dim=0)
-    some, known = scores[:, kept], known[:, kept]
-    if bool(known.all()):
-        return Filled(some, known, kept, None)
-    failure = criterion.below(float(some[known].min()), float(some[known].max()))
-    return Filled(some.where(known, failure), known, kept, failure)
-
-
-def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
-    """Score the choice and its references on held-out parts, and report the contest.
+def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
+    """Score the choice and its references on held-out parts; judge it and report the contest.
 
     The choice is the last checkpoint where any parts show that to be significantly better.
     """
@@ -89,22 +47,22 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
         filled = fill_failures(torch.stack([metric.pick(one) for one in found]), metric.criterion)
     scores = dict(zip(names, _reported(metric, [*averages.values()], found, filled), strict=True))
 
-    def gain(over: str, own: str) -> MetricGain | None:
+    def lead(over: str, own: str) -> Lead | None:
         if filled is None or over == own:
             return None
-        return _gain(metric, filled, over, names.index(over), names.index(own))
+        return _lead(metric, filled, over, names.index(over), names.index(own))
 
-    over_last, overruled = gain(name_of_last, taken.label), None
-    if _is_worse(over_last) or _is_worse(_gain_to_choose_by(metric, taken.average, last)):
+    over_last, overruled = lead(name_of_last, taken.label), None
+    to_choose_by = _lead_to_choose_by(metric, taken.average, last)
+    if any(one is not None and one.is_behind for one in (over_last, to_choose_by)):
         overruled, over_last = taken.label, None
         scores = {name_of_last: scores[name_of_last], **scores}
         choice = Choice([*last], name_of_last, outcome=outcome, history=choice.history)
     written = next(iter(scores))
     over = overruled or _rival(outcome)
-    gained = None if over is None else gain(over, written)
-    if gained is not None and gained.over == name_of_last:
+    if over == name_of_last:
         over_last = None
-    return choice, Contest(
+    contest = Contest(
         metric=metric.criterion.name,
         goal=metric.criterion.goal,
         budget=metric.run.session.config.objective.budget,
@@ -127,9 +85,9 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest]:
         duel_parts=outcome.duel_parts,
         entries=[_entry(outcome, entry, written) for entry in outcome.entries],
         scores=scores,
-        gained=gained,
-        over_last=over_last,
     )
+    found_lead = None if over is None else lead(over, written)
+    return choice, contest, judge_by_metric(contest, found_lead, over_last)
 
 
 def _score_all(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]:
@@ -202,26 +160,26 @@ def means_of_others(metric: Metric, scores: Sequence[Score]) -> dict[str, float 
     return means or None
 
 
-def _gain(metric: Metric, filled: Filled, over: str, other: int, own: int) -> MetricGain | None:
+def _lead(metric: Metric, filled: Filled, over: str, other: int, own: int) -> Lead | None:
     """Compare two averages on the held-out parts that either of them has a score on."""
     if not (filled.has_scores[other] and filled.has_scores[own]):
         return None
     either = filled.known[other] | filled.known[own]
     lead = metric.criterion.lead(filled.scores[own][either], filled.scores[other][either])
-    return _mean_gain(metric, over, lead, metric.weights["heldout"][filled.kept][either])
+    return _mean_lead(metric, over, lead, metric.weights["heldout"][filled.kept][either])
 
 
-def _gain_to_choose_by(metric: Metric, own: Average, last: Average) -> MetricGain | None:
+def _lead_to_choose_by(metric: Metric, own: Average, last: Average) -> Lead | None:
     """Compare the choice with the last checkpoint on the parts to choose by of both."""
     board = metric.board
     parts = sorted({*board.parts_of(own)} & {*board.parts_of(last)})
     if not parts:
         return None
     lead = metric.criterion.lead(board.scores(own, parts), board.scores(last, parts))
-    return _mean_gain(metric, "last", lead, board.weights[parts])
+    return _mean_lead(metric, "last", lead, board.weights[parts])
 
 
-def _mean_gain(metric: Metric, over: str, lead: Tensor, weights: Tensor) -> MetricGain | None:
+def _mean_lead(metric: Metric, over: str, lead: Tensor, weights: Tensor) -> Lead | None:
     seed = metric.run.session.config.seed
     by, interval = difference(lead, torch.zeros_like(lead), weights, seed)
     if not isfinite(by):
@@ -231,17 +189,12 @@ def _mean_gain(metric: Metric, over: str, lead: Tensor, weights: Tensor) -> Metr
     if interval is not None and interval.low <= 0 <= interval.high:
         needed = parts_needed(lead * (weights / weights.mean()))
         more = needed - len(lead) if needed is not None and len(lead) < needed < MOST else None
-    return MetricGain(over=over, by=0.0 + by, interval=interval, more=more)
+    return Lead(over, 0.0 + by, interval, more)
 
 
 def _finite(low: float, high: float) -> Interval | None:
     """Return an interval without -0, or None."""
     return Interval(low=0.0 + low, high=0.0 + high) if isfinite(low) and isfinite(high) else None
-
-
-def _is_worse(gain: MetricGain | None) -> bool:
-    """Return whether it is significantly worse."""
-    return gain is not None and gain.interval is not None and gain.interval.high < 0
 
 
 def _rival(outcome: Outcome) -> str | None:

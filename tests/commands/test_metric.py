@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 from sewa_cli.comparison import evaluator
 from sewa_cli.direction import Criterion
 from sewa_cli.methods.family import family
-from sewa_cli.objective.board import Average
-from sewa_cli.session.heldout import fill_failures
+from sewa_cli.objective.board import Average, fill_failures
 from sewa_cli.session.metric import Metric
 from sewa_cli.session.run import PlacedRun
 from sewa_cli.task.scoring import Score
@@ -94,8 +93,9 @@ def report_of(ended: Ended) -> dict[str, Any]:
 
 
 def contest_of(ended: Ended) -> dict[str, Any]:
-    found: dict[str, Any] = report_of(ended)["contest"]
-    return found
+    """The contest, and the verdict as `verdict` in it."""
+    found = report_of(ended)
+    return {**found["contest"], "verdict": found["verdict"]}
 
 
 def compared(ended: Ended) -> dict[str, Any]:
@@ -127,8 +127,8 @@ def test_what_is_written_is_what_the_report_says(sewa: Sewa) -> None:
     assert written[1]["others"]["length"] == 1014.5
     interval = written[1]["interval"]
     assert interval["low"] < written[1]["heldout"] < interval["high"]
-    assert contest["gained"]["over"] == contest["incumbent"] == "uniform"
-    assert contest["gained"]["interval"]["low"] > 0
+    assert report["verdict"]["baseline"] == contest["incumbent"] == "uniform"
+    assert report["verdict"]["interval"]["low"] > 0
     assert written[1]["heldout"] == pytest.approx(norm_of(OUTPUT), abs=0.01)
     assert sewa("verify", OUTPUT).code == 0
     assert sewa("apply", REPORT, "-o", "again.safetensors").code == 0
@@ -156,7 +156,7 @@ def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
     assert (contest["incumbent"], contest["overruled"]) == ("uniform", "uniform")
     assert report["written"] == next(iter(contest["scores"])) == "last"
     assert report["selected_steps"] == [120]
-    assert contest["gained"]["interval"]["low"] > 0
+    assert report["verdict"]["interval"]["low"] > 0
     states = {entry["name"]: entry["state"] for entry in contest["entries"]}
     assert states["uniform"] == "overruled"
     assert states.get("last", "taken") == "taken"
@@ -217,7 +217,7 @@ def test_few_parts_cannot_confirm_a_lead(sewa: Sewa) -> None:
         assert contest["confirmed"] is confirmed
         assert contest["overruled"] is None
         assert contest["parts"] == parts
-        assert contest["gained"]["by"] > 1
+        assert contest["verdict"]["difference"] > 1
 
 
 def test_an_incumbent_is_paired_with_the_best_baseline(sewa: Sewa, task: Path) -> None:
@@ -229,16 +229,16 @@ def test_an_incumbent_is_paired_with_the_best_baseline(sewa: Sewa, task: Path) -
     simple = [e for e in contest["entries"] if (e["name"], e["K"]) in others]
     most = max(entry["parts"] for entry in simple)
     best = max((e for e in simple if e["parts"] == most), key=lambda entry: entry["score"])
-    assert contest["gained"]["over"] == with_K(best["name"], best["K"])
-    assert contest["gained"]["by"] > 0
+    assert contest["verdict"]["baseline"] == with_K(best["name"], best["K"])
+    assert contest["verdict"]["difference"] > 0
 
 
 def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: Path) -> None:
     task.write_text(HEAD + NOISE)
     contest = contest_of(sewa("select", "--budget", 300, "--seed", 1))
     assert contest["confirmed"] is False
-    assert contest["leader"] == contest["gained"]["over"] != contest["incumbent"]
-    assert contest["gained"]["more"] > 0
+    assert contest["leader"] == contest["verdict"]["baseline"] != contest["incumbent"]
+    assert contest["verdict"]["more"] > 0
     [known] = [entry for entry in contest["entries"] if entry["evidence"] is not None]
     assert with_K(known["name"], known["K"]) == contest["leader"]
     assert (known["evidence"], known["state"]) == (contest["evidence"], "leading")
@@ -436,8 +436,8 @@ def test_batches_count_by_their_rows(sewa: Sewa, task: Path) -> None:
     assert scores["heldout"] == pytest.approx(err(OUTPUT), rel=1e-5)
     by_rows = sum(n * n for n in (200, *[5] * 23)) / 315
     assert scores["others"] == {"rows": pytest.approx(by_rows)}
-    rival = contest["scores"][contest["gained"]["over"]]["heldout"]
-    assert contest["gained"]["by"] == pytest.approx(rival - scores["heldout"])
+    rival = contest["scores"][contest["verdict"]["baseline"]]["heldout"]
+    assert contest["verdict"]["difference"] == pytest.approx(scores["heldout"] - rival)
     flags = ("--metric=-err", "--methods", "last", "--output-best", "b.safetensors", "--json")
     row = compared(sewa("compare", *flags))["by"]["last"]
     assert row["score"]["heldout"] == pytest.approx(err("b.safetensors"), rel=1e-5)
@@ -520,7 +520,7 @@ def test_an_average_that_always_fails_has_no_number_and_takes_none(sewa: Sewa, t
     contest = contest_of(sewa("select"))
     assert contest["incumbent"] == "uniform" != next(iter(contest["scores"]))
     assert contest["scores"]["uniform"]["heldout"] is None
-    assert contest["gained"] is None
+    assert contest["verdict"]["baseline"] is None
 
 
 # ---- compare -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from sewa_cli.present.charts import half_of
 from sewa_cli.present.view import View, Words
 from sewa_cli.present.views import select
 from sewa_cli.report.select import Expected, Report
-from sewa_cli.report.shared import Better, Candidate, Interval, Scores, Verdict
+from sewa_cli.report.shared import Candidate, Interval, Rival, Scores, Verdict
 
 BEST = "latest K=5"
 
@@ -37,7 +37,7 @@ def judged(
     *,
     kind: Any = "baseline",
     over: str | None = None,
-    beaten_by: Sequence[Better] = (),
+    beaten_by: Sequence[Rival] = (),
     **more: Any,
 ) -> Report:
     """A report with such a difference from the best baseline; None: a verdict of that kind."""
@@ -52,8 +52,8 @@ def judged(
     return real.model_copy(update=update)
 
 
-def better(name: str, by: float, ends: tuple[float, float] | None = None) -> Better:
-    return Better(name=name, score=0.2, difference=by, interval=interval(ends))
+def better(name: str, by: float, ends: tuple[float, float] | None = None) -> Rival:
+    return Rival(name=name, score=0.2, difference=by, interval=interval(ends))
 
 
 def hoped(by: float | None, ends: tuple[float, float] | None, error: float | None = 0.01) -> Any:
@@ -159,7 +159,7 @@ def test_the_page_answers_whether_it_overfits(
     ],
 )
 def test_another_average_with_a_lower_loss_is_named(
-    real: Report, ends: tuple[float, float], others: Sequence[Better], named: str | None
+    real: Report, ends: tuple[float, float], others: Sequence[Rival], named: str | None
 ) -> None:
     said = select.verdict(judged(real, -0.1, ends, beaten_by=others))
     assert (f"; vs {named}: +0.02" in said) == (named is not None)

@@ -37,7 +37,8 @@ from sewa_cli.present.view import (
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.select import Contest, Entry, MetricGain, Report
+    from sewa_cli.report.select import Contest, Entry, Report
+    from sewa_cli.report.shared import Rival, Verdict
 
 NEEDED: Final = 100  # e-value; solvers need the same
 FEW_STEPS: Final = 3  # of an entry, in a table
@@ -48,7 +49,7 @@ def view(report: Report) -> View:
     found = report.contest
     assert found is not None
     name, own, last = _measured(found)
-    held, judged = list(_heldout(found)), choice(found)
+    held, judged = list(_heldout(found, report.verdict)), choice(found)
     rows, seen = _rows(found)
     entries, chart = _entries(found), _chart(found)
     marks = ["chosen", *[None] * (len(seen) - 1)]
@@ -104,7 +105,7 @@ def _measured(found: Contest) -> tuple[str, float | None, float | None]:
     return f"held-out {found.metric}", own.heldout, last.heldout if last else None
 
 
-def _heldout(found: Contest) -> Iterator[str]:
+def _heldout(found: Contest, judged: Verdict) -> Iterator[str]:
     """Compare what was written with others on parts that nothing was chosen by."""
     written, scores = next(iter(found.scores.items()))
     if found.heldout_parts is None:
@@ -115,22 +116,21 @@ def _heldout(found: Contest) -> Iterator[str]:
         parts = f"all {found.heldout_parts:,} held-out parts"
         yield f"no held-out {found.metric} of `{written}`: it has failed on {parts}"
     else:
-        for gained in (found.gained, found.over_last):
-            if gained is not None:
-                yield _versus(gained, found)
+        if judged.baseline is not None:
+            yield _versus(judged.baseline, judged)
+        if judged.last is not None:
+            yield _versus(judged.last.name, judged.last)
 
 
-def _versus(gained: MetricGain, found: Contest) -> str:
-    by, interval = gained.by, gained.interval
-    if found.goal == "min":
-        by, interval = 0.0 - by, interval and interval.turned()
+def _versus(name: str, found: Verdict | Rival) -> str:
+    by, interval = found.difference or 0.0, found.interval
     if by == 0 and (interval is None or interval.low == interval.high == 0):
-        return f"vs {gained.over}: equal"
-    said = f"vs {gained.over}: {difference(by, interval)}"
+        return f"vs {name}: equal"
+    said = f"vs {name}: {difference(by, interval)}"
     if interval is None:
         return f"{said}; too few parts for a confidence interval"
-    if gained.more:
-        said += f"; about {gained.more:,} more held-out parts would settle it"
+    if found.more:
+        said += f"; about {found.more:,} more held-out parts would settle it"
     return said
 
 
