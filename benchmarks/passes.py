@@ -1,6 +1,6 @@
 """Forward passes where freed memory is kept, and where not: `python benchmarks/passes.py`.
 
-What `sewa_cli.cli.memory.keep_memory` is worth here, one thread. It holds for a whole process and
+What `sewa_cli.cli.main.keep_memory` is worth here, one thread. It holds for a whole process and
 cannot be taken back, so each contestant is a process of its own, and they take turns.
 """
 
@@ -16,7 +16,7 @@ import torch
 from common import finish, processor, race
 from torch import Tensor, nn
 
-from sewa_cli.cli.memory import keep_memory
+from sewa_cli.cli.main import keep_memory
 
 CONVOLUTIONS = nn.Sequential(
     nn.Conv2d(3, 16, 3, padding=1),

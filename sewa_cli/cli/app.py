@@ -15,11 +15,16 @@ from typer.core import TyperGroup
 from sewa_cli import ranks
 from sewa_cli.cli.console import check_one_a_line
 from sewa_cli.cli.flags import PATHS, add_command, plain
-from sewa_cli.cli.main import called_from, stdout_for_data, typed, without_blas
-from sewa_cli.cli.memory import check_address_space, keep_memory
-from sewa_cli.cli.pictures import check_page
-from sewa_cli.cli.request import STDOUT, Request
-from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError
+from sewa_cli.cli.main import (
+    called_from,
+    check_address_space,
+    keep_memory,
+    stdout_for_data,
+    typed,
+    without_blas,
+)
+from sewa_cli.cli.request import STDOUT, Request, check_page
+from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError, OutputError
 from sewa_cli.files import MIB, real
 
 SPAN = "last every from_step to_step"
@@ -330,18 +335,18 @@ def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
 
     The page is one file and loads nothing from the net. Needs no task, checkpoints or model.
     """
-    from sewa_cli.commands.report import run_report
+    from sewa_cli.report.reading import read_any
 
     if open_it and str(page) == STDOUT:
         raise ConfigError("--open: a page on standard output cannot be shown; name a file")
+    if real(page) == real(shown):
+        raise OutputError(f"{page}: is the report itself, which is never overwritten")
     if str(page) != STDOUT:
         check_page(page, request.force)
     with request.talk as talk:
-        text = run_report(shown, page, request.force, talk)
-    if str(page) == STDOUT:
-        request.stdout.write(text.encode())
-    else:
-        talk.say(f"wrote {page}")
+        found = read_any(shown)
+        with talk.stage("drawing"):
+            request.write_page(found, page, shown)
     if open_it:
         import webbrowser
 

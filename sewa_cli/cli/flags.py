@@ -26,6 +26,7 @@ class Flag(NamedTuple):
     key: str | None = ""  # of sewa.yaml; "": called as here; None: not a setting
     fallback: Any = None  # ...: must be given
     shown: str = ""  # the default as `--help` shows it
+    is_rare: bool = False  # named at the end of `--help`
 
     @property
     def names(self) -> list[str]:
@@ -101,10 +102,10 @@ _COMMON: Final = {
 }
 _WHICH: Final = {
     "last": Flag("--last N", "Only the last N.", shown="all"),
-    "every": Flag("--every N", "Only every N-th, counted back from the newest."),
+    "every": Flag("--every N", "Only every N-th, counted back from the newest.", is_rare=True),
     "from_step": Flag("--from-step STEP", "First step to include."),
     "to_step": Flag("--to-step STEP", "Last step to include."),
-    "state_key": Flag("--state-key KEY", "Average the tensors under this key alone."),
+    "state_key": Flag("--state-key KEY", "Average the tensors under this key alone.", is_rare=True),
 }
 _HOW: Final = {
     "sparse": Flag("--sparse", "Average few checkpoints equally, K by cross-validation."),
@@ -120,6 +121,7 @@ _HOW: Final = {
         "The average to beat by the metric, from `sewa methods`.",
         "objective.incumbent",
         shown="the choice by the loss",
+        is_rare=True,
     ),
     "workers": Flag(
         "--workers N", "Processes that evaluate the metric.", "objective.workers", shown="1"
@@ -138,7 +140,10 @@ _WRITE: Final = {
         "--output-dtype float32|bfloat16|float16|float64", "Write as", shown="as the checkpoints"
     ),
     "shard_size": Flag(
-        "--shard-size SIZE", "Write a folder of shards: 5GB, 2GiB.", shown="one file"
+        "--shard-size SIZE",
+        "Write a folder of shards: 5GB, 2GiB.",
+        shown="one file",
+        is_rare=True,
     ),
     "plot": Flag("--plot FILE", "Write a figure: .png, .svg or .pdf", None),
     "html": Flag("--html FILE", "Write a page that can be sent.", None),
@@ -147,7 +152,7 @@ _WRITE: Final = {
     "format": Flag(f"--format {'|'.join(FORMATS)}", "Print as", None, shown=FORMATS[0]),
     "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Print as", None, shown=PATHS),
     "json": Flag("--json", "The same as --format json.", None),
-    "print0": Flag("--print0", "End each path with a NUL byte, for xargs -0.", None),
+    "print0": Flag("--print0", "End each path with a NUL byte, for xargs -0.", None, is_rare=True),
 }
 _RUN: Final = {
     "folder": Flag("DIR", "The folder to write to.", None, Path(), shown="this one"),
@@ -235,8 +240,12 @@ def add_command(
         # typer keeps the line breaks of a paragraph
         paragraphs = (function.__doc__ or "").split("\n\n")
         command.__doc__ = "\n\n".join(one_line(paragraph) for paragraph in paragraphs)
-        epilog = "\n\n".join(("Examples:", *examples)) if examples else None
-        app.command(function.__name__, cls=Command, rich_help_panel=group, epilog=epilog)(command)
+        epilog = ["Examples:", *examples] if examples else []
+        if rare := [FLAGS[name].form for name in names if FLAGS[name].is_rare]:
+            epilog.append(f"Also (see the docs): {', '.join(rare)}.")
+        app.command(
+            function.__name__, cls=Command, rich_help_panel=group, epilog="\n\n".join(epilog)
+        )(command)
 
     return add
 
@@ -258,4 +267,4 @@ def _typer_info(name: str) -> Any:
         options |= {"metavar": "NAME", "help": words.strip()}
     if not flag.names:
         return typer.Argument(**options)
-    return typer.Option(*flag.names, **options, rich_help_panel=_panel(name))
+    return typer.Option(*flag.names, **options, rich_help_panel=_panel(name), hidden=flag.is_rare)

@@ -15,7 +15,7 @@ from typing import IO, Any, TextIO, cast
 
 from sewa_cli import interrupts, ranks
 from sewa_cli.errors import CheckpointError, OutputError, SewaError, UserCodeError
-from sewa_cli.text import one_line, shown, shown_lines
+from sewa_cli.text import one_line, shown, shown_lines, size
 
 LONGEST = 2_000  # characters of an error's line
 ON_RANKS = ("select", "compare", "evaluate")  # commands whose work torchrun's ranks share
@@ -186,6 +186,32 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
     finally:
         with suppress(OSError, OutputError):  # the flush above has raised it
             data.close()
+
+
+def keep_memory() -> None:
+    """Keep memory that a pass, or FSDP, frees again and again, for the next one.
+
+    glibc would give it back to the system, and fresh pages cost more than a ReLU on them does
+    (docs/performance.md). Larger blocks still go back.
+    """
+    from ctypes import CDLL
+
+    with suppress(OSError, AttributeError):  # no glibc
+        CDLL(None).mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; the largest that it takes
+        CDLL(None).mallopt(-1, 2**30)  # M_TRIM_THRESHOLD
+
+
+def check_address_space(least: int) -> None:
+    """Refuse a `ulimit -v` under which imports would fail halfway, and some of them abort."""
+    with suppress(ImportError):  # Windows has no such module
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY and limit < least:
+            raise CheckpointError(
+                f"`ulimit -v` leaves {size(limit)} of address space, and this takes {size(least)}; "
+                "raise it"
+            )
 
 
 def without_blas() -> None:

@@ -11,16 +11,24 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from sewa_cli import ranks
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.flags import FLAGS, PATHS
-from sewa_cli.cli.pictures import check_places, save_figure, save_page
-from sewa_cli.errors import ConfigError
+from sewa_cli.errors import ConfigError, OutputError
+from sewa_cli.files import real
 from sewa_cli.text import shown_lines
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from sewa_cli.config import Config
     from sewa_cli.report.shared import Head
     from sewa_cli.task import Task
 
 STDOUT: Final = "-"
+PICTURES: Final[dict[str, dict[str, None]]] = {  # suffix → what to keep out: the time of day
+    ".png": {},
+    ".svg": {"Date": None},
+    ".pdf": {"CreationDate": None},
+}
+PAGES: Final = (".html", ".htm")
 
 
 class Request:
@@ -28,7 +36,10 @@ class Request:
 
     def __init__(self, given: dict[str, Any], stdout: IO[bytes]) -> None:
         """Take what all commands have in common out of `given`; the command's own flags stay."""
-        take = partial(_take, given)
+
+        def take(name: str, default: Any = None) -> Any:
+            return given.pop(name, default)
+
         self.stdout = stdout
         quiet, verbose = take("quiet", False), take("verbose", False)
         is_first = ranks.here().rank == 0  # the others neither talk nor draw
@@ -61,7 +72,9 @@ class Request:
             others += [self.config.output, self.config.report]
             inputs += [self.config.task] if self.config.task else []
         check_places(self.plot, self.html, others, inputs, self.force)
-        self._trackers = [_tracker(one) for one in logs]
+        if logs:
+            from sewa_cli.trackers import find
+        self._trackers = [find(one) for one in logs]
 
     @cached_property
     def config(self) -> Config:
@@ -152,7 +165,12 @@ class Request:
         `name`: the report's file, if it is not next to the output.
         """
         if self.html is not None:
-            self._write_page(report, self.html, name)
+            from sewa_cli.output.sources import report_of
+
+            output = getattr(report, "output", None)
+            if name is None and output not in (None, STDOUT):
+                name = report.config.get("report") or report_of(Path(output))
+            self.write_page(report, self.html, name)
         if self.plot is not None:
             from sewa_cli.present import draw
 
@@ -161,16 +179,19 @@ class Request:
         for log in self._trackers:
             log(report)
 
-    def _write_page(self, report: Head, path: Path, name: Path | None) -> None:
-        from sewa_cli.output.sources import report_of
+    def write_page(self, report: Head, path: Path, name: Path | None) -> None:
+        """Write the page of a report, whose file has this name."""
         from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
+        from sewa_cli.publish import new_output
 
-        output = getattr(report, "output", None)
-        if name is None and output not in (None, STDOUT):
-            name = report.config.get("report") or report_of(Path(output))
         if not has_pictures():
             self.talk.show_warning(f"the page is {WITHOUT_PICTURES}")
-        save_page(page(report, None if name is None else str(name)), path, self.force)
+        text = page(report, None if name is None else str(name)).encode()
+        if str(path) == STDOUT:
+            self.stdout.write(text)
+            return
+        with new_output(path, self.force) as file:
+            file.write(text)
         self.talk.say(f"wrote {path}")
 
     def list(self, found: dict[str, dict[str, Any]]) -> None:
@@ -183,10 +204,6 @@ class Request:
             self.write(listing(found, self.form))
 
 
-def _take(given: dict[str, Any], name: str, default: Any = None) -> Any:
-    return given.pop(name, default)
-
-
 def _form(form: str | None, as_json: bool, known: list[str]) -> str:
     if as_json and form not in (None, "json"):
         raise ConfigError(f"--json is short for --format json; leave out --format {form}")
@@ -196,7 +213,53 @@ def _form(form: str | None, as_json: bool, known: list[str]) -> str:
     return found
 
 
-def _tracker(asked: str) -> Any:
-    from sewa_cli.trackers import find
+def check_places(
+    plot: Path | None,
+    html: Path | None,
+    others: Iterable[Path | str | None],
+    inputs: Iterable[Path | str],
+    force: bool,
+) -> None:
+    """Refuse, before any work, a picture or a page that could not be written in the end."""
+    read = {real(Path(path)) for path in inputs}
+    taken = {real(Path(path)) for path in others if path is not None}
+    for flag, path, check in (("--plot", plot, check_plot), ("--html", html, check_page)):
+        if path is None:
+            continue
+        if real(path) in read:
+            raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
+        if real(path) in taken:
+            raise ConfigError(f"{path}: {flag} must name another file than the others")
+        taken.add(real(path))
+        check(path, force)
 
-    return find(asked)
+
+def check_page(path: Path, force: bool) -> None:
+    from sewa_cli.publish import check_free
+
+    if path.suffix.lower() not in PAGES:
+        raise ConfigError(f"{path}: a page is HTML; name it .html")
+    check_free(path, force)
+
+
+def check_plot(path: Path, force: bool) -> None:
+    from sewa_cli.publish import check_free
+
+    if path.suffix.lower() not in PICTURES:
+        known = ", ".join(PICTURES)
+        raise ConfigError(f"{path}: unknown kind of picture {path.suffix!r}; name it {known}")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise ConfigError("plots need matplotlib: pip install matplotlib") from None
+    check_free(path, force)
+
+
+def save_figure(figure: Figure, path: Path, force: bool = False) -> None:
+    """Write the figure in the format that the suffix names, whole or not at all."""
+    from sewa_cli.present.figures import own_style
+    from sewa_cli.publish import new_output
+
+    suffix = path.suffix.lower()
+    with own_style(), new_output(path, force) as file:
+        figure.savefig(file, format=suffix[1:], metadata=PICTURES[suffix])

@@ -14,7 +14,7 @@ import pytest
 from helpers.figures import assert_readable, row
 from helpers.pages import raw, report
 
-from sewa_cli.cli.pictures import check_plot, save_figure
+from sewa_cli.cli.request import check_plot, save_figure
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.present import draw, view_of
 from sewa_cli.present.charts import Chart, Panel, Series, running_mean
@@ -219,7 +219,7 @@ def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(
     (tmp_path / "report.json").write_text(to_json(masked))
     code = (
         "import sys; from pathlib import Path; from sewa_cli.report.select import Report\n"
-        "from sewa_cli.cli.pictures import save_figure\n"
+        "from sewa_cli.cli.request import save_figure\n"
         "from sewa_cli.present import draw\n"
         "assert 'matplotlib' not in sys.modules\n"
         "report = Report.model_validate_json(Path('report.json').read_text())\n"
@@ -260,7 +260,7 @@ def test_a_picture_replaces_nothing_without_force_and_is_whole_or_not_there(tmp_
     path.write_text("mine")
     figure = figure_of(Chart("", "", [Panel([], "x", "y")]))
     with pytest.raises(OutputError, match="use --force"):
-        save_figure(figure, path)
+        check_plot(path, force=False)
     broken: Any = SimpleNamespace(savefig=savefig)
     with pytest.raises(KeyboardInterrupt):
         save_figure(broken, path, force=True)

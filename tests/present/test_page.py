@@ -25,7 +25,6 @@ from helpers.pages import (
 from helpers.tiny import Sewa
 
 from sewa_cli import Selection, present
-from sewa_cli.commands import report as reporting
 from sewa_cli.errors import ConfigError
 from sewa_cli.present import page as pages
 from sewa_cli.present.page import core, page
@@ -286,7 +285,7 @@ def test_a_fault_of_the_page_itself_is_a_bug_of_ours(
     def broken(*_: object) -> str:
         raise KeyError("no such part")
 
-    monkeypatch.setattr(reporting, "page", broken)
+    monkeypatch.setattr(pages, "page", broken)
     (tmp_path / "a.json").write_text(json.dumps(raw("inspect")))
     ended = sewa("report", tmp_path / "a.json", "-fv", "-o", tmp_path / "a.html")
     assert ended.code == 1
