@@ -43,7 +43,7 @@ from sewa_cli.objective.units import Grouping
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.predictions import Predictions, mean, predict
-from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.tiers import Dense
 
 WORDS, LENGTH, CHECKPOINTS = 32_000, 128, 20
 STEPS, WARM_UP, EVERY, BATCH, RATE = 900, 50, 20, 8, 2e-3

@@ -30,13 +30,11 @@ from sewa_cli.events import Events
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.output.mean import Room, in_order, pieces, weighted_mean
 from sewa_cli.session.extensions import load_settings
-from sewa_cli.session.rows import CheckpointRows
+from sewa_cli.session.run import CheckpointRows
 from sewa_cli.session.session import open_session
 from sewa_cli.task import make_task
 from sewa_cli.trajectory import Layout, Trajectory
-from sewa_cli.trajectory.deltas import Deltas
-from sewa_cli.trajectory.dense import Dense
-from sewa_cli.trajectory.streamed import Streamed
+from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed
 
 SIZES = ((100, 2 * 10**6), (1000, 10**5), (10, 10**7), (100, 10**5))
 SAMPLES = (1, 2, 4, 8)

@@ -26,7 +26,7 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.gumbel import Gumbel
 from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.tiers import Dense
 
 SIZES = [(10, 10**4), (100, 10**4), (1000, 10**4), (10, 10**5), (100, 10**5), (1000, 10**5)]
 SIZES += [(10, 10**6), (100, 10**6), (10, 10**7), (100, 2 * 10**6)]

@@ -22,8 +22,8 @@ from sewa_cli.methods import Coefficients
 from sewa_cli.methods.family import Name
 from sewa_cli.objective.objective import Objective, Passes
 from sewa_cli.objective.scorer import Scored, Scorer
-from sewa_cli.objective.split import take_evenly
 from sewa_cli.objective.tree import rows
+from sewa_cli.objective.units import take_evenly
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.report.kinds import RowCost
 from sewa_cli.rng import seeded

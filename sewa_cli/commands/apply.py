@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.checkpoints import paths_of
-from sewa_cli.commands.writing import write_average
+from sewa_cli.commands import write_average
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs
 from sewa_cli.output.layouts import folder_is_ours, form_of

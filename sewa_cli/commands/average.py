@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.checkpoints import Checkpoint, in_order, paths_of
-from sewa_cli.commands.writing import write_average
+from sewa_cli.commands import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from sewa_cli.commands.writing import write_average
+from sewa_cli.commands import write_average
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.table import (
     ComparedRows,

@@ -18,10 +18,10 @@ from sewa_cli.events import Events
 from sewa_cli.objective.tree import rows, tensors
 from sewa_cli.report.kinds import Forecast, PlannedStage
 from sewa_cli.rng import seeded
-from sewa_cli.session.cost import peak_memory
 from sewa_cli.session.extensions import solver_for
 from sewa_cli.session.plan import Counts, stages_of
 from sewa_cli.session.run import Setup, holding
+from sewa_cli.session.session import peak_memory
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Plan, Sizes
 from sewa_cli.task import Task

@@ -24,8 +24,7 @@ from sewa_cli.files import real
 from sewa_cli.report.kinds import Found, Gap, Inspection
 from sewa_cli.session import heading, open_candidates, warn_of_no_steps
 from sewa_cli.text import few
-from sewa_cli.trajectory.geometry import Geometry, Shape, is_finite
-from sewa_cli.trajectory.standing import explain, motion_of, times_of
+from sewa_cli.trajectory.geometry import Geometry, Shape, explain, is_finite, motion_of, times_of
 
 BLOCK_BYTES: Final = 2**25  # of all checkpoints' columns together, as float64
 

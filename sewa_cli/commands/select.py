@@ -13,8 +13,8 @@ from math import isclose, isfinite
 from pathlib import Path
 from typing import IO, Any
 
+from sewa_cli.commands import write_average
 from sewa_cli.commands.selection import Selection
-from sewa_cli.commands.writing import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events

@@ -6,10 +6,10 @@ does not split into examples, it is a batch, or all batches that share a group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -188,3 +188,72 @@ def row_losses(
         each = (take_rows((outputs, batch), n, torch.tensor([i])) for i in range(n))
         return torch.stack([loss(*row).reshape(()) for row in each]).cpu().double()
     return None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some examples of a data set, in batches; `name` tells them from the whole set."""
+
+    batches: list[Any]
+    name: str
+
+    @classmethod
+    def of(cls, batches: list[Any], of_rows: int) -> Self:
+        """Some of the selection data."""
+        return cls(batches, f"selection_data ({sum(map(rows, batches))} of {of_rows})")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def take_evenly(data: Iterable[Any], most: int) -> Sample | None:
+    """Return `most` batches from all over the data; None: there are no more than that.
+
+    They are found in one pass that holds at most twice as many.
+    """
+    kept: list[Any] = []
+    every, count = 1, 0
+    for batch in data:
+        if rows(batch) <= 0:
+            continue
+        if count % every == 0:
+            kept.append(batch)
+        count += 1
+        if len(kept) > 2 * most:
+            kept, every = kept[::2], 2 * every
+    if count <= most:
+        return None
+    some = [kept[i * len(kept) // most] for i in range(most)]
+    return Sample(some, f"selection_data ({most} of {count} batches)")
+
+
+def keep_aside(
+    data: Iterable[Any], share: float, seed: int, label: Label | None
+) -> tuple[list[Any], list[Any]]:
+    """Split the batches: those without a share of their examples, and these, drawn at random.
+
+    `label` names the group of each example, and whole groups are drawn. All examples are held in
+    memory from here on: a loader that shuffles would mix the two.
+    """
+    batches = [batch for batch in data if rows(batch) > 0]
+    counts = [rows(batch) for batch in batches]
+    found = groups_of(batches, label)
+    of, what = (torch.arange(sum(counts)), "rows") if found is None else (found, "groups")
+    units = int(of.max()) + 1 if len(of) else 0
+    kept = round(share * units)
+    if not 0 < kept < units:
+        raise TaskError(f"--guard {share}: cannot keep {kept} of {units} selection {what} aside")
+    drawn = torch.zeros(units, dtype=torch.bool)
+    drawn[torch.randperm(units, generator=torch.Generator().manual_seed(seed))[:kept]] = True
+    aside = torch.split(drawn[of], counts)
+    total, kept = sum(counts), int(drawn[of].sum())
+    parts = list(zip(batches, counts, aside, strict=True))
+
+    def side(which: bool) -> list[Any]:
+        indices = [(batch, n, (part == which).nonzero().reshape(-1)) for batch, n, part in parts]
+        return [take_rows(batch, n, index) for batch, n, index in indices if len(index)]
+
+    selection, heldout = side(False), side(True)
+    if (sum(map(rows, selection)), sum(map(rows, heldout))) != (total - kept, kept):
+        raise TaskError("--guard: the selection batches do not split into rows")
+    return selection, heldout

@@ -19,8 +19,8 @@ from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.shares import whole_batches
-from sewa_cli.objective.split import keep_aside
 from sewa_cli.objective.tree import rows
+from sewa_cli.objective.units import keep_aside
 from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.select import Guard
 from sewa_cli.session.cache import open_memo

@@ -11,8 +11,7 @@ from torch import Tensor
 from sewa_cli import interrupts
 from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Average, Filled, fill_failures
-from sewa_cli.objective.evidence import parts_needed
-from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference
+from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.objective.judge import Lead, judge_by_metric
 from sewa_cli.report.select import Contest, Entry, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict

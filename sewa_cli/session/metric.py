@@ -24,8 +24,18 @@ from sewa_cli.objective.memo import number
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.jobs import Job, PartScorer, Recipe, Result
-from sewa_cli.session.parts import KINDS, Kind, Places, divide_parts, list_parts, name_parts
+from sewa_cli.session.jobs import (
+    KINDS,
+    Job,
+    Kind,
+    PartScorer,
+    Places,
+    Recipe,
+    Result,
+    divide_parts,
+    list_parts,
+    name_parts,
+)
 from sewa_cli.session.run import PlacedRun
 from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of

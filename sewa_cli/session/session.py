@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,17 +22,58 @@ from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.objective import Objective, Passes
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scorer
 from sewa_cli.ranks import Ranks
 from sewa_cli.report.select import Guard
-from sewa_cli.report.shared import Candidate
+from sewa_cli.report.shared import Candidate, Cost, Seconds
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.building import build_objective, guarded, with_whole_batches
-from sewa_cli.session.cost import Clock
 from sewa_cli.solvers import Choice
 from sewa_cli.task import Task
+
+
+class Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.started = time.perf_counter()
+        self.stages: dict[str, float] = {"read": 0.0, "learn": 0.0, "evaluate": 0.0, "write": 0.0}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[stage] += time.perf_counter() - start
+
+    def cost(
+        self, device: torch.device, passes: Passes, reads: Reads, recalled: int | None
+    ) -> Cost:
+        """Return the cost of all that was done so far."""
+        on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        return Cost(
+            seconds=Seconds(total=time.perf_counter() - self.started, **self.stages),
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            bytes_read=reads.bytes,
+            peak_memory_bytes=peak_memory(),
+            peak_device_memory_bytes=on_device,
+            recalled=recalled,
+        )
+
+
+def peak_memory() -> int:
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)

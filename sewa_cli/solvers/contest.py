@@ -19,7 +19,7 @@ from torch import Tensor
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import family
 from sewa_cli.objective.board import Average, Board, Spent
-from sewa_cli.objective.evidence import evidence, is_shown
+from sewa_cli.objective.intervals import evidence, is_shown
 from sewa_cli.report.select import Entry, State
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem

@@ -20,7 +20,7 @@ from pydantic import Field
 from sewa_cli.methods import Run, mean_of, parse_one
 from sewa_cli.methods.family import family, grid, moving_averages
 from sewa_cli.objective.board import Spent
-from sewa_cli.objective.evidence import SURE, evidence
+from sewa_cli.objective.intervals import SURE, evidence
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest

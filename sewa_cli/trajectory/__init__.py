@@ -6,12 +6,10 @@
 Two reads of W for each step, whatever M is, and no autograd through W. The rest of the program
 knows W only through these two, so where it lives can change:
 
-dense      float32 in the memory of the device
-deltas     bfloat16 differences from the mean: half the memory, sums in float32
-streamed   no copy of W: from mapped files, tile by tile, or rows that come from elsewhere
+tiers      float32 in the memory of the device; bfloat16 differences from the mean: half the memory,
+           sums in float32; no copy of W: from mapped files, or rows that come from elsewhere
 products   on the processor, both by tiles that stay in its caches
 placement  which of them, under a cap on memory
-memory     how much there is, and whether it ran out
 geometry   how the checkpoints lie to each other
 """
 

@@ -16,7 +16,7 @@ from sewa_cli.objective.units import Grouping
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.predictions import Predictions, mean, predict
-from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.tiers import Dense
 
 NOISE = 0.5
 

@@ -14,7 +14,7 @@ from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem
 from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.tiers import Dense
 
 CPU = torch.device("cpu")
 

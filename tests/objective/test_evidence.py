@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sewa_cli.objective.evidence import RATES, SURE, evidence, is_shown, parts_needed
+from sewa_cli.objective.intervals import RATES, SURE, evidence, is_shown, parts_needed
 
 SEQUENCES, PARTS = 2000, 150
 

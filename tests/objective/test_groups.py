@@ -10,8 +10,7 @@ from helpers.tiny import Sewa
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.intervals import difference, paired
-from sewa_cli.objective.split import keep_aside
-from sewa_cli.objective.units import Grouping, UnitLosses, groups_of
+from sewa_cli.objective.units import Grouping, UnitLosses, groups_of, keep_aside
 from sewa_cli.report.select import Report
 from sewa_cli.report.shared import Interval
 

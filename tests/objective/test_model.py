@@ -15,7 +15,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.trajectory import fill_row
-from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.tiers import Dense
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as some
 from torch import Tensor
 from torch.nn import functional as F
 
-from sewa_cli.objective.split import take_evenly
-from sewa_cli.objective.units import row_losses
+from sewa_cli.objective.units import row_losses, take_evenly
 from sewa_cli.task import Batches
 
 OUTPUTS, LABELS = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3

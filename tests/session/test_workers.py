@@ -23,8 +23,7 @@ from torch import Tensor
 from sewa_cli.config import Config
 from sewa_cli.errors import TaskError, UserCodeError
 from sewa_cli.objective.board import Failed
-from sewa_cli.session.jobs import Job, Recipe
-from sewa_cli.session.parts import Places
+from sewa_cli.session.jobs import Job, Places, Recipe
 from sewa_cli.session.workers import InProcess, Workers
 
 # how score() is to behave, part by part; the first eight give numbers

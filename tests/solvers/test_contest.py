@@ -14,7 +14,7 @@ from sewa_cli.methods import mean_of
 from sewa_cli.methods.family import family
 from sewa_cli.objective import board
 from sewa_cli.objective.board import Average, Failed
-from sewa_cli.objective.evidence import SURE
+from sewa_cli.objective.intervals import SURE
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED
 from sewa_cli.solvers.contest import open_contest

@@ -31,7 +31,7 @@ from sewa_cli.objective.objective import Objective
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.outputs.digest import Digest
 from sewa_cli.solvers.outputs.predictions import mean
-from sewa_cli.trajectory.dense import Dense
+from sewa_cli.trajectory.tiers import Dense
 
 
 def root(outputs: Tensor, batch: Any) -> Tensor:

@@ -18,13 +18,11 @@ from torch import Tensor
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
-from sewa_cli.session.rows import CheckpointRows
+from sewa_cli.session.run import CheckpointRows
 from sewa_cli.session.session import open_session
 from sewa_cli.task import make_task
 from sewa_cli.trajectory import Trajectory, products
-from sewa_cli.trajectory.deltas import Deltas
-from sewa_cli.trajectory.dense import Dense
-from sewa_cli.trajectory.streamed import Streamed
+from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed
 
 
 @pytest.fixture(autouse=True)

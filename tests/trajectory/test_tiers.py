@@ -19,10 +19,8 @@ from torch import nn
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory import placement as placing
-from sewa_cli.trajectory.deltas import Deltas
-from sewa_cli.trajectory.dense import Dense
-from sewa_cli.trajectory.memory import free_on_host
-from sewa_cli.trajectory.streamed import Streamed
+from sewa_cli.trajectory.placement import free_on_host
+from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed
 
 CPU = torch.device("cpu")
 BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run
@@ -247,7 +245,7 @@ def test_a_containers_limit_counts_and_its_cached_files_are_free(
     (tmp_path / "memory.stat").write_text("anon 50000\nactive_file 20000\ninactive_file 30000\n")
     nowhere = (tmp_path / "nowhere", "max", "current", "")
     monkeypatch.setattr(
-        "sewa_cli.trajectory.memory.CGROUPS", [nowhere, (tmp_path, "max", "current", "")]
+        "sewa_cli.trajectory.placement.CGROUPS", [nowhere, (tmp_path, "max", "current", "")]
     )
     found = free_on_host()
     assert found == left or (left is None and found > 10**6)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.objective.classes import Targets
-from sewa_cli.objective.split import Sample
 from sewa_cli.objective.tree import Nest, rows, take_rows
+from sewa_cli.objective.units import Sample
 from sewa_cli.rng import seeded
 from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Problem, Sizes, Solver
