@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pytest
 import torch
@@ -51,12 +51,6 @@ def refused(run_dir: Path, sewa: Sewa) -> Refused:
     return call
 
 
-def cases(few: list[Any], breadth: list[Any]) -> list[Any]:
-    """Return the cases, the later ones for `make test-all` only."""
-    packed = [case if isinstance(case, tuple) else (case,) for case in breadth]
-    return [*few, *(pytest.param(*case, marks=pytest.mark.breadth) for case in packed)]
-
-
 def in_task(code: str) -> None:
     """Add definitions, which win over the earlier ones."""
     with Path("task.py").open("a") as file:
@@ -68,37 +62,22 @@ def in_task(code: str) -> None:
 
 @pytest.mark.parametrize(
     ("flags", "parts"),
-    cases(
-        [
-            (["--K", "0"], ["--K: ", "greater than or equal to 1", "found '0'"]),
-            (["--K", "12"], ["K: 12 of 12 checkpoints leaves", "K must be at most 11"]),
-            (["--K", "ten"], ["--K: must be a whole number, found 'ten'"]),
-            (["--last", "3"], ["K: 4 of 3 checkpoints", "K must be at most 2"]),
-            (["--from-step", "500"], ["no checkpoint lies in 500..", "the steps are 10..120"]),
-            (["--device", "cuda:99"], ["device: ", "'cuda:99'", "cannot be used"]),
-            (["--output-dtype", "int8"], ["--output-dtype: ", "'float16'", "found 'int8'"]),
-            (["--set", "gumble.lr=0.1"], ["--set gumble", "unknown key", "did you mean gumbel?"]),
-            (["--set", "gumbel.lr=0"], ["--set gumbel.lr: ", "greater than 0"]),
-            (["--set", "K"], ["--set K: ", "key=value"]),
-            (["--json", "--output", "-"], ["--json", "--output -", "use --report"]),
-            (["--config", "other.yaml"], ["other.yaml: No such", "check --config"]),
-            (["-o", "best.safetensors", "--report", "ckpts/../best.safetensors"],
-             ["best.safetensors: ", "--report and --output name the same file"]),
-        ],
-        [
-            (["--K", "1000"], ["K must be at most 11"]),
-            (["--K", ""], ["--K: must be a whole number, found ''"]),
-            (["--K", "nan"], ["--K: must be a whole number, found 'nan'"]),
-            (["--to-step", "0"], ["no checkpoint lies in ..0;", "the steps are 10..120"]),
-            (["--device", "gpu"], ["'gpu'", "cannot be used"]),
-            (["--last", "0"], ["--last: ", "greater than or equal to 1"]),
-            (["--every", "x"], ["--every: ", "must be a whole number", "found 'x'"]),
-            (["--set", "nonfinite=maybe"], ["--set nonfinite: ", "'skip' or 'error'"]),
-            (["--seed", "-1"], ["--seed: ", "greater than or equal to 0"]),
-            (["--set", "gumbel.temperature=.inf"], ["--set gumbel.temperature: ", "finite"]),
-            (["--set", "K.deep=3"], ["--set K.deep=3: ", "K is a single value"]),
-        ],
-    ),
+    [
+        (["--K", "0"], ["--K: ", "greater than or equal to 1", "found '0'"]),
+        (["--K", "12"], ["K: 12 of 12 checkpoints leaves", "K must be at most 11"]),
+        (["--K", "ten"], ["--K: must be a whole number, found 'ten'"]),
+        (["--last", "3"], ["K: 4 of 3 checkpoints", "K must be at most 2"]),
+        (["--from-step", "500"], ["no checkpoint lies in 500..", "the steps are 10..120"]),
+        (["--device", "cuda:99"], ["device: ", "'cuda:99'", "cannot be used"]),
+        (["--output-dtype", "int8"], ["--output-dtype: ", "'float16'", "found 'int8'"]),
+        (["--set", "gumble.lr=0.1"], ["--set gumble", "unknown key", "did you mean gumbel?"]),
+        (["--set", "gumbel.lr=0"], ["--set gumbel.lr: ", "greater than 0"]),
+        (["--set", "K"], ["--set K: ", "key=value"]),
+        (["--json", "--output", "-"], ["--json", "--output -", "use --report"]),
+        (["--config", "other.yaml"], ["other.yaml: No such", "check --config"]),
+        (["-o", "best.safetensors", "--report", "ckpts/../best.safetensors"],
+         ["best.safetensors: ", "--report and --output name the same file"]),
+    ],
 )  # fmt: skip
 def test_a_bad_flag_is_named(refused: Refused, flags: list[str], parts: list[str]) -> None:
     refused(USAGE, ["select", *flags], parts)
@@ -126,18 +105,13 @@ LONG = "x" * 300
 
 @pytest.mark.parametrize(
     "arguments",
-    cases(
-        [["average", "ckpts", "-o", f"{LONG}.pt"], ["inspect", "ckpts", "--html", f"{LONG}.html"]],
-        [
-            ["average", f"{LONG}.pt"],
-            ["average", "ckpts", "-o", "a.pt", "--report", f"{LONG}/a.json"],
-            ["inspect", "ckpts", "--log", f"tensorboard:{LONG}"],
-            ["verify", f"{LONG}.json"],
-            ["init", LONG],
-            ["demo", LONG],
-        ],
-    ),
-)  # fmt: skip
+    [
+        ["average", f"{LONG}.pt"],
+        ["average", "ckpts", "-o", f"{LONG}.pt"],
+        ["inspect", "ckpts", "--html", f"{LONG}.html"],
+        ["init", LONG],
+    ],
+)
 def test_a_name_that_is_too_long_is_one_line(refused: Refused, arguments: list[str]) -> None:
     refused(FILES, arguments, ["File name too long"])
 
@@ -149,25 +123,18 @@ HEAD = "task: ./task.py\ncheckpoints: ckpts/\n"
 
 @pytest.mark.parametrize(
     ("text", "parts"),
-    cases(
-        [
-            (HEAD + "outptu: best\n", ["sewa.yaml: outptu: unknown key", "did you mean output?"]),
-            (HEAD + "K: yes\n", ["sewa.yaml: K: must be a number", "found true"]),
-            (HEAD + "K: 4\nK: 5\n", ["sewa.yaml:4:1: ", "'K' is given twice"]),
-            ("task: ./task.py\nK: [4\ndevice: cpu\n", ["sewa.yaml:3:", "fix the YAML"]),
-            ("- task: ./task.py\n", ["sewa.yaml: ", "`key: value`", "found a list"]),
-            (HEAD + "gumbel: fast\n", ["sewa.yaml: gumbel: ", "found 'fast'"]),
-            (HEAD + "K: 4\nbn: on\n", ["bn: on", "no BatchNorm layer"]),
-            (HEAD + "args: {widht: 16}\n", ["args.widht: ", "no function in task.py takes it"]),
-            ("checkpoints: ckpts/\n", ["no task", "--task", "sewa init"]),
-            ("task: ./task.py\n", ["no checkpoints named", "`checkpoints:`"]),
-        ],
-        [
-            (HEAD + "K: 0\n", ["sewa.yaml: K: ", "greater than or equal to 1", "found 0"]),
-            (HEAD + "K: off\n", ["sewa.yaml: K: must be a number", "found false"]),
-            ("task: ./task.py\nK: {{ K }}\n", ["sewa.yaml:2:", "fix the YAML"]),
-        ],
-    ),
+    [
+        (HEAD + "outptu: best\n", ["sewa.yaml: outptu: unknown key", "did you mean output?"]),
+        (HEAD + "K: yes\n", ["sewa.yaml: K: must be a number", "found true"]),
+        (HEAD + "K: 4\nK: 5\n", ["sewa.yaml:4:1: ", "'K' is given twice"]),
+        ("task: ./task.py\nK: [4\ndevice: cpu\n", ["sewa.yaml:3:", "fix the YAML"]),
+        ("- task: ./task.py\n", ["sewa.yaml: ", "`key: value`", "found a list"]),
+        (HEAD + "gumbel: fast\n", ["sewa.yaml: gumbel: ", "found 'fast'"]),
+        (HEAD + "K: 4\nbn: on\n", ["bn: on", "no BatchNorm layer"]),
+        (HEAD + "args: {widht: 16}\n", ["args.widht: ", "no function in task.py takes it"]),
+        ("checkpoints: ckpts/\n", ["no task", "--task", "sewa init"]),
+        ("task: ./task.py\n", ["no checkpoints named", "`checkpoints:`"]),
+    ],
 )  # fmt: skip
 def test_a_fault_in_the_yaml_is_told_with_its_place(
     refused: Refused, text: str, parts: list[str]
@@ -204,27 +171,17 @@ BROKEN = [f"{CHECKPOINT}: ", "not a complete safetensors", "remove it"]
 
 @pytest.mark.parametrize(
     ("damage", "parts"),
-    cases(
-        [
-            (lambda path: path.write_bytes(path.read_bytes()[:-40]), BROKEN),
-            (lambda path: path.write_text("not the weights you are looking for\n"), BROKEN),
-            (lambda path: save_file({}, path), [f"{CHECKPOINT}: ", "holds no tensors"]),
-            (lambda _: change(lambda t: t.update({"2.weight": torch.zeros(3, 16)})),
-             [f"{CHECKPOINT}: 2.weight: ", "expected F32 [2, 16]", "found F32 [3, 16]"]),
-            (lambda _: change(lambda t: t.pop("2.bias")),
-             [f"{CHECKPOINT}: 2.bias: ", "expected F32 [2]", "found no such tensor"]),
-            (lambda path: save_file(load_file(path), "ckpts/again-60.safetensors", {"step": "60"}),
-             ["again-60.safetensors", "step-60.safetensors", "step 60", "leave one out"]),
-        ],
-        [
-            (lambda path: path.write_bytes(b"\x10\x27" + path.read_bytes()[2:]), BROKEN),
-            (lambda path: path.write_bytes(b""), [f"{CHECKPOINT}: ", "remove it"]),
-            (lambda _: change(lambda t: t.update({"0.bias": t["0.bias"].bfloat16()})),
-             [f"{CHECKPOINT}: 0.bias: ", "expected F32 [16]", "found BF16 [16]"]),
-            (lambda _: change(lambda t: t.update({"optimizer.m": torch.zeros(5)})),
-             [f"{CHECKPOINT}: optimizer.m: ", "expected no such tensor", "found F32 [5]"]),
-        ],
-    ),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-40]), BROKEN),
+        (lambda path: path.write_text("not the weights you are looking for\n"), BROKEN),
+        (lambda path: save_file({}, path), [f"{CHECKPOINT}: ", "holds no tensors"]),
+        (lambda _: change(lambda t: t.update({"2.weight": torch.zeros(3, 16)})),
+         [f"{CHECKPOINT}: 2.weight: ", "expected F32 [2, 16]", "found F32 [3, 16]"]),
+        (lambda _: change(lambda t: t.pop("2.bias")),
+         [f"{CHECKPOINT}: 2.bias: ", "expected F32 [2]", "found no such tensor"]),
+        (lambda path: save_file(load_file(path), "ckpts/again-60.safetensors", {"step": "60"}),
+         ["again-60.safetensors", "step-60.safetensors", "step 60", "leave one out"]),
+    ],
 )  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_is_named(
     refused: Refused, damage: Callable[[Path], object], parts: list[str]
@@ -314,49 +271,31 @@ NAN = "def loss(outputs, batch): return (outputs * float('nan')).mean()"
 
 @pytest.mark.parametrize(
     ("code", "parts"),
-    cases(
-        [
-            ("del loss", ["task.py lacks loss(outputs, batch): "]),
-            ("del selection_data", ["task.py lacks selection_data(**args): "]),
-            ("selection_data = [1, 2]", ["task.py: selection_data must be a function"]),
-            ("def selection_data(): return 7", ["selection_data() must return batches"]),
-            ("def selection_data(): return []", ["selection_data(): there are no "]),
-            ("def heldout_data(): return []", ["heldout_data(): there are no "]),
-            ("def loss(outputs, batch): return outputs.sum(1)",
-             ["loss() must return one number", "the mean", "shape [128]"]),
-            ("def loss(outputs, batch): return 0.5", ["loss() must return a tensor"]),
-            ("def loss(outputs, batch): return outputs.detach().mean()",
-             ["loss() has no gradient", ".detach()"]),
-            (NAN, ["loss() is NaN or Inf on the selection data"]),
-            ("def metrics(model): return 0.93",
-             ["metrics() must return a dict", '{"accuracy": 0.93}', "found float"]),
-            ("def build_model(): return {'w': 1}", ["build_model() must return an nn.Module"]),
-            ("def loss(outputs, batch: pass", ["imported: SyntaxError", "task.py, line "]),
-            ("raise RuntimeError('one\\ntwo')", ["RuntimeError: one two"]),
-        ],
-        [
-            ("del build_model", ["task.py lacks build_model(**args): "]),
-            ("def selection_data(): yield from ()", ["selection_data(): there are no "]),
-        ],
-    ),
+    [
+        ("del loss", ["task.py lacks loss(outputs, batch): "]),
+        ("del selection_data", ["task.py lacks selection_data(**args): "]),
+        ("selection_data = [1, 2]", ["task.py: selection_data must be a function"]),
+        ("def selection_data(): return 7", ["selection_data() must return batches"]),
+        ("def selection_data(): return []", ["selection_data(): there are no "]),
+        ("def heldout_data(): return []", ["heldout_data(): there are no "]),
+        ("def loss(outputs, batch): return outputs.sum(1)",
+         ["loss() must return one number", "the mean", "shape [128]"]),
+        ("def loss(outputs, batch): return 0.5", ["loss() must return a tensor"]),
+        ("def loss(outputs, batch): return outputs.detach().mean()",
+         ["loss() has no gradient", ".detach()"]),
+        (NAN, ["loss() is NaN or Inf on the selection data"]),
+        ("def metrics(model): return 0.93",
+         ["metrics() must return a dict", '{"accuracy": 0.93}', "found float"]),
+        ("def build_model(): return {'w': 1}", ["build_model() must return an nn.Module"]),
+        ("def loss(outputs, batch: pass", ["imported: SyntaxError", "task.py, line "]),
+        ("raise RuntimeError('one\\ntwo')", ["RuntimeError: one two"]),
+    ],
 )  # fmt: skip
 def test_a_fault_in_the_task_is_told_with_what_is_wanted(
     refused: Refused, code: str, parts: list[str]
 ) -> None:
     in_task(code)
     refused(TASK_MODULE, ["select"], parts)
-
-
-@pytest.mark.parametrize(
-    ("code", "parts"),
-    [
-        (NAN, ["loss() is nan", "step-120.safetensors"]),
-        ("def selection_data(): return []", ["selection_data(): ", "there are no "]),
-    ],
-)
-def test_validate_finds_it_too(refused: Refused, code: str, parts: list[str]) -> None:
-    in_task(code)
-    refused(TASK_MODULE, ["validate"], parts)
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -389,21 +328,12 @@ def test_strict_without_heldout_data_is_refused_before_any_work(refused: Refused
 
 @pytest.mark.parametrize(
     ("code", "error"),
-    cases(
-        [
-            ("def build_model(): raise OSError('torn')", "build_model() raised OSError: torn"),
-            ("def loss(outputs, batch): exit(7)", "loss() raised SystemExit: 7"),
-            ("raise LookupError('at import')",
-             "task.py: cannot be imported: LookupError: at import"),
-        ],
-        [
-            ("def selection_data(): return {}['x']", "selection_data() raised KeyError: 'x'"),
-            ("def selection_data():\n    yield from data(1)\n    raise EOFError('torn')",
-             "selection_data() raised EOFError: torn"),
-            ("def predict(model, batch): return model(batch[9])", "predict() raised IndexError: "),
-            ("def metrics(model): return {'a': float('x')}", "metrics() raised ValueError: "),
-        ],
-    ),
+    [
+        ("def build_model(): raise OSError('torn')", "build_model() raised OSError: torn"),
+        ("def loss(outputs, batch): exit(7)", "loss() raised SystemExit: 7"),
+        ("raise LookupError('at import')",
+         "task.py: cannot be imported: LookupError: at import"),
+    ],
 )  # fmt: skip
 def test_an_exception_in_user_code_names_the_function_and_shows_the_users_frames(
     run_dir: Path, sewa: Sewa, code: str, error: str
@@ -452,21 +382,6 @@ def test_an_output_that_cannot_be_written_is_refused(
     refused(FILES, ["select", *arguments], parts)
 
 
-def test_an_output_folder_that_is_not_writable_is_told_before_any_work(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("locked").mkdir()
-    in_task("def loss(outputs, batch): raise RuntimeError('work was done')")
-    real = os.access
-
-    def no_writing(path: str | os.PathLike[str], mode: int) -> bool:  # root may write anywhere
-        return not (Path(path).name == "locked" and mode & os.W_OK) and real(path, mode)
-
-    monkeypatch.setattr(os, "access", no_writing)
-    parts = ["locked: is not writable", "--output"]
-    refused(FILES, ["select", "-o", "locked/best.safetensors"], parts)
-
-
 @pytest.mark.parametrize("failing", [1, 2])  # the average, or the report after it
 def test_a_full_disk_leaves_nothing_behind(
     refused: Refused, monkeypatch: pytest.MonkeyPatch, failing: int
@@ -495,7 +410,7 @@ def stdout_to(path: str) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("flags", cases([["-o", "-"]], [["--json"], []]))
+@pytest.mark.parametrize("flags", [["-o", "-"], ["--json"]])
 @pytest.mark.usefixtures("run_dir")
 def test_a_standard_output_that_is_full_is_an_error_of_files(sewa: Sewa, flags: list[str]) -> None:
     with stdout_to("/dev/full"):

@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from helpers.shells import BIN, SLOW_WRITE, environment, shell, wait_for
+from helpers.shells import BIN, environment, shell, wait_for
 from helpers.tiny import TASK, Sewa
 
 from sewa_cli import interrupts
@@ -75,18 +75,11 @@ def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
-def test_an_interrupt_at_any_moment_is_one_line() -> None:
-    found = swept(40, "average", "ckpts", "-o", "o.safetensors", "--force")
-    assert found.keys() == {(130, SAID), (0, "wrote o.safetensors\n")}, found
-    assert found[130, SAID] >= 10
-
-
-@pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
-def test_an_interrupt_at_any_moment_is_one_line_with_torch() -> None:
-    found = swept(120, "select", "-o", "o.safetensors", "--force", "--quiet")
+@pytest.mark.parametrize(("points", "command"), [(40, ["average", "ckpts"]), (120, ["select"])])
+def test_an_interrupt_at_any_moment_is_one_line(points: int, command: list[str]) -> None:
+    found = swept(points, *command, "-o", "o.safetensors", "--force", "--quiet")
     assert found.keys() == {(130, SAID), (0, "")}, found
-    assert found[130, SAID] >= 60
+    assert found[130, SAID] >= points // 4
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -103,19 +96,6 @@ def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(name: str) -> 
     assert err.endswith(SAID.encode())
     left = {str(path) for path in Path().rglob("*")} - before
     assert {path for path in left if "__pycache__" not in path} == {"started"}
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_an_interrupt_in_the_middle_of_writing_leaves_no_file() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_WRITE], stderr=subprocess.PIPE, env=environment()
-    )
-    wait_for(Path("started"))
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert not list(Path().glob("*averaged*"))
-    assert not list(Path().glob(".sewa*"))
 
 
 def instead_of(module: str, text: str) -> str:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import os
 import re
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from helpers.shells import shell, standard_input
+from helpers.shells import shell
 from helpers.tiny import TASK, Sewa
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from sewa_cli.cli.console import SECONDS, Talk
 from sewa_cli.cli.main import LONGEST
 from sewa_cli.text import shown_lines
 
@@ -52,23 +49,6 @@ def hostile(run_dir: Path) -> list[Path]:
     return paths
 
 
-@pytest.fixture
-def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Checkpoints whose tensors and logged losses have such names; one has NaN."""
-    monkeypatch.chdir(tmp_path)
-    for step in (1, 2, 3):
-        folder = Path(f"odd/checkpoint-{step}")
-        folder.mkdir(parents=True)
-        tensors = {name: torch.full((2,), float(step)) for name in HOSTILE}
-        if step == 2:
-            tensors[HOSTILE[1]] *= torch.nan
-        save_file(tensors, folder / "model.safetensors", {"format": "pt", "a\x1b[2J": "b\x1b[2J"})
-        logged = {"step": step, **{f"loss{name}": 0.5 for name in HOSTILE}}
-        state = {"global_step": step, "log_history": [logged]}
-        (folder / "trainer_state.json").write_text(json.dumps(state))
-    return tmp_path
-
-
 def check_safe(text: str) -> None:
     assert text == shown_lines(text)
     assert not any(line.startswith("error: forged") for line in text.splitlines())
@@ -83,18 +63,6 @@ def test_no_name_moves_the_cursor_or_begins_a_line(sewa: Sewa, command: list[str
     assert ended.code == 0, ended.err
     check_safe(ended.err)
     check_safe(ended.out)
-
-
-def test_no_tensor_and_no_logged_metric_does_either(odd: Path, sewa: Sewa) -> None:
-    ended = sewa("inspect", "odd", "--format", "markdown", "--plot", odd / "p.svg")
-    assert ended.code == 0, ended.err
-    check_safe(ended.out)
-    check_safe(ended.err)
-    assert "error: forged holds NaN" in ended.err
-    refused = sewa("average", "odd", "-v")
-    assert refused.code == 3
-    check_safe(refused.err)
-    assert refused.error == "odd/checkpoint-2: \\nerror: forged holds NaN or Inf; leave it out"
 
 
 def test_a_table_keeps_its_cells_and_data_have_the_names_as_they_are(
@@ -182,22 +150,6 @@ def test_several_faults_of_a_task_are_a_line_each(run_dir: Path, sewa: Sewa) -> 
     assert len([line for line in ended.err.splitlines() if line.startswith("error: ")]) == 3
 
 
-def test_progress_warnings_and_notes_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Talk(quiet=False, verbose=True)
-    talk.note("a\nerror: forged [bold]x[/bold]\x1b[2J")
-    talk.warn("b\nerror: forged\r")
-    talk.say("c\nerror: forged\u202e", "d")
-    talk._last_line -= SECONDS
-    talk.progress("e\x1b[2J", 1, 2)
-    assert capsys.readouterr().err.splitlines() == [
-        r"a\nerror: forged [bold]x[/bold]\x1b[2J",
-        r"warning: b\nerror: forged\r",
-        r"c\nerror: forged\u202e",
-        "d",
-        r"e\x1b[2J 1/2, 0.0 s so far",
-    ]
-
-
 # ---- paths on standard output and input --------------------------------------------------------
 
 
@@ -228,12 +180,6 @@ def test_without_it_a_path_with_a_line_break_is_refused_before_any_work(
     assert sorted(Path().rglob("*")) == before
 
 
-def test_where_no_paths_are_printed_such_a_path_does_no_harm(
-    hostile: list[Path], sewa: Sewa
-) -> None:
-    assert sewa("average", hostile[1], hostile[2], "--json").code == 0
-
-
 @pytest.mark.parametrize("command", ["select", "average"])
 @pytest.mark.usefixtures("run_dir")
 def test_print0_is_for_paths_only(sewa: Sewa, command: str) -> None:
@@ -254,16 +200,6 @@ def test_paths_from_find_print0_go_in_and_come_out(hostile: list[Path]) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["found"] * len(hostile)
     assert load_file("o.safetensors")
-
-
-def test_a_nul_byte_on_standard_input_ends_a_path_and_spaces_are_kept(
-    hostile: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("ckpts").rename(" a\n")
-    paths = [f" a\n/{path.name}" for path in hostile[:3]]
-    monkeypatch.setattr("sys.stdin", standard_input("\0".join(paths)))
-    ended = sewa("average", "-", "--print0", "-o", "o.safetensors")
-    assert ended.out.split("\0")[:-1] == paths
 
 
 @pytest.mark.parametrize("command", ["init", "demo"])
@@ -302,12 +238,3 @@ def test_a_task_that_is_not_utf8_is_refused_before_the_work(sewa: Sewa) -> None:
     ended = sewa("select", "--task", odd)
     assert ended.code == 4, ended.err
     assert ended.error.endswith("is not a UTF-8 name; rename it")
-
-
-def test_a_sewa_yaml_that_is_no_file_is_an_error(run_dir: Path, sewa: Sewa) -> None:
-    path = run_dir / "sewa.yaml"
-    path.unlink()
-    path.mkdir()
-    ended = sewa("average", "ckpts", "-o", "a.safetensors")
-    assert ended.code == 2, ended.err
-    assert ended.error.startswith("sewa.yaml: Is a directory")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -97,13 +96,6 @@ def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths() -> None:
     assert "learning" in ended.stdout
     assert re.search(r"loss \d\.\d+", ended.stdout)
     assert "ckpts/" not in ended.stdout
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_a_dry_run_in_json_does_not_mind_where_the_average_would_go(sewa: Sewa) -> None:
-    ended = sewa("select", "--dry-run", "--json", "-o", "-")
-    assert ended.code == 0, ended.err
-    assert json.loads(ended.out)
 
 
 @pytest.mark.breadth

@@ -13,8 +13,7 @@ import pytest
 from helpers.tiny import TASK, Sewa
 
 from sewa_cli.cli.flags import FLAGS, FORMATS
-from sewa_cli.cli.request import Request
-from sewa_cli.present import say, show
+from sewa_cli.present import show
 from sewa_cli.report import KINDS, model_of
 from sewa_cli.session.extensions import load_settings
 
@@ -104,38 +103,6 @@ def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) ->
     # what was printed can be read again, and says the same
     again = model_of(kind).model_validate(found)
     assert json.loads(show(again, "json")) == found
-
-
-@pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("name", ["compare", "validate"])
-def test_the_words_on_stderr_come_from_the_report_alone(sewa: Sewa, name: str) -> None:
-    ended = sewa(*REPORTS[name], "--json")
-    report = model_of(name).model_validate_json(ended.out)
-    assert say(report)
-    assert ended.err.endswith("".join(f"{sentence}\n" for sentence in say(report)))
-
-
-@pytest.mark.parametrize(
-    ("flags", "is_terminal", "is_printed"),
-    [([], True, False), ([], False, True), (["--format", "paths"], True, True)],
-)
-def test_paths_are_printed_into_a_pipe_and_on_a_terminal_only_if_asked_for(
-    flags: list[str], is_terminal: bool, is_printed: bool
-) -> None:
-    stdout = io.BytesIO()
-    stdout.isatty = lambda: is_terminal  # type: ignore[method-assign]
-    given = {"paths_format": flags[1] if flags else None, "json": False}
-    Request(given, stdout).write_chosen([Path("a"), Path("b")])
-    assert stdout.getvalue() == (b"a\nb\n" if is_printed else b"")
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_two_outputs_on_standard_output_are_refused(sewa: Sewa) -> None:
-    for form in ("table", "csv"):
-        ended = sewa("select", "-o", "-", "--format", form)
-        assert (ended.code, ended.out) == (2, "")
-        assert f"--format {form} and --output - both want standard output" in ended.error
-        assert sewa("average", "ckpts", "-o", "-", "--format", form).code == 2
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "average"])

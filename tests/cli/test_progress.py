@@ -14,7 +14,7 @@ from helpers.tiny import Sewa
 from sewa_cli.cli import console
 from sewa_cli.cli.console import Talk
 from sewa_cli.cli.progress import Stages
-from sewa_cli.events import Events, Planned
+from sewa_cli.events import Planned
 
 
 class Clock:
@@ -44,35 +44,6 @@ def test_a_log_has_a_line_every_half_a_minute_with_an_estimate(
         "learning 60/100, 60 s so far, loss 0.5000, about 40 s left",
         "learning 90/100, 90 s so far, loss 0.5000, about 10 s left",
     ]
-
-
-def test_the_innermost_stage_is_in_the_line(clock: Clock) -> None:
-    stages = Stages(clock)
-    stages.report("surveying", 0, 4, None)
-    for checkpoint in range(1, 4):
-        for examples in (0, 10, 20):
-            stages.report("evaluating", examples, 20, None)
-            clock.now += 5
-        stages.report("surveying", checkpoint, 4, None)
-    stages.report("evaluating", 10, 20, None)
-    assert stages.line() == "surveying 3/4 (evaluating 10/20), 45 s so far, about 15 s left"
-    stages.report("surveying", 4, 4, None)
-    clock.now += 90
-    assert stages.line() == "after surveying 4/4: working, 90 s so far"
-    stages.report("writing", 0, 1, None)
-    assert stages.line() == "writing, 90 s so far"
-
-
-def test_a_stage_that_begins_again_is_timed_anew(clock: Clock) -> None:
-    stages = Stages(clock)
-    stages.report("evaluating", 8, 10, None)
-    clock.now += 90
-    stages.report("evaluating", 1, 10, None)
-    clock.now += 9
-    assert stages.line() == "evaluating 1/10, 99 s so far, about 15 min left"
-    stages.report("counting", 37, 0, None)  # a total that is not known
-    clock.now += 12
-    assert "(counting 37)" in stages.line()
 
 
 def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock: Clock) -> None:
@@ -109,38 +80,6 @@ def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock: Clock) -> 
     assert stages.line() == (
         "stage 4 of 4: end 0/4 (evaluating 1/2), 9 min so far, about 12 s left"
     )
-
-
-def test_a_stage_that_is_not_in_the_plan_does_not_stop_it(clock: Clock) -> None:
-    stages, spent = Stages(clock), 0
-    stages.follow([Planned("evaluating parts", 100), Planned("held-out parts", 40)], lambda: spent)
-    for spent in range(1, 61):
-        clock.now += 1
-        stages.report("evaluating parts", spent, 100, None)
-    assert stages.line() == "stage 1 of 2: evaluating parts 60/100, 60 s so far, about 80 s left"
-    stages.report("evaluating parts", 60, 60, None)  # the contest is decided
-    stages.report("averaging", 1, 2, None)
-    clock.now += 10
-    stages.report("averaging", 2, 2, None)
-    for spent in range(61, 71):
-        clock.now += 1
-        stages.report("held-out parts", spent - 60, 20, None)
-    assert stages.line() == "stage 2 of 2: held-out parts 10/20, 80 s so far, about 35 s left"
-
-
-def test_items_are_counted_by_their_sizes_and_every_stage_ends() -> None:
-    told: list[tuple[str, int, int]] = []
-
-    class Told(Events):
-        def progress(self, stage: str, done: int, total: int, _: float | None = None) -> None:
-            told.append((stage, done, total))
-
-    assert list(Told().over("rows", ["ab", "cde"], 5, len)) == ["ab", "cde"]
-    assert told == [("rows", 0, 5), ("rows", 2, 5), ("rows", 5, 5)]
-    assert list(Told().over("unknown", ["ab", "cde"], 0, len)) == ["ab", "cde"]
-    assert told[-1] == ("unknown", 5, 5)
-    assert list(Told().over("none", [], 0)) == []
-    assert told[-1] == ("none", 1, 1)
 
 
 def test_where_nothing_reports_a_line_says_what_is_under_way(

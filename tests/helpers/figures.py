@@ -11,7 +11,6 @@ from sewa_cli.report.shared import Interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
     from matplotlib.text import Text
     from matplotlib.transforms import Bbox
 
@@ -41,10 +40,6 @@ def row(
         metrics=None,
         cost=RowCost(forward_passes=1, backward_passes=0, bytes_read=0, seconds=0.1),
     )
-
-
-def marks(figure: Figure, *gids: str) -> list[Line2D]:
-    return [line for axes in figure.axes for line in axes.lines if line.get_gid() in gids]
 
 
 def drawn_texts(figure: Figure) -> Iterator[Text]:
@@ -87,8 +82,3 @@ def overlap(a: Bbox, b: Bbox) -> bool:
     wide = min(a.x1, b.x1) - max(a.x0, b.x0)
     high = min(a.y1, b.y1) - max(a.y0, b.y0)
     return bool(wide > 0.5 and high > 0.5)
-
-
-def words(figure: Figure) -> str:
-    figure.draw_without_rendering()
-    return "\n".join(text.get_text() for text in drawn_texts(figure))

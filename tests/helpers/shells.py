@@ -12,20 +12,6 @@ from pathlib import Path
 BIN = Path(sys.executable).parent
 
 
-SLOW_WRITE = """
-import pathlib, sys, time
-from sewa_cli.output import safetensors as write
-original = write._bytes
-def slow(tensor):
-    pathlib.Path("started").touch()
-    time.sleep(0.5)
-    return original(tensor)
-write._bytes = slow
-from sewa_cli.cli import main
-sys.exit(main(["select"]))
-"""
-
-
 def shell(script: str) -> subprocess.CompletedProcess[str]:
     """Run under bash with pipefail, the venv's commands first on the PATH, one torch thread."""
     return subprocess.run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -43,19 +42,6 @@ def test_the_card_in_a_folder_has_the_scores_and_the_command(
     assert "| method | `" in written
     assert ("| ---: |" in written) == bool(table)
     assert table in written
-
-
-@pytest.mark.usefixtures("folders")
-def test_the_report_of_an_average_says_what_was_run(sewa: Sewa) -> None:
-    assert sewa("average", "run", "--method", "lawa", "--K", 3, "--report", "out.json").code == 0
-    report = json.loads(Path("out.json").read_text())
-    assert report["kind"] == "average"
-    assert report["output"] == "averaged"
-    assert report["versions"].keys() == {"sewa", "python", "torch", "safetensors"}
-    assert [Path(s["path"]).name for s in report["recipe"]["sources"]] == [
-        "checkpoint-40", "checkpoint-80", "checkpoint-120",
-    ]  # fmt: skip
-    assert report["warnings"] == []
 
 
 HOSTILE = ["a|b", "a`b", "a\nb", "\\", "<img src=x>", "![x](http://a.b)", "\x1b[2J\u202e", "```\n"]

@@ -21,7 +21,7 @@ from sewa_cli.present.charts import Chart, Panel, Series, running_mean
 from sewa_cli.present.figures import figure_of, label
 from sewa_cli.report.kinds import Comparison, Row
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate, Interval, to_json
+from sewa_cli.report.shared import Candidate, to_json
 
 BREADTH = pytest.mark.breadth
 TAKING = ["sewa", "lawa", "latest", "random", "forward", "topk"]
@@ -130,24 +130,6 @@ def rows_for(Ks: Sequence[int], taking: Sequence[str], none: Sequence[str]) -> l
     return rows + [row(method, None, 0.15 + 0.1 * chance.random()) for method in none]
 
 
-def test_every_row_is_drawn_once_with_its_interval_and_its_mark() -> None:
-    rows = rows_for([5, 10], TAKING, TAKING_NONE)
-    found = comparison(rows)
-    [panel] = view_of(found).plot.panels  # type: ignore[union-attr]
-    drawn = {}
-    for series in panel.series:
-        for loss, place, ends in zip(series.x, series.y, series.intervals, strict=True):
-            if loss == loss:
-                drawn[panel.rows[int(place)]] = (loss, ends, series.name)
-    for one in found.rows:
-        loss, ends, title = drawn.pop(one.method if one.K is None else f"{one.method} K={one.K}")
-        assert (loss, one.interval) == (one.heldout_loss, Interval(low=ends[0], high=ends[1]))
-        assert title == {"best": "best", "tie": "ties with the best", "worse": "worse"}[one.mark]
-    assert not drawn
-    losses = [one.heldout_loss for one in found.rows]
-    assert panel.rows[0].startswith(found.rows[losses.index(min(losses))].method)
-
-
 COMPARISONS: dict[str, list[Row]] = {
     "all methods": rows_for([5, 10, 20, 50], TAKING, TAKING_NONE),
     "one row": [row("last", None, 0.2)],
@@ -171,34 +153,11 @@ def test_any_comparison_can_be_drawn_and_read(rows: list[Row], is_held: bool) ->
     assert figure.axes[0].get_xlabel() == what
 
 
-def test_any_name_can_be_drawn(tmp_path: Path) -> None:
-    names = [
-        "$x_1$ \\frac",
-        "$",
-        "a\\$b",
-        "\x1b[2J",
-        "a\nb\0",
-        "\u202e",
-        "\udcff",
-        "_a",
-        "模型👩\u200d🔬",
-    ]
-    rows = [row(name, K, 0.1 * i) for i, name in enumerate(names, 1) for K in (None, 3)]
-    for suffix in ("svg", "pdf"):
-        save_figure(draw(comparison(rows)), tmp_path / f"p.{suffix}")
-
-
 def test_a_label_keeps_every_letter() -> None:
     assert label("ema:decay=0.99,match=window", 18) == "ema:decay=0.99,\nmatch=window"
     assert label("a$b$") == r"a\$b\$"
     assert label("_mine") == " _mine"  # matplotlib leaves labels with a leading _ out
     assert label("a\x1b[2J\nb") == r"a\x1b[2J\nb"
-
-
-def test_values_that_span_decades_get_a_logarithmic_axis() -> None:
-    for values, scale in (([1e-4, 1.0], "log"), ([0.1, 0.3], "linear"), ([-1.0, 100.0], "linear")):
-        panel = Panel([Series("", [0, 1], values, "-")], "x", "loss")
-        assert figure_of(Chart("", "", [panel])).axes[0].get_yscale() == scale
 
 
 def test_the_running_mean_skips_missing_values() -> None:

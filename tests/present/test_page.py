@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -203,38 +202,34 @@ def test_a_picture_of_too_many_points_is_left_out(monkeypatch: pytest.MonkeyPatc
 # --- sewa report
 
 
-def test_every_kind_of_report_has_a_page(run_dir: Path, sewa: Sewa) -> None:
-    kinds = {
-        "forecast": ["select", "--dry-run", "--json"],
-        "validate": ["validate", "--json"],
-        "average": ["average", "--json", "--report", "r.json"],
-        "verify": ["verify", "averaged.safetensors", "--json"],
-        "select": ["select", "--cache", "kept", "--json", "-o", "s.safetensors"],
+@pytest.mark.usefixtures("run_dir")
+def test_every_kind_of_report_has_a_page(sewa: Sewa) -> None:
+    commands = {
+        "select": ["select", "-o", "s.safetensors"],
+        "forecast": ["select", "--dry-run"],
+        "validate": ["validate"],
+        "average": ["average", "--report", "r.json"],
+        "verify": ["verify", "r.json"],
     }
-    for kind in ("select", "forecast", "validate", "average"):
-        ended = sewa(*kinds[kind])
+    for kind, command in commands.items():
+        ended = sewa(*command, "--json")
         assert ended.code == 0, ended.err
         Path(f"{kind}.json").write_text(ended.out)
         made = sewa("report", f"{kind}.json", "-o", f"{kind}.html")
-        assert made.code == 0, made.err
         assert f"wrote {kind}.html" in made.err
-        found = Page(Path(f"{kind}.html").read_text())
-        assert found.tags["h1"] == 1
-        assert f"sewa {kind}" in found.words
+        text = Path(f"{kind}.html").read_text()
+        assert Page(text).tags["h1"] == 1
+        assert f"sewa {' '.join(command)} --json" in text
         read = read_any(Path(f"{kind}.json"))
-        assert present.summary(read).startswith(present.show(read))
         if kind in ("select", "average"):
             assert present.draw(read).axes
         else:
-            with pytest.raises(ConfigError, match=f"sewa {kind} has no picture"):
+            with pytest.raises(ConfigError, match="has no picture"):
                 present.draw(read)
     said = present.summary(read_any(Path("average.json")))
     assert "ckpts/step-120.safetensors   120  0.083333" in said
     assert said.endswith("uniform of 12 checkpoints\nwrote averaged.safetensors\n")
-    assert "sewa select --cache kept --json -o s.safetensors" in Path("select.html").read_text()
-    printed = sewa("report", "select.json", "-o", "-")
-    assert printed.out == Path("select.html").read_text()
-    assert run_dir
+    assert sewa("report", "verify.json", "-o", "-").out == Path("verify.html").read_text()
 
 
 BAD: dict[str, tuple[str | bytes, str]] = {
@@ -279,20 +274,6 @@ def test_what_is_no_report_or_inconsistent_is_refused_in_a_line(
     assert not (tmp_path / "a.html").exists()
 
 
-def test_a_fault_of_the_page_itself_is_a_bug_of_ours(
-    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object) -> str:
-        raise KeyError("no such part")
-
-    monkeypatch.setattr(pages, "page", broken)
-    (tmp_path / "a.json").write_text(json.dumps(raw("inspect")))
-    ended = sewa("report", tmp_path / "a.json", "-fv", "-o", tmp_path / "a.html")
-    assert ended.code == 1
-    assert "a bug in sewa: KeyError" in ended.error
-    assert "Traceback" in ended.err
-
-
 def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> None:
     content = json.dumps(raw("select"))
     for loss in (raw("select")["average"]["heldout_loss"], raw("select")["expected"]["loss"]):
@@ -318,15 +299,3 @@ def test_a_page_replaces_nothing_without_force(tmp_path: Path, sewa: Sewa) -> No
     assert "never overwritten" in sewa("report", renamed, "-o", renamed, "--force").error
     assert "no such" in sewa("report", file, "-o", tmp_path / "none" / "a.html").error.lower()
     assert sewa("report", renamed, "-o", "-", "--open").code == 2
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["select", "--help"], ["average", "ckpts"]])
-def test_commands_without_a_page_import_nothing_for_it(run_dir: Path, arguments: list[str]) -> None:
-    code = (
-        "import sys; from sewa_cli.cli import main; code = main(sys.argv[1:]);"
-        "heavy = {'jinja2', 'markupsafe', 'matplotlib', 'xml.etree'} & set(sys.modules);"
-        "sys.stderr.write(f'{heavy}\\n'); sys.exit(code)"
-    )
-    command = [sys.executable, "-c", code, *arguments]
-    ended = subprocess.run(command, cwd=run_dir, capture_output=True, text=True, check=True)
-    assert ended.stderr.splitlines()[-1] == "set()"

@@ -9,7 +9,6 @@ import pytest
 from helpers.pages import raw, report
 
 from sewa_cli.objective.judge import decide
-from sewa_cli.present.charts import half_of
 from sewa_cli.present.view import View, Words
 from sewa_cli.present.views import select
 from sewa_cli.report.select import Expected, Report
@@ -227,16 +226,6 @@ def test_without_held_out_data_the_expected_loss_comes_first(real: Report) -> No
     assert view.caveat.index("expected loss on new data") < view.caveat.index("--guard 0.2")
 
 
-@pytest.mark.parametrize("written", ["learned", "uniform", BEST])
-def test_the_table_has_the_expected_loss_of_what_was_chosen(real: Report, written: str) -> None:
-    found = judged(real, written=written, **hoped(0.02, None))
-    rows = {row["average"]: row["expected_loss"] for row in select.view(found).rows}
-    assert rows.pop(written) == 0.3
-    if written != BEST:
-        assert rows.pop(BEST) == pytest.approx(0.32)
-    assert set(rows.values()) == {None}
-
-
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
@@ -258,9 +247,3 @@ def test_what_was_chosen_is_said_in_one_line(
     made |= {"selected_steps": [10 * i for i in used], "instead_of": "learned"}
     [first, *_] = select.view(judged(real, **made)).details
     assert first.startswith(said)
-
-
-def test_half_of_the_weight_is_found_anywhere_in_the_run() -> None:
-    assert half_of([0.1, 0.3, 0.3, 0.1, 0.2]) == (1, 2)
-    assert half_of([1.0]) == (0, 0)
-    assert half_of([0.25] * 4) == (0, 1)
