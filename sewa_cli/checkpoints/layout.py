@@ -154,9 +154,8 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
             if not found.paths:
                 raise CheckpointError("-: no paths arrived on standard input")
         elif _is_folder(path):
-            inside = _look_into(path, found.notes)
+            inside = _look_into(path, found.notes, keep_ours)
             if inside != [path]:  # otherwise the user named the checkpoint itself
-                inside = [p for p in inside if keep_ours or not _is_ours(p)]
                 found.searched |= set(inside)
             found.paths += inside
         else:
@@ -193,22 +192,26 @@ def _read_once(stdin: IO[bytes]) -> bytes:
     return stdin.read(MOST_NAMES + 1)
 
 
-def _look_into(folder: Path, notes: list[str]) -> list[Path]:
-    inside = _checkpoints_in(folder, notes)
-    if inside:
+def _look_into(folder: Path, notes: list[str], keep_ours: bool) -> list[Path]:
+    def look(place: Path) -> list[Path]:
+        inside = _checkpoints_in(place, notes)
+        return [p for p in inside if keep_ours or p == folder or not _is_ours(p)]
+
+    if inside := look(folder):
         return inside
     places = [p for pattern in _PLACES for p in sorted(folder.glob(pattern)) if p.is_dir()]
-    deeper = {place: found for place in places if (found := _checkpoints_in(place, notes))}
+    deeper = {place: found for place in places if (found := look(place))}
     if len(deeper) > 1:
         one, two, *_ = deeper
         raise CheckpointError(f"{one}: holds checkpoints, as does {two}; name one of them")
     for place, found in deeper.items():
         notes.append(f"looking in {place}")
         return found
-    if runs := [p for p in _entries(folder) if p.is_dir() and _is_run(p)]:
-        raise CheckpointError(f"{folder}: holds no checkpoints itself; name {runs[0]}, which does")
+    if runs := [str(p) for p in _entries(folder) if p.is_dir() and _has_checkpoints(p)]:
+        which = f"{runs[0]}, which does" if len(runs) == 1 else f"one that does: {few(runs)}"
+        raise CheckpointError(f"{folder}: holds no checkpoints itself; name {which}")
     raise CheckpointError(
-        f"{folder}: holds no *{SUFFIX} files, PyTorch files or checkpoint folders"
+        f"{folder}: holds no *{SUFFIX} files, PyTorch files or checkpoint folders of a run"
     )
 
 
@@ -254,6 +257,13 @@ def _is_run(folder: Path) -> bool:
     """A folder of numbered checkpoints is another run, not a checkpoint of this one."""
     inside = [p for p in _entries(folder) if p.is_dir() and p.name != FSDP]
     return any(step_in(p) is not None and weights_in(p) is not None for p in inside)
+
+
+def _has_checkpoints(folder: Path) -> bool:
+    try:
+        return _is_run(folder) or any(not _is_ours(p) for p in _checkpoints_in(folder, []))
+    except CheckpointError:
+        return True  # reported when it is named
 
 
 def _files(entries: Sequence[Path]) -> list[Path]:

@@ -88,6 +88,8 @@ def load_config(
         ]
     if faults:
         raise ConfigError(*dict.fromkeys(faults))  # one flag may set several keys
+    if config.checkpoints and "checkpoints" not in sources:
+        config._file = path
     return config
 
 

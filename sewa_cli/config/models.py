@@ -10,6 +10,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PlainSerializer,
+    PrivateAttr,
     ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
@@ -220,3 +221,9 @@ class Config(Settings):
     )
     report: Path | None = None
     strict: bool = False
+    _file: Path | None = PrivateAttr(None)
+
+    @property
+    def checkpoints_from(self) -> Path | None:
+        """The YAML file that names the checkpoints; None: they were given as arguments."""
+        return self._file

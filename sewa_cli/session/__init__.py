@@ -6,6 +6,7 @@ part, and the head of every report.
 
 from __future__ import annotations
 
+import difflib
 import json
 import platform
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from typing import Any
 
 from sewa_cli import __version__, checkpoints
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.config import Config
+from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.report.shared import Versions
@@ -28,6 +29,9 @@ def open_named(
     """Open all checkpoints that the user named, in the order given; only headers are read."""
     if not config.checkpoints:
         raise ConfigError("no checkpoints named: give a folder, or `checkpoints:` in sewa.yaml")
+    for path in config.checkpoints:
+        if str(path) != STDOUT:
+            _check_there(path, config)
     found = checkpoints.open_all(
         config.checkpoints,
         reads or Reads(),
@@ -36,11 +40,22 @@ def open_named(
         warn=events.warn,
         note=events.note,
     )
-    if not found:
-        where = ", ".join(str(path) for path in config.checkpoints)
-        raise CheckpointError(f"{where}: holds no checkpoints")
     events.found([checkpoint.path for checkpoint in found])
     return found
+
+
+def _check_there(path: Path, config: Config) -> None:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        others = [other.name for other in path.parent.glob("*")]
+        near = difflib.get_close_matches(path.name, others, n=1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "name the run's folder"
+        file = config.checkpoints_from
+        where = path if file is None else f"{path} (from checkpoints: in {file})"
+        raise CheckpointError(f"{where}: no such file or folder; {hint}") from None
+    except OSError:
+        return  # reported when it is opened
 
 
 def check_alike(candidates: list[Checkpoint]) -> list[Checkpoint]:

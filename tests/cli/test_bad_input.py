@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -193,8 +194,10 @@ def test_a_checkpoint_that_does_not_fit_is_named(
 @pytest.mark.parametrize(
     ("arguments", "stdin", "parts"),
     [
-        (["nowhere/"], "", ["nowhere: ", "No such file"]),
+        (["ckpt/"], "", ["ckpt: no such file or folder; did you mean ckpts?"]),
         (["none/"], "", ["none: ", "holds no *.safetensors files"]),
+        (["two/"], "", ["two: holds no checkpoints itself; name one that does: two/a, two/b"]),
+        (["--config", "typo.yaml"], "", ["ckpt (from checkpoints: in typo.yaml): no such file"]),
         (["ckpts/", CHECKPOINT], "", ["step-60.safetensors: is given twice"]),
         ([CHECKPOINT, "--K", "1"], "", ["is the only checkpoint", "nothing to choose"]),
         (["-"], "\n\n", ["-: no paths arrived on standard input"]),
@@ -209,6 +212,9 @@ def test_checkpoints_that_are_not_there_are_named(
     parts: list[str],
 ) -> None:
     Path("none").mkdir()
+    for name in "ab":
+        shutil.copytree("ckpts", f"two/{name}")
+    Path("typo.yaml").write_text("{task: ./task.py, checkpoints: ckpt}")
     monkeypatch.setattr(sys, "stdin", standard_input(stdin))
     refused(FILES, ["select", *arguments], parts)
 

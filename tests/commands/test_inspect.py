@@ -351,7 +351,7 @@ def test_another_shape_is_an_error_that_names_file_and_tensor(ckpts: Path, sewa:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["nowhere/"], FILES, "nowhere: No such file"),
+        (["nowhere/"], FILES, "nowhere: no such file"),
         ([], USAGE, "no checkpoints named"),
         (["ckpts", "--last", "0"], USAGE, "--last"),
         (["ckpts", "--every", "x"], USAGE, "--every: must be a whole number"),
