@@ -103,7 +103,7 @@ def twa(run: Run, *, iterations: int = 100, lr: float = 0.1) -> Coefficients:
     """
     import torch  # what needs no loss goes without
 
-    from sewa_cli.solvers.adam import Adam
+    from sewa_cli.solvers.mask import Adam
 
     theta = torch.zeros(run.k, dtype=torch.float64)
     adam = Adam(theta, lr)

@@ -5,7 +5,7 @@
    errors a loss is behind the best one. A run that still moves gets a short average, one that
    has settled a long one; where the examples cannot tell, some of each.
 3  A path leads from π to what the data favour: coefficients that minimise L(c) + λ·KL(c ‖ π),
-   for six λ, the smaller the more examples there are (`outputs.path`).
+   for six λ, the smaller the more examples there are (`path`).
 4  Prior and path are made anew without each of five folds of the examples, and judged on the
    fold. The answer is the mean of the path, with weights exp(−2z).
 5  The folds also give the expected loss on new data: each example is scored by coefficients
@@ -16,33 +16,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sewa_cli.report.select import Blend, Pulled, Share
-from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem, register
 from sewa_cli.solvers.outputs.folds import (
     assign_folds,
     behind_in_errors,
     best_on_other_folds,
+    compare,
     expect,
     means,
-    paired,
 )
-from sewa_cli.solvers.outputs.path import path
-from sewa_cli.solvers.outputs.predictions import Predictions
+from sewa_cli.solvers.outputs.predictions import ROUNDING, Gradient, Predictions
 from sewa_cli.solvers.outputs.survey import Predicting, Survey
-from sewa_cli.text import finite, with_K
+from sewa_cli.text import with_K
 
 STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # n·λ: the more examples, the weaker
 NEGLIGIBLE = 0.002  # of all weight: the smallest coefficients, not worth a checkpoint each
 SURE = 2.0  # standard errors by which a moving average is better than what was learned
 FEWEST = 10  # units: fewer cannot be cross-validated
-Progress = Callable[[int, int], None]
+EVALUATIONS = 8  # of the gradient, for each λ; with 300 the loss is lower by less than 10⁻⁴
+FLOOR = 0.03  # of the prior is spread evenly: a coefficient of zero could never grow
 
 
 class Aggregate(Predicting):
@@ -52,28 +52,19 @@ class Aggregate(Predicting):
     takes_k = False
 
     def choose(self, problem: Problem, K: int) -> Choice:
-        """Choose coefficients for all that help; K is auto."""
-        if K != AUTO:
-            raise ValueError(f"K must be auto, found {K}")
-        seen = self.survey(problem)
+        seen = self.survey(problem, K)
         return _best_moving_average(seen) or self._learn(seen)
 
     def choose_by(self, seen: Survey, K: int) -> Choice:  # noqa: ARG002
-        """Choose by predictions alone."""
         simple = _best_moving_average(seen)
         return simple or Choice(self._estimate(seen).coefficients.tolist())
 
     def _estimate(self, seen: Survey) -> Estimate:
         moving = torch.stack([seen.averages[name] for name in seen.moving])
         losses = torch.stack([seen.losses[name] for name in seen.moving])
-        events = seen.problem.events
-        return estimate(
-            seen.predictions,
-            moving,
-            losses,
-            assign_folds(losses.shape[1], self.settings.folds, seen.problem.seed),
-            lambda done, of: events.progress("learning", done, of),
-        )
+        fold = assign_folds(losses.shape[1], self.settings.folds, seen.problem.seed)
+        learning = partial(seen.problem.events.progress, "learning")
+        return estimate(seen.predictions, moving, losses, fold, learning)
 
     def _learn(self, seen: Survey) -> Choice:
         problem, predictions = seen.problem, seen.predictions
@@ -96,21 +87,15 @@ class Aggregate(Predicting):
                 f"the learned average has a selection loss of {loss:.5g}, no better than the "
                 "moving averages that it was learned from, which are used"
             )
-        return Choice(
-            c.tolist(),
-            name,
-            simple=losses,
-            examples=problem.objective.selection,
-            expected=expect(
-                expected,
-                best_on_other_folds(seen.all_losses, predictions.weights, found.fold),
-                predictions.weights,
-                problem.seed,
+        baseline = best_on_other_folds(seen.all_losses, predictions.weights, found.fold)
+        return seen.describe(
+            Choice(
+                c.tolist(),
+                name,
+                expected=expect(expected, baseline, predictions.weights, problem.seed),
+                blend=_blend(seen, found, c),
             ),
-            blend=_blend(seen, found, c),
-            holds=predictions.size.bytes,
-            details={
-                "cache": asdict(predictions.size),
+            {
                 "surrogate_error": error,
                 "units": len(predictions.weights),
                 "by_row": seen.splits,
@@ -136,7 +121,7 @@ def estimate(
     moving: Tensor,
     losses: Tensor,
     fold: Tensor,
-    progress: Progress = lambda _done, _of: None,
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
 ) -> Estimate:
     """Weigh moving averages [R, k] with losses [R, units], learn, and cross-validate all of it.
 
@@ -146,17 +131,10 @@ def estimate(
     members = torch.stack([torch.ones_like(fold, dtype=torch.bool), *(fold != f for f in folds)])
     shares = torch.stack([prior_shares(losses[:, some], weights[some]) for some in members])
     priors = shares @ moving
-    before = predictions.losses(priors)
-    scale = [
-        means(own[None, some], weights[some]) for own, some in zip(before, members, strict=True)
-    ]
-    pulled = path(
-        predictions.gradient_on(members),
-        priors,
-        torch.cat(scale),
-        strengths_for(len(fold)),
-        progress,
-    )
+    own = zip(predictions.losses(priors), members, strict=True)
+    scale = torch.cat([means(losses[None, some], weights[some]) for losses, some in own])
+    gradient = predictions.gradient_on(members)
+    pulled = path(gradient, priors, scale, strengths_for(len(fold)), progress)
     solutions = torch.cat([priors[None], pulled])  # [λ + 1, 1 + folds, k]
     validated = torch.zeros(len(solutions), len(fold), dtype=torch.float64)
     for f in folds:
@@ -206,39 +184,64 @@ def _best_moving_average(seen: Survey) -> Choice | None:
         f"cross-validation takes {FEWEST} {seen.unit} of selection data, found {units}; "
         f"`{with_K(*best)}` is used, and nothing is learned"
     )
-    return Choice(
-        seen.averages[best].tolist(),
-        with_K(*best),
-        simple=losses,
-        examples=seen.problem.objective.selection,
-        details={"units": units, "by_row": seen.splits},
-    )
+    found = Choice(seen.averages[best].tolist(), with_K(*best))
+    return seen.describe(found, {"units": units, "by_row": seen.splits})
 
 
 def _blend(seen: Survey, found: Estimate, c: Tensor) -> Blend:
-    weights, losses = seen.predictions.weights, found.validated
-    behind, error = paired(losses, weights)
+    weights = seen.predictions.weights
     strengths = (None, *strengths_for(len(weights)))
-    columns = zip(strengths, means(losses, weights), behind, error, found.path, strict=True)
+    options = zip(strengths, found.path.tolist(), compare(found.validated, weights), strict=True)
     return Blend(
         prior=[
             Share(name=name, K=K, share=share)
             for (name, K), share in zip(seen.moving, found.shares.tolist(), strict=True)
         ],
-        path=[
-            Pulled(
-                strength=strength,
-                loss=finite(float(loss)),
-                behind=finite(float(by)),
-                error=finite(float(off)),
-                share=float(share),
-            )
-            for strength, loss, by, off, share in columns
-        ],
+        path=[Pulled(strength=s, share=share, **values) for s, share, values in options],
         weights=found.prior.tolist(),
         effective=float(1 / (c @ c)),
         learned=float((c - found.prior).abs().sum() / 2),
     )
+
+
+def path(
+    gradient: Gradient,
+    priors: Tensor,
+    scale: Tensor,
+    strengths: Sequence[float],
+    progress: Callable[[int, int], None] = lambda _done, _of: None,
+) -> Tensor:
+    """Solve p problems with priors π [p, k] and losses L₀ [p] for falling λ; [λ, p, k] float64.
+
+    min over c ≥ 0, Σ c = 1 of L(c) + λ·L₀·KL(c ‖ π), each begun at the solution before. Mirror
+    descent has a closed form in log c: (log c/η + λL₀·log π − g) / (1/η + λL₀) − const. A step is
+    taken if (g⁺ − g)·(c⁺ − c) ≤ KL(c⁺ ‖ c)/η, so that a convex loss falls; else η is lowered.
+    """
+    log_prior = ((1 - FLOOR) * priors + FLOOR / priors.shape[1]).log()
+    x, c = log_prior.clone(), log_prior.exp()  # log c, and c
+    g = gradient(c)
+    # the first step moves no coefficient by more than a factor of e
+    eta = 1 / (g - (c * g).sum(1, keepdim=True)).abs().amax(1).clamp_min(1e-300)
+    found: list[Tensor] = []
+    for strength in strengths:
+        pull = (strength * scale.abs())[:, None]
+        good = eta
+        for evaluation in range(1, EVALUATIONS + 1):
+            rate = 1 / eta[:, None]
+            y = (rate * x + pull * log_prior - g) / (rate + pull)
+            y = y - torch.logsumexp(y, 1, keepdim=True)
+            moved, slope = y.exp(), gradient(y.exp())
+            bend = ((slope - g) * (moved - c)).sum(1)
+            taken = bend <= (moved * (y - x)).sum(1) / eta + ROUNDING * scale.abs()
+            here = taken[:, None]
+            x, c = torch.where(here, y, x), torch.where(here, moved, c)
+            g = torch.where(here, slope, g)
+            good = torch.where(taken, eta, good)
+            eta = torch.where(taken, 1.6 * eta, eta / 3)
+            progress(len(found) * EVALUATIONS + evaluation, len(strengths) * EVALUATIONS)
+        eta = good  # at rest every step fails by rounding: that says nothing of the next λ
+        found.append(c)
+    return torch.stack(found)
 
 
 register("aggregate", Aggregate)

@@ -22,7 +22,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.objective.memo import Tensors
 from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage, mask, register
-from sewa_cli.solvers.adam import Adam
+from sewa_cli.solvers.mask import Adam
 
 CHECK_EVERY = 10  # iterations; looking at a number on a device means waiting for it
 SURE = 1.0  # standard errors by which the loss must have fallen to be still falling

@@ -1,5 +1,10 @@
 """K checkpoints with equal coefficients, chosen by predicted losses; K too, if it is to be found.
 
+    min over s of  L(Σ (s_i / K) y_i),   0 ≤ s ≤ 1,  Σ s = K
+
+is convex wherever the user's loss is convex in the outputs y_i. It is solved by spectral projected
+gradient (Birgin, Martínez and Raydan 2000), rounded to its K largest, and improved by swaps.
+
 For `K: auto` masks of every size are learned without each of five folds of the examples and judged
 on the fold, next to the baselines. The one with the lowest loss is learned anew on all.
 """
@@ -7,7 +12,7 @@ on the fold, next to the baselines. The one with the lowest loss is learned anew
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,14 +23,16 @@ from sewa_cli.methods.family import Name, grid
 from sewa_cli.report.select import BudgetOption
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem, mask, register
-from sewa_cli.solvers.outputs.folds import assign_folds, best_on_other_folds, expect, means, paired
-from sewa_cli.solvers.outputs.masks import improve, relax
-from sewa_cli.solvers.outputs.predictions import mean
+from sewa_cli.solvers.outputs.folds import assign_folds, best_on_other_folds, compare, expect, means
+from sewa_cli.solvers.outputs.predictions import Gradient, Predictions, mean
 from sewa_cli.solvers.outputs.survey import Predicting, Survey
-from sewa_cli.text import finite, with_K
+from sewa_cli.text import with_K
 
 EVALUATIONS = 50  # of the gradient, for each K
 POOR = 0.01  # of the loss: a smaller error of the prediction is none
+TOLERANCE = 1e-6  # of the loss; an improvement by less is none
+STILL = 1e-12  # squared length of a step that leads nowhere
+SWAPS = 50  # tried before the search ends
 
 
 class Linear(Predicting):
@@ -34,81 +41,55 @@ class Linear(Predicting):
     section = "linear"
 
     def choose(self, problem: Problem, K: int) -> Choice:
-        """Choose K of the checkpoints, or as many as cross-validation finds best."""
         seen = self.survey(problem, K)
         return self._find_k(seen) if K == AUTO else self._choose(seen, K)
 
     def choose_by(self, seen: Survey, K: int) -> Choice:
-        """Choose by predictions alone."""
         s, chosen = best_mask(seen, K)
         return Choice.of(chosen, seen.predictions.k, probabilities=s.tolist())
 
     def _choose(self, seen: Survey, K: int) -> Choice:
         problem, predictions = seen.problem, seen.predictions
-        s, chosen = best_mask(seen, K)
-        found = Choice.of(chosen, predictions.k, probabilities=s.tolist())
+        found = self.choose_by(seen, K)
         with problem.events.stage("checking the result"):
             flat = problem.trajectory.mix_few(found.coefficients)
             loss = float(means(seen.true_losses(flat[None]), predictions.weights)[0])
-        losses, error = seen.means(), predictions.loss(mean(chosen, predictions.k)) - loss
-        gained = losses["uniform", None] - loss
+        error = predictions.loss(mean(found.selected, predictions.k)) - loss
+        gained = seen.means()["uniform", None] - loss
         if not problem.one_of_many and abs(error) > max(abs(gained), POOR * abs(loss)):
             problem.events.warn(
                 f"the predicted loss of the choice is off by {error:.3g}, more than the "
                 f"{gained:.3g} it gained over the mean of all: predictions are poor on this run; "
                 "--solver gumbel may do better"
             )
-        return replace(
-            found,
-            simple=losses,
-            examples=problem.objective.selection,
-            holds=predictions.size.bytes,
-            details={
-                "cache": asdict(predictions.size),
-                "surrogate_error": error,
-                "loss": loss,
-            },
-        )
+        return seen.describe(found, {"surrogate_error": error, "loss": loss})
 
     def _find_k(self, seen: Survey) -> Choice:
         """Choose among masks of every size and the baselines by cross-validation."""
-        problem, predictions, folds = seen.problem, seen.predictions, self.settings.folds
+        predictions, folds, seed = seen.predictions, self.settings.folds, seen.problem.seed
         weights, k = predictions.weights, predictions.k
         if len(weights) < folds:
             raise TaskError(f"K: auto needs {folds} {seen.unit} or more, found {len(weights)}")
-        fold, sizes = assign_folds(len(weights), folds, problem.seed), grid(k)
-        learned = self._validate(seen, fold, sizes)
+        fold, sizes = assign_folds(len(weights), folds, seed), grid(k)
+        losses = torch.cat([self._validate(seen, fold, sizes), seen.all_losses])
         names: list[Name] = [*((LEARNED, K) for K in sizes), *seen.losses]
-        losses = torch.cat([learned, seen.all_losses])
         chosen = int(means(losses, weights).argmin())
-        name, K = names[chosen]
-        found = Choice(_coefficients(name, K, k), with_K(name, K))
-        nested, error = best_on_other_folds(losses, weights, fold), 0.0
+        name, size = names[chosen]
+        nested = best_on_other_folds(losses, weights, fold)
         if name == LEARNED:
-            assert K is not None
-            found = self._choose(seen, K)
-            error = found.details["surrogate_error"]
+            found = self._choose(seen, sizes[chosen])
+            nested -= found.details["surrogate_error"]
+        else:
+            found = seen.describe(Choice(_coefficients(name, size, k), with_K(name, size)), {})
         simple = best_on_other_folds(seen.all_losses, weights, fold)
-        behind, off = paired(losses, weights)
-        values = zip(names, means(losses, weights), behind, off, strict=True)
+        options = zip(names, compare(losses, weights), strict=True)
         return replace(
             found,
-            simple=seen.means(),
-            examples=problem.objective.selection,
-            expected=expect(nested - error, simple, weights, problem.seed),
+            expected=expect(nested, simple, weights, seed),
             budget=[
-                BudgetOption(
-                    name=name,
-                    K=K,
-                    loss=finite(float(loss)),
-                    behind=finite(float(by)),
-                    error=finite(float(error)),
-                    chosen=i == chosen,
-                )
-                for i, ((name, K), loss, by, error) in enumerate(values)
+                BudgetOption(name=name, K=K, chosen=i == chosen, **values)
+                for i, ((name, K), values) in enumerate(options)
             ],
-            holds=predictions.size.bytes,
-            details=found.details or {"cache": asdict(predictions.size)},
         )
 
     def _validate(self, seen: Survey, fold: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -139,9 +120,62 @@ def best_mask(seen: Survey, K: int) -> tuple[Tensor, list[int]]:
 
 
 def _coefficients(name: str, K: int | None, k: int) -> list[float]:
-    if name == LEARNED:
-        return [0.0] * k
     return parse_one(name)(Run(k), K)[0]
+
+
+def relax(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tensor:
+    """Solve p problems from s [p, k], by gradients alone; return s [p, k].
+
+    The curvature of a step is what the one before has shown. It is taken if (g⁺ − g)·(s⁺ − s) ≤
+    curvature·|s⁺ − s|², so that a convex loss falls; else the next one is shorter. A problem whose
+    gradient is not finite stays where it is.
+    """
+
+    def slope_at(s: Tensor) -> Tensor:
+        found = gradient(s / K) / K
+        return torch.where(torch.isfinite(found).all(1, keepdim=True), found, 0.0)
+
+    def project(v: Tensor) -> Tensor:
+        return torch.stack([mask.project_to_sum(one, K) for one in v])
+
+    s = project(starts)
+    g = slope_at(s)
+    steepest = (g - g.mean(1, keepdim=True)).abs().amax(1)
+    curvature = torch.where(steepest > 0, 2 * steepest, 1.0)  # no element moves by more than a half
+    for _ in range(evaluations):
+        new = project(s - g / curvature[:, None])
+        moved, slope = new - s, slope_at(new)
+        bend, length = ((slope - g) * moved).sum(1), (moved * moved).sum(1)
+        if float(length.max()) < STILL:
+            break
+        seen = bend / length.clamp_min(1e-300)
+        taken = seen <= curvature
+        s = torch.where(taken[:, None], new, s)
+        g = torch.where(taken[:, None], slope, g)
+        # a direction that hardly bends must not be left in one step
+        curvature = torch.where(taken, torch.maximum(seen, curvature / 10), 1.5 * seen)
+    return s
+
+
+def improve(predictions: Predictions, chosen: Sequence[int]) -> list[int]:
+    """Swap one checkpoint for another as long as that lowers the predicted loss.
+
+    The swaps that the gradient promises most of are tried first.
+    """
+    k, now = predictions.k, sorted(chosen)
+    for _ in range(2 * len(now)):
+        loss, gradient = predictions.loss_and_gradient(mean(now, k))
+        outside = [i for i in range(k) if i not in set(now)]
+        promised = gradient[outside][:, None] - gradient[now][None, :]  # [k − K, K]
+        order = promised.reshape(-1).argsort()[:SWAPS].tolist()
+        tried = [
+            sorted({*now, outside[place // len(now)]} - {now[place % len(now)]}) for place in order
+        ]
+        losses = [predictions.loss(mean(one, k)) for one in tried]
+        if not min(losses) < loss - TOLERANCE * abs(loss):
+            break
+        now = tried[losses.index(min(losses))]
+    return now
 
 
 register("linear", Linear)

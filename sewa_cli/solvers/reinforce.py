@@ -23,8 +23,8 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
-from sewa_cli.solvers.adam import Adam
 from sewa_cli.solvers.contest import Contest, open_contest
+from sewa_cli.solvers.mask import Adam
 
 DECAY = 0.9  # of the running size of the advantages
 IDLE = 20  # iterations with less than one new evaluation each: the search has settled

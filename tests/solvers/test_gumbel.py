@@ -14,8 +14,8 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.solvers import Choice
-from sewa_cli.solvers.adam import Adam
 from sewa_cli.solvers.gumbel import Gumbel, _Rest
+from sewa_cli.solvers.mask import Adam
 from sewa_cli.trajectory.tiers import Dense
 
 P = 40

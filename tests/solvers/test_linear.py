@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import mask
-from sewa_cli.solvers.linear import Linear
-from sewa_cli.solvers.outputs.masks import relax
+from sewa_cli.solvers.linear import Linear, relax
 from sewa_cli.solvers.outputs.predictions import mean
 
 

@@ -11,10 +11,8 @@ takes one forward pass for each checkpoint. Mixtures and gradients are then prod
 
 survey       reads the checkpoints: baselines and their losses, the base, the predictions
 examples     which examples take part, within memory and time
+predictions  the matrix, and losses and gradients of mixtures by example
 whole        all outputs of the model, and the user's own loss of them
 digest       a few of many classes' logits for each target, and their cross-entropy
-predictions  the matrix, and losses and gradients of mixtures by example
-path         coefficients between a prior and what the data favour
-folds        standard errors, weights by them, and the expected loss on new data
-masks        K checkpoints with equal coefficients
+folds        standard errors and the expected loss on new data
 """

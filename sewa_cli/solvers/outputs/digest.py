@@ -24,7 +24,7 @@ from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import Nest, rows
 from sewa_cli.rng import seed_torch
-from sewa_cli.solvers.outputs.frame import Frame, Piece
+from sewa_cli.solvers.outputs.predictions import Frame, Piece
 
 WORTHWHILE = 4  # times a digest's numbers: with fewer classes it would save little
 LOGITS = 2**25  # bytes of logits at once: larger pieces are not faster

@@ -18,8 +18,7 @@ from sewa_cli.rng import seeded
 from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Problem, Sizes, Solver
 from sewa_cli.solvers.outputs.digest import LOGITS, WORTHWHILE, Logits, keep_digest
-from sewa_cli.solvers.outputs.frame import Frame
-from sewa_cli.solvers.outputs.predictions import bytes_of
+from sewa_cli.solvers.outputs.predictions import Frame, bytes_of
 from sewa_cli.solvers.outputs.whole import flatten, keep_whole, run_model
 from sewa_cli.text import size
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from sewa_cli.objective.intervals import FEWEST_UNITS, difference
 from sewa_cli.report.select import Expected
+from sewa_cli.solvers.outputs.predictions import ROUNDING
+from sewa_cli.text import finite
 
-ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 SAME = 1e-6  # of the loss: a difference by rounding
 
 
@@ -32,6 +33,12 @@ def paired(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     behind = differences @ share
     variance = ((differences - behind[:, None]) ** 2) @ share
     return behind, (variance / max(len(share) - 1, 1)).sqrt()
+
+
+def compare(losses: Tensor, weights: Tensor) -> list[dict[str, float | None]]:
+    """Return each mean of losses [J, units], how far it is behind and the error, for a report."""
+    found = torch.stack([means(losses, weights), *paired(losses, weights)], 1).tolist()
+    return [dict(zip(("loss", "behind", "error"), map(finite, row), strict=True)) for row in found]
 
 
 def behind_in_errors(losses: Tensor, weights: Tensor) -> Tensor:

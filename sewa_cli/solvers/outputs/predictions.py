@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,12 +13,49 @@ from torch import Tensor
 from sewa_cli.errors import CheckpointError
 from sewa_cli.objective.units import Grouping
 from sewa_cli.solvers import Problem
-from sewa_cli.solvers.outputs.frame import Frame, Piece
 
 # float32 vectors of length O next to the matrix: outputs at the base, what is added to mixtures,
 # and mixtures of one piece with their gradients, of which there may be only one
 SPARE = 12
+ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 Gradient = Callable[[Tensor], Tensor]  # C [p, k] → gradients of p losses, [p, k]
+
+
+@dataclass(frozen=True)
+class Piece(ABC):
+    """Neighbouring parts of the examples, and the columns of [O] with their outputs."""
+
+    columns: slice
+    parts: slice
+
+    @abstractmethod
+    def losses(self, mixed: Tensor) -> Tensor:
+        """Return the loss of each part, [m, parts] float64, of outputs [m, columns]."""
+
+    @abstractmethod
+    def totals(self, mixed: Tensor) -> Tensor:
+        """Return the sum of losses over all examples of the piece, [m] float64."""
+
+    @abstractmethod
+    def gradients(self, mixed: Tensor, shares: Tensor) -> Tensor:
+        """Return the gradients of Σ shares · losses, [m, columns]; shares [m, parts]."""
+
+
+@dataclass(frozen=True)
+class Frame(ABC):
+    """The examples in pieces, made at a base; `identity` names them for the memo."""
+
+    pieces: Sequence[Piece]
+    identity: str
+
+    @property
+    def numbers(self) -> int:
+        """Return O."""
+        return int(self.pieces[-1].columns.stop)
+
+    @abstractmethod
+    def run(self) -> Tensor:
+        """Return the outputs [O] of the weights in the model."""
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -67,6 +67,17 @@ class Survey:
         """Return the mean loss of each baseline."""
         found = means(self.all_losses, self.predictions.weights)
         return dict(zip(self.losses, found.tolist(), strict=True))
+
+    def describe(self, choice: Choice, details: dict[str, Any]) -> Choice:
+        """Add what is the same for every choice from this survey."""
+        size = self.predictions.size
+        return replace(
+            choice,
+            simple=self.means(),
+            examples=self.problem.objective.selection,
+            holds=size.bytes,
+            details={"cache": asdict(size), **details},
+        )
 
     def true_losses(self, flats: Tensor) -> Tensor:
         """Run weights [m, P] on the examples; return the loss of each unit, [m, units]."""

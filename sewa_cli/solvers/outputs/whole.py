@@ -24,7 +24,7 @@ from sewa_cli.objective.tree import (
 )
 from sewa_cli.objective.units import row_losses
 from sewa_cli.rng import seed_torch
-from sewa_cli.solvers.outputs.frame import Frame, Piece
+from sewa_cli.solvers.outputs.predictions import Frame, Piece
 
 # in batches that are joined: examples (a loss may compare each with each), and numbers of outputs
 EXAMPLES_TOGETHER, TOGETHER = 256, 2**15
