@@ -216,6 +216,34 @@ def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
     )
 
 
+def test_a_classifier_head_is_part_of_the_adapter(here: Path, sewa: Sewa) -> None:
+    with third_party():
+        config = transformers.LlamaConfig(**TINY, pad_token_id=0, num_labels=2)
+        transformers.LlamaForSequenceClassification(config).save_pretrained("base")
+        base = transformers.LlamaForSequenceClassification.from_pretrained("base")
+        settings = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_CLS")
+        adapted = peft.get_peft_model(base, settings)
+        adapted.peft_config["default"].base_model_name_or_path = "base"
+        for step in (1, 2, 3):
+            for parameter in adapted.parameters():
+                if parameter.requires_grad:
+                    torch.nn.init.normal_(parameter, std=0.1)
+            adapted.save_pretrained(f"heads/checkpoint-{step}")
+    tokenizer(brackets=False).save_pretrained("heads")
+    rows = [{"text": row["text"], "label": i % 2} for i, row in enumerate(text_rows()[:30])]
+    write_rows(here / "data" / "labels.jsonl", rows)
+    data = "args={kind: sequence-classification, data: data/labels.jsonl}"
+    ended = sewa("select", "heads", "--set", data, "--K", 2, "-o", "best", "--json")
+    assert ended.code == 0, ended.err
+    found, name = load_file("best/adapter_model.safetensors"), "base_model.model.score.weight"
+    assert set(found) == set(load_file("heads/checkpoint-1/adapter_model.safetensors"))
+    mean = sum(
+        one["coefficient"] * load_file(f"{one['path']}/adapter_model.safetensors")[name]
+        for one in json.loads(ended.out)["recipe"]["sources"]
+    )
+    torch.testing.assert_close(found[name], mean)
+
+
 def test_a_base_that_is_not_here_is_asked_for(here: Path, sewa: Sewa) -> None:
     (here / "base").rename("elsewhere")
     ended = sewa("validate", "lora")

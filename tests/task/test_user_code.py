@@ -28,11 +28,28 @@ def report() -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_batch_changed_in_place_is_reported(sewa: Sewa) -> None:
-    write_task("def predict(m, b):\n    return m(b[0].mul_(1.5))")
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "def predict(m, b):\n    return m(b[0].mul_(1.5))",
+        "def loss(o, b):\n    return nn.functional.cross_entropy(o, b[1].mul_(0))",
+    ],
+)
+def test_a_batch_changed_in_place_is_reported(sewa: Sewa, extra: str) -> None:
+    """Later passes would see other data."""
+    write_task(extra)
     ended = sewa("select")
     assert ended.code == 4
     assert "changes the batch in place" in ended.error
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa: Sewa) -> None:
+    write_task("def targets(b):\n    return b[1] if len(b[1]) == 128 else 1 - b[1]")
+    ended = sewa("select")
+    assert ended.code == 4
+    assert "targets(): their cross-entropies sum up to" in ended.error
+    assert "in one of the batches, and the same in others" in ended.error
 
 
 @pytest.mark.usefixtures("run_dir")
