@@ -8,8 +8,7 @@ opening      opens one of them, by its format:
   safetensors, pytorch, distributed, adapters
 state        which tensors of a nested file are weights
 checkpoint   what they all become
-order        sorted by step, narrowed down, all of one model
-naming       what their names say: step, naming scheme, best or last
+order        what their names say (step, best, last); sorted, narrowed down, all of one model
 matching     maps their names to the model's
 """
 

@@ -79,7 +79,7 @@ class Reader(ABC):
         return None
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Header:
     """The facts that a format's module knows about its files before any tensor is read."""
 
@@ -87,8 +87,8 @@ class Header:
     files: tuple[Path, ...]  # that hold or index the weights
     open: Callable[[], Reader]
     metadata: dict[str, str] = field(default_factory=dict)
-    step: int | None = None  # as recorded in the file itself
-    metrics: dict[str, float] = field(default_factory=dict)
+    step: int | None = None  # of a Header, as recorded in the file itself
+    metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
     mapped: bool = True  # a tensor that is read is a view of the file, and takes no memory
     left: dict[str, Why] = field(default_factory=dict)  # keys of tensors that are not weights
     groups: tuple[str, ...] = ()  # the keys of several state dicts, which begin the names
@@ -106,24 +106,15 @@ class Reads:
             self.bytes += count
 
 
-@dataclass
-class Checkpoint:
+@dataclass(kw_only=True)
+class Checkpoint(Header):
     path: Path  # a file, or a folder
-    step: int | None
     size: int  # bytes of its files
-    tensors: dict[str, TensorInfo]
-    metadata: dict[str, str]
-    reads: Reads = field(repr=False)
+    reads: Reads
     kind: Kind = "file"
-    files: tuple[Path, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
-    mapped: bool = True  # tensors are views of the files, and take no memory
     scheme: str | None = None  # of the name, where that is what the step is from
-    left: dict[str, Why] = field(default_factory=dict, repr=False)  # see Header
-    groups: tuple[str, ...] = ()
-    stamps: dict[Path, Stamp] = field(default_factory=dict, repr=False)  # of the files, when opened
-    _open: Callable[[], Reader] | None = field(default=None, repr=False)
-    _reader: Reader | None = field(default=None, repr=False)
+    stamps: dict[Path, Stamp] = field(default_factory=dict)  # of the files, when opened
+    _reader: Reader | None = None
 
     def read(self, name: str, part: slice | None = None) -> Tensor:
         """Return one tensor, on the CPU. The files stay mapped until `close`, for the next one.
@@ -192,8 +183,7 @@ class Checkpoint:
 
     def _opened(self) -> Reader:
         if self._reader is None:
-            assert self._open is not None
-            self._reader = self._open()
+            self._reader = self.open()
         return self._reader
 
     def check_unchanged(self) -> None:

@@ -29,7 +29,6 @@ from sewa_cli.checkpoints.dcp_metadata import (
     read_metadata,
     understood,
 )
-from sewa_cli.checkpoints.mapped import mapped_bytes
 from sewa_cli.checkpoints.pytorch import (
     STEP_KEYS,
     check_dense,
@@ -37,6 +36,7 @@ from sewa_cli.checkpoints.pytorch import (
     load_plain,
     word_of,
 )
+from sewa_cli.checkpoints.safetensors import mapped_bytes
 from sewa_cli.checkpoints.state import find_weights
 from sewa_cli.dtypes import as_array
 from sewa_cli.errors import CheckpointError, Unfinished
@@ -185,11 +185,15 @@ def _open(folder: Path, state_key: str | None) -> Header:
         folder, content, state_key, lambda value: isinstance(value, _Key), is_weight
     )
     tensors = {name: metadata.tensor(key) for name, key in state.tensors.items()}
-    infos = {name: tensors[name].info for name in sorted(tensors)}
-    step = next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None)
-    reader = partial(_Stored, folder, tensors)
-    left, groups = state.left_keys(), state.groups
-    return Header(infos, files, reader, step=step, mapped=False, left=left, groups=groups)
+    return Header(
+        tensors={name: tensors[name].info for name in sorted(tensors)},
+        files=files,
+        open=partial(_Stored, folder, tensors),
+        step=next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None),
+        mapped=False,
+        left=state.left_keys(),
+        groups=state.groups,
+    )
 
 
 def _check_files(folder: Path, metadata: Metadata) -> tuple[Path, ...]:

@@ -31,7 +31,6 @@ from sewa_cli.checkpoints.checkpoint import (
     Reads,
     reading,
 )
-from sewa_cli.checkpoints.naming import is_copy, is_last, scheme, step_in
 from sewa_cli.checkpoints.opening import (
     FSDP,
     MODEL,
@@ -41,6 +40,7 @@ from sewa_cli.checkpoints.opening import (
     open_checkpoint,
     weights_in,
 )
+from sewa_cli.checkpoints.order import is_copy, is_last, scheme, step_in
 from sewa_cli.checkpoints.safetensors import INDEX, SUFFIX, is_ours, read_index
 from sewa_cli.checkpoints.state import Why
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError, Unfinished

@@ -16,7 +16,7 @@ from sewa_cli.checkpoints.checkpoint import (
     reading,
     stamp_of,
 )
-from sewa_cli.checkpoints.naming import scheme, step_in
+from sewa_cli.checkpoints.order import scheme, step_in
 from sewa_cli.dtypes import DTYPES, RESERVED
 from sewa_cli.errors import CheckpointError, Unfinished
 from sewa_cli.text import is_utf8, shown
@@ -95,21 +95,13 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
             "metadata"
         )
     return Checkpoint(
+        **{**vars(header), "step": step, "metrics": metrics},
         path=path,
-        step=step,
         size=sum(stamp.size for stamp in stamps.values()),
-        tensors=header.tensors,
-        metadata=header.metadata,
         reads=reads,
         kind=kind_of(path),
-        files=header.files,
-        metrics=metrics,
-        mapped=header.mapped,
         scheme=None if is_recorded or step is None else scheme(path),
-        left=header.left,
-        groups=header.groups,
         stamps=stamps,
-        _open=header.open,
     )
 
 

@@ -65,9 +65,9 @@ def open_file(path: Path, state_key: str | None = None) -> Header:
     state = find_state(path, content, state_key)
     tensors = {name: _info(path, name, tensor) for name, tensor in state.tensors.items()}
     return Header(
-        tensors,
-        (path,),
-        partial(_Loaded, dict.fromkeys(tensors, path), state_key),
+        tensors=tensors,
+        files=(path,),
+        open=partial(_Loaded, dict.fromkeys(tensors, path), state_key),
         step=next((n for word in STEP_KEYS if type(n := content.get(word)) is int), None),
         metrics=_metrics(content),
         mapped=_is_mapped(path),
@@ -85,8 +85,12 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
         check_holds(shard, names, state)
         tensors |= {name: _info(shard, name, state[name]) for name in sorted(names)}
     shards = tuple(shards_of(places))
-    mapped = all(map(_is_mapped, shards))
-    return Header(tensors, (index, *shards), partial(_Loaded, places, state_key), mapped=mapped)
+    return Header(
+        tensors=tensors,
+        files=(index, *shards),
+        open=partial(_Loaded, places, state_key),
+        mapped=all(map(_is_mapped, shards)),
+    )
 
 
 def _is_mapped(path: Path) -> bool:

@@ -30,7 +30,7 @@ from sewa_cli.checkpoints import (
     pairs,
 )
 from sewa_cli.checkpoints.checkpoint import Stamp
-from sewa_cli.checkpoints.mapped import views
+from sewa_cli.checkpoints.safetensors import views
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
 from sewa_cli.errors import CheckpointError, ConfigError, OutputError

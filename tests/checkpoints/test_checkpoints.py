@@ -15,6 +15,7 @@ from torch import nn
 
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import PREFIXES, Checkpoint, Reads, TensorInfo
+from sewa_cli.checkpoints.checkpoint import Reader
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.objective.model import FlatModel
 
@@ -41,7 +42,16 @@ def steps(checkpoints: Sequence[Checkpoint]) -> list[int | None]:
 
 def in_memory(step: int | None, tensors: dict[str, TensorInfo] | None = None) -> Checkpoint:
     """Only a header: enough for all that does not read."""
-    return Checkpoint(Path(f"step-{step}.safetensors"), step, 0, tensors or {}, {}, Reads())
+    path = Path(f"step-{step}.safetensors")
+    return Checkpoint(
+        path=path,
+        step=step,
+        size=0,
+        tensors=tensors or {},
+        files=(path,),
+        open=Reader,
+        reads=Reads(),
+    )
 
 
 def of_model(model: nn.Module, prefix: str = "", leave_out: Sequence[str] = ()) -> Checkpoint:

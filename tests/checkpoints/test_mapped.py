@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
-from sewa_cli.checkpoints.mapped import views
+from sewa_cli.checkpoints.safetensors import views
 from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.errors import CheckpointError
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.task import load_task
+from sewa_cli.task.ready.batches import Rows, _whole_texts
 from sewa_cli.task.ready.language import Language, label_of
-from sewa_cli.task.ready.scores import Rows, _whole_texts
 from sewa_cli.task.ready.tables import Row
 from sewa_cli.task.ready.text import Example
 

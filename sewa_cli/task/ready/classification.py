@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,10 @@ from sewa_cli.errors import TaskError
 from sewa_cli.settings import Count, Positive
 from sewa_cli.task.ready import Newest, Ready
 from sewa_cli.task.ready.args import DataArgs, ModelFunction, Part, find_function, parse
-from sewa_cli.task.ready.arrays import open_arrays
 from sewa_cli.task.ready.batches import Batch, LazyBatches, functions_of, open_image
 from sewa_cli.task.ready.labels import Labels, note_of_order
 from sewa_cli.task.ready.tables import Row
+from sewa_cli.text import one_line
 
 OF_IMAGES = {"size", "channels", "mean", "std", "classes"}
 OF_ARRAYS = {"x", "y", "scale", "loss"}
@@ -94,11 +95,35 @@ def _read_arrays(args: ClassificationArgs) -> tuple[dict[Part, Sequence[Batch]],
     batches: dict[Part, Sequence[Batch]] = {}
     notes: list[str] = []
     for part, path in args.sources.items():
-        x, y = open_arrays(path, args.x, args.y)
+        x, y = _open_arrays(path, args.x, args.y)
         drawn = args.draw(part, len(x), notes)
         make = partial(_batch_of_arrays, args, x, _targets(args, path, y))
         batches[part] = LazyBatches.of(args.batch_size, make, drawn)
     return batches, notes
+
+
+def _open_arrays(path: Path, x: str, y: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read x [n, …] and y [n, …] from an .npz file.
+
+    TaskError if they are missing or differ in length; pickles are refused.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if missing := [name for name in (x, y) if name not in archive]:
+                names = ", ".join(archive) or "none"
+                raise TaskError(f"{path}: no array {missing[0]!r}; there are {names}")
+            inputs, targets = archive[x], archive[y]
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
+        reason = one_line(getattr(error, "strerror", None) or error)
+        raise TaskError(f"{path}: cannot be read as .npz: {reason}") from error
+    for name, array in ((x, inputs), (y, targets)):
+        if array.ndim == 0 or len(array) == 0:
+            raise TaskError(f"{path}: {name}: holds no rows")
+    if len(inputs) != len(targets):
+        raise TaskError(f"{path}: {len(inputs)} rows of {x}, but {len(targets)} of {y}")
+    if inputs.dtype.kind not in "fiub":
+        raise TaskError(f"{path}: {x}: must be numbers, found {inputs.dtype}")
+    return inputs, targets
 
 
 def _targets(args: ClassificationArgs, path: Path, y: NDArray[Any]) -> Tensor:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 import torch
 from pydantic import AfterValidator, model_validator
@@ -36,7 +37,6 @@ from sewa_cli.task.ready.labels import Labels, labels_of_config
 from sewa_cli.task.ready.language import Language, Tokens
 from sewa_cli.task.ready.tables import Row
 from sewa_cli.task.ready.text import Example, Reader
-from sewa_cli.task.ready.trained import warnings_of
 
 Kind = Literal[
     "causal-lm",
@@ -72,6 +72,15 @@ OPTIONS = {
 FORMS = (("text",), ("messages",), ("prompt", "completion"))
 USUAL_LENGTH = 128
 FEWEST_TEXTS = 20  # with fewer there are no intervals
+_TRAINED: Final = {"train", "training", "trainset", "traindata"}
+_FRESH: Final = {
+    *("val", "valid", "validation", "validate", "dev", "test", "eval", "evaluation", "heldout"),
+    *("holdout", "selection", "untrained", "not"),
+}
+_WHY: Final = (
+    "rows that the model has seen reward what it remembers, and an average chosen or judged by "
+    "them may do worse on new ones"
+)
 
 
 def _has_config(path: Path) -> Path:
@@ -150,6 +159,25 @@ def _note_of_few_texts(path: Path, texts: Sequence[int | None]) -> list[str]:
     ]
 
 
+def _warnings_of(sources: Mapping[str, Path]) -> Iterator[str]:
+    """Yield a sentence for each file that is training data by its name or its folder's.
+
+    Names are hints: silence proves nothing.
+    """
+    for path in dict.fromkeys(sources.values()):
+        words, above = _words(path.name), path.absolute().parent.name.lower()
+        if (words & _TRAINED or above == "train") and not words & _FRESH:
+            used = " and ".join(part for part, own in sources.items() if own == path)
+            yield (
+                f"{path}: is training data by its name, and used for {used}: {_WHY}; use fresh rows"
+            )
+
+
+def _words(name: str) -> set[str]:
+    """Split a name: train-00000-of-00001.parquet is train, of, parquet."""
+    return set(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()))
+
+
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
     """Pick what the model takes: a tokenizer may return more."""
     known = _parameters(type(model).forward)
@@ -175,7 +203,7 @@ class _HuggingFace:
         self._config = self._source.read("AutoConfig", folders.config)
         self.notes = [folders.note] if folders.note else []
         judged = {str(part): path for part, path in args.sources.items() if part != "training"}
-        self.warnings = list(warnings_of(judged))
+        self.warnings = list(_warnings_of(judged))
         tables = args.tables()
         self._keys = {part: args.keys(table.names) for part, table in tables.items()}
         rows = {

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.task.ready.batches import IGNORED, Batch
+from sewa_cli.task.ready.batches import IGNORED, TEXTS, Batch
 from sewa_cli.task.ready.labels import Labels
-from sewa_cli.task.ready.scores import TEXTS
 from sewa_cli.task.ready.tables import Row
 
 
