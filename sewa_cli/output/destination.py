@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,10 +13,11 @@ from pydantic import BaseModel
 
 from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.checkpoints.checkpoint import MOST_JSON
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
-from sewa_cli.files import open_regular, real
+from sewa_cli.files import read_json, real
 from sewa_cli.output import layouts
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import Form
@@ -101,6 +101,12 @@ class Outputs:
             if not isinstance(path, Path):
                 continue
             place, is_folder = real(path), path == self.folder
+            is_unnamed = path == beside and self.named_report is None
+            if is_unnamed and not self.force and os.path.lexists(path):
+                raise OutputError(
+                    f"{path}: exists; the report of {output} would replace it: use --report FILE, "
+                    "another name, or --force"
+                )
             check_free(path, self.force, layouts.folder_is_ours if is_folder else None)
             is_inside = any(one in place.parents and one.is_dir() for one in inputs)
             is_around = is_folder and any(place in one.parents for one in inputs)
@@ -117,17 +123,18 @@ class Outputs:
         found = [self.report_beside]
         if isinstance(self.average, Path) and self.folder is None:
             usual = report_path(self.average, is_folder=False)
-            if _is_report(usual) and real(usual) not in map(real, self.inputs):
+            if _describes(usual, self.average) and real(usual) not in map(real, self.inputs):
                 found.append(usual)
         return [path for path in found if path is not None and os.path.lexists(path)]
 
 
-def _is_report(path: Path) -> bool:
-    """Whether sewa wrote it, by how it begins: `to_json` writes the version first."""
+def _describes(report: Path, output: Path) -> bool:
+    """Return whether sewa wrote the file, and not for another output that is next to it."""
     try:
-        with open_regular(path) as file:
-            return re.match(rb'\s*\{\s*"schema_version"', file.read(64)) is not None
-    except OSError:
+        found = read_json(report, MOST_JSON)
+        other = report.with_name(Path(found["output"]).name)
+        return "schema_version" in found and (other.name == output.name or not other.exists())
+    except (OSError, ValueError, TypeError, KeyError):
         return False
 
 

@@ -371,7 +371,7 @@ def test_frames_go_through_the_users_other_modules(run_dir: Path, sewa: Sewa) ->
     ("arguments", "parts"),
     [
         (["-o", "best.safetensors"], ["best.safetensors: exists", "--force", "another name"]),
-        (["-o", "new.safetensors"], ["new.report.json: exists", "--force"]),
+        (["-o", "new.safetensors"], ["new.report.json: exists; the report of new", "--report"]),
         (["-o", "later/best.safetensors"], ["later: no such folder", "make it first"]),
         (["-o", "ckpts", "--force"], ["ckpts: is a folder", "name a file"]),
         (["-o", f"ckpts/../{CHECKPOINT}", "--force"], ["one of the inputs, which are never"]),

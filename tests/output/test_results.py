@@ -66,6 +66,13 @@ def test_a_report_does_not_outlive_the_average_that_it_describes(sewa: Sewa) -> 
     assert there() == ONE
 
 
+def test_a_report_is_kept_where_another_average_of_its_stem_is_written(sewa: Sewa) -> None:
+    average = "average", "ckpts", "-o"
+    assert sewa(*average, "out.safetensors", "--report", "out.report.json").code == 0
+    assert sewa(*average, "out.pt", "--report", "second.json", "--force").code == 0
+    assert there() == {"out.pt", "out.safetensors", "out.report.json", "second.json"}
+
+
 def test_a_report_whose_average_is_gone_is_not_put_beside_another(sewa: Sewa) -> None:
     assert (
         sewa("average", "ckpts", "-o", "out.safetensors", "--report", "out.report.json").code == 0
