@@ -1,38 +1,107 @@
-"""A callback for transformers.Trainer.
+"""Callbacks for transformers.Trainer.
 
 Trainer(..., callbacks=[SaveForSewa("ckpts", every=50)])
 """
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+import torch
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from sewa_cli.callbacks.saving import Saver
+from sewa_cli.callbacks.means import IntervalMean
+from sewa_cli.callbacks.saving import Saver, check_whole, log, mean_of, write
+from sewa_cli.checkpoints import Reads, means, open_checkpoint
 
 
 class SaveForSewa(Saver, TrainerCallback):
     __doc__ = Saver.__doc__
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **_: Any,
     ) -> None:
         del args, control
-        self._begin(state.global_step, state.max_steps, state.is_world_process_zero)
+        self._begin(model, state.global_step, state.max_steps, state.is_world_process_zero)
 
     def on_step_end(
         self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        model: nn.Module | None = None,
+        model: nn.Module,
         **_: Any,
     ) -> None:
         del args, control
         step = state.global_step
-        if model is not None and self._moments.is_due(step - 1, step, state.max_steps):
-            newest = {name: value for entry in state.log_history for name, value in entry.items()}
-            newest.pop("step", None)  # of the log entry, not of the weights
-            self._save(model, step, newest, state.is_world_process_zero)
+        span = step - 1, step, state.max_steps
+        self._after(model, *span, lambda: _newest(state), state.is_world_process_zero)
+
+
+def _newest(state: TrainerState) -> dict[str, Any]:
+    newest = {name: value for entry in state.log_history for name, value in entry.items()}
+    newest.pop("step", None)  # of the log entry, not of the weights
+    return newest
+
+
+class MeansForSewa(TrainerCallback):
+    """Puts an interval mean into each of the Trainer's own checkpoints, as mean.safetensors.
+
+    means  True: of every step since the last checkpoint; N, of every N-th; "cpu": of every step,
+           kept in host memory
+    """
+
+    def __init__(self, means: int | Literal["cpu"] = True) -> None:
+        self._means = means
+        self._mean: IntervalMean | None = None
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **_: Any,
+    ) -> None:
+        del args, control
+        check_whole(model)
+        self._mean = mean_of(model, self._means) if state.is_world_process_zero else None
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        del args, state, control
+        if self._mean is not None:
+            self._mean.update()
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        del control
+        if self._mean is None:
+            return
+        step = state.global_step
+        folder = Path(args.output_dir) / f"checkpoint-{step}"
+        found, wanted = self._mean.state_dict(), open_checkpoint(folder, Reads()).tensors
+        if (folder / "adapter_config.json").is_file():
+            from peft import get_peft_model_state_dict
+
+            found = get_peft_model_state_dict(self._mean.model, state_dict=found)
+        if missing := wanted.keys() - found.keys():
+            log.warning("%s: no mean is saved: %s has another name", folder, min(missing))
+        else:
+            weights = {name: _on_host(found[name]) for name in wanted}
+            metadata = {"format": "pt", "step": str(step)} | self._mean.metadata(step)
+            write(folder / means.IN_FOLDER, weights, metadata)
+        self._mean.reset()
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)

@@ -5,7 +5,7 @@ Trainer(..., callbacks=[SaveForSewa("ckpts", every=50)])
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -34,26 +34,26 @@ class SaveForSewa(Saver, Callback):
         dtype: torch.dtype | None = None,
         overwrite: bool = False,
         part: str | None = None,
+        means: int | Literal["cpu"] = False,
     ) -> None:
-        super().__init__(folder, every, start, dtype, overwrite)
+        super().__init__(folder, every, start, dtype, overwrite, means)
         self._part = part
         self._total = 0.0
         self._before = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._chosen(pl_module)
         self._total = float(trainer.estimated_stepping_batches)
         self._before = trainer.global_step
-        self._begin(self._before, self._total, trainer.is_global_zero)
+        model = self._chosen(pl_module)
+        self._begin(model, self._before, self._total, trainer.is_global_zero)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         # several batches make one step when gradients are accumulated, and one batch makes
         # several when the module optimizes manually
-        before, step = self._before, trainer.global_step
-        self._before = step
-        if self._moments.is_due(before, step, self._total):
-            metrics, writes = trainer.callback_metrics, trainer.is_global_zero
-            self._save(self._chosen(pl_module), step, metrics, writes)
+        before, self._before = self._before, trainer.global_step
+        span = before, self._before, self._total
+        metrics, writes = (lambda: trainer.callback_metrics), trainer.is_global_zero
+        self._after(self._chosen(pl_module), *span, metrics, writes)
 
     def _chosen(self, module: LightningModule) -> nn.Module:
         chosen = module if self._part is None else getattr(module, self._part, None)

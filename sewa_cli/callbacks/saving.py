@@ -7,16 +7,18 @@ import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sewa_cli.callbacks.means import IntervalMean, identity, unwrap
+from sewa_cli.checkpoints import means
 from sewa_cli.publish import new_file
 
 log = logging.getLogger(__name__)
@@ -29,11 +31,13 @@ def save_weights(
     step: int,
     metrics: Mapping[str, Any] | None = None,
     dtype: torch.dtype | None = None,
+    mean: IntervalMean | None = None,
 ) -> Path:
     """Write the weights as `folder`/step-<step>.safetensors, and return that path.
 
-    metrics  numbers to keep in the file's metadata, as JSON under `metrics`, beside `step`
+    metrics  numbers to keep in the file's metadata, as JSON under `metrics`, next to `step`
     dtype    of floating-point tensors in the file (torch.bfloat16: half the size); None: as is
+    mean     also written, as step-<step>.mean.safetensors; it then begins again
 
     DistributedDataParallel, DataParallel and torch.compile are unwrapped, tied tensors saved once.
     A file of the same step is replaced. The file appears whole or not at all. In a distributed
@@ -46,20 +50,22 @@ def save_weights(
     path = folder / f"step-{step}.safetensors"
     # "format": transformers asks for it when such a file is loaded as model.safetensors
     metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics or {})}
-    with new_file(path) as file:
-        save_file(_bare_weights(model, dtype), file.name, metadata)
+    of_mean = path.with_suffix(means.SUFFIX)
+    if mean is None:
+        of_mean.unlink(missing_ok=True)  # of another run
+    else:  # first, so that a run that is killed here has no snapshot without a mean
+        if mean.model is not model:
+            raise ValueError("mean is of another model; make it with IntervalMean(model)")
+        weights = _bare_weights(mean.state_dict(), dtype)
+        write(of_mean, weights, metadata | mean.metadata(step))
+        mean.reset()
+    write(path, _bare_weights(model.state_dict(), dtype), metadata)
     return path
 
 
-def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
+def write(path: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    with new_file(path) as file:
+        save_file(weights, file.name, metadata)
 
 
 def check_whole(model: nn.Module) -> None:
@@ -72,21 +78,21 @@ def check_whole(model: nn.Module) -> None:
     if sharded:
         raise ValueError(
             "the model is sharded over processes (FSDP, DeepSpeed, tensor parallel), so no process "
-            "has all the weights; let the trainer save full checkpoints instead"
+            "has all the weights; let the trainer save full checkpoints, or write "
+            "IntervalMean(model).state_dict() with torch.distributed.checkpoint"
         )
 
 
-def _bare_weights(model: nn.Module, dtype: torch.dtype | None) -> dict[str, Tensor]:
+def _bare_weights(state: Mapping[str, Any], dtype: torch.dtype | None) -> dict[str, Tensor]:
     """Copies on the CPU, contiguous, each tensor once, under the first of its names."""
     weights: dict[str, Tensor] = {}
     seen = set()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in state.items():
         if not isinstance(tensor, Tensor):  # extra state of some layers
             continue
-        same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and same in seen:
+        if tensor.numel() and identity(tensor) in seen:
             continue
-        seen.add(same)
+        seen.add(identity(tensor))
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         weights[name.replace("_orig_mod.", "")] = tensor.detach().to(
             "cpu", kind, copy=True, memory_format=torch.contiguous_format
@@ -112,6 +118,8 @@ class Saver:
     start      the fraction of all steps before the first file
     dtype      of the files; None: as in the model
     overwrite  let a new run write into a folder that has such files already
+    means      also save the mean of the weights since the last save: True, of every step; N, of
+               every N-th; "cpu": of every step, kept in host memory
 
     On rank 0 only. The newest logged numbers (loss, eval_loss …) are kept in the metadata.
     """
@@ -123,22 +131,51 @@ class Saver:
         start: float = 0.75,
         dtype: torch.dtype | None = None,
         overwrite: bool = False,
+        means: int | Literal["cpu"] = False,
     ) -> None:
         super().__init__()  # the trainer's own Callback
         self.folder = Path(folder)
         self._moments = Moments(every, start)
         self._dtype = dtype
         self._overwrite = overwrite
+        self._means = means
+        self._mean: IntervalMean | None = None
 
-    def _begin(self, step: int, total: float, is_writer: bool) -> None:
+    def _begin(self, model: nn.Module, step: int, total: float, is_writer: bool) -> None:
         self._moments.check_total(total)
-        if is_writer:
-            refuse_another_run(self.folder, step, self._overwrite)
+        self._mean = None
+        if not is_writer:
+            return
+        refuse_another_run(self.folder, step, self._overwrite)
+        if self._means is not False:
+            self._mean = mean_of(model, self._means)
+            if self._moments.cuts(step, total):
+                log.warning(
+                    "resumed at step %d: the next interval mean has only the steps after it", step
+                )
 
-    def _save(self, model: nn.Module, step: int, metrics: Mapping[str, Any], writes: bool) -> None:
-        check_whole(unwrap(model))  # on every rank, so that all of them stop
-        if writes:
-            save_weights(model, self.folder, step, metrics, self._dtype)
+    def _after(
+        self,
+        model: nn.Module,
+        before: int,
+        step: int,
+        total: float,
+        metrics: Callable[[], Mapping[str, Any]],
+        writes: bool,
+    ) -> None:
+        """Save if it is due; the run was at step `before` and is now at `step`."""
+        if self._mean is not None and step > before:
+            self._mean.update(step - before)
+        if self._moments.is_due(before, step, total):
+            check_whole(unwrap(model))  # on every rank, so that all of them stop
+            if writes:
+                save_weights(model, self.folder, step, metrics(), self._dtype, self._mean)
+        elif self._mean is not None and self._moments.is_multiple(before, step):
+            self._mean.reset()  # the first file's mean is of no more steps than the others
+
+
+def mean_of(model: nn.Module, means: int | Literal["cpu"]) -> IntervalMean:
+    return IntervalMean(model, 1, "cpu") if means == "cpu" else IntervalMean(model, int(means))
 
 
 @dataclass(frozen=True)
@@ -165,7 +202,14 @@ class Moments:
         """Whether a run that was at step `before` and is now at `step` of `total` is saved."""
         if step <= before or (self.start > 0 and step < self.start * total):
             return False
-        return step // self.every > before // self.every or step >= total
+        return self.is_multiple(before, step) or step >= total
+
+    def is_multiple(self, before: int, step: int) -> bool:
+        return step // self.every > before // self.every
+
+    def cuts(self, step: int, total: float) -> bool:
+        """Whether a run that is resumed at `step` has lost a part of the next interval."""
+        return step % self.every > 0 and self.is_due(step, step + self.every, total)
 
 
 def refuse_another_run(folder: Path, step: int, overwrite: bool) -> None:

@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import adapters, pytorch
+from sewa_cli.checkpoints import adapters, means, pytorch
 from sewa_cli.checkpoints.checkpoint import (
     WRITTEN_BY,
     Checkpoint,
@@ -281,6 +281,7 @@ def _files(entries: Sequence[Path]) -> list[Path]:
         if p.suffix in (SUFFIX, *pytorch.SUFFIXES)
         and not _NOT_WEIGHTS.fullmatch(p.name)
         and p not in in_sets
+        and not p.name.endswith(means.SUFFIX)
         and not (p.is_symlink() and real(p).parent == real(p.parent))
     ]
     lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)

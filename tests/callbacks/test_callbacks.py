@@ -91,7 +91,7 @@ def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(
 def test_a_new_run_is_refused_in_the_folder_of_another(tmp_path: Path) -> None:
     save_weights(nn.Linear(2, 2), tmp_path, 8)
     with pytest.raises(FileExistsError, match="holds 1 checkpoints of an earlier run"):
-        Saver(tmp_path)._begin(0, 100, is_writer=True)
+        Saver(tmp_path)._begin(nn.Linear(2, 2), 0, 100, is_writer=True)
 
 
 def test_the_last_part_is_saved_and_the_last_step_too() -> None:

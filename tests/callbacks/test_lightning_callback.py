@@ -6,11 +6,11 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from helpers.saved import metadata, steps
+from helpers.saved import assert_means, metadata, steps
 from helpers.tiny import TASK, Sewa
 from safetensors.torch import load_file
 from torch import nn
@@ -60,8 +60,16 @@ def save_for_sewa(*arguments: Any, **settings: Any) -> Any:
     return SaveForSewa(*arguments, **settings)
 
 
-def fit(callback: Any, folder: Path, module: Any, **settings: Any) -> Any:
+def fit(callback: Any, folder: Path, module: Any, **settings: Any) -> dict[int, Any]:
+    """Train; return the weights of `net` after each step."""
     import lightning
+
+    class Keeper(lightning.Callback):
+        states: ClassVar[dict[int, Any]] = {}
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+            weights = {name: tensor.clone() for name, tensor in pl_module.net.state_dict().items()}
+            self.states[trainer.global_step] = weights
 
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(160, 6, generator=generator)
@@ -74,11 +82,11 @@ def fit(callback: Any, folder: Path, module: Any, **settings: Any) -> Any:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[callback],
+        callbacks=[callback, Keeper()],
         **settings,
     )
     made.fit(module, DataLoader(data, batch_size=8), ckpt_path=resume)
-    return made
+    return Keeper.states
 
 
 @pytest.fixture(autouse=True)
@@ -98,10 +106,12 @@ def test_sewa_selects_from_what_lightning_left(
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     module = lit()
-    callback = save_for_sewa("ckpts", every=3, start=0.5, part="net")
-    fit(callback, tmp_path, module, max_epochs=3, accumulate_grad_batches=2)
+    callback = save_for_sewa("ckpts", every=3, start=0.5, part="net", means=True)
+    states = fit(callback, tmp_path, module, max_epochs=3, accumulate_grad_batches=2)
     # 20 batches an epoch, two of them a step, three epochs
     assert steps(Path("ckpts")) == [15, 18, 21, 24, 27, 30]
+    expected = {step: [states[step - n] for n in range(3)] for step in range(15, 31, 3)}
+    assert_means(Path("ckpts"), expected)
     last = load_file("ckpts/step-30.safetensors")
     assert all(torch.equal(last[name], x) for name, x in module.net.state_dict().items())
     assert "train_loss" in json.loads(metadata(Path("ckpts/step-30.safetensors"))["metrics"])
@@ -122,7 +132,6 @@ def test_sewa_selects_from_what_lightning_left(
 @pytest.mark.breadth
 def test_lightning_by_hand_with_two_steps_a_batch_is_saved_as_often(tmp_path: Path) -> None:
     callback = save_for_sewa(tmp_path / "ckpts", every=5, start=0.5)
-    made = fit(callback, tmp_path, lit(by_hand=True), max_steps=30)
-    assert made.global_step == 30
+    fit(callback, tmp_path, lit(by_hand=True), max_steps=30)
     assert steps(tmp_path / "ckpts") == [16, 20, 26, 30]
     assert "net.0.weight" in load_file(tmp_path / "ckpts" / "step-30.safetensors")

@@ -15,7 +15,7 @@ from helpers.hf_runs import (
     write_model,
     write_rows,
 )
-from helpers.saved import metadata, steps
+from helpers.saved import assert_means, metadata, steps
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 
@@ -34,7 +34,7 @@ def trainer(
 ) -> transformers.Trainer:
     import transformers
 
-    from sewa_cli.callbacks.huggingface import SaveForSewa
+    from sewa_cli.callbacks.huggingface import MeansForSewa, SaveForSewa
 
     words = transformers.AutoTokenizer.from_pretrained(folder / "model")
 
@@ -64,8 +64,29 @@ def trainer(
         train_dataset=encoded(text_rows()[100:200]),
         eval_dataset=encoded(text_rows()[200:210]),
         data_collator=transformers.DataCollatorForLanguageModeling(words, mlm=False),
-        callbacks=[SaveForSewa(ckpts, **when)],
+        callbacks=[SaveForSewa(ckpts, **when), MeansForSewa(), keeper()],
     )
+
+
+def keeper() -> Any:
+    """Return a callback that keeps the weights of all steps in `states`."""
+    import transformers
+
+    class Keeper(transformers.TrainerCallback):
+        def __init__(self) -> None:
+            self.states: dict[int, Any] = {}
+
+        def on_step_end(self, *given: Any, model: Any, **_: Any) -> None:
+            weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            self.states[given[1].global_step] = weights
+
+    return Keeper()
+
+
+def states_of(made: transformers.Trainer) -> dict[int, Any]:
+    kept = [c.states for c in made.callback_handler.callbacks if hasattr(c, "states")]
+    states: dict[int, Any] = kept[0]
+    return states
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +96,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model", "causal-lm")
     for part, rows in (("selection", text_rows()[:40]), ("heldout", text_rows()[40:80])):
         write_rows(folder / "data" / f"{part}.jsonl", rows)
-    made = trainer(folder, folder / "ckpts", folder / "out", every=2, start=0.5)
+    made = trainer(folder, folder / "ckpts", folder / "out", every=2, start=0.5, means=True)
     made.train()
     assert made.model is not None
+    torch.save(states_of(made), folder / "states.pt")
     torch.save(made.model.state_dict(), folder / "last.pt")
     (folder / "sewa.yaml").write_text(
         "task: huggingface\n"
@@ -101,6 +123,45 @@ def test_a_trainers_run_is_saved_in_its_last_part_with_step_and_metrics(trained:
     first = json.loads(metadata(trained / "ckpts" / "step-10.safetensors")["metrics"])
     assert "eval_loss" not in first  # evaluated after it was saved
     assert first["loss"] != metrics["loss"]
+
+
+def test_each_file_has_its_interval_mean_the_first_too(trained: Path) -> None:
+    states = torch.load(trained / "states.pt")
+    expected = {step: [states[step - 1], states[step]] for step in range(10, 21, 2)}
+    assert_means(trained / "ckpts", expected)
+
+
+@pytest.mark.breadth
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
+def test_a_mean_that_a_resumed_run_has_cut_is_said_and_has_the_steps_after_it(
+    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run() -> transformers.Trainer:
+        places = (tmp_path / "ckpts", tmp_path / "trainer")
+        return trainer(trained, *places, save_steps=14, every=4, start=0.0, means=True)
+
+    run().train()
+    resumed = run()
+    with caplog.at_level(logging.WARNING):
+        resumed.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-14"))
+    said = "resumed at step 14: the next interval mean has only the steps after it"
+    assert caplog.text.count(said) == 1
+    states = states_of(resumed)
+    for path in (tmp_path / "ckpts").glob("step-?.*"):
+        path.unlink()
+    (tmp_path / "ckpts" / "step-12.safetensors").unlink()
+    (tmp_path / "ckpts" / "step-12.mean.safetensors").unlink()
+    assert_means(
+        tmp_path / "ckpts",
+        {16: [states[15], states[16]], 20: [states[step] for step in range(17, 21)]},
+    )
+    own = tmp_path / "trainer" / "checkpoint-20" / "mean.safetensors"
+    found, names = load_file(own), load_file(own.with_name("model.safetensors")).keys()
+    assert found.keys() == names
+    for name in names:
+        mean = torch.stack([states[step][name].double() for step in range(15, 21)]).mean(0)
+        torch.testing.assert_close(found[name].double(), mean, rtol=1e-6, atol=1e-7)
+    assert metadata(own)["sewa_mean_steps"] == "6"
 
 
 @pytest.mark.breadth

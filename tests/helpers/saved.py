@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 
 def metadata(path: Path) -> dict[str, str]:
@@ -14,4 +17,18 @@ def metadata(path: Path) -> dict[str, str]:
 
 def steps(folder: Path) -> list[int]:
     assert not list(folder.glob(".*")), "something half-written is left"
-    return sorted(int(path.stem.removeprefix("step-")) for path in folder.iterdir())
+    names = [path.stem.removeprefix("step-") for path in folder.iterdir()]
+    return sorted(int(name) for name in names if not name.endswith(".mean"))
+
+
+def assert_means(folder: Path, expected: dict[int, list[dict[str, Any]]]) -> None:
+    """Compare interval means with the weights of all steps, which a slow twin kept in lists."""
+    assert steps(folder) == sorted(expected)
+    for step, kept in expected.items():
+        path = folder / f"step-{step}.mean.safetensors"
+        found = load_file(path)
+        assert set(found) == set(load_file(folder / f"step-{step}.safetensors"))
+        for name, tensor in found.items():
+            mean = torch.stack([one[name].double() for one in kept]).mean(0)
+            torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+        assert metadata(path)["sewa_mean_steps"] == str(len(kept))
