@@ -196,39 +196,6 @@ def test_what_has_changed_is_never_answered_from_the_cache(
     assert needed == [needed[0], 0, needed[0]]
 
 
-def test_other_outputs_find_all_and_a_line_says_how_much(run: Path, sewa: Sewa) -> None:
-    flags = ("select", "-K", 3, "--solver", "linear", "--cache", "kept")
-    first = sewa(*flags, "-o", "a.safetensors")
-    second = sewa(*flags, "-o", "b.safetensors", "--report", "other.json")
-    assert (first.code, second.code) == (0, 0), second.err
-    assert "recalled" not in first.err
-    found = json.loads((run / "other.json").read_text())["cost"]["recalled"]
-    assert second.err.endswith(f"\n{found} results recalled from --cache\n")
-
-
-def test_work_that_draws_random_numbers_goes_on_with_the_same_ones(run: Path, sewa: Sewa) -> None:
-    noisy = TASK.replace("return model(batch[0])", "return model(batch[0]) + torch.rand(1)")
-    (run / "task.py").write_text(
-        noisy.replace("return data(1)", "return Shuffled(data(1))") + SHUFFLED
-    )
-    outputs = []
-    for flags in ([], ["--cache", "kept"], ["--cache", "kept"]):
-        ended = asked(sewa, "gumbel", *flags)
-        outputs.append((same(ended.out), bytes_of(run)))
-    assert outputs[0] == outputs[1] == outputs[2]
-    assert recalled(ended) > 5
-
-
-SHUFFLED = """
-class Shuffled:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        return iter([self.batches[i] for i in torch.randperm(len(self.batches))])
-"""
-
-
 NET = """
 from torch import nn
 

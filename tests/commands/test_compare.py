@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from pathlib import Path
@@ -93,18 +91,6 @@ def test_select_and_compare_agree(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_what_select_weighs_by_default_is_a_method_of_compare(sewa: Sewa) -> None:
-    assert sewa("select", "--K", "auto").code == 0
-    selected = json.loads(Path("averaged.report.json").read_text())
-    [found] = compare(sewa, "--methods", "aggregate")["rows"]
-    weights = [candidate["weight"] for candidate in selected["candidates"]]
-    # in sums of another order: the one holds W, the other passes over the files
-    assert found["coefficients"][0] == pytest.approx(weights, abs=1e-3)
-    for key in ("selection_loss", "heldout_loss"):
-        assert found[key] == pytest.approx(selected["average"][key], rel=1e-3)
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_no_average_is_evaluated_twice_and_every_checkpoint_is_read_once(sewa: Sewa) -> None:
     """The task counts how often its data are gone through."""
     Path("task.py").write_text(
@@ -124,19 +110,6 @@ def test_no_average_is_evaluated_twice_and_every_checkpoint_is_read_once(sewa: S
     rows = {(row["method"], row["K"]): row for row in found["rows"]}
     # each is charged in full all the same
     assert rows["wsm:decay=linear", 4]["cost"] == rows["latest", 4]["cost"]
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_a_method_is_charged_for_the_losses_it_asks_for(sewa: Sewa) -> None:
-    found = compare(sewa, "--methods", "best,topk,lawa", "--K", 3)
-    rows = {row["method"]: row["cost"] for row in found["rows"]}
-    # 12 singles of 3 batches each; then held-out, and for topk its own selection loss
-    assert rows["best"]["forward_passes"] == 12 * 3 + 3
-    assert rows["topk"]["forward_passes"] == 12 * 3 + 3 + 3
-    assert rows["lawa"]["forward_passes"] == 3 + 3
-    assert rows["lawa"]["bytes_read"] == 3 * WEIGHTS  # mixed once, from the three it takes
-    assert rows["best"]["bytes_read"] == (12 + 1) * WEIGHTS  # the best is mixed again to be judged
-    assert found["cost"]["forward_passes"] == 12 * 3 + 3 + 3 + 3 + 3 + 3
 
 
 NOISE = """
@@ -224,25 +197,6 @@ def test_the_best_row_is_written_and_can_be_built_again(run_dir: Path, sewa: Sew
     assert sewa("apply", "best.report.json", "-o", "again.safetensors").code == 0
     assert Path("again.safetensors").read_bytes() == Path("best.safetensors").read_bytes()
     assert sewa("compare", "--methods", "last", "--output-best", "best.safetensors").code == 3
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_the_formats_have_the_same_rows(sewa: Sewa) -> None:
-    arguments = ["compare", "--methods", "last,lawa,random", "--K", "2,3"]
-    table = sewa(*arguments).out.splitlines()
-    assert table[0].split()[:3] == ["method", "K", "held-out"]
-    assert max(map(len, table)) <= 80
-    assert [line.split()[0] for line in table[1:]] == ["last", "lawa", "lawa", "random", "random"]
-    rows = list(csv.DictReader(io.StringIO(sewa(*arguments, "--format", "csv").out)))
-    lines = [json.loads(s) for s in sewa(*arguments, "--format", "jsonl").out.splitlines()]
-    assert [row["method"] for row in rows] == [line["method"] for line in lines]
-    assert [float(row["heldout_loss"]) for row in rows] == [line["heldout_loss"] for line in lines]
-    assert rows[0]["K"] == ""
-    assert lines[0]["K"] is None
-    markdown = sewa(*arguments, "--format", "markdown").out.splitlines()
-    assert markdown[1].startswith("| --- | ---: |")
-    assert len(markdown) == 7
-    assert len({line.count("|") for line in markdown}) == 1
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -381,19 +335,6 @@ def test_methods_of_an_installed_package_appear_by_their_names(
     finally:
         REGISTRY.clear()
         REGISTRY.update(kept)
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_the_yaml_can_name_methods_and_budgets(sewa: Sewa) -> None:
-    with Path("sewa.yaml").open("a") as file:
-        file.write("compare: {methods: [last, 'ema:decay=0.5', latest], K: [2, 5]}\n")
-    found = compare(sewa)
-    assert [(row["method"], row["K"]) for row in found["rows"]] == [
-        ("last", None),
-        ("ema:decay=0.5", None),
-        ("latest", 2),
-        ("latest", 5),
-    ]
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -67,9 +66,6 @@ def even(n: int) -> list[float]:
 
 def verdict(W: torch.Tensor, times: list[float] | None = None) -> str:
     return measure(W, times).verdict
-
-
-# ---- arithmetic ------------------------------------------------------------------------------
 
 
 # ---- the verdict -----------------------------------------------------------------------------
@@ -225,25 +221,6 @@ def test_files_streamed_in_blocks_agree_with_the_naive_twin(
     assert found.motion.path == pytest.approx(sum(wanted["lengths"]))
 
 
-@pytest.mark.parametrize(
-    ("steps", "spacing", "gaps"),
-    [
-        ([10, 20, 30, 60, 70], 10, [(30, 60, 2)]),
-        ([10, 20, 30, 35, 45], 10, [(30, 35, None)]),
-        ([1, 2, 3, 10**15], 1, [(3, 10**15, 10**15 - 4)]),
-        ([1, 2, 4, 8, 16], None, []),  # no usual spacing, so nothing is missing
-        ([5], None, []),
-        ([], None, []),
-    ],
-)
-def test_gaps_are_where_the_usual_spacing_is_not(
-    steps: list[int], spacing: int | None, gaps: list[tuple[int, int, int | None]]
-) -> None:
-    usual, found = job._gaps(steps)
-    assert usual == spacing
-    assert [(gap.after, gap.before, gap.missing) for gap in found] == gaps
-
-
 def test_the_same_tensors_under_other_metadata_are_a_duplicate(tmp_path: Path) -> None:
     paths = save_run(tmp_path, walk(6)[:, :40])
     save_file(load_file(paths[1]), paths[4], metadata={"step": "50", "note": "copied"})
@@ -301,28 +278,6 @@ def test_the_table_tells_everything_on_stdout(ckpts: Path, sewa: Sewa) -> None:
     assert "step-30.safetensors: takes no part in distances: b holds NaN or Inf" in ended.err
 
 
-def test_json_is_the_whole_inspection(ckpts: Path, sewa: Sewa) -> None:
-    ended = sewa("inspect", ckpts, "--json")
-    assert ended.code == 0
-    printed = Inspection.model_validate_json(ended.out)
-    head = {name: getattr(printed, name) for name in ("created", "command", "config")}
-    assert printed == look(ckpts).model_copy(update=head)
-    assert printed.config["checkpoints"] == [str(ckpts)]
-    found = json.loads(ended.out)
-    assert found["kind"] == "inspect"
-    assert found["motion"]["expected"]["noise"]["cosine"] == -0.5
-
-
-def test_files_without_steps_keep_their_order_and_that_is_said(ckpts: Path, sewa: Sewa) -> None:
-    names = ["x", "c", "m", "a", "f", "g"]
-    for name, path in zip(names, sorted(ckpts.iterdir()), strict=False):
-        path.rename(f"{name}.safetensors")
-    ended = sewa("inspect", *(f"{name}.safetensors" for name in names))
-    assert ended.code == 0
-    assert "6, without steps" in ended.out
-    assert "in the order given" in ended.err
-
-
 # ---- bad input -------------------------------------------------------------------------------
 
 
@@ -335,32 +290,3 @@ def test_without_matplotlib_a_picture_is_refused_before_any_work(
     ended = sewa("inspect", "nowhere", "--plot", "p.png")
     assert (ended.code, ended.out) == (USAGE, "")
     assert "pip install matplotlib" in ended.error
-
-
-def test_another_shape_is_an_error_that_names_file_and_tensor(ckpts: Path, sewa: Sewa) -> None:
-    change(
-        ckpts / "step-40.safetensors", lambda tensors: tensors.update({"a.weight": torch.ones(2)})
-    )
-    ended = sewa("inspect", ckpts)
-    assert (ended.code, ended.out) == (FILES, "")
-    assert "step-40.safetensors: a.weight: expected F32 [3, 4]" in ended.error
-    assert "found F32 [2]" in ended.error
-
-
-@pytest.mark.usefixtures("ckpts")
-@pytest.mark.parametrize(
-    ("arguments", "code", "says"),
-    [
-        (["nowhere/"], FILES, "nowhere: no such file"),
-        ([], USAGE, "no checkpoints named"),
-        (["ckpts", "--last", "0"], USAGE, "--last"),
-        (["ckpts", "--every", "x"], USAGE, "--every: must be a whole number"),
-        (["ckpts", "--from-step", "900"], USAGE, "no checkpoint lies in 900.."),
-        (["ckpts", "--plot", "no/such/p.png"], FILES, "no such folder"),
-        (["ckpts", "--config", "no.yaml"], USAGE, "no.yaml"),
-    ],
-)
-def test_bad_input_is_one_line(sewa: Sewa, arguments: list[str], code: int, says: str) -> None:
-    ended = sewa("inspect", *arguments)
-    assert (ended.code, ended.out) == (code, "")
-    assert says in ended.error

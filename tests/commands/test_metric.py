@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Iterable
@@ -17,13 +16,9 @@ from helpers.shells import shell
 from helpers.tiny import TASK, Ended, Sewa
 from safetensors.torch import load_file
 
-from sewa_cli.comparison import evaluator
 from sewa_cli.direction import Criterion
 from sewa_cli.methods.family import family
-from sewa_cli.objective.board import Average, fill_failures
-from sewa_cli.session.metric import Metric
-from sewa_cli.session.run import PlacedRun
-from sewa_cli.task.scoring import Score
+from sewa_cli.objective.board import fill_failures
 from sewa_cli.text import with_K
 
 HEAD = """
@@ -163,23 +158,6 @@ def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
 
 
 @pytest.mark.usefixtures("task")
-def test_entries_name_steps_and_can_be_made_again(sewa: Sewa) -> None:
-    report = report_of(sewa("select", "--K", 3, "--budget", 150))
-    contest, paths = report["contest"], [c["path"] for c in report["candidates"]]
-    stretches = [e for e in contest["entries"] if e["name"].startswith("steps ")]
-    assert stretches
-    for entry in stretches:
-        assert entry["name"] == f"steps {entry['selected_steps'][0]}–{entry['selected_steps'][-1]}"
-    written = next(e for e in contest["entries"] if e["state"] == "taken")
-    coefficients = ",".join(map(str, written["coefficients"]))
-    files = [paths[i] for i in written["selected"]]
-    assert sewa("average", *files, "--weights", coefficients, "-o", "again.safetensors").code == 0
-    again = load_file("again.safetensors")
-    for name, tensor in load_file(OUTPUT).items():
-        torch.testing.assert_close(again[name], tensor)
-
-
-@pytest.mark.usefixtures("task")
 @pytest.mark.parametrize(("metric", "best"), [("wer", min), ("-size", min), ("+size", max)])
 def test_the_better_direction_is_chosen(
     sewa: Sewa, metric: str, best: Callable[[Iterable[float]], float]
@@ -245,21 +223,6 @@ def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: 
     assert sewa("select", "--strict", "--force", "--budget", 4, "--metric", "wer").code == 5
 
 
-def test_equal_scores_are_no_evidence(sewa: Sewa, task: Path) -> None:
-    """They are equal, not undecided; zero is not printed as minus zero."""
-    task.write_text(f"{HEAD}\ndef score(model, part):\n    return 0.0\n")
-    for flags in ((), ("--budget", 1), ("--budget", 1, "--solver", "reinforce", "--K", 3)):
-        ended = sewa("select", "--force", *flags)
-        contest = contest_of(ended)
-        assert next(iter(contest["scores"])) == contest["incumbent"] == "uniform"
-        assert not contest["confirmed"]
-        assert contest["scores"]["last"]["heldout"] == 0
-    found = sewa("compare", "--methods", "last,uniform", "--json")
-    assert {row["mark"] for row in compared(found)["rows"]} == {"best", "tie"}
-    for text in (ended.err, REPORT.read_text(), found.out):
-        assert not re.search(r"(?<![\w.])-0(\.0)?(?![.\w])", text)
-
-
 # ---- what a score may be -------------------------------------------------------------------------
 
 
@@ -279,13 +242,6 @@ def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> Non
     assert (ended.code, words in ended.error) == (4, True), ended.err
     assert not OUTPUT.exists()
     assert calls() <= 30  # all that start have the last checkpoint: it might be to blame
-
-
-def test_numbers_of_many_kinds(sewa: Sewa, task: Path) -> None:
-    kinds = "True, 2, torch.tensor(2.0), np.float32(3), np.array([3.0]), {'return': np.int64(4)}"
-    task.write_text(f"{HEAD}\ndef score(model, part):\n    return [{kinds}][part % 6]\n")
-    contest = contest_of(sewa("select"))
-    assert contest["scores"]["uniform"]["heldout"] == pytest.approx((1 + 2 + 2 + 3 + 3 + 4) / 6)
 
 
 @pytest.mark.usefixtures("task")
@@ -511,43 +467,7 @@ def test_a_row_that_fails_is_behind_and_the_others_are_not_touched(sewa: Sewa, t
     assert found["rows"][found["best"]]["method"] == "latest"
 
 
-def test_an_average_that_always_fails_has_no_number_and_takes_none(sewa: Sewa, task: Path) -> None:
-    failing(task, "is_at(model, MEAN)")
-    rows = compared(sewa("compare", *METHODS))["by"]
-    assert rows["uniform"]["score"]["heldout"] is None
-    assert (rows["uniform"]["score"]["failed"], rows["uniform"]["mark"]) == (30, "worse")
-    assert rows["last"]["score"]["heldout"] > 0
-    contest = contest_of(sewa("select"))
-    assert contest["incumbent"] == "uniform" != next(iter(contest["scores"]))
-    assert contest["scores"]["uniform"]["heldout"] is None
-    assert contest["verdict"]["baseline"] is None
-
-
 # ---- compare -------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("task")
-def test_rows_count_their_evaluations_and_the_first_draw_is_written(sewa: Sewa) -> None:
-    """By a metric draws are known held out only, and who picks by that flatters it."""
-    flags = ("--K", 3, "--budget", 100, "--output-best", "best.safetensors", "--json")
-    found = compared(sewa("compare", "--methods", "race,reinforce,last", *flags))
-    race, masks, last = found["rows"]
-    assert last["cost"]["evaluations"] == 30
-    assert last["contest"] is None
-    assert 60 < race["cost"]["evaluations"] <= 130
-    assert 60 < masks["cost"]["evaluations"] <= 130
-    assert race["contest"] == {"confirmed": True, "interrupted": False}
-    # an average that two rows share is asked on held-out parts once, and charged to both
-    apart = {tuple(row["coefficients"][0]) for row in found["rows"]}
-    charged = sum(row["cost"]["evaluations"] for row in found["rows"])
-    assert calls() == charged - 30 * (3 - len(apart))
-    ended = sewa("compare", "--methods", "random", *flags, "--force")
-    found = compared(ended)
-    draws = found["rows"][0]["coefficients"]
-    assert len(draws) > 1
-    used = [source["coefficient"] for source in found["recipe"]["sources"]]
-    assert used == [c for c in draws[0] if c]
-    assert "the first draw is written" in ended.err
 
 
 def test_compare_needs_held_out_parts_and_no_loss(sewa: Sewa, task: Path) -> None:
@@ -559,31 +479,6 @@ def test_compare_needs_held_out_parts_and_no_loss(sewa: Sewa, task: Path) -> Non
     ended = sewa("compare", "--methods", "race,last", "--set", "args.parts=3")
     assert (ended.code, "compare needs held-out parts" in ended.error) == (2, True)
     assert calls() == before
-
-
-@pytest.mark.usefixtures("task")
-def test_compare_closes_its_workers_and_those_with_which_memory_ran_out(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened, closed = list[Metric](), list[Metric]()
-    make, score = evaluator.open_metric, Metric.score_heldout
-
-    def open_one(run: PlacedRun) -> Metric:
-        assert closed == opened
-        opened.append(make(run))
-        return opened[-1]
-
-    def run_out_once(metric: Metric, average: Average) -> list[Score] | None:
-        if metric is opened[0]:
-            raise MemoryError
-        return score(metric, average)
-
-    monkeypatch.setattr(evaluator, "open_metric", open_one)
-    monkeypatch.setattr(Metric, "score_heldout", run_out_once)
-    monkeypatch.setattr(Metric, "close", lambda metric: closed.append(metric))
-    assert sewa("compare", "--methods", "last,uniform").code == 0
-    assert len(opened) == 2
-    assert closed == opened
 
 
 # ---- ways to run ---------------------------------------------------------------------------------
@@ -601,25 +496,6 @@ def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
     assert f"{spent} results recalled from --cache" in ended.err
     more = sewa("select", "--cache", "c", "--force", "--budget", 80)
     assert "results recalled from --cache" in more.err  # most of the first search
-
-
-@pytest.mark.usefixtures("task")
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ("--output-dtype", "bfloat16"),
-        ("--last", 2, "--K", 1),
-        ("--K", 11, "--solver", "reinforce"),
-        *(
-            pytest.param(more, marks=pytest.mark.breadth)
-            for more in (("--memory", "2MB"), ("--set", "tier=files"), ("--budget", "1s"))
-        ),
-    ],
-)
-def test_ways_to_run(sewa: Sewa, flags: tuple[object, ...]) -> None:
-    report = report_of(sewa("select", *flags))
-    written = report["contest"]["scores"][report["written"]]
-    assert written["heldout"] == pytest.approx(norm_of(OUTPUT), abs=0.02)
 
 
 @pytest.mark.parametrize("command", ["select", "compare"])
@@ -690,16 +566,6 @@ def test_workers_say_the_same(sewa: Sewa) -> None:
     alone, weights = contest_of(sewa("select", *flags)), OUTPUT.read_bytes()
     assert contest_of(sewa("select", "--workers", 2, *flags)) == alone
     assert OUTPUT.read_bytes() == weights
-
-
-@pytest.mark.breadth
-def test_processes_are_ready_before_the_clock_of_a_time_budget_starts(
-    sewa: Sewa, task: Path
-) -> None:
-    """Importing the task takes longer than the budget."""
-    task.write_text(f"import time\ntime.sleep(2)\n{HEAD}{SCORE}")
-    contest = contest_of(sewa("select", "--workers", 2, "--budget", "2s"))
-    assert contest["evaluations"] > 50
 
 
 @pytest.mark.breadth

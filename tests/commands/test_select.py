@@ -134,23 +134,6 @@ def test_baselines_are_compared_on_batches_from_all_over_the_data(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_quiet_says_nothing_and_progress_needs_a_terminal(sewa: Sewa) -> None:
-    assert sewa("select", "--quiet").err == ""
-    talk = sewa("select").err
-    assert "\x1b" not in talk
-    assert "\r" not in talk
-    assert str(Path("task.py").resolve()) not in talk
-    assert str(Path("task.py").resolve()) in sewa("select", "-v").err
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_flags_narrow_down_the_candidates(sewa: Sewa) -> None:
-    ended = sewa("select", "--from-step", 30, "--to-step", 110, "--every", 2, "--last", 3, "--K", 2)
-    assert ended.code == 0, ended.err
-    assert [c["step"] for c in report_of()["candidates"]] == [70, 90, 110]
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> None:
     # selection labels are inverted, so that what is chosen is bad held out
     task = TASK.replace("return data(1)", "return [(x, 1 - y) for x, y in data(1)]")
@@ -263,22 +246,6 @@ def test_tied_weights_are_written_once_and_load_into_the_users_model(
     )
 
 
-@pytest.mark.usefixtures("run_dir")
-def test_a_dropped_checkpoint_may_hold_nan(sewa: Sewa) -> None:
-    victim = Path("ckpts/step-120.safetensors")
-    state = load_file(victim)
-    save_file({**state, "0.bias": state["0.bias"] * float("nan")}, victim)
-    ended = sewa("select")
-    assert ended.code == 0
-    report = report_of()
-    assert [c["path"] for c in report["left_out"]] == [str(victim)]
-    assert report["k"] == 11
-    assert "0.bias holds NaN" in report["left_out"][0]["reason"]
-    # `last` is then the newest that is whole
-    found = user_loss("ckpts/step-110.safetensors", "heldout_data")
-    assert found == pytest.approx(report["references"]["last"]["heldout_loss"], rel=1e-6)
-
-
 def test_validate_reports_what_fits_and_writes_nothing(run_dir: Path, sewa: Sewa) -> None:
     before = files_in(run_dir)
     ended = sewa("validate", "--json")
@@ -326,23 +293,3 @@ def test_init_writes_a_task_and_a_config_that_work_as_they_are(
     assert third.err.splitlines() == ["task.py: exists, and is left as it is"]
     assert Path("task.py").read_text() == "# mine"
     assert sewa("init", "--force").out.splitlines() == ["sewa.yaml", "task.py"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.usefixtures("run_dir")
-def test_select_on_cuda_finds_a_loss_like_the_cpus(sewa: Sewa) -> None:
-    losses = []
-    for device in ("cpu", "cuda"):
-        ended = sewa(
-            "select",
-            "--device",
-            device,
-            "--set",
-            "gumbel.iterations=100",
-            "-o",
-            f"{device}.safetensors",
-        )
-        assert ended.code == 0, ended.err
-        losses.append(report_of(f"{device}.report.json")["average"]["selection_loss"])
-    assert losses[1] == pytest.approx(losses[0], rel=0.05)  # masks are not unique, losses are close

@@ -79,10 +79,6 @@ def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
 
 
-def test_a_value_of_set_may_hold_an_equals_sign() -> None:
-    assert load_config(None, {}, ["args.filter=a=b"]).args == {"filter": "a=b"}
-
-
 def test_an_empty_yaml_is_all_defaults(tmp_path: Path) -> None:
     config = load_config(write_yaml(tmp_path, "# nothing yet\n"))
     assert config == load_config(None)
@@ -204,12 +200,6 @@ def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, p
     assert told.endswith("; fix the YAML")
 
 
-def test_a_yaml_that_is_no_text_is_told(tmp_path: Path) -> None:
-    path = tmp_path / "sewa.yaml"
-    path.write_bytes(b"\x80\x81\x82")
-    assert faults(path) == (f"{path}: is not a UTF-8 text file; check --config",)
-
-
 # ---- the annotated template ------------------------------------------------------------------
 
 TEMPLATE = (files("sewa_cli") / "templates" / "init" / "sewa.yaml").read_text(encoding="utf-8")
@@ -275,40 +265,12 @@ def test_where_no_solver_is_named_k_says_which_one_serves(
     assert config.solvers.keys() == {serves}
 
 
-def test_faults_in_every_section_are_reported_together(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "K: none\ngumbel: {lr: -1}\nlinear: {h: 7}\nnewton: {steps: 3}")
-    found = faults(path)
-    assert [fault.removeprefix(f"{path}: ").partition(":")[0] for fault in found] == [
-        "gumbel.lr",
-        "linear.h",
-        "K",
-        "newton",
-    ]
-
-
 def test_commands_that_choose_nothing_let_the_sections_be(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, "solver_from: mine.py\nmine: {x: 1}\ngumbel: {lr: wrong}")
     assert load_config(path, with_solver=False).solver_from == tmp_path / "mine.py"
     plain = write_yaml(tmp_path, "mine: {x: 1}")
     with pytest.raises(ConfigError, match="mine: unknown key"):
         load_config(plain, with_solver=False)
-
-
-@pytest.mark.parametrize(
-    ("sets", "words"),
-    [
-        (["solver=[a]"], "--set solver: "),
-        (["solver=newton"], "unknown solver"),
-        (["solvers.gumbel.iterations=3"], "solvers: unknown key"),
-        (["gumbel=5"], "--set gumbel: must be a section"),
-    ],
-)
-def test_a_wrong_solver_is_a_fault_in_commands_that_choose_nothing_too(
-    sets: list[str], words: str
-) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config(None, {}, sets, with_solver=False)
-    assert any(words in fault for fault in caught.value.faults), caught.value.faults
 
 
 # ---- YAML that cannot be read --------------------------------------------------------------------
@@ -331,25 +293,3 @@ def test_a_value_that_is_no_yaml_is_one_line(tmp_path: Path, sewa: Sewa, value: 
     assert VALUES[value] in ended.error
     assert len(ended.error) < 400
     assert VALUES[value] in sewa("methods", "--set", f"args={value}").error
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("task: ~nosuchuser/x.py", "~nosuchuser/x.py: there is no such home"),
-        ("memory: " + "9" * 400 + "GiB", "memory: "),
-        ("seed: " + "x" * 9999, "seed: must be a whole number"),
-    ],
-)
-def test_an_odd_setting_is_one_short_line(
-    tmp_path: Path, sewa: Sewa, text: str, words: str
-) -> None:
-    ended = sewa("methods", "--config", write_yaml(tmp_path, text))
-    assert ended.code == 2
-    assert words in ended.error
-    assert len(ended.error) < 400
-
-
-def test_an_alias_may_be_used(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "args: {a: &a [1, 2], b: *a, c: {x: *a}}")
-    assert load_config(path).args == {"a": [1, 2], "b": [1, 2], "c": {"x": [1, 2]}}

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 
 from sewa_cli import methods
 from sewa_cli.errors import ConfigError
-from sewa_cli.methods import REGISTRY, Run, mean_of, parse, parse_one
+from sewa_cli.methods import REGISTRY, Run, mean_of, parse_one
 from sewa_cli.settings import AUTO
 
 ALL = sorted(name for name, method in REGISTRY.items() if not method.needs_metric)
-WITHOUT_LOSS = [name for name in ALL if not REGISTRY[name].needs_loss]
 EXACTLY_K = ["lawa", "latest", "random", "sewa", "topk", "wsm"]
 
 
@@ -133,21 +132,6 @@ def test_coefficients_sum_to_one_are_not_negative_and_use_k_where_promised(
                 assert sum(x > 0 for x in c) <= K
 
 
-@settings(max_examples=30)
-@given(st.lists(st.floats(-5, 5), min_size=3, max_size=9, unique=True), st.randoms())
-def test_what_goes_by_loss_does_not_care_for_order(values: list[float], shuffle: object) -> None:
-    order = list(range(len(values)))
-    shuffle.shuffle(order)  # type: ignore[attr-defined]
-    run = quadratic(values, 0.3)
-    losses = [run.loss(mean_of([i], run.k)) for i in range(run.k)]
-    if len(set(losses)) < len(losses):
-        return  # among equals the later wins, so order does matter
-    mixed = quadratic([values[i] for i in order], 0.3)
-    for name in ("best", "topk", "uniform"):
-        plain, other = one(name, run, 2), one(name, mixed, 2)
-        assert [plain[i] for i in order] == pytest.approx(other)
-
-
 @given(st.integers(1, 300), st.data())
 def test_equal_intervals_differ_by_one_at_most_and_end_at_the_newest(
     k: int, data: st.DataObject
@@ -229,19 +213,6 @@ def test_an_unknown_method_or_option_is_told(spec: str, words: str) -> None:
 def test_an_option_out_of_range_is_told(spec: str, K: int | None) -> None:
     with pytest.raises(ValueError, match=r"must|cannot"):
         parse_one(spec)(RUN, K)
-
-
-def test_a_list_of_methods_is_split_at_commas() -> None:
-    assert [call.label for call in parse("lawa, ema:decay=0.5,,last")] == [
-        "lawa",
-        "ema:decay=0.5",
-        "last",
-    ]
-
-
-@pytest.mark.parametrize("name", WITHOUT_LOSS)
-def test_methods_without_a_loss_work_without_one(name: str) -> None:
-    assert sum(one(name, Run(6), 2)) == pytest.approx(1)
 
 
 @pytest.fixture

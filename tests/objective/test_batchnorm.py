@@ -61,26 +61,11 @@ def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
     torch.testing.assert_close(written, torch.stack(selected).mean(0))
 
 
-def test_without_training_data_the_selection_data_serve(bn_run: Path, sewa: Sewa) -> None:
-    task = bn_run / "task.py"
-    task.write_text(task.read_text().replace("def training_data", "def unused"))
-    assert sewa("select", "-o", "out.safetensors").code == 0
-    report = json.loads((bn_run / "out.report.json").read_text())
-    assert report["batchnorm"]["data"] == "selection_data"
-    assert report["batchnorm"]["rows"] == 250
-
-
 def test_on_without_batchnorm_is_told(run_dir: Path, sewa: Sewa) -> None:
     ended = sewa("select", "--set", "bn=on")
     assert ended.code == 2
     assert "no BatchNorm layer" in ended.error
     assert not (run_dir / "averaged.safetensors").exists()
-
-
-def test_apply_rebuilds_the_recomputed_statistics_too(bn_run: Path, sewa: Sewa) -> None:
-    assert sewa("select", "-o", "out.safetensors").code == 0
-    assert sewa("apply", "out.report.json", "-o", "again.safetensors").code == 0
-    assert (bn_run / "again.safetensors").read_bytes() == (bn_run / "out.safetensors").read_bytes()
 
 
 def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
@@ -136,18 +121,6 @@ def test_compare_recomputes_the_statistics_of_every_row_alike(sewa: Sewa) -> Non
     assert tables["off"]["batchnorm"] is None
     for row, kept in zip(tables["auto"]["rows"], tables["off"]["rows"], strict=True):
         assert row["heldout_loss"] != kept["heldout_loss"]
-
-
-@pytest.mark.usefixtures("bn_run")
-def test_the_best_row_is_written_with_the_statistics_it_was_judged_with(sewa: Sewa) -> None:
-    arguments = ["--methods", "last,uniform,lawa", "--output-best", "best.safetensors"]
-    ended = sewa("compare", *arguments, "--format", "json")
-    assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
-    model = make_net()
-    load_model(model, "best.safetensors")
-    best = found["rows"][found["best"]]
-    assert heldout_loss(model) == pytest.approx(best["heldout_loss"], rel=1e-5)
 
 
 def small_network() -> FlatModel:

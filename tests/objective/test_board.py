@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sewa_cli import interrupts
-from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.errors import TaskError
 from sewa_cli.objective.board import Average, Failed
-from sewa_cli.task.scoring import Scoring
 
 A, B, C = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 
@@ -138,12 +137,3 @@ def test_ctrl_c_ends_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interrupts, "forgive", lambda: False)
     with pytest.raises(KeyboardInterrupt):
         Played(stop, 20, 100).ask((A, range(20)))
-
-
-def test_scores_by_name() -> None:
-    scores = [{"return": 2.0, "length": 3.0}, {"return": -1.0}]
-    scoring = Scoring(lambda _, __: scores, None, None, "score")
-    assert scoring.pick(scores, "return") == [2.0, -1.0]
-    assert scoring.pick([{"": 4.0}], "whatever") == [4.0]
-    with pytest.raises(ConfigError, match=r"no such metric; score\(\) gives return"):
-        scoring.pick(scores, "length")

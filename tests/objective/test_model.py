@@ -172,15 +172,3 @@ def test_weights_that_cannot_be_averaged_are_refused_by_name(tensor: Tensor, wor
     model.register_parameter("odd", nn.Parameter(tensor))
     with pytest.raises(TaskError, match=f"odd is .*{word}"):
         FlatModel(model, CPU)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_mixing_on_cuda_equals_mixing_on_the_cpu() -> None:
-    flats = []
-    for device in (CPU, torch.device("cuda")):
-        torch.manual_seed(0)
-        flat = FlatModel(nn.Linear(20, 10), device)
-        trajectory = Dense(torch.randn(5, flat.layout.size).to(device), flat.layout)
-        flats.append(trajectory.mix(torch.full((1, 5), 0.2)).cpu())
-    torch.testing.assert_close(flats[0], flats[1])

@@ -72,19 +72,6 @@ def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
     assert Path("again.safetensors").read_bytes() == Path("one.safetensors").read_bytes()
 
 
-def test_variables_of_another_launcher_do_not_make_one_process_wait_for_others(
-    sewa: Sewa, run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    one = str(next((run_dir / "ckpts").iterdir()))
-    assert sewa("evaluate", one).code == 0
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setenv("WORLD_SIZE", "x")
-    assert sewa("evaluate", one).code == 0
-
-
 @pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
 def test_ranks_that_are_given_other_batches_are_told_of() -> None:

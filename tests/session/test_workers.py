@@ -21,7 +21,7 @@ from helpers.tiny import train_tiny
 from torch import Tensor
 
 from sewa_cli.config import Config
-from sewa_cli.errors import TaskError, UserCodeError
+from sewa_cli.errors import UserCodeError
 from sewa_cli.objective.board import Failed
 from sewa_cli.session.jobs import Job, Places, Recipe
 from sewa_cli.session.workers import InProcess, Workers
@@ -238,13 +238,6 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
     process.wait()
     assert_gone(pids)
     assert [*tmp_path.glob("sewa-*")] == []
-
-
-@pytest.mark.breadth
-def test_a_start_that_fails_ends_the_run(tmp_path: Path) -> None:
-    workers = Workers(recipe_in(tmp_path, f"{TASK}\nos._exit(9)\n"), 1, None)
-    with closing(workers), pytest.raises(TaskError, match="could not be started"):
-        list(workers.run(jobs(workers.store(weights()), 0)))
 
 
 @pytest.mark.breadth

@@ -21,8 +21,8 @@ from sewa_cli.events import Events
 from sewa_cli.session.run import CheckpointRows
 from sewa_cli.session.session import open_session
 from sewa_cli.task import make_task
-from sewa_cli.trajectory import Trajectory, products
-from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed
+from sewa_cli.trajectory import products
+from sewa_cli.trajectory.tiers import Dense, Streamed
 
 
 @pytest.fixture(autouse=True)
@@ -59,25 +59,6 @@ def test_tiles_of_every_shape_give_the_naive_product() -> None:
         torch.testing.assert_close(held.pull_back(G).double(), pulled, rtol=1e-4, atol=1e-4)
 
     check()
-
-
-@pytest.mark.parametrize("kind", [Dense, Deltas])
-def test_the_bytes_are_the_same_with_one_two_and_four_threads(kind: type[Trajectory]) -> None:
-    torch.manual_seed(0)
-    P = 5 * products.COLUMNS + 123
-    W, a, G = torch.randn(70, P), torch.rand(3, 70), torch.randn(3, P)
-    held: Trajectory = dense(W)
-    if kind is Deltas:
-        mean = W.mean(0)
-        held = Deltas(mean, (W - mean).bfloat16(), held.layout)
-    found = []
-    for threads in (1, 2, 4):
-        torch.set_num_threads(threads)
-        found.append((held.mix(a), held.pull_back(G)))
-        assert torch.get_num_threads() == threads  # as it was
-    for mixed, pulled in found[1:]:
-        assert torch.equal(mixed, found[0][0])
-        assert torch.equal(pulled, found[0][1])
 
 
 # ---- from files ------------------------------------------------------------------------------
