@@ -9,6 +9,7 @@ from typing import Any
 from sewa_cli.checkpoints.checkpoint import Checkpoint, TensorInfo, read_json
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
 from sewa_cli.files import MIB
+from sewa_cli.text import shown
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -54,15 +55,21 @@ def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
 
 
 def pairs(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
-    """The names of A and B, for every pair."""
+    """Return the names of A [r, …] and B [m, r, …], for every pair."""
     found = []
     for name in tensors:
         parts = name.split(".")
         for a, b in _FACTORS.items():
             if a in parts:
                 other = ".".join(b if part == a else part for part in parts)
-                if other in tensors:
-                    found.append((name, other))
+                if other not in tensors:
+                    continue
+                one, two = tensors[name], tensors[other]
+                is_pair = one.is_float and two.is_float and min(len(one.shape), len(two.shape)) > 1
+                if not is_pair or one.shape[0] != two.shape[1]:
+                    what = f"{shown(name, 100)}, {one}, and {shown(other, 100)}, {two}"
+                    raise CheckpointError(f"{what}: are no factors of one product; is it intact?")
+                found.append((name, other))
     return found
 
 

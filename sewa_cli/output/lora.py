@@ -77,7 +77,7 @@ def _factors(average: Average) -> Iterator[tuple[tuple[str, str], list[Tensor], 
 
 def _finite(checkpoint: Checkpoint, name: str) -> Tensor:
     tensor = checkpoint.read(name)
-    if not tensor.isfinite().all():
+    if not tensor.double().isfinite().all():  # torch cannot tell of 8 bits
         raise CheckpointError(f"{checkpoint.path}: {name} holds NaN or Inf; leave it out")
     return tensor
 

@@ -245,3 +245,17 @@ def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sew
     ended = sewa("inspect", path)
     assert ended.code == 3
     assert "it holds plain values without end" in ended.error
+
+
+@pytest.mark.parametrize(("a", "b"), [((2, 6), (6, 3)), ((6,), (6,)), ((), ())])
+def test_an_adapter_whose_factors_have_no_product_is_refused(
+    tmp_path: Path, sewa: Sewa, a: tuple[int, ...], b: tuple[int, ...]
+) -> None:
+    for step in (1, 2):
+        folder = tmp_path / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        factors = {"q.lora_A.weight": torch.ones(a), "q.lora_B.weight": torch.ones(b)}
+        save_file(factors, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2}')
+    words = "q.lora_A.weight, F32"
+    check_refused(sewa, tmp_path, words, "average", tmp_path / "run", "-o", tmp_path / "out")

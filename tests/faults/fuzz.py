@@ -180,7 +180,10 @@ def seeds() -> dict[str, Seed]:
         "config.json": Seed(_run(_folder), {"run/step-2/config.json": forge_json}, typed),
         "adapter": Seed(
             _run(_adapter),
-            {"run/step-1/adapter_config.json": forge_json},
+            {
+                "run/step-1/adapter_config.json": forge_json,
+                "run/step-2/adapter_model.safetensors": forge_header,
+            },
             ["average run -o out", "average run -o out --set lora=merged"],
         ),
         "pt": Seed(
