@@ -44,7 +44,7 @@ from torch.distributed import checkpoint as dcp
 
 from sewa_cli import session
 from sewa_cli.cli import main
-from sewa_cli.commands import apply, average, inspect, report  # noqa: F401 - once, not per case
+from sewa_cli.commands import apply, average, inspect  # noqa: F401 - once, not per case
 
 SECONDS = 10
 MEMORY = 2**30
