@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from helpers.tiny import TASK, WEIGHTS, Sewa, user_loss
+from helpers.tiny import TASK, Sewa, user_loss
 from safetensors.torch import load_file, save_file
 
 from sewa_cli.methods import REGISTRY
@@ -88,28 +88,6 @@ def test_select_and_compare_agree(sewa: Sewa) -> None:
     for name, label in zip([best["name"], "last", "uniform"], labels, strict=True):
         for key in ("selection_loss", "heldout_loss"):
             assert rows[name][key] == pytest.approx(selected["references"][label][key])
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_no_average_is_evaluated_twice_and_every_checkpoint_is_read_once(sewa: Sewa) -> None:
-    """The task counts how often its data are gone through."""
-    Path("task.py").write_text(
-        TASK
-        + "\nimport atexit\nPASSES = []\nplain = heldout_data\n"
-        + "def heldout_data():\n    PASSES.append(1)\n    Path = __import__('pathlib').Path\n"
-        + "    Path('passes').write_text(str(len(PASSES)))\n    yield from plain()\n"
-    )
-    # latest with K=1 is last; wsm linear is latest; uniform stands twice
-    found = compare(
-        sewa, "--methods", "last,latest,wsm:decay=linear,uniform,lawa,uniform", "--K", "1,4"
-    )
-    different = {tuple(c) for row in found["rows"] for c in row["coefficients"]}
-    assert found["averages_evaluated"] == len(different) == 4
-    assert int(Path("passes").read_text()) == 4 + 1  # once to look for selection rows among them
-    assert found["cost"]["bytes_read"] == 12 * WEIGHTS
-    rows = {(row["method"], row["K"]): row for row in found["rows"]}
-    # each is charged in full all the same
-    assert rows["wsm:decay=linear", 4]["cost"] == rows["latest", 4]["cost"]
 
 
 NOISE = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -276,17 +275,3 @@ def test_the_table_tells_everything_on_stdout(ckpts: Path, sewa: Sewa) -> None:
     ):
         assert part in ended.out
     assert "step-30.safetensors: takes no part in distances: b holds NaN or Inf" in ended.err
-
-
-# ---- bad input -------------------------------------------------------------------------------
-
-
-def test_without_matplotlib_a_picture_is_refused_before_any_work(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    ended = sewa("inspect", "nowhere", "--plot", "p.png")
-    assert (ended.code, ended.out) == (USAGE, "")
-    assert "pip install matplotlib" in ended.error

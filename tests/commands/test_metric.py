@@ -17,7 +17,6 @@ from helpers.tiny import TASK, Ended, Sewa
 from safetensors.torch import load_file
 
 from sewa_cli.direction import Criterion
-from sewa_cli.methods.family import family
 from sewa_cli.objective.board import fill_failures
 from sewa_cli.text import with_K
 
@@ -196,19 +195,6 @@ def test_few_parts_cannot_confirm_a_lead(sewa: Sewa) -> None:
         assert contest["overruled"] is None
         assert contest["parts"] == parts
         assert contest["verdict"]["difference"] > 1
-
-
-def test_an_incumbent_is_paired_with_the_best_baseline(sewa: Sewa, task: Path) -> None:
-    task.write_text(f"{HEAD}\ndef score(model, part): return -float((weights(model)-MEAN).norm())")
-    contest = contest_of(sewa("select", "--budget", 300))
-    assert contest["leader"] == contest["incumbent"] == "uniform"
-    assert contest["asked"] > 20
-    others = {name for name in family(12) if name != ("uniform", None)}
-    simple = [e for e in contest["entries"] if (e["name"], e["K"]) in others]
-    most = max(entry["parts"] for entry in simple)
-    best = max((e for e in simple if e["parts"] == most), key=lambda entry: entry["score"])
-    assert contest["verdict"]["baseline"] == with_K(best["name"], best["K"])
-    assert contest["verdict"]["difference"] > 0
 
 
 def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: Path) -> None:

@@ -13,7 +13,7 @@ from helpers.tiny import Sewa
 from pydantic import BaseModel
 
 from sewa_cli import solvers
-from sewa_cli.config import AUTO, CompareConfig, Config, ObjectiveConfig, find_config
+from sewa_cli.config import CompareConfig, Config, ObjectiveConfig, find_config
 from sewa_cli.errors import ConfigError
 from sewa_cli.output.destination import DEFAULT_OUTPUT
 from sewa_cli.session.extensions import load_settings as load_config
@@ -79,15 +79,6 @@ def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
 
 
-def test_an_empty_yaml_is_all_defaults(tmp_path: Path) -> None:
-    config = load_config(write_yaml(tmp_path, "# nothing yet\n"))
-    assert config == load_config(None)
-    assert config.model_copy(update={"solvers": {}}) == Config()
-    assert (config.K, config.sparse, config.solver) == (AUTO, False, None)
-    # the section of the solver that serves where none is named
-    assert config.solvers == {"aggregate": solvers.find("aggregate").Settings().model_dump()}
-
-
 # ---- paths -----------------------------------------------------------------------------------
 
 
@@ -110,17 +101,6 @@ def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_pat
     assert flagged.output == "mine.safetensors"
     assert flagged.task == "mine.py"
     assert flagged.report == Path("mine.json")
-
-
-def test_lists_modules_dashes_and_homes_are_read_as_such(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    path = write_yaml(tmp_path, f"checkpoints: [a.safetensors, {tmp_path}/b/c, ~/d]")
-    paths = (tmp_path / "a.safetensors", tmp_path / "b" / "c", Path("/home/someone/d"))
-    assert load_config(path).checkpoints == paths
-    config = load_config(write_yaml(tmp_path, 'task: a.task\noutput: "-"\ncheckpoints: "-"'))
-    assert (config.task, config.output, config.checkpoints) == ("a.task", "-", (Path("-"),))
 
 
 def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path: Path) -> None:
@@ -263,14 +243,6 @@ def test_where_no_solver_is_named_k_says_which_one_serves(
     assert config.solver == flags.get("solver")
     assert solver_for(config, config.K) == serves
     assert config.solvers.keys() == {serves}
-
-
-def test_commands_that_choose_nothing_let_the_sections_be(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "solver_from: mine.py\nmine: {x: 1}\ngumbel: {lr: wrong}")
-    assert load_config(path, with_solver=False).solver_from == tmp_path / "mine.py"
-    plain = write_yaml(tmp_path, "mine: {x: 1}")
-    with pytest.raises(ConfigError, match="mine: unknown key"):
-        load_config(plain, with_solver=False)
 
 
 # ---- YAML that cannot be read --------------------------------------------------------------------

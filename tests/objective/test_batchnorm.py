@@ -108,21 +108,6 @@ def test_a_predict_that_sets_the_mode_is_told(
     assert not Path("out.safetensors").exists()
 
 
-@pytest.mark.usefixtures("bn_run")
-def test_compare_recomputes_the_statistics_of_every_row_alike(sewa: Sewa) -> None:
-    tables = {}
-    for mode in ("auto", "off"):
-        ended = sewa(
-            "compare", "--methods", "last,uniform", "--set", f"bn={mode}", "--format", "json"
-        )
-        assert ended.code == 0, ended.err
-        tables[mode] = json.loads(ended.out)
-    assert tables["auto"]["batchnorm"] == "training_data"
-    assert tables["off"]["batchnorm"] is None
-    for row, kept in zip(tables["auto"]["rows"], tables["off"]["rows"], strict=True):
-        assert row["heldout_loss"] != kept["heldout_loss"]
-
-
 def small_network() -> FlatModel:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))

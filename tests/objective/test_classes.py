@@ -163,22 +163,6 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool)
     assert len(largest) > 4
 
 
-@pytest.mark.parametrize("functions", [[TARGETS], [TARGETS, HEAD]], ids=["rows", "head"])
-def test_batchnorm_learns_on_whole_batches(functions: list[dict[str, Any]]) -> None:
-    data = batches([(6, 7), (1, 4)])
-    flat = naive(data, {}, norm=True).model.flat.clone()
-    pair = [
-        objective_of(task_of(data, *some), Speaker(norm=True), 100, batch_statistics=True)
-        for some in ([], functions)
-    ]
-    theirs, mine = (objective.gradient(flat, data) for objective in pair)
-    torch.testing.assert_close(mine[0], theirs[0])
-    torch.testing.assert_close(mine[1], theirs[1], rtol=1e-5, atol=1e-7)
-    values = [objective.learning_losses(flat).mean for objective in pair]
-    assert values[1] == pytest.approx(values[0], rel=1e-6)
-    assert not pair[1].model.module.training
-
-
 # ---- what a task says is looked at --------------------------------------------------------------
 
 

@@ -127,16 +127,6 @@ def test_mixing_and_its_gradient_equal_autograd_through_the_stacked_checkpoints(
         assert ((own - gradient).abs() <= 2e-5 * size.max() + 1e-8).all()
 
 
-def test_tied_weights_stand_once_in_the_flat_vector_and_stay_tied() -> None:
-    model = Tied(4)
-    flat = FlatModel(model, CPU)
-    assert ("embed.weight", "head.weight") in flat.aliases
-    assert "head.weight" not in flat.layout.slices
-    flat.load([("head.weight", torch.full((7, 4), 2.0))])
-    assert torch.equal(model.embed.weight, torch.full((7, 4), 2.0))
-    assert model.embed.weight is model.head.weight
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
