@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from sewa_cli.methods import Coefficients
-from sewa_cli.methods.family import Name
+from sewa_cli.methods.fixed import Name
 from sewa_cli.objective.objective import Objective, Passes
 from sewa_cli.objective.scorer import Scored, Scorer
 from sewa_cli.objective.tree import rows

@@ -24,10 +24,9 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs
 from sewa_cli.report.kinds import Comparison, Judged, Row
 from sewa_cli.rng import seeded
-from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.run import Setup, set_up
-from sewa_cli.session.session import Session, check_budget, open_session
+from sewa_cli.session.session import Session, check_budget, check_objective, open_session
 from sewa_cli.settings import USUAL
 from sewa_cli.solvers import WEIGHING, Solver, default_for
 from sewa_cli.task import Task

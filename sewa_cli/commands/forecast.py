@@ -19,8 +19,7 @@ from sewa_cli.objective.tree import rows, tensors
 from sewa_cli.report.kinds import Forecast, PlannedStage
 from sewa_cli.rng import seeded
 from sewa_cli.session.extensions import solver_for
-from sewa_cli.session.plan import Counts, stages_of
-from sewa_cli.session.run import Setup, holding
+from sewa_cli.session.run import Counts, Setup, holding, stages_of
 from sewa_cli.session.session import peak_memory
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Plan, Sizes

@@ -19,7 +19,7 @@ from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import Coefficients
-from sewa_cli.methods.family import Name, baselines
+from sewa_cli.methods.fixed import Name, baselines
 from sewa_cli.objective.judge import judge
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
@@ -29,11 +29,9 @@ from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores, Verdict
 from sewa_cli.rng import seeded
 from sewa_cli.scores import BaselineLosses
-from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import chosen_solver, solver_for
-from sewa_cli.session.plan import follow
-from sewa_cli.session.run import PlacedRun, Setup, set_up
-from sewa_cli.session.session import Session, check_budget, open_session
+from sewa_cli.session.run import PlacedRun, Setup, follow, set_up
+from sewa_cli.session.session import Session, check_budget, check_objective, open_session
 from sewa_cli.solvers import LEARNED, Choice
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K

@@ -12,10 +12,9 @@ from sewa_cli.events import Events
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.kinds import Validation
 from sewa_cli.rng import seeded
-from sewa_cli.session.building import check_objective
 from sewa_cli.session.extensions import chosen_solver
 from sewa_cli.session.jobs import scores_by_parts
-from sewa_cli.session.session import check_budget, open_session
+from sewa_cli.session.session import check_budget, check_objective, open_session
 from sewa_cli.task import Task
 from sewa_cli.text import finite
 from sewa_cli.trajectory import fill_row

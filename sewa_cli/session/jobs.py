@@ -26,8 +26,8 @@ from sewa_cli.objective.board import Failed
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.tree import to_device, unchanged
 from sewa_cli.rng import seed_of, seeded
-from sewa_cli.session.building import build_model
 from sewa_cli.session.cache import digest
+from sewa_cli.session.session import build_model
 from sewa_cli.solvers.contest import FEWEST_TO_CONFIRM
 from sewa_cli.task import Task, load_task
 from sewa_cli.task.scoring import Score

@@ -18,7 +18,7 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Planned
 from sewa_cli.methods import Coefficients, parse_one
 from sewa_cli.methods import Run as Methods
-from sewa_cli.methods.family import Name
+from sewa_cli.methods.fixed import Name
 from sewa_cli.objective.board import REPORTED, Answer, Asked, Average, Board, Failed
 from sewa_cli.objective.memo import number
 from sewa_cli.objective.tree import rows

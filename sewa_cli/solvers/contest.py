@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.methods import mean_of
-from sewa_cli.methods.family import family
+from sewa_cli.methods.fixed import family
 from sewa_cli.objective.board import Average, Board, Spent
 from sewa_cli.objective.intervals import evidence, is_shown
 from sewa_cli.report.select import Entry, State

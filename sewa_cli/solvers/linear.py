@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import Run, parse_one
-from sewa_cli.methods.family import Name, grid
+from sewa_cli.methods.fixed import Name, grid
 from sewa_cli.report.select import BudgetOption
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem, mask, register

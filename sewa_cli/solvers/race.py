@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from sewa_cli.methods import Run, mean_of, parse_one
-from sewa_cli.methods.family import family, grid, moving_averages
+from sewa_cli.methods.fixed import family, grid, moving_averages
 from sewa_cli.objective.board import Spent
 from sewa_cli.objective.intervals import SURE, evidence
 from sewa_cli.settings import AUTO, Share

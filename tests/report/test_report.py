@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.tiny import Sewa
 
-from sewa_cli.methods.family import baselines
+from sewa_cli.methods.fixed import baselines
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from helpers.contests import SOLVERS, Played, drawn, outcome_of
 
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import mean_of
-from sewa_cli.methods.family import family
+from sewa_cli.methods.fixed import family
 from sewa_cli.objective import board
 from sewa_cli.objective.board import Average, Failed
 from sewa_cli.objective.intervals import SURE

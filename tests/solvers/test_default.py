@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from sewa_cli.methods.family import baselines, moving_averages
+from sewa_cli.methods.fixed import baselines, moving_averages
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Choice, Problem, aggregate
 from sewa_cli.solvers.aggregate import (

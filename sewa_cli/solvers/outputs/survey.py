@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
-from sewa_cli.methods.family import Name, baselines, moving_averages
+from sewa_cli.methods.fixed import Name, baselines, moving_averages
 from sewa_cli.objective.units import Grouping, UnitLosses
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage
