@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf, isfinite
 
 JOINERS = "\u200c\u200d"  # invisible, but without them Persian, Hindi and emoji are misspelt
@@ -52,6 +52,14 @@ def few(names: Sequence[str], most: int = 3) -> str:
     """a, b, c and 4 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def did_you_mean(name: str, known: Iterable[str], hint: str = "") -> str:
+    """Return `did you mean lawa?`, if a name is close, and then a hint."""
+    from difflib import get_close_matches  # is slow to import
+
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}? {hint}".rstrip() if near else hint
 
 
 def with_K(name: str, K: int | None) -> str:

@@ -119,7 +119,7 @@ def test_select_leaves_no_trace_in_its_host(tmp_path: Path) -> None:
 
 def test_faults_are_typed_exceptions(tmp_path: Path) -> None:
     train_tiny(tmp_path, k=3)
-    with pytest.raises(ConfigError, match="K: 3 of 3 checkpoints"):
+    with pytest.raises(ConfigError, match="--K 3: there are 3 checkpoints; K is at most 2"):
         select(tmp_path, model=network(), loss=loss, selection_data=batches(1), K=3)
     with pytest.raises(ConfigError, match="lats: unknown key; did you mean last"):
         select(tmp_path, model=network(), loss=loss, selection_data=batches(1), K=2, lats=3)

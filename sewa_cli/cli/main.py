@@ -129,7 +129,8 @@ def _tell(error: BaseException, verbose: bool) -> int:
     # a usage error of typer; it has no message where the help was shown
     if callable(format_message := getattr(error, "format_message", None)):
         if message := format_message().rstrip("."):
-            _say_error(f"{message}{'' if message.endswith('?') else '.'} See `sewa --help`")
+            command = getattr(getattr(error, "ctx", None), "command_path", "sewa")
+            _say_error(f"{message}{'' if message.endswith('?') else '.'} See `{command} --help`")
         return 2
     if verbose:
         _say_traceback(error)

@@ -11,7 +11,7 @@ from sewa_cli.commands import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
-from sewa_cli.methods import Run, parse_one
+from sewa_cli.methods import Run, check_K, parse_one
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.output.destination import decide_outputs
 from sewa_cli.output.lora import check_lora, warn_of_factors
@@ -87,7 +87,7 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
     if call.method.has_budget and config.K == AUTO and "K" in config.model_fields_set:
         raise ConfigError("K: auto needs a model and data to learn from; name a number: --K 10")
     K = min(USUAL, len(candidates)) if config.K == AUTO else config.K
-    if call.method.has_budget and len(candidates) < K:
-        raise ConfigError(f"K: {K} of {len(candidates)} checkpoints is too many; take fewer")
+    if call.method.has_budget:
+        check_K(K, len(candidates), len(candidates))
     run = Run.at([c.step for c in candidates], config.seed)
     return propose(call, run, K)[0]

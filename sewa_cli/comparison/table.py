@@ -14,7 +14,7 @@ from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
 from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
-from sewa_cli.methods import Call, Coefficients, mean_of, parse
+from sewa_cli.methods import Call, Coefficients, check_K, mean_of, parse
 from sewa_cli.objective.board import fill_failures
 from sewa_cli.objective.intervals import FEWEST_UNITS, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
@@ -58,14 +58,9 @@ class ComparisonPlan:
         """Settle the K for k checkpoints; `sewa` must have something to choose."""
         if self.budgets == [AUTO]:
             return replace(self, budgets=[min(USUAL, k - 1)])
-        K = max(self.budgets)
         for call in self.calls:
-            most = k - 1 if call.method.name == "sewa" else k
-            if call.method.has_budget and most < K:
-                raise ConfigError(
-                    f"K: {K} of {k} checkpoints is too many for {call.label}; K must be at most "
-                    f"{most}"
-                )
+            if call.method.has_budget:
+                check_K(max(self.budgets), k, k - 1 if call.method.name == "sewa" else k)
         return self
 
     def rows(self) -> list[tuple[Call, int | None]]:

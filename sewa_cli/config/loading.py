@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
 from sewa_cli.errors import ConfigError
-from sewa_cli.text import one_line, shown
+from sewa_cli.text import did_you_mean, one_line, shown
 
 DEFAULT_FILE = "sewa.yaml"
 
@@ -110,7 +109,8 @@ def _validate_sections(
         )
     if isinstance(chosen, str) and chosen not in known:
         where = sources.get("solver", f"{file}: solver")
-        faults.append(f"{where}: unknown solver {chosen!r:.100}; there are {', '.join(known)}")
+        hint = did_you_mean(chosen, known) or f"there are {', '.join(known)}"
+        faults.append(f"{where}: unknown solver {chosen!r:.100}; {hint}")
     for name, model in sections.models(wanted).items():
         section = settings.pop(name, None)
         if model is None:
@@ -224,10 +224,8 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
     found = fault["input"]
     match fault["type"]:
         case "extra_forbidden":
-            near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1)
-            return "unknown key; " + (
-                f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-            )
+            near = did_you_mean(str(fault["loc"][-1]), known)
+            return "unknown key; " + (near or f"known keys: {', '.join(known)}")
         case "missing":
             return "is missing"
         case "int_parsing" | "int_type" | "int_from_float":

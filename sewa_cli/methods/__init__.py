@@ -22,6 +22,7 @@ from math import isfinite
 from typing import Any
 
 from sewa_cli.errors import ConfigError
+from sewa_cli.text import did_you_mean
 
 Coefficients = list[float]
 REGISTRY: dict[str, Method] = {}
@@ -134,8 +135,8 @@ def parse_one(spec: str, given_by: str = "methods") -> Call:
     """`name` or `name:option=value:option=value`; `given_by`: the flag or key to blame."""
     name, *settings = spec.split(":")
     if name not in REGISTRY:
-        known = ", ".join(sorted(REGISTRY))
-        raise ConfigError(f"{given_by}: unknown method {name!r}; there are {known}")
+        hint = did_you_mean(name, REGISTRY, "see `sewa methods`")
+        raise ConfigError(f"{given_by}: unknown method {name!r}; {hint}")
     found = REGISTRY[name]
     options: dict[str, Any] = {}
     for setting in settings:
@@ -155,6 +156,11 @@ def parse_one(spec: str, given_by: str = "methods") -> Call:
             must = f"must be {what[kind.__name__]}, found {value!r}"
             raise ConfigError(f"{given_by}: {name}: {key} {must}") from None
     return Call(spec, found, options)
+
+
+def check_K(K: int, k: int, most: int) -> None:
+    if most < K:
+        raise ConfigError(f"--K {K}: there are {k} checkpoints; K is at most {most}")
 
 
 def mean_of(indices: Iterable[int], k: int) -> Coefficients:

@@ -344,8 +344,8 @@ class Objective:
         splits = found is not None and are_parts(found, loss.double())
         if found is not None and n > 1 and _is_sum(found, float(loss)):
             self.events.warn(
-                "loss() is the sum over the batch's examples; return their mean, or examples in a "
-                "short last batch count for less"
+                "loss() looks like a sum over the batch's examples; return their mean, or the "
+                "examples cannot be told apart"
             )
         return _Evaluated(n, loss, found if splits else None, seen)
 

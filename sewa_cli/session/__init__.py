@@ -6,7 +6,6 @@ part, and the head of every report.
 
 from __future__ import annotations
 
-import difflib
 import json
 import platform
 from datetime import UTC, datetime
@@ -20,7 +19,7 @@ from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.report.shared import Versions
-from sewa_cli.text import is_utf8
+from sewa_cli.text import did_you_mean, is_utf8
 
 
 def open_named(
@@ -48,9 +47,8 @@ def _check_there(path: Path, config: Config) -> None:
     try:
         path.lstat()
     except FileNotFoundError:
-        others = [other.name for other in path.parent.glob("*")]
-        near = difflib.get_close_matches(path.name, others, n=1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else "name the run's folder"
+        others = map(str, path.parent.glob("*"))
+        hint = did_you_mean(str(path), others) or "name the run's folder"
         file = config.checkpoints_from
         where = path if file is None else f"{path} (from checkpoints: in {file})"
         raise CheckpointError(f"{where}: no such file or folder; {hint}") from None

@@ -21,7 +21,7 @@ from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
-from sewa_cli.methods import Coefficients
+from sewa_cli.methods import Coefficients, check_K
 from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.model import FlatModel, find_device
@@ -306,7 +306,4 @@ def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
         raise CheckpointError(
             f"{checkpoints[0].path}: is the only checkpoint; there is nothing to choose"
         )
-    if k <= K:
-        raise ConfigError(
-            f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
-        )
+    check_K(K, k, k - 1)

@@ -65,9 +65,9 @@ def in_task(code: str) -> None:
     ("flags", "parts"),
     [
         (["--K", "0"], ["--K: ", "greater than or equal to 1", "found '0'"]),
-        (["--K", "12"], ["K: 12 of 12 checkpoints leaves", "K must be at most 11"]),
+        (["--K", "12"], ["--K 12: there are 12 checkpoints; K is at most 11"]),
         (["--K", "ten"], ["--K: must be a whole number, found 'ten'"]),
-        (["--last", "3"], ["K: 4 of 3 checkpoints", "K must be at most 2"]),
+        (["--last", "3"], ["--K 4: there are 3 checkpoints; K is at most 2"]),
         (["--from-step", "500"], ["no checkpoint lies in 500..", "the steps are 10..120"]),
         (["--device", "cuda:99"], ["device: ", "'cuda:99'", "cannot be used"]),
         (["--output-dtype", "int8"], ["--output-dtype: ", "'float16'", "found 'int8'"]),
@@ -87,7 +87,7 @@ def test_a_bad_flag_is_named(refused: Refused, flags: list[str], parts: list[str
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["select", "--frobnicate"], ["No such option: --frobnicate"]),
+        (["select", "--htlm"], ["No such option: --htlm", "See `sewa select --help`"]),
         (["select", "--K"], ["--K"]),
         (["selekt"], ["'selekt'", "Did you mean 'select'? See `sewa --help`"]),
         (["apply", "-o", "again.safetensors"], ["REPORT"]),
@@ -264,7 +264,7 @@ def test_too_many_nan_checkpoints_end_the_run(refused: Refused) -> None:
     refused(FILES, ["select", "--set", "nonfinite=error"], parts)
     for step in range(10, 90, 10):  # four remain, and K is 4
         spoil(step)
-    refused(USAGE, ["select"], ["K: 4 of 4 checkpoints", "K must be at most 3"])
+    refused(USAGE, ["select"], ["--K 4: there are 4 checkpoints; K is at most 3"])
     for step in range(10, 130, 10):
         spoil(step)
     refused(FILES, ["select"], ["all 12 checkpoints hold NaN or Inf", "none is left"])
@@ -308,7 +308,7 @@ def test_a_fault_in_the_task_is_told_with_what_is_wanted(
 def test_a_loss_that_is_a_sum_is_warned_of(sewa: Sewa) -> None:
     in_task("mean = loss\ndef loss(outputs, batch): return mean(outputs, batch) * len(outputs)")
     for command in ("validate", "select"):
-        assert "loss() is the sum over the batch's examples" in sewa(command).err
+        assert "loss() looks like a sum over the batch's examples" in sewa(command).err
 
 
 @pytest.mark.usefixtures("run_dir")

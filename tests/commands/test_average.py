@@ -98,7 +98,7 @@ def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts: list[Path], sewa
     [
         (["ckpts", "--method", "sewa"], 2, "sewa needs a loss, so a model and data; use `sewa sel"),
         (["ckpts", "--method", "nope"], 2, "--method: unknown method 'nope'"),
-        (["ckpts", "--method", "lawa", "--K", "13"], 2, "K: 13 of 12 checkpoints"),
+        (["ckpts", "--method", "lawa", "--K", "13"], 2, "--K 13: there are 12"),
         (["ckpts", "--weights", "1"], 2, "--weights: 1 for 12 checkpoints"),
         (["ckpts", "--weights", "a,b"], 2, "--weights: must be numbers"),
         (["ckpts/step-10.safetensors", "--weights", "2"], 2, "sum to 2 instead of 1"),

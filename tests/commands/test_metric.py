@@ -249,7 +249,7 @@ def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> Non
         (("--guard", 0.2), "the task has held-out parts already"),
         (("--fallback",), "a choice by a metric needs none"),
         (("--sparse",), "by a metric, name a K"),
-        (("--K", 12), "K must be at most 11"),
+        (("--K", 12), "K is at most 11"),
         (("--dry-run",), "only score() knows what a metric takes"),
         (("--solver", "reinforce"), "K: auto needs a solver that finds K: --solver race; or name"),
         (("--set", "objective.part_timeout=soon"), "must be a time such as 30s"),

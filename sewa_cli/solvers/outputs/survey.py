@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sewa_cli.errors import CheckpointError, ConfigError, TaskError
+from sewa_cli.errors import CheckpointError, TaskError
+from sewa_cli.methods import check_K
 from sewa_cli.methods.fixed import Name, baselines, moving_averages
 from sewa_cli.objective.units import Grouping, UnitLosses
 from sewa_cli.settings import AUTO
@@ -90,7 +91,7 @@ class Survey:
     def unit(self) -> str:
         """Name the units of the examples."""
         if not self.splits:
-            return "batches (loss() does not split into examples)"
+            return "batches (loss() does not split into examples; is it their mean?)"
         return (
             "examples" if len(self.predictions.weights) == self.predictions.size.rows else "groups"
         )
@@ -212,10 +213,7 @@ def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
     trajectory = problem.trajectory
     if (k := trajectory.k) < 2:
         raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
-    if k <= K:
-        raise ConfigError(
-            f"K: {K} of {k} checkpoints leaves nothing to choose; K must be at most {k - 1}"
-        )
+    check_K(K, k, k - 1)
     run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room)
     flats: dict[Name, Tensor] = {}
     for i, row in trajectory.rows():
