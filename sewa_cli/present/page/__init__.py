@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sewa_cli.report.shared import Head
 
 _HERE: Final = Path(__file__).parent
+_COMMANDS: Final = {"forecast": "select --dry-run"}
 MOST_ROWS: Final = 2000  # of a table; the report has all of them
 WITHOUT_PICTURES: Final = "without pictures: they need matplotlib, pip install matplotlib"
 
@@ -62,7 +63,7 @@ def _render(report: Head, name: str | None, prefix: str) -> str:
         .render(
             view=view,
             sections=[*sections, again(report, name)],
-            about=f"sewa {report.kind}, {when(report)}",
+            about=f"sewa {_COMMANDS.get(report.kind, report.kind)}, {when(report)}",
             report=report,
             prefix=prefix,
             is_whole=prefix == "s",
@@ -139,8 +140,6 @@ def again(report: Head, name: str | None) -> Section:
     files: list[OutputFile] = (getattr(found, "files", None) or []) if output else []
     recipe: Recipe | None = getattr(found, "recipe", None)
     lines = {}
-    if report.command is not None:
-        lines["the command that made this"] = report.command
     if recipe is not None:
         apply = f"sewa apply {_word(name or 'REPORT.json')} -o again.safetensors"
         lines["the same bytes again, without the task"] = apply
@@ -149,7 +148,7 @@ def again(report: Head, name: str | None) -> Section:
     facts: dict[str, Cell] = {"made": when(report)}
     facts |= {key: getattr(found, key) for key in ("device", "seed", "task") if hasattr(found, key)}
     facts |= report.versions.model_dump()
-    parts: list[Part] = [Code(lines), Facts(facts)]
+    parts: list[Part] = [*([Code(lines)] if lines else []), Facts(facts)]
     if files:
         rows: Rows = [{"file": one.path, "bytes": one.size, "SHA-256": one.sha256} for one in files]
         parts.append(Table("What was written", rows, is_folded=len(rows) > 4))

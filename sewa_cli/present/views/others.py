@@ -65,7 +65,7 @@ def average(report: AverageReport) -> View:
         said.append(describe_lora(report.lora))
     panel = weights_panel([one.step for one in sources], [one.coefficient for one in sources])
     chart = Chart("Weights by step", f"A line for each of {count} checkpoints.", [panel])
-    name = "An average" if report.output in (None, "-") else PurePath(report.output).name
+    name = "it" if report.output in (None, "-") else f"`{PurePath(report.output).name}`"
     return View(
         headline=f"An average of {count} checkpoints",
         caveat=f"{name} was made by `{method}`, without a model or data",
@@ -280,14 +280,14 @@ def validate(report: Validation) -> View:
         caveat=f"{report.checkpoints} checkpoints, {report.parameters:,} parameters",
         says=[said],
         rows=[found],
-        tables=[Facts({name.replace("_", " "): _word(value) for name, value in found.items()})],
+        tables=[Facts({n.replace("_", " "): _word(x) for n, x in found.items() if x is not None})],
     )
 
 
 def _word(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number(value, 6) if value is None or isinstance(value, float) else str(value)
+    return number(value, 6) if isinstance(value, float) else str(value)
 
 
 def verify(report: Verification) -> View:
@@ -362,7 +362,7 @@ def _forecast_facts(report: Forecast) -> dict[str, str]:
         "task": report.task,
         "device": report.device,
         "checkpoints": f"{report.k} of {report.found} found, {report.parameters:,} parameters",
-        "selection rows": used,
+        "selection examples": used,
         "solver": f"{report.solver}, K {report.K}",
         "tier": f"{report.placement.tier}: {report.placement.reason}",
         "memory": size(report.peak_memory_bytes),

@@ -340,16 +340,16 @@ def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
         "o",
         intervals=[ends_of(one.loss, one.error) for one in blend.path],
         hints=[
-            f"{name}, loss {number(one.loss)}, share of the answer {percent(one.share)}"
+            f"{name}, loss {number(one.loss)}, share of the choice {percent(one.share)}"
             for name, one in zip(names, blend.path, strict=True)
         ],
     )
     levels = {}
     if expects is not None:
-        levels = {f"expected of the answer {number(expects.loss)}": expects.loss}
+        levels = {f"choice, expected {number(expects.loss)}": expects.loss}
         if expects.by is not None:
             best = expects.loss + expects.by
-            levels[f"expected of the best baseline {number(best)}"] = best
+            levels[f"best baseline, expected {number(best)}"] = best
     panel = Panel(
         [series],
         "regularisation strength",
