@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WRITTEN_BY: Final = "sewa_version"  # metadata key of averages
+REPORT: Final = "sewa.report.json"  # inside an average that is a folder
 FLOATS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
 
 MOST_JSON: Final = 64 * MIB  # of an index, or of all that a trainer has logged

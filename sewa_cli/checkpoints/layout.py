@@ -25,6 +25,7 @@ from typing import IO
 
 from sewa_cli.checkpoints import adapters, means, pytorch
 from sewa_cli.checkpoints.checkpoint import (
+    REPORT,
     WRITTEN_BY,
     Checkpoint,
     Kind,
@@ -309,8 +310,10 @@ def _mixture(folder: Path, one: Path, two: Path) -> CheckpointError:
 
 def _is_ours(path: Path) -> bool:
     """Whether it is an average that an earlier run left among the checkpoints."""
-    if kind_of(path) in ("torch", "distributed"):
-        return False  # these formats cannot say
+    if kind_of(path) == "torch":
+        return pytorch.mentions(path, WRITTEN_BY)
+    if kind_of(path) == "distributed":
+        return (path / REPORT).exists()
     try:
         weights = [p for p in files_of(path) if p.suffix == SUFFIX]
     except SewaError:

@@ -135,6 +135,17 @@ def load_plain(source: Path | IO[bytes]) -> Any:
         return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped))
 
 
+def mentions(path: Path, word: str) -> bool:
+    """Whether the file's pickle has this word in it; it is not unpickled."""
+    try:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
+            pickles = [m for m in archive.infolist() if m.filename.endswith("/data.pkl")]
+            small = [m for m in pickles if not m.compress_type and m.file_size <= _MOST_PICKLED]
+            return any(word.encode() in archive.read(member) for member in small)
+    except (OSError, zipfile.BadZipFile):
+        return False  # opening it will say what is wrong
+
+
 def _is_archive(file: IO[bytes]) -> bool:
     return file.read(4) == b"PK\x03\x04"
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 
 from sewa_cli.checkpoints import SUFFIX, Reads, files_of, open_checkpoint, pytorch
 from sewa_cli.checkpoints.adapters import CONFIG
-from sewa_cli.checkpoints.checkpoint import reading
+from sewa_cli.checkpoints.checkpoint import REPORT, reading
 from sewa_cli.checkpoints.safetensors import INDEX
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError
@@ -18,7 +18,6 @@ from sewa_cli.files import check_regular, open_regular, real
 from sewa_cli.output.average import unpack
 from sewa_cli.output.mean import thread_count
 from sewa_cli.output.sources import (
-    REPORT,
     Places,
     check_content,
     check_inside,

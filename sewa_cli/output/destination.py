@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from sewa_cli import ranks
 from sewa_cli.checkpoints import Checkpoint
-from sewa_cli.checkpoints.checkpoint import MOST_JSON
+from sewa_cli.checkpoints.checkpoint import MOST_JSON, REPORT
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
@@ -21,7 +21,7 @@ from sewa_cli.files import read_json, real
 from sewa_cli.output import layouts
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import Form
-from sewa_cli.output.sources import REPORT, free_name, hashes_of, report_path
+from sewa_cli.output.sources import free_name, hashes_of, report_path
 from sewa_cli.publish import (
     as_output_error,
     check_free,

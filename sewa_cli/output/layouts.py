@@ -8,21 +8,21 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections import OrderedDict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 
 from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, pytorch
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
-from sewa_cli.checkpoints.checkpoint import read_json
+from sewa_cli.checkpoints.checkpoint import REPORT, read_json
 from sewa_cli.checkpoints.opening import MODEL
 from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.files import real
 from sewa_cli.output.average import Average
 from sewa_cli.output.safetensors import index_of, index_path, shard_path
-from sewa_cli.output.sources import REPORT
 
 CARD = "README.md"
 Form = Literal["file", "folder", "torch", "dcp"]
@@ -188,13 +188,18 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
     """
     import torch
 
-    content = tensors = dict(average.tensors())
+    tensors = dict(average.tensors())
+    content: Any = tensors
     newest = average.sources[-1]
     if newest.kind == "torch":
         original = pytorch.load(newest.path)
         content = pytorch.find_state(newest.path, original, average.state_key).filled(tensors)
-        if content.keys() - tensors.keys():
-            content["sewa"] = dict(average.metadata)
+    about = {"sewa": dict(average.metadata)}
+    if content.keys() - tensors.keys():
+        content.update(about)
+    else:  # load_state_dict takes no other keys, but an attribute
+        content = OrderedDict(content)
+        content._metadata = about
     try:
         torch.save(content, file)
     except RecursionError:

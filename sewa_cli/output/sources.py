@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from sewa_cli.checkpoints import files_of, stamp_of
-from sewa_cli.checkpoints.checkpoint import Stamp, reading
+from sewa_cli.checkpoints.checkpoint import REPORT, Stamp, reading
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_regular, real
 from sewa_cli.output.mean import thread_count
 from sewa_cli.output.safetensors import sha256_of
 from sewa_cli.report.recipe import OutputFile, Rebuildable, Source
-
-REPORT = "sewa.report.json"  # of a folder, inside
 
 
 def report_path(output: Path, is_folder: bool) -> Path:

@@ -236,6 +236,19 @@ def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
     assert again.out.split() == [f"run/checkpoint-{step}" for step in (8, 9, 10)]
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_pytorch_file_of_ours_in_the_run_is_not_a_checkpoint(
+    tmp_path: Path, nested: bool, sewa: Sewa
+) -> None:
+    for step in (1, 2, 3):
+        torch.save({"model": weights(step)} if nested else weights(step), tmp_path / f"c{step}.pt")
+    assert sewa("average", tmp_path, "-o", tmp_path / "c4.pt").code == 0
+    assert names(opened(tmp_path)) == ["c1.pt", "c2.pt", "c3.pt"]
+    if not nested:
+        content = torch.load(tmp_path / "c4.pt", weights_only=True)
+        assert content.keys() == weights().keys()
+
+
 def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
