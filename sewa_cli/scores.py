@@ -172,13 +172,9 @@ class AverageScores:
 
         return self.ledger.once("selection", self._key(coefficients), work)
 
-    def evaluate(self, coefficients: Sequence[float], *, alike: bool = False) -> Scored:
-        """Measure all that the task has, BatchNorm as in a file.
-
-        `alike`: its statistics are recomputed for single checkpoints too, to compare with others.
-        """
-        sources = sum(c != 0 for c in coefficients)
-        anew = self.scorer.recomputes if alike else self.scorer.recomputes_for(sources)
+    def evaluate(self, coefficients: Sequence[float]) -> Scored:
+        """Measure all that the task has, BatchNorm as in a file."""
+        anew = self.scorer.recomputes_for(sum(c != 0 for c in coefficients))
         # without BatchNorm the loss that methods see is the loss that is reported
         known = None if anew else self.selection(coefficients)
 
@@ -186,7 +182,7 @@ class AverageScores:
             self.load(coefficients)
             return self.scorer.score_anew() if anew else self.scorer.score(known)
 
-        return self.ledger.once("evaluate", (anew, *self._key(coefficients)), work)
+        return self.ledger.once("evaluate", self._key(coefficients), work)
 
     def written(self, average: Average) -> tuple[Average, Scored]:
         """Score the tensors that will be written, with BatchNorm statistics recomputed."""

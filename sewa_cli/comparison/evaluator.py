@@ -184,7 +184,7 @@ class Evaluator:
     def evaluate(self, coefficients: Sequence[float]) -> Scored:
         """Measure all that the task has; by a metric, held-out parts and nothing else."""
         if (metric := self.metric) is None:
-            return self.run.scores.evaluate(coefficients, alike=True)
+            return self.run.scores.evaluate(coefficients)
         return self.ledger.once(
             "evaluate", same(coefficients), lambda: self._evaluate_parts(metric, coefficients)
         )

@@ -75,7 +75,7 @@ class Scorer:
 
     def recomputes_for(self, sources: int) -> bool:
         """Return whether statistics are recomputed: a single checkpoint has its own."""
-        return self.recomputes and (self.mode == "on" or sources > 1)
+        return self.recomputes and sources > 1
 
     def load(self, flat: Tensor) -> None:
         """Load weights [P] into the model, rounded as a file of them would be."""

@@ -52,6 +52,19 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
     assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
 
 
+def test_a_single_checkpoint_keeps_its_statistics_in_every_command(
+    bn_run: Path, sewa: Sewa
+) -> None:
+    last = sorted((bn_run / "ckpts").iterdir(), key=lambda path: int(path.stem.split("-")[-1]))[-1]
+    model = make_net()
+    load_model(model, last)
+    compared = json.loads(sewa("compare", "--methods", "last", "--json").out)["rows"][0]
+    [evaluated] = json.loads(sewa("evaluate", last, "--json").out)["files"]
+    selected = json.loads(sewa("select", "--json").out)["references"]["last"]
+    losses = [found["heldout_loss"] for found in (compared, evaluated, selected)]
+    assert losses == pytest.approx([heldout_loss(model)] * 3, rel=1e-6)
+
+
 def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
     assert sewa("select", "--set", "bn=off", "-o", "out.safetensors").code == 0
     report = json.loads((bn_run / "out.report.json").read_text())
