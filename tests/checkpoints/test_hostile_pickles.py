@@ -327,28 +327,10 @@ def archive(*members: tuple[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def script(_: Path) -> bytes:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is of the past
-        file = io.BytesIO()
-        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 2)), file)
-    return file.getvalue()
-
-
 def build(target: bytes, state: bytes) -> bytes:
     """A file of `{"w": …, "x": target after BUILD}`."""
     return archive(("a/data.pkl", b"\x80\x02}" + text("x") + target + state + b"bs."),
                    ("a/version", b"3\n"))  # fmt: skip
-
-
-def nested(_: Path) -> bytes:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is a prototype
-        return saved({"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])})
-
-
-def repeated() -> bytes:
-    return saved({"w": torch.ones(1).expand(2**40)})
 
 
 SLOTS = b"N}" + text("__setstate__") + named("collections", "OrderedDict") + b"s\x86"
@@ -359,7 +341,7 @@ FILES: dict[str, Callable[[Path], bytes]] = {
     "packed, two lists": lambda _: two_lists(packed(saved({"w": torch.ones(1000)}))),
     "packed, a gap": lambda _: with_gap(packed(saved({"w": torch.ones(1000)}))),
     "a name that is not UTF-8": lambda _: saved({"w": torch.ones(3), SURROGATE: torch.ones(3)}),
-    "repeated": lambda _: repeated(),
+    "repeated": lambda _: saved({"w": torch.ones(1).expand(2**40)}),
     "load_from_bytes": lambda mark: archive(
         (
             "a/data.pkl",

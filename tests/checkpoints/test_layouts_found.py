@@ -338,13 +338,6 @@ def test_files_of_the_same_bytes_count_once(tmp_path: Path, way: str) -> None:
     assert told == [f"{copy}: left out; it has the same bytes as epoch-2.pt"]
 
 
-def test_equal_weights_of_different_recorded_steps_are_two(tmp_path: Path) -> None:
-    for step in (1, 2):
-        inside = folder(tmp_path / f"checkpoint-{step}", step)
-        save_file(weights(), inside / "model.safetensors")
-    assert len(opened(tmp_path)) == 2
-
-
 @pytest.mark.parametrize(
     ("numbered", "others"),
     [

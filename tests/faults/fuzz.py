@@ -146,10 +146,7 @@ def seeds() -> dict[str, Seed]:
     torch_files = {"a.pt": _torch_file(_lightning(1)), "b.pt": _torch_file(_lightning(2))}
     old = {"a.pt": _torch_file(_lightning(1), False), "b.pt": torch_files["b.pt"]}
     distributed = _run(_distributed)
-    rebuild = ["apply r.json -o out.safetensors"]
-    if "verify" in {command.callback.__name__ for command in _commands()}:
-        rebuild += ["verify r.json"]
-    rebuild += ["report r.json -o out.html"]
+    rebuild = ["apply r.json -o out.safetensors", "verify r.json", "report r.json -o out.html"]
     both = ["average run -o out --report out.json", "inspect run"]
     typed = [*both, "average run -o out --output-dtype float16"]
     return {
@@ -201,12 +198,6 @@ def seeds() -> dict[str, Seed]:
         ),
         "report": Seed(reported, {"r.json": forge_json}, rebuild),
     }
-
-
-def _commands() -> list[Any]:
-    from sewa_cli.cli.app import app
-
-    return app.registered_commands
 
 
 def _reports(files: Files) -> Files:
@@ -473,12 +464,24 @@ def _not_whole(path: Path) -> str | None:
 
 @dataclass
 class Tally:
+    say: Callable[[str], None]
     cases: int = 0
     seconds: float = 0.0
     slowest: tuple[float, int] = (0.0, -1)
     memory: int = 0  # the most above what a child starts with
     codes: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
+
+    def count(
+        self, number: int, kind: str, code: int, seconds: float, more: int, why: str | None
+    ) -> None:
+        self.cases += 1
+        self.codes[str(code)] += 1
+        self.slowest = max(self.slowest, (seconds, number))
+        self.memory = max(self.memory, more)
+        if why is not None:
+            self.failures[number] = f"{kind}: {why}"
+            self.say(f"case {number}: {kind}: {why}")
 
     def __str__(self) -> str:
         codes = ", ".join(f"{n} × {code}" for code, n in sorted(self.codes.items()))
@@ -520,14 +523,14 @@ def work(numbers: Sequence[int], seed: int, found: dict[str, Seed], tell: IO[str
             shutil.rmtree(folder)
 
 
-def run(numbers: Sequence[int], seed: int, say: Callable[[str], None] = lambda _: None) -> Tally:
+def run(numbers: Sequence[int], seed: int, say: Callable[[str], None]) -> Tally:
     """All these cases, in children of BATCH each; one that hangs or dies is a failure."""
     # what a process looks up once, we would for each case
     typer.main.get_command = cache(typer.main.get_command)
     session.version = cache(session.version)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     found, left = seeds(), list(numbers)
-    tally, start = Tally(), time.monotonic()
+    tally, start = Tally(say), time.monotonic()
     while left:
         batch = left[:BATCH]
         reads, writes = os.pipe()
@@ -542,36 +545,17 @@ def run(numbers: Sequence[int], seed: int, say: Callable[[str], None] = lambda _
         done = 0
         with os.fdopen(reads) as lines:
             for line in lines:
-                _count(tally, say, *json.loads(line))
+                tally.count(*json.loads(line))
                 done += 1
         _, status = os.waitpid(pid, 0)
         if done < len(batch):
             why = f"ended with {os.waitstatus_to_exitcode(status)}"
-            _count(tally, say, batch[done], "all", -1, SECONDS, 0, why)
+            tally.count(batch[done], "all", -1, SECONDS, 0, why)
             done += 1
         left = left[done:]
         tally.seconds = time.monotonic() - start
         say(str(tally))
     return tally
-
-
-def _count(
-    tally: Tally,
-    say: Callable[[str], None],
-    number: int,
-    kind: str,
-    code: int,
-    seconds: float,
-    more: int,
-    why: str | None,
-) -> None:
-    tally.cases += 1
-    tally.codes[str(code)] += 1
-    tally.slowest = max(tally.slowest, (seconds, number))
-    tally.memory = max(tally.memory, more)
-    if why is not None:
-        tally.failures[number] = f"{kind}: {why}"
-        say(f"case {number}: {kind}: {why}")
 
 
 def keep(number: int, seed: int, why: str, into: Path) -> str:

@@ -33,10 +33,8 @@ CALLS = {
 @pytest.mark.parametrize(
     "case",
     [
-        Case("average", "file"),
         Case("average", "file", "file"),
         Case("average", "shards", "three shards"),
-        Case("average", "folder"),
         Case("apply", "folder", "folder", "none"),
         Case("init", "file", "file", "none"),
     ],

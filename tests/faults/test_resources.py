@@ -6,13 +6,11 @@ Whatever a run is short of, it says so in one line, and no output is half.
 from __future__ import annotations
 
 import errno
-import os
 
 import pytest
 
-from faults.cases import BYSTANDERS, Case, Stage
+from faults.cases import Case, Stage
 from faults.inject import LACKING
-from faults.judge import files_in
 from faults.sweep import errors, kills
 
 FORMS = [
@@ -58,26 +56,3 @@ def test_what_a_poorer_file_system_does_not_promise_is_little(
 
 
 # ---- names -------------------------------------------------------------------------------------
-
-
-def test_a_name_may_be_as_long_as_the_system_lets_it_be(stage: Stage) -> None:
-    longest = os.pathconf(stage.out, "PC_NAME_MAX")
-    file, report = ("x" * (longest - len(end)) + end for end in (".safetensors", ".json"))
-    folder = "y" * longest
-    files, folders = "../inputs/files", "../inputs/folders"
-    for argv, names in (
-        (["average", files, "-o", file], {file}),
-        (
-            ["average", files, "-o", "out.safetensors", "--report", report],
-            {"out.safetensors", report},
-        ),
-        (["average", folders, "-o", folder], {folder}),
-        (["apply", "../inputs/file.report.json", "-o", file], {file}),
-    ):
-        for force in ([], ["--force"]):
-            if not force:
-                stage.clear(BYSTANDERS)
-            ended = stage.run([*argv, *force])
-            assert ended.code == 0, ended.err
-            now = files_in(stage.out)
-            assert {name.split("/")[0] for name in now} - BYSTANDERS.keys() == names

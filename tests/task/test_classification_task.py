@@ -206,24 +206,3 @@ def test_images_of_a_folder_are_resized_scaled_and_normalised(run: Path) -> None
         assert any(
             label == i % 3 and torch.allclose(x, naive_pixels, atol=1e-5) for x, label in seen
         )
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": None}, "args: `size` is missing: images are resized to it"),
-        ({"size": [8]}, "args.size: must be a number of pixels, or [height, width], found [8]"),
-        ({"mean": [0.5]}, "args: `mean` must be a list of 3 numbers"),
-        ({"scale": 0.5}, "args: folders of images have no scale"),
-        ({"classes": ["red", "green"]}, "label: 'blue' is not a label; the data has red, green"),
-    ],
-)
-def test_wrong_args_for_images_are_reported(
-    change: dict[str, Any], message: str, run: Path
-) -> None:
-    args = image_args(run) | change
-    if args["size"] is None:
-        del args["size"]
-    with pytest.raises((ConfigError, TaskError)) as caught:
-        load_task("classification", args)
-    assert message in str(caught.value)

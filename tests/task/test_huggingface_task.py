@@ -371,30 +371,6 @@ def test_a_wrong_row_is_named(
     assert message in first_fault(args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
 
 
-def test_a_missing_or_broken_image_is_named(runs: Callable[[str], Path], tmp_path: Path) -> None:
-    folder, kind = runs("image-classification"), "image-classification"
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    for name, message in (("none.png", "No such file"), ("broken.png", "is not an image")):
-        write_rows(tmp_path / "rows.jsonl", [{"image": name, "label": "red"}])
-        task = load_task("huggingface", args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
-        with pytest.raises(TaskError, match=f"row 1: image: .*{name}: {message}"):
-            list(task.selection_data)
-
-
-@pytest.mark.parametrize("change", [{"pad_token_id": 600}, {"num_attention_heads": 0}])
-def test_a_config_that_makes_no_model_is_one_line(
-    change: dict[str, Any], runs: Callable[[str], Path], tmp_path: Path
-) -> None:
-    kind = "masked-lm"
-    write_model(tmp_path, kind)
-    settings = json.loads((tmp_path / "config.json").read_text()) | change
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    task = load_task("huggingface", args_of(runs(kind), kind, model=tmp_path))
-    with pytest.raises(TaskError, match="a model for masked-lm cannot be made from it: ") as caught:
-        task.build_model()
-    assert "\n" not in str(caught.value)
-
-
 def test_without_transformers_it_says_what_to_install(
     runs: Callable[[str], Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
