@@ -22,7 +22,6 @@ from sewa_cli.checkpoints.safetensors import INDEX, is_ours
 from sewa_cli.errors import CheckpointError, ConfigError, SewaError
 from sewa_cli.files import real
 from sewa_cli.output.average import Average
-from sewa_cli.output.safetensors import index_of, index_path, shard_path
 
 CARD = "README.md"
 Form = Literal["file", "folder", "torch", "dcp"]
@@ -109,14 +108,20 @@ def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> No
 def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None:
     """Write weights under the names that loaders look for; copy what else the newest one has."""
     newest = average.sources[-1]
-    weights = folder / (ADAPTER if newest.kind == "adapter" else MODEL)
+    weights = ADAPTER if newest.kind == "adapter" else MODEL
     shards = average.shards(shard_size)
+    places: dict[str, str] = {}  # tensor → file
     for number, names in enumerate(shards, 1):
-        path = weights if len(shards) == 1 else shard_path(weights, number, len(shards))
-        with path.open("wb") as file:
+        part = f"-{number:05d}-of-{len(shards):05d}" if len(shards) > 1 else ""
+        name = weights.replace(SUFFIX, part + SUFFIX)
+        places |= dict.fromkeys(names, name)
+        with (folder / name).open("wb") as file:
             average.write(file, names)
     if len(shards) > 1:
-        index_path(weights).write_bytes(index_of(weights, shards, average.sizes()))
+        total = {"total_size": sum(average.sizes().values())}
+        index = {"metadata": total, "weight_map": places}
+        text = json.dumps(index, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+        (folder / (weights + INDEX)).write_bytes(text.encode())
     for source in _beside(newest):
         target = folder / source.name
         if source.name == "config.json" and average.dtype is not None:

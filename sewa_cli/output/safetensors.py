@@ -19,8 +19,6 @@ from typing import IO, cast
 
 import numpy as np
 
-from sewa_cli.checkpoints import SUFFIX
-from sewa_cli.checkpoints.safetensors import INDEX
 from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.files import open_regular
@@ -91,11 +89,10 @@ def _bytes(array: Array) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
-# ---- shards, as the Hugging Face libraries name and split them ---------------------------------
-
-
 def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
-    """Split names over files in their order; a file ends when the next tensor would not fit.
+    """Split names over files as the Hugging Face libraries do, in their order.
+
+    A file ends when the next tensor would not fit.
 
     A tensor larger than `limit` has a file for itself, before the one that is being filled.
     """
@@ -112,30 +109,6 @@ def split_into_shards(sizes: Mapping[str, int], limit: int) -> list[list[str]]:
         filling.append(name)
         filled += size
     return [*shards, filling] if filling else shards
-
-
-def shard_path(output: Path, number: int, of: int) -> Path:
-    return output.with_name(f"{_stem(output)}-{number:05d}-of-{of:05d}{SUFFIX}")
-
-
-def index_path(output: Path) -> Path:
-    return output.with_name(f"{_stem(output)}{SUFFIX}{INDEX}")
-
-
-def index_of(output: Path, shards: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> bytes:
-    """The index: which file holds which tensor, and the bytes of all tensors."""
-    of = len(shards)
-    files = {
-        name: shard_path(output, number, of).name
-        for number, names in enumerate(shards, 1)
-        for name in names
-    }
-    index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": files}
-    return (json.dumps(index, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
-
-
-def _stem(output: Path) -> str:
-    return output.name.removesuffix(SUFFIX)
 
 
 def sha256_of(files: Sequence[Path], owner: Path) -> str:

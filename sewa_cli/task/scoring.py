@@ -85,10 +85,8 @@ def scoring_of(
             raise TaskError(f"{source}: {listed[0]} needs score(model, part)")
         if "metrics" not in functions:
             return None
-        metrics = functions["metrics"]
-        return Scoring(
-            lambda model, _: [_call(METRICS, metrics, model)], _only_part(), None, METRICS
-        )
+        metrics, alone = functions["metrics"], Parts(lambda: [None], METRICS)
+        return Scoring(lambda model, _: [_call(METRICS, metrics, model)], alone, None, METRICS)
     if "heldout_parts" in functions and "score_parts" not in functions:
         raise TaskError(f"{source}: heldout_parts needs score_parts: which parts are to choose by?")
     listed_parts = {
@@ -106,10 +104,6 @@ def scoring_of(
         heldout,
         "score",
     )
-
-
-def _only_part() -> Parts:
-    return Parts(lambda: [None], METRICS)
 
 
 def _call(name: str, function: Callable[..., Any], *args: Any) -> Score:

@@ -154,12 +154,6 @@ def _number(batch: Batch) -> float:
     return len(batch["targets"]) * per_row
 
 
-def inputs_of(batch: Batch) -> Batch:
-    """The part of a batch that is for the model."""
-    own = ("targets", "targets_per_row", TEXTS)
-    return {key: x for key, x in batch.items() if key not in own}
-
-
 def deviations(outputs: Tensor, batch: Batch) -> Tensor:
     targets: Tensor = batch["targets"]
     return (outputs.float().reshape(targets.shape) - targets).abs().flatten()

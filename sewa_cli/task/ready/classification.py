@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
 from sewa_cli.settings import Count, Positive
+from sewa_cli.task import default_predict
 from sewa_cli.task.ready import Newest, Ready
 from sewa_cli.task.ready.args import DataArgs, ModelFunction, Part, find_function, parse
 from sewa_cli.task.ready.batches import Batch, LazyBatches, functions_of, open_image
-from sewa_cli.task.ready.labels import Labels, note_of_order
-from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.tables import Labels, Row, note_of_order
 from sewa_cli.text import one_line
 
 OF_IMAGES = {"size", "channels", "mean", "std", "classes"}
@@ -82,10 +82,8 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     return Ready(functions, tuple(settings.sources.values()), tuple(notes))
 
 
-def predict(model: nn.Module, batch: Batch) -> Tensor:
-    outputs: Any = model(batch["x"])
-    logits: Tensor = getattr(outputs, "logits", outputs)
-    return logits
+def predict(model: nn.Module, batch: Batch) -> Any:
+    return default_predict(model, batch["x"])
 
 
 # ---- arrays -----------------------------------------------------------------------------------

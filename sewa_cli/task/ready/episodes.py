@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -103,12 +103,9 @@ def _several(found: Any) -> str:
 @dataclass
 class _Episode:
     seed: int
+    random: np.random.Generator
     earned: float = 0.0
     length: int = 0
-    random: np.random.Generator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.random = np.random.default_rng([self.seed, 1])  # not what the environment draws from
 
 
 @dataclass
@@ -135,7 +132,8 @@ class Player:
         while len(self.games) < min(SIDE_BY_SIDE, len(seeds)):
             self.games.append(self.make())
         device = next((x.device for x in model.parameters()), torch.device("cpu"))
-        episodes = [_Episode(int(seed)) for seed in seeds]
+        # not what the environment draws from
+        episodes = [_Episode(int(seed), np.random.default_rng([int(seed), 1])) for seed in seeds]
         waiting, running = episodes[::-1], dict[int, _Episode]()
         observations, draws = np.stack([self.blank] * SIDE_BY_SIDE), np.zeros(SIDE_BY_SIDE)
         while waiting or running:

@@ -25,17 +25,16 @@ from sewa_cli.settings import Count, Share
 from sewa_cli.task.ready import Newest, Ready, import_library
 from sewa_cli.task.ready.args import DataArgs, Existing, Part, parse
 from sewa_cli.task.ready.batches import (
+    TEXTS,
     Batch,
     LazyBatches,
     functions_of,
-    inputs_of,
     open_image,
 )
 from sewa_cli.task.ready.folder import CONFIG, Source, find_folders
 from sewa_cli.task.ready.head import Head
-from sewa_cli.task.ready.labels import Labels, labels_of_config
 from sewa_cli.task.ready.language import Language, Tokens
-from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
 from sewa_cli.task.ready.text import Example, Reader
 
 Kind = Literal[
@@ -180,8 +179,8 @@ def _words(name: str) -> set[str]:
 
 def inputs_for(model: nn.Module, batch: Batch) -> Batch:
     """Pick what the model takes: a tokenizer may return more."""
-    known = _parameters(type(model).forward)
-    return {key: x for key, x in inputs_of(batch).items() if key in known}
+    known = _parameters(type(model).forward) - {"targets", "targets_per_row", TEXTS}
+    return {key: x for key, x in batch.items() if key in known}
 
 
 @cache

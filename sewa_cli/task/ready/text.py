@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.task.ready.batches import IGNORED, TEXTS, Batch
-from sewa_cli.task.ready.labels import Labels
-from sewa_cli.task.ready.tables import Row
+from sewa_cli.task.ready.tables import Labels, Row
 
 
 @dataclass(frozen=True)
