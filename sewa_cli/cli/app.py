@@ -99,7 +99,6 @@ def demo(request: Request, demo_folder: Path) -> None:
     """Train a small network on real digits and average its 100 checkpoints."""
     from sewa_cli.config import load_config
     from sewa_cli.demo import run_demo
-    from sewa_cli.present import say
 
     check_one_a_line([demo_folder], "choose another name")
     seed = load_config(None, request.flags).seed
@@ -108,7 +107,7 @@ def demo(request: Request, demo_folder: Path) -> None:
         check_page(request.html, request.force)
     with request.talk as talk:
         selection = run_demo(demo_folder, seed, talk, force=request.force)
-    talk.say(*say(selection.report))
+    request.say(selection.report)
     request.write_chosen(selection.paths)
     request.draw(selection.report)
     sewa = called_from(demo_folder)
@@ -158,7 +157,7 @@ def select(request: Request, dry_run: bool) -> None:
         return
     request.check_stdout(request.config.output)
     from sewa_cli.commands.select import run_select
-    from sewa_cli.present import details, say, show
+    from sewa_cli.present import show
 
     with request.talk as talk:
         task = request.load_task()
@@ -171,10 +170,10 @@ def select(request: Request, dry_run: bool) -> None:
             protected=request.inputs,
         )
         report = selection.report
-    is_printed = request.form in ("table", "markdown")  # on standard output, as data
-    for line in [*([] if is_printed else show(report).splitlines()), *details(report)]:
-        talk.note(line)
-    talk.say(*say(report))
+    if request.form not in ("table", "markdown"):  # on standard output, as data
+        for line in show(report).splitlines():
+            talk.note(line)
+    request.say(report)
     if request.form != PATHS:
         request.write(show(report, request.form))
     elif request.config.output != STDOUT:

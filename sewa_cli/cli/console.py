@@ -131,7 +131,6 @@ class Talk(Events):
                 return
 
     def _draw(self) -> None:
-        """Draw one bar: for the plan, or for the outermost stage where there is none."""
         self._last_drawn = time.monotonic()
         bars, stages = self._bars or self._start_bars(), self._stages
         done, total = stages.whole

@@ -199,8 +199,6 @@ def plain(params: list[Any]) -> list[Any]:
 
 
 class Command(TyperCommand):
-    """A command with `--help` in a panel of ours."""
-
     def get_params(self, ctx: Any) -> list[Any]:
         params = plain(super().get_params(ctx))
         for param in params:

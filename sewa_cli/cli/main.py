@@ -106,7 +106,6 @@ def _run(arguments: list[str]) -> int:
 
 
 def _tell(error: BaseException, verbose: bool) -> int:
-    """Write one line about what ended the command; return the exit code."""
     if isinstance(error, SewaError):
         if verbose:
             _say_traceback(error.__cause__ or error if isinstance(error, UserCodeError) else error)
@@ -294,7 +293,6 @@ def _hush(stream: TextIO) -> None:
 
 
 def _say_error(fault: str) -> None:
-    """Write the error's line, with names escaped."""
     _say(f"error: {_rank}{shown(fault, LONGEST)}")
 
 

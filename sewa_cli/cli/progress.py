@@ -77,7 +77,6 @@ class Plan:
 
     @property
     def left(self) -> float:
-        """Return the amount of work that is left."""
         here = self._stages[self._at].amount - (self._done() - self._before)
         later = self._stages[self._at + 1 :]
         return max(0.0, here) + sum(stage.amount for stage in later)
@@ -98,11 +97,9 @@ class Stages:
         self.plan: Plan | None = None
 
     def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
-        """Take stages with these names as parts of one whole."""
         self.plan = Plan(plan, done, self._clock)
 
     def report(self, name: str, done: int, total: int, loss: float | None) -> Stage:
-        """Record what `Events.progress` reports."""
         while self._open and self._open[-1].has_ended and self._open[-1].name != name:
             self._open.pop()
         place = next((i for i, stage in enumerate(self._open) if stage.name == name), None)
@@ -133,7 +130,6 @@ class Stages:
 
     @property
     def title(self) -> str:
-        """The place in the plan and the outermost stage."""
         plan, here = self.plan, self.under_way
         name = here[0].name if here else plan.name if plan else self._open[-1].name
         return (plan.place if plan else "") + name

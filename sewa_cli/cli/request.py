@@ -151,13 +151,18 @@ class Request:
 
     def tell(self, report: Head, name: Path | None = None) -> None:
         """Print the report on standard output and its sentences on stderr, then draw."""
-        from sewa_cli.present import details, say, show
+        from sewa_cli.present import show
 
         self.write(show(report, self.form))
+        self.say(report)
+        self.draw(report, name)
+
+    def say(self, report: Head) -> None:
+        from sewa_cli.present import details, say
+
         for line in details(report):
             self.talk.note(line)
         self.talk.say(*say(report))
-        self.draw(report, name)
 
     def draw(self, report: Head, name: Path | None = None) -> None:
         """Write the page and the picture of a report, then send it to trackers.
@@ -195,7 +200,6 @@ class Request:
         self.talk.say(f"wrote {path}")
 
     def list(self, found: dict[str, dict[str, Any]]) -> None:
-        """Print the methods or solvers that can be chosen."""
         from sewa_cli.present.terminal import listing
 
         if self.form == "json":

@@ -24,7 +24,6 @@ FORMS: Final = ("table", "json", "jsonl", "csv", "markdown")
 
 
 def view_of(report: Head) -> View:
-    """Return the view of a report of any kind."""
     from sewa_cli.present.views import VIEWS
 
     by_metric = getattr(report, "contest", None) is not None
@@ -56,7 +55,6 @@ def summary(report: Head) -> str:
 
 
 def draw(report: Head) -> Figure:
-    """Return the figure of a report; needs matplotlib. Raise a ConfigError if it has none."""
     from sewa_cli.present.figures import figure_of
 
     plot = view_of(report).plot

@@ -36,8 +36,6 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """Series over the same axes."""
-
     series: Sequence[Series]
     x_label: str
     y_label: str
@@ -50,8 +48,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: panels below each other."""
-
     title: str
     alt: str  # what it shows, for whoever does not see it
     panels: Sequence[Panel]
@@ -92,7 +88,6 @@ def name_of(step: int | None, index: int) -> str:
 def weights_panel(
     steps: Sequence[int | None], weights: Sequence[float | None], others: Sequence[Series] = ()
 ) -> Panel:
-    """Draw a line up for each checkpoint that has a weight."""
     places, x_label = places_of(steps)
     heights = [drawable(weight or 0.0) for weight in weights]
     hints = [
@@ -108,7 +103,6 @@ def weights_panel(
 def logged_panels(
     steps: Sequence[int | None], logged: Sequence[Mapping[str, float] | None]
 ) -> list[Panel]:
-    """Draw the losses that the trainer logged, if it did."""
     places, x_label = places_of(steps)
     names = list(dict.fromkeys(name for one in logged for name in one or {} if "loss" in name))
     hints = [

@@ -42,7 +42,6 @@ _STYLE: Final[dict[Any, Any]] = {
 
 @contextmanager
 def own_style() -> Iterator[None]:
-    """Use matplotlib's defaults with our few changes."""
     import matplotlib as mpl
 
     with mpl.rc_context(), warnings.catch_warnings():
@@ -146,7 +145,6 @@ def _look(series: Series) -> dict[str, Any]:
 
 
 def _values(panel: Panel) -> list[float]:
-    """Return what the axis of values has to hold."""
     found = [*panel.levels.values()]
     for series in panel.series:
         found += series.x if panel.rows else series.y

@@ -106,7 +106,6 @@ def wrote(output: str | None) -> list[str]:
 
 
 def recalled(cost: Cost) -> list[str]:
-    """Say how many results of an earlier run were used."""
     return [f"{cost.recalled:,} results recalled from --cache"] if cost.recalled else []
 
 
@@ -118,7 +117,6 @@ def describe_lora(lora: Lora) -> str:
 
 
 def standing(found: Standing | None) -> list[str]:
-    """Say how the run's weights move."""
     if found is None:
         return []
     return [f"the run is {found.explanation}"]
@@ -154,7 +152,6 @@ def checkpoints(candidates: Sequence[Candidate], left_out: Sequence[LeftOut]) ->
 
 
 def taken(report: Report) -> str:
-    """Say which checkpoints are used, and how the weights are spread."""
     weights = [candidate.weight or 0.0 for candidate in report.candidates]
     used = [weight for weight in weights if weight]
     which = f"{report.K} of {report.k} checkpoints used"
@@ -177,7 +174,6 @@ def taken(report: Report) -> str:
 
 
 def weights_chart(report: Report) -> Chart:
-    """Show weights along the run, or the mask that was learned; below, the logged loss."""
     candidates = report.candidates
     steps = [candidate.step for candidate in candidates]
     weights = [candidate.weight for candidate in candidates]
@@ -220,7 +216,6 @@ def weights_section(report: Report, *more: str) -> list[Section]:
 
 
 def curves(report: Report) -> dict[str, Points]:
-    """Return the weights by step and the history of a selection, for trackers."""
     return {
         "history": list(enumerate(report.history, 1)),
         "weight": by_step((one.step, one.weight) for one in report.candidates),
@@ -236,7 +231,6 @@ def standing_section(found: Standing | None) -> list[Section]:
 
 
 def motion_rows(motion: Motion) -> Rows:
-    """Return the run's three numbers next to those of simple ways of moving."""
     titles = {"line": "straight line", "walk": "random walk", "noise": "noise around a point"}
     every = {"this run": motion.run}
     every |= {titles[name]: signs for name, signs in (motion.expected or {}).items()}
@@ -273,7 +267,6 @@ def cost_section(found: Cost, placement: Placement) -> Section:
 
 
 def seconds(report: Report) -> Iterator[str]:
-    """Say what the run took, and where the checkpoints were held."""
     took = report.cost.seconds
     yield (
         f"{took.total:.1f} s on {report.device} (reading {took.read:.1f}, learning "

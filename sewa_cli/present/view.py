@@ -34,7 +34,6 @@ class Table:
 
     @cached_property
     def texts(self) -> set[str]:
-        """The columns that hold words."""
         return {name for row in self.rows for name, cell in row.items() if isinstance(cell, str)}
 
     def mark(self, place: int) -> str:
@@ -43,8 +42,6 @@ class Table:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values."""
-
     kind: ClassVar = "facts"
     found: Mapping[str, Cell]
 
@@ -76,16 +73,12 @@ Part = Table | Facts | Words | Code | Picture
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page."""
-
     title: str
     parts: Sequence[Part]
 
 
 @dataclass(frozen=True)
 class View:
-    """Everything a report has to say."""
-
     headline: str  # what was gained, as a title
     caveat: str  # its subtitle: how sure that is
     says: Sequence[str] = ()  # the terminal's lines

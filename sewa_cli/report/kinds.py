@@ -258,10 +258,9 @@ class Judged(Part):
     )
 
 
-class Comparison(TaskHead):
-    """The report of `sewa compare`."""
+class RunHead(TaskHead):
+    """The beginning of a report on averages of a run, by `select` or `compare`."""
 
-    kind: Literal["compare"] = "compare"
     k: int
     parameters: int
     candidates: list[Candidate]
@@ -270,6 +269,17 @@ class Comparison(TaskHead):
     heldout_rows: int | None
     selection_groups: int | None = Field(None, description=GROUPS)
     heldout_groups: int | None = Field(None, description=GROUPS)
+    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
+    placement: Placement
+    cost: Cost
+    output: str | None
+    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
+
+
+class Comparison(RunHead):
+    """The report of `sewa compare`."""
+
+    kind: Literal["compare"] = "compare"
     unit: Literal["rows", "groups", "batches", "parts"] | None = Field(
         description="what the bootstrap resamples"
     )
@@ -283,9 +293,4 @@ class Comparison(TaskHead):
     winner: str | None = Field(description="the best row, if no other ties with it")
     batchnorm: str | None = Field(description="what statistics of every row were recomputed on")
     averages_evaluated: int
-    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
-    placement: Placement
-    cost: Cost
-    output: str | None
-    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
     recipe: Recipe | None = Field(description="of the best row, if it was written")

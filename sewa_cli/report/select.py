@@ -7,19 +7,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from sewa_cli.direction import Goal
-from sewa_cli.report.recipe import OutputFile, Recipe
+from sewa_cli.report.kinds import RunHead
+from sewa_cli.report.recipe import Recipe
 from sewa_cli.report.shared import (
-    GROUPS,
-    Candidate,
-    Cost,
     Interval,
-    LeftOut,
     Lora,
     Part,
-    Placement,
     Scores,
-    Standing,
-    TaskHead,
     Verdict,
 )
 
@@ -221,25 +215,17 @@ class Blend(Part):
     learned: float = Field(description="half of Σ|c − prior|: the weight that learning has moved")
 
 
-class Report(TaskHead):
+class Report(RunHead):
     """The report of `sewa select`; the best baseline is the first of `references`."""
 
     kind: Literal["select"] = "select"
     K: int
-    k: int
-    parameters: int
-    candidates: list[Candidate]
-    left_out: list[LeftOut]
     selected: list[int]
     selected_steps: list[int | None]
     selected_paths: list[str]
     history: list[float | None] = Field(
         description="by iteration: mean loss over the M samples, or predicted; null: not finite"
     )
-    selection_rows: int
-    heldout_rows: int | None
-    selection_groups: int | None = Field(None, description=GROUPS)
-    heldout_groups: int | None = Field(None, description=GROUPS)
     average: Scores
     references: dict[str, Scores]
     verdict: Verdict
@@ -262,11 +248,6 @@ class Report(TaskHead):
         None, description="selection examples that the losses in `simple` are over; null: all"
     )
     contest: Contest | None = Field(None, description="--metric: how it was chosen by that")
-    standing: Standing | None = Field(None, description="null: too few checkpoints to say")
-    placement: Placement
     batchnorm: BatchNorm | None
     lora: Lora | None = None
-    cost: Cost
-    output: str | None
-    files: list[OutputFile] | None = Field(None, description="of the output, for `sewa verify`")
     recipe: Recipe | None = Field(description="null: from Python, with output=None")

@@ -60,7 +60,6 @@ def numbers(report: Head) -> dict[str, float]:
 
 
 def curves(report: Head) -> dict[str, list[tuple[int, float]]]:
-    """Return points by tag: the history by iteration, weights and losses by step."""
     found = {}
     for name, points in view_of(report).curves.items():
         known = [(at, value) for at, value in points if value is not None and isfinite(value)]
@@ -76,7 +75,6 @@ def names(report: Head) -> dict[str, str]:
 
 
 def charts(report: Head) -> Iterator[Chart]:
-    """Yield every chart; `present.figures.figure_of` draws it."""
     yield from view_of(report).charts
 
 

@@ -31,7 +31,6 @@ def check(where: str) -> str:
 
 
 def log(report: Head, where: str) -> None:
-    """Add a file of events to the folder."""
     from torch.utils.tensorboard import SummaryWriter
 
     with as_output_error(where), SummaryWriter(where, filename_suffix=f".{report.kind}") as writer:

@@ -106,7 +106,6 @@ def _measure(report: Comparison) -> str:
 
 
 def verdict(report: Comparison) -> str:
-    """Word the comparison's verdict."""
     no_winner = "no winner: " if report.verdict in ("none", "equal", "tie") else ""
     return f"{no_winner}{_reason(report)}"
 
@@ -198,7 +197,6 @@ def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
 
 
 def _contest(row: Row) -> str | None:
-    """Say how a method that chooses by the metric came to its choice."""
     if row.contest is None:
         return None
     words = {True: "confirmed", False: "not confirmed", None: "too few parts to confirm"}
@@ -225,7 +223,6 @@ def _seen(report: Comparison, rows: Rows) -> Rows:
 
 
 def _chart(report: Comparison) -> Chart:
-    """Draw a row for each method at each K, the best first."""
     is_held = report.heldout_rows is not None or report.judged is not None
     known = [row for row in report.rows if _score(row, is_held) is not None]
     ranked = sorted(known, key=lambda row: _loss(report, row))[:MOST_DRAWN]
@@ -260,7 +257,6 @@ def _held(row: Row) -> tuple[float, float] | None:
 
 
 def _loss(report: Comparison, row: Row) -> float:
-    """Return a value that is better when lower."""
     value = row.held[0]
     if value is None:
         return inf if row.selection_loss is None else row.selection_loss

@@ -135,7 +135,6 @@ def _versus(name: str, found: Verdict | Rival) -> str:
 
 
 def choice(found: Contest) -> str:
-    """Say which average was written, and why."""
     written = next(iter(found.scores))
     evidence = f"e-value {found.evidence:.3g}, {NEEDED} is needed"
     if found.overruled is not None:
@@ -221,7 +220,6 @@ def failures(
 
 
 def effort(found: Contest) -> str:
-    """Say how much was evaluated."""
     spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
     of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
     said = (
@@ -236,14 +234,12 @@ def effort(found: Contest) -> str:
 
 
 def unspent(found: Contest) -> list[str]:
-    """Say why not all of the budget was used."""
     if not found.unspent:
         return []
     return [f"{found.evaluations:,} of {found.budget:,} evaluations used: {found.unspent}"]
 
 
 def _rows(found: Contest) -> tuple[Rows, Rows]:
-    """Return the scores next to each other: for programs, and for people."""
     has_failed = any(scores.failed for scores in found.scores.values())
     is_held, metric = found.heldout_parts is not None, found.metric
     columns = {
@@ -300,7 +296,6 @@ def _entries(found: Contest) -> Rows:
 
 
 def _steps(entry: Entry) -> str:
-    """Return its checkpoints' steps, or how many there are of them."""
     steps = [step for step in entry.selected_steps or () if step is not None]
     if len(steps) != entry.size:
         return f"{entry.size} checkpoints"

@@ -77,7 +77,6 @@ def average(report: AverageReport) -> View:
 
 
 def weighed(sources: Iterable[tuple[object, int | None, float]]) -> Rows:
-    """Return a row for each checkpoint: path, step and weight."""
     return [{"path": str(path), "step": step, "weight": weight} for path, step, weight in sources]
 
 
@@ -176,7 +175,6 @@ def inspect(report: Inspection) -> View:
 
 
 def _inspected(report: Inspection) -> tuple[Rows, Rows]:
-    """Return a row for each checkpoint: for programs, and for people."""
     found = report.checkpoints
     losses = dict.fromkeys(name for one in found for name in one.logged if "loss" in name)
     rows: Rows = []

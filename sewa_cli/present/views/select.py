@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sewa_cli.present.charts import (
@@ -49,7 +49,7 @@ from sewa_cli.present.view import (
 from sewa_cli.text import examples, few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.select import Blend, BudgetOption, Expected, Report
+    from sewa_cli.report.select import Blend, BudgetOption, Expected, Pulled, Report
     from sewa_cli.report.shared import Scores
 
 
@@ -89,7 +89,6 @@ def view(report: Report) -> View:
 
 
 def headline(report: Report) -> str:
-    """Say what was gained over the last checkpoint."""
     if report.heldout_rows is None and report.expected and not report.instead_of:
         return f"Expected loss on new data {number(report.expected.loss, 3)}"
     name, own, last = _losses(report)
@@ -97,7 +96,6 @@ def headline(report: Report) -> str:
 
 
 def scores(report: Report) -> list[str]:
-    """Say the loss and the metrics, each next to those of the last checkpoint."""
     name, own, last = _losses(report)
     said = [f"{name} {number(own, 3)}{and_last(own, last)}"]
     if report.heldout_rows is None and report.expected:
@@ -117,7 +115,6 @@ def _losses(report: Report) -> tuple[str, float | None, float | None]:
 
 
 def _best_baseline(report: Report) -> list[str]:
-    """Say what the best baseline scores, unless that is what was written."""
     name, found = next(iter(report.references.items()))
     if name == report.written:
         return []
@@ -129,7 +126,6 @@ def _best_baseline(report: Report) -> list[str]:
 
 
 def verdict(report: Report) -> str:
-    """Word the report's verdict."""
     found, chosen = report.verdict, report.instead_of or report.written
     instead = f"; `{report.written}` was written instead" if report.instead_of else ""
     if found.kind == "no held-out data":
@@ -157,7 +153,6 @@ def verdict(report: Report) -> str:
 
 
 def expected(report: Report) -> str:
-    """Say the loss on new data by nested cross-validation."""
     found = report.expected
     assert found is not None
     whose = ""
@@ -192,7 +187,6 @@ def overfits(report: Report) -> str:
 
 
 def _details(report: Report) -> Iterator[str]:
-    """Say what was chosen, what the run looks like, and what it took."""
     if report.budget:
         yield budget(report)
     yield taken(report)
@@ -215,7 +209,6 @@ def _details(report: Report) -> Iterator[str]:
 
 
 def _prior(report: Report) -> Iterator[str]:
-    """Say what the default's weights were made of."""
     found = report.blend
     if found is None or report.instead_of:
         return
@@ -235,7 +228,6 @@ def _prior(report: Report) -> Iterator[str]:
 
 
 def budget(report: Report) -> str:
-    """Say the learned K of the curve, and which one was chosen."""
     options = report.budget or []
     curve = ", ".join(f"{o.K}: {number(o.loss)}" for o in options if o.name == "learned")
     known = [o for o in options if o.name != "learned" and o.loss is not None]
@@ -258,7 +250,6 @@ def _compared(report: Report) -> dict[str, Scores]:
 
 
 def _rows(report: Report) -> tuple[Rows, Rows]:
-    """Return the scores next to each other: for programs, and for people."""
     compared, best = _compared(report), next(iter(report.references), None)
     titles = {"uniform": f"uniform (all {report.k})"}
     if best is not None:
@@ -321,7 +312,6 @@ def _scores_chart(report: Report) -> Chart:
 
 
 def _loss_charts(report: Report) -> Iterator[Chart]:
-    """Show how the loss changes: along the path, by K, and while learning."""
     if report.blend and not report.instead_of:
         yield _path_chart(report.blend, report.expected)
     if report.budget:
@@ -332,57 +322,49 @@ def _loss_charts(report: Report) -> Iterator[Chart]:
 
 def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
     names = ["prior" if one.strength is None else f"{one.strength:g}" for one in blend.path]
-    series = Series(
-        "",
-        list(range(len(names))),
-        [drawable(one.loss) for one in blend.path],
-        "-",
-        "o",
-        intervals=[ends_of(one.loss, one.error) for one in blend.path],
-        hints=[
-            f"{name}, loss {number(one.loss)}, share of the choice {percent(one.share)}"
-            for name, one in zip(names, blend.path, strict=True)
-        ],
-    )
+    hints = [
+        f"{name}, loss {number(one.loss)}, share of the choice {percent(one.share)}"
+        for name, one in zip(names, blend.path, strict=True)
+    ]
     levels = {}
     if expects is not None:
         levels = {f"choice, expected {number(expects.loss)}": expects.loss}
         if expects.by is not None:
             best = expects.loss + expects.by
             levels[f"best baseline, expected {number(best)}"] = best
-    panel = Panel(
-        [series],
-        "regularisation strength",
-        "cross-validated loss",
-        levels,
-        dict(enumerate(names)),
-    )
-    return Chart(
-        "Cross-validated loss by regularisation strength",
+    alt = (
         "From the prior alone to weights that are regularised little; the intervals are those of "
-        "the difference from the lowest loss.",
-        [panel],
+        "the difference from the lowest loss."
     )
+    return _curve("regularisation strength", blend.path, names, hints, levels, alt)
 
 
 def _budget_chart(options: Sequence[BudgetOption]) -> Chart:
     learned = [one for one in options if one.name == "learned" and one.K is not None]
-    series = Series(
-        "learned",
-        list(range(len(learned))),
-        [drawable(one.loss) for one in learned],
-        "-",
-        "o",
-        intervals=[ends_of(one.loss, one.error) for one in learned],
-        hints=[f"K={one.K}, loss {number(one.loss)}" for one in learned],
-    )
+    names = [str(one.K) for one in learned]
+    hints = [f"K={one.K}, loss {number(one.loss)}" for one in learned]
     others = [one for one in options if one.name != "learned" and one.loss is not None]
     best = min(others, key=lambda one: one.loss or 0.0, default=None)
     levels = {} if best is None else {with_K(best.name, best.K): best.loss or 0.0}
-    names = {float(place): str(one.K) for place, one in enumerate(learned)}
-    panel = Panel([series], "K", "cross-validated loss", levels, names)
     alt = "Learned masks of K checkpoints, and the best baseline as a level."
-    return Chart("Cross-validated loss by K", alt, [panel])
+    return _curve("K", learned, names, hints, levels, alt)
+
+
+def _curve(
+    x_label: str,
+    options: Sequence[Pulled | BudgetOption],
+    names: Sequence[str],
+    hints: Sequence[str],
+    levels: Mapping[str, float],
+    alt: str,
+) -> Chart:
+    losses = [drawable(one.loss) for one in options]
+    ends = [ends_of(one.loss, one.error) for one in options]
+    places = list(range(len(names)))
+    series = Series("", places, losses, "-", "o", intervals=ends, hints=hints)
+    at = {float(place): name for place, name in enumerate(names)}
+    panel = Panel([series], x_label, "cross-validated loss", levels, at)
+    return Chart(f"Cross-validated loss by {x_label}", alt, [panel])
 
 
 def _history_chart(report: Report) -> Chart:
