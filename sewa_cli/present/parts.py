@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite
+from math import isfinite
 from typing import TYPE_CHECKING, Final
 
 from sewa_cli.present.charts import (
@@ -40,29 +40,33 @@ def upper(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def than_last(value: float | None, last: float | None) -> str:
+def than_last(value: float | None, last: float | None, *, is_loss: bool = True) -> str:
     """Say in words how far a score is from the last checkpoint's."""
-    if value is None or last is None or not isfinite(value) or not isfinite(last):
+    if value is None or last is None or not isfinite(value - last):
         return ""
     if value == last:
         return ", as the last checkpoint's"
-    if last <= 0:
-        return f"; the last checkpoint's is {number(last, 3)}"
-    return f", {change(value, last)} {'below' if value < last else 'above'} the last checkpoint's"
+    way = "below" if value < last else "above"
+    return f", {_change(value, last, is_loss)} {way} the last checkpoint's"
 
 
-def and_last(value: float | None, last: float | None) -> str:
+def and_last(value: float | None, last: float | None, *, is_loss: bool = True) -> str:
     """Show a score of the last checkpoint next to another, and the change."""
     if last is None:
         return ""
     by = ""
-    if value is not None and isfinite(value) and 0 < last < inf and value != last:
-        by = f", {'−' if value < last else '+'}{change(value, last)}"
+    if value is not None and value != last and isfinite(value - last):
+        by = f", {'−' if value < last else '+'}{_change(value, last, is_loss)}"
     return f" (last checkpoint {number(last, 3)}{by})"
 
 
-def change(value: float, last: float) -> str:
-    """Return how far a value is from another one in per cent, without a sign."""
+def _change(value: float, last: float, is_loss: bool) -> str:
+    """Return how far a score is from another one, without a sign: of a loss in per cent.
+
+    Per cent of an accuracy would read as percentage points.
+    """
+    if not is_loss or last <= 0:
+        return number(abs(value - last), 3)
     by = 100 * abs(value - last) / last
     return f"{by:.0f} %" if by >= 10 else f"{by:.2g} %"
 

@@ -44,7 +44,7 @@ def judged(
     if by is not None:
         verdict = decide(BEST, by, interval(ends), real.heldout_rows or 0)
     verdict = verdict.model_copy(update={"beaten_by": [*beaten_by]})
-    other = Scores(selection_loss=0.5, heldout_loss=0.6)
+    other = Scores(selection_loss=0.5, heldout_loss=0.6, metrics={"accuracy": 0.944})
     references = {BEST: Scores(selection_loss=0.4, heldout_loss=0.5)}
     references |= {"last": other, "uniform": other}
     update = {"verdict": verdict, "references": references, **more}
@@ -83,12 +83,12 @@ def test_a_difference_is_significant_only_if_the_interval_leaves_zero_out(
 
 
 def test_select_says_five_lines_and_the_rest_is_in_the_details(real: Report) -> None:
-    average = Scores(selection_loss=0.3, heldout_loss=0.4, metrics={"accuracy": 0.9})
+    average = Scores(selection_loss=0.3, heldout_loss=0.4, metrics={"accuracy": 0.964})
     found = judged(real, -0.1, (-0.15, -0.05), average=average, output="out.safetensors")
     view = select.view(found)
     assert view.says == [
         "held-out loss 0.4 (last checkpoint 0.6, −33 %)",
-        "accuracy 0.9",
+        "accuracy 0.964 (last checkpoint 0.944, +0.02)",
         f"best baseline: {BEST}, held-out loss 0.5",
         f"vs best baseline ({BEST}): −0.1, 95 % CI [−0.15, −0.05], significant",
         "wrote out.safetensors",
@@ -104,7 +104,7 @@ def test_select_says_five_lines_and_the_rest_is_in_the_details(real: Report) -> 
         (0.13, 0.2, "0.13 (last checkpoint 0.2, −35 %)", "0.13, 35 % below the last checkpoint's"),
         (0.21, 0.2, "0.21 (last checkpoint 0.2, +5 %)", "0.21, 5 % above the last checkpoint's"),
         (0.2, 0.2, "0.2 (last checkpoint 0.2)", "0.2, as the last checkpoint's"),
-        (-2.0, -1.0, "-2 (last checkpoint -1)", "-2; the last checkpoint's is -1"),
+        (-2.0, -1.0, "-2 (last checkpoint -1, −1)", "-2, 1 below the last checkpoint's"),
         (0.1, None, "0.1", "0.1"),
         (None, 0.2, "– (last checkpoint 0.2)", "–"),
     ],
@@ -207,6 +207,10 @@ def test_without_a_difference_the_verdict_says_why(
         ),
         (hoped(None, None, None), "on new data 0.3"),
         (
+            {**hoped(-0.02, (-0.05, 0.01)), "heldout_rows": 400},
+            "on new data (cross-validated on the selection data) 0.3, 95 % CI [0.28, 0.32]",
+        ),
+        (
             {**hoped(None, None, None), "written": "last", "instead_of": "uniform"},
             "of `uniform` on new data 0.3",
         ),
@@ -215,7 +219,8 @@ def test_without_a_difference_the_verdict_says_why(
 def test_the_expected_loss_has_its_interval_and_the_best_baseline(
     real: Report, made: dict[str, Any], said: str
 ) -> None:
-    assert select.expected(real.model_copy(update=made)) == f"expected loss {said}"
+    found = real.model_copy(update={"heldout_rows": None, **made})
+    assert select.expected(found) == f"expected loss {said}"
 
 
 def test_without_held_out_data_the_expected_loss_comes_first(real: Report) -> None:

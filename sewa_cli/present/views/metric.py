@@ -53,10 +53,10 @@ def view(report: Report) -> View:
     rows, seen = _rows(found)
     entries, chart = _entries(found), _chart(found)
     marks = ["chosen", *[None] * (len(seen) - 1)]
-    first = [] if own is None else [f"{name} {number(own, 3)}{and_last(own, last)}"]
+    first = [] if own is None else [f"{name} {number(own, 3)}{and_last(own, last, is_loss=False)}"]
     weights = weights_chart(report)
     return View(
-        headline=f"{upper(name)} {number(own, 3)}{than_last(own, last)}",
+        headline=f"{upper(name)} {number(own, 3)}{than_last(own, last, is_loss=False)}",
         caveat=judged,
         says=[
             *(first + held + _failed(found)),

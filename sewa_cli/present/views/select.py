@@ -102,7 +102,8 @@ def scores(report: Report) -> list[str]:
         said = [expected(report)]
     before = report.references["last"].metrics or {}
     for metric, value in (report.average.metrics or {}).items():
-        said.append(f"{metric} {number(value, 3)}{and_last(value, before.get(metric))}")
+        compared = and_last(value, before.get(metric), is_loss=False)
+        said.append(f"{metric} {number(value, 3)}{compared}")
     return said
 
 
@@ -153,17 +154,19 @@ def verdict(report: Report) -> str:
 
 
 def expected(report: Report) -> str:
-    found = report.expected
+    """Say the expected loss; where data are held out, they alone say what is significant."""
+    found, is_judged = report.expected, report.heldout_rows is not None
     assert found is not None
     whose = ""
     if report.instead_of:
         is_learned = report.instead_of == "learned"
         whose = " of what was learned" if is_learned else f" of `{report.instead_of}`"
-    said = f"expected loss{whose} on new data {number(found.loss, 3)}"
+    how = " (cross-validated on the selection data)" if is_judged else ""
+    said = f"expected loss{whose} on new data{how} {number(found.loss, 3)}"
     if found.error is not None:
         low, high = found.loss - 1.96 * found.error, found.loss + 1.96 * found.error
         said += f", 95 % CI [{number(low, 3)}, {number(high, 3)}]"
-    if found.by is None:
+    if found.by is None or is_judged:
         return said
     return f"{said}; vs best baseline: {gained(found.by, found.interval)}"
 
