@@ -363,6 +363,38 @@ def test_a_pytorch_file_that_wants_more_is_one_line(
     check_refused(sewa, run, mark, "step-1.pt: ")
 
 
+@pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "ckpt"])
+@pytest.mark.parametrize("way", ["zip", "legacy", "bare pickle"])
+def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sewa: Sewa,
+    mark: Path,
+    suffix: str,
+    way: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = {"state_dict": {"w": torch.ones(3)}, "extra": Evil(mark)}
+    path = tmp_path / f"step-1.{suffix}"
+    if way == "bare pickle":
+        path.write_bytes(pickle.dumps(Evil(mark)))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=way == "zip")
+    torch.save({"w": torch.ones(3)}, tmp_path / f"step-2.{suffix}")
+    ended = sewa("average", ".")
+    assert ended.code == 3
+    assert f"step-1.{suffix}: " in ended.error
+    assert "could run code" in ended.error
+    assert "system" in ended.error or way == "bare pickle"  # torch stops before it learns that
+    assert "none of it was run" in ended.error
+    assert not mark.exists()
+    if way == "bare pickle":
+        pickle.loads(path.read_bytes())
+    else:
+        torch.load(path, weights_only=False)
+    assert mark.exists()  # it would have run
+
+
 def test_attributes_that_hide_methods_are_taken_off(tmp_path: Path, sewa: Sewa) -> None:
     """weights_only lets a pickle set attributes of its dicts and tensors."""
     for step in (1, 2):

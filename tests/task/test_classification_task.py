@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,16 +31,6 @@ def make_conv():
 
 number = 3
 """
-
-
-@pytest.fixture(autouse=True)
-def forget_imports() -> Iterator[None]:
-    """The net.py of one test must not answer for that of another."""
-    path, known = list(sys.path), set(sys.modules)
-    yield
-    sys.path[:] = path
-    for name in {"net", "nets", "nets.small"} & set(sys.modules) - known:
-        del sys.modules[name]
 
 
 def arrays(seed: int, rows: int = 130) -> dict[str, Any]:

@@ -106,17 +106,10 @@ def test_every_format_gives_the_same_rows_in_the_order_asked_for(
     rows = table.take(order, ["text", "label"])
     assert [dict(row.values) for row in rows] == [ROWS[i] for i in order]
     assert all(str(path) in row.where for row in rows)
-    # nothing was written next to the user's data
-    assert {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))} == before
-
-
-@pytest.mark.parametrize("write", WRITERS)
-def test_a_missing_column_is_named_with_those_that_there_are(
-    write: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    table = open_table(write(tmp_path))
     with pytest.raises(TaskError, match=r"no column 'txt'; there are (text, label|label, text)$"):
         table.take([0], ["txt"])[0].get("txt")
+    # nothing was written next to the user's data
+    assert {p: p.stat().st_mtime_ns for p in sorted(tmp_path.rglob("*"))} == before
 
 
 @pytest.mark.parametrize(
@@ -180,20 +173,10 @@ def test_texts_are_files_each_of_them_one(tmp_path: Path) -> None:
         open_table(tmp_path).take([0], ["text"])
 
 
-@pytest.mark.parametrize(
-    ("missing", "write", "message"),
-    [
-        ("pyarrow", "write_parquet", "needs pyarrow: pip install pyarrow"),
-        ("pyarrow", "write_zst", "needs pyarrow: pip install pyarrow"),
-        ("datasets", "write_saved", "needs datasets: pip install datasets"),
-    ],
-)
-def test_what_is_not_installed_is_named(
-    missing: str, write: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = globals()[write](tmp_path)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(TaskError, match=message):
+def test_what_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(TaskError, match="needs pyarrow: pip install pyarrow"):
         open_table(path)
 
 

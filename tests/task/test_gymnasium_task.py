@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,10 +75,8 @@ def pair(inputs=4, outputs=2):
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    path, known = list(sys.path), set(gymnasium.registry)
+    known = set(gymnasium.registry)
     yield
-    sys.path[:] = path
-    sys.modules.pop("policies", None)
     for name in set(gymnasium.registry) - known:
         del gymnasium.registry[name]
 

@@ -23,17 +23,6 @@ from sewa_cli.task import Task, default_predict, load_task, make_task
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-@pytest.fixture(autouse=True)
-def forget_imports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Modules of one test's folder must not answer for those of another."""
-    path, known, here = list(sys.path), set(sys.modules), str(tmp_path_factory.getbasetemp())
-    yield
-    sys.path[:] = path
-    for name in set(sys.modules) - known:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(here):
-            del sys.modules[name]
-
-
 def task_of(functions: dict[str, Any] | None = None, **args: Any) -> Task:
     usual = {
         "build_model": lambda: nn.Linear(3, 2),
