@@ -76,7 +76,6 @@ class Ranks:
         return error
 
     def send(self, array: Array) -> None:
-        """Send it to rank 0."""
         raise NotImplementedError
 
     def receive(self, into: Array, rank: int) -> None:

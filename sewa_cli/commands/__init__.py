@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sewa_cli.events import Events
 from sewa_cli.output.average import Average
@@ -10,6 +12,19 @@ from sewa_cli.output.destination import Outputs, R, write_results
 from sewa_cli.present import html
 from sewa_cli.present.card import model_card, scores_of
 from sewa_cli.report.shared import Head
+
+if TYPE_CHECKING:
+    from sewa_cli.session.session import Session
+
+
+def settle_outputs(
+    session: Session, decide: Callable[[], Outputs], protected: Sequence[Path]
+) -> Outputs:
+    """Decide where results go, on rank 0 for all."""
+    outputs = Outputs(None)
+    if session.ranks.rank == 0:
+        outputs = decide().check([*session.inputs, *protected])
+    return outputs.shared()
 
 
 def write_average(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from sewa_cli.commands import write_average
+from sewa_cli.commands import settle_outputs, write_average
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.table import (
     ComparedRows,
@@ -47,7 +48,8 @@ def run_compare(
     with seeded(config.seed), ExitStack() as stack:
         setup, asked = _open(config, task, events, with_output=output_best is not None)
         session = setup.session
-        outputs = _outputs(session, output_best, report, force, protected)
+        decide = partial(_decide, session, output_best, report, force)
+        outputs = settle_outputs(session, decide, protected)
         if config.objective.metric is None:
             session.warn_of_overlap(training=session.objective.batch_statistics)
         evaluator, drafts = setup.placer.retry(lambda: evaluate_all(setup, asked))
@@ -110,23 +112,13 @@ def _learner(config: Config) -> Solver:
     return make_solver(config, usual) if is_other else solver
 
 
-def _outputs(
-    session: Session,
-    output_best: Path | None,
-    report: Path | None,
-    force: bool,
-    protected: Sequence[Path],
+def _decide(
+    session: Session, output_best: Path | None, report: Path | None, force: bool
 ) -> Outputs:
-    """Decide where results go, on rank 0 for all."""
-    outputs = Outputs(None)
-    if session.ranks.rank == 0:
-        outputs = Outputs(None, report, force=force)
-        if output_best is not None:
-            update = {"output": str(output_best), "report": report}
-            named = session.config.model_copy(update=update)
-            outputs = decide_outputs(named, force, None, session.newest)
-        outputs = outputs.check([*session.inputs, *protected])
-    return outputs.shared()
+    if output_best is None:
+        return Outputs(None, report, force=force)
+    update = {"output": str(output_best), "report": report}
+    return decide_outputs(session.config.model_copy(update=update), force, None, session.newest)
 
 
 def _judge(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft]) -> ComparedRows:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import isclose, isfinite
 from pathlib import Path
 from typing import IO, Any
 
-from sewa_cli.commands import write_average
+from sewa_cli.commands import settle_outputs, write_average
 from sewa_cli.commands.selection import Selection
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
@@ -87,9 +88,10 @@ def run_select(
     """
     with seeded(config.seed):
         setup = open_setup(config, task, events or Events())
-        outputs = None
+        outputs, newest = None, setup.session.newest
         if write:
-            outputs = _outputs(setup.session, force, stdout, protected)
+            decide = partial(decide_outputs, setup.session.config, force, stdout, newest)
+            outputs = settle_outputs(setup.session, decide, protected)
         select = _by_metric if config.objective.metric else _by_loss
         selected, run = setup.placer.retry(lambda: select(setup))
         return _write(run, selected, outputs)
@@ -120,17 +122,6 @@ def open_setup(config: Config, task: Task, events: Events) -> Setup:
     check_lora(config, session.newest)
     # by a metric W is held, and the loss chooses too
     return set_up(session, solver, share=0.5 if by_metric else 1.0, stream=not by_metric)
-
-
-def _outputs(
-    session: Session, force: bool, stdout: IO[bytes] | None, protected: Sequence[Path]
-) -> Outputs:
-    """Decide where results go, on rank 0 for all."""
-    outputs = Outputs(None)
-    if session.ranks.rank == 0:
-        outputs = decide_outputs(session.config, force, stdout, session.newest)
-        outputs = outputs.check([*session.inputs, *protected])
-    return outputs.shared()
 
 
 # ---- choose ---------------------------------------------------------------------------------
@@ -214,7 +205,6 @@ def _check_finite(found: BaselineLosses) -> None:
 
 
 def _by_its_name(choice: Choice, averages: Mapping[Name, Coefficients]) -> Choice:
-    """Call a choice that is a baseline by the baseline's name."""
     if choice.name != LEARNED:
         return choice
     names = (name for name, c in averages.items() if _same(c, choice.coefficients))

@@ -43,7 +43,6 @@ class Selection:
 
     @property
     def output(self) -> Path | None:
-        """Return the file that was written, if one was."""
         named = self.report.output
         return Path(named) if named not in (None, STDOUT) else None
 

@@ -85,7 +85,6 @@ class Evaluator:
         self._batches = run.session.objective.batches()
 
     def proposing(self) -> Proposing:
-        """Return the run as methods see it."""
         by_loss: dict[str, Any] = {}
         if self.run.session.task.has_loss:
             by_loss = {"loss": self.predicted_loss if self.survey else self.selection_loss}
@@ -105,7 +104,6 @@ class Evaluator:
         self.contested = None
 
     def learn(self, K: int) -> Coefficients:
-        """Return what the chosen solver chooses; its preparation is charged as well."""
         self._prepare()
 
         def work() -> Coefficients:

@@ -93,7 +93,6 @@ class Draft:
 
     @property
     def means(self) -> list[float]:
-        """Return the held-out loss of each draw."""
         return [units.mean for units in self.heldout if units is not None]
 
     @property
@@ -112,7 +111,6 @@ class Draft:
 
 
 def evaluate_all(setup: Setup, plan: ComparisonPlan) -> tuple[Evaluator, list[Draft]]:
-    """Read the checkpoints, then evaluate every method at every K."""
     clock, events = setup.session.clock, setup.session.events
     with clock("read"):
         run = setup.place()

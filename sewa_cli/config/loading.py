@@ -244,7 +244,6 @@ def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
 
 
 def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[str]:
-    """Return the keys that could have been meant."""
     sections_of_ours: dict[str, type[BaseModel]] = {
         "compare": CompareConfig,
         "objective": ObjectiveConfig,

@@ -241,7 +241,6 @@ class Board:
         return sorted(part for part in row if part not in bad)
 
     def has_failed(self, average: Average) -> bool:
-        """Return whether it failed on a part that others have a score on."""
         return not all(isfinite(self.found[average][part]) for part in self.parts_of(average))
 
     def scores(self, average: Average, parts: Sequence[int]) -> Tensor:

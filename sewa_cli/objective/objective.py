@@ -294,7 +294,6 @@ class Objective:
         return groups_of(batches, self.label_groups)
 
     def count_groups(self, data: Data) -> int | None:
-        """How many groups the examples are of; None: each stands for itself."""
         groups = self.groups(data)
         return None if groups is None else count_groups(groups)
 

@@ -157,7 +157,6 @@ class Scorer:
         return {name: finite(float(value)) for name, value in measured.items()}
 
     def _round(self, names: Iterable[str]) -> None:
-        """Round to the precision that a file of these weights would have."""
         model = self.objective.model
         floats = [name for name in names if model.canonical(name) in model.layout.slices]
         narrow = [name for name in floats if self.dtypes[name] != torch.float32]

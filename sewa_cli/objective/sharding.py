@@ -98,7 +98,6 @@ def local(tensor: Tensor) -> Tensor | None:
 
 
 def columns(name: str, tensor: Tensor) -> slice:
-    """Return the columns of a sharded tensor, laid flat, that this rank holds."""
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

@@ -25,7 +25,6 @@ Label = Callable[[Any], Sequence[Hashable]]  # a batch ↦ the label of each exa
 
 
 def labels_of(batch: Any, label: Label) -> Sequence[Hashable]:
-    """The label of each example's group."""
     n = max(0, rows(batch))
     found = label(batch) if n else ()
     if len(found) != n:
@@ -124,11 +123,9 @@ class UnitLosses:
 
     @property
     def group_count(self) -> int | None:
-        """How many groups the rows are of; None: each row stands for itself."""
         return None if self.groups is None else count_groups(self.groups)
 
     def grouping(self, by_row: bool) -> Grouping:
-        """Which unit each row belongs to, or each batch."""
         return Grouping.make(self.counts.int().tolist(), by_row, self.groups)
 
     def tensors(self) -> Tensors:

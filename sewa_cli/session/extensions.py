@@ -91,13 +91,11 @@ def list_solvers(config: Config) -> dict[str, str]:
 
 
 def solver_for(config: Config, K: int) -> str:
-    """Return the chosen solver's name, or the default for this K."""
     metric = config.objective.metric is not None
     return config.solver or solvers.default_for(K, config.sparse, metric)
 
 
 def make_solver(config: Config, name: str) -> Solver:
-    """Make a solver with its settings."""
     found = solvers.find(name)
     settings = found.Settings.model_validate(config.solvers.get(name, {}))
     return found(settings) if found.__module__.startswith("sewa_cli.") else _Fenced(found, settings)

@@ -47,7 +47,6 @@ class Places(NamedTuple):
 
 
 def list_parts(task: Task, of: Kind, seed: int) -> list[Any]:
-    """Return the task's own list of parts, else the batches of its data."""
     scoring = task.scoring
     assert scoring is not None
     with seeded(seed):  # seeds may be drawn, a loader may shuffle
@@ -196,7 +195,6 @@ class PartScorer:
 
 
 def _place(frames: str) -> str:
-    """Name the line of the user's file that raised the exception."""
     found = re.findall(r'^  File "(.*)", line (\d+)', frames, re.MULTILINE)
     return f" ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else ""
 

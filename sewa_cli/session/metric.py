@@ -258,7 +258,6 @@ def _open_pool(
 
 
 def _named_incumbent(run: PlacedRun) -> tuple[Name, Coefficients] | None:
-    """Return the baseline that the user names."""
     config, k = run.session.config, run.trajectory.k
     if (named := config.objective.incumbent) is None:
         return None

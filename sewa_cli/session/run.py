@@ -283,7 +283,6 @@ def hear_all(session: Session, rows: CheckpointRows) -> None:
 
 
 def holding(placement: Placement, more: int) -> Placement:
-    """Return a placement with `more` bytes, which the solver holds."""
     return placement.model_copy(update={"planned_bytes": placement.planned_bytes + more})
 
 
@@ -312,7 +311,6 @@ class Counts:
         return cls(selection, heldout, training)
 
     def forward(self, stage: Stage) -> float:
-        """Return the batches that a stage puts through the model."""
         found = stage.passes * self.selection + stage.heldout * self.heldout
         return found + stage.training * self.training
 
@@ -349,7 +347,6 @@ def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[
 
 
 def follow(run: PlacedRun, K: int) -> None:
-    """Show progress by the solver's plan, if it has one."""
     session, objective, room = run.session, run.session.objective, run.placed.room
     counts, k = Counts.of(session), run.trajectory.k
     classes = inf if objective.classes else 0  # the task says targets() where they are many

@@ -68,7 +68,6 @@ def with_whole_batches(task: Task, ranks: Ranks) -> Task:
 
 
 def guarded(task: Task, share: float, seed: int) -> tuple[Task, Guard]:
-    """Return the task with a share of its selection rows as held-out data."""
     selection, heldout = keep_aside(task.selection_data, share, seed, task.groups)
     with_guard = replace(
         task,
@@ -116,7 +115,6 @@ def build_model(
 
 
 def _classes(config: Config, task: Task, ranks: Ranks, events: Events) -> Classes | None:
-    """Return the task's statement about its cross-entropies, if there is one."""
     if task.targets is None:
         return None
     room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
@@ -188,7 +186,6 @@ class Session:
 
     @property
     def device(self) -> torch.device:
-        """Return where the work is done."""
         return self.model.device
 
     @property
@@ -245,7 +242,6 @@ class Session:
             self.events.warn(sentence)
 
     def head(self) -> dict[str, Any]:
-        """Return the head of the report of a command with a task."""
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
         return {**head, "code": self.task.sha256, "parameters": self.model.parameters}
 

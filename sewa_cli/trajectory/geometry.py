@@ -180,7 +180,6 @@ class WeightSample:
     """Some of the weights of every checkpoint, the same of each; all, where they are few."""
 
     def __init__(self, count: int, size: int) -> None:
-        """Make room for `count` checkpoints with rows of `size` numbers."""
         self._size = size
         drawn = max(MOST // count, LEAST)
         self._drawn: Tensor | None = None
@@ -190,7 +189,6 @@ class WeightSample:
         self._kept = torch.zeros(count, min(drawn, size))
 
     def keep(self, i: int, row: Tensor) -> None:
-        """Checkpoint i as row [P]."""
         columns = slice(self._size) if self._drawn is None else self._drawn.to(row.device)
         self._kept[i] = row[columns]
 

@@ -38,7 +38,6 @@ CGROUPS = (  # where a container's limits stand, version 2 and 1: limit, usage, 
 
 
 def free_on(device: torch.device) -> int:
-    """Return the bytes that are free on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return free_on_host()
@@ -112,7 +111,6 @@ class TierSizes:
 
     @property
     def rows(self) -> int:
-        """Return the rows of a streaming buffer."""
         return max(1, min(STREAM_ROWS, self.k, (self.room - self.work) // (2 * 4 * self.P)))
 
 
@@ -237,7 +235,6 @@ class Placer:
         return tier.needs(self.sizes) + self.sizes.work
 
     def fitting(self) -> list[Tier]:
-        """The tiers that fit under the cap, best first."""
         if self._only is not None:
             [named] = [tier for tier in TIERS if tier.name == self._only]
             if not named.is_here(self.sizes):

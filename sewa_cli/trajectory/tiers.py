@@ -95,7 +95,6 @@ class Deltas(Trajectory):
         return cls(mean, differences, source.layout, used)
 
     def blocks(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the differences in float32."""
         few = len(self._wide)
         for start in range(0, self.k, few):
             rows = slice(start, min(start + few, self.k))

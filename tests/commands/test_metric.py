@@ -340,52 +340,6 @@ def test_batches_held_back_are_not_chosen_by(sewa: Sewa, task: Path) -> None:
     assert contest["incumbent"] == "by loss"
 
 
-BATCHES = """
-SIZES = (200, *[5] * 23)
-
-def batches(seed):
-    x = torch.randn(sum(SIZES), 6, generator=torch.Generator().manual_seed(seed))
-    x[:200] *= 10
-    return [(part,) for part in x.split(SIZES)]
-
-def selection_data():
-    return batches(1)
-
-def heldout_data():
-    return batches(2)
-
-def score(model, part):
-    return {"err": float(model(part[0]).abs().sum(1).mean()), "rows": len(part[0])}
-
-del score_parts, heldout_parts
-"""
-
-
-def test_batches_count_by_their_rows(sewa: Sewa, task: Path) -> None:
-    task.write_text(HEAD + BATCHES)
-    contest = contest_of(sewa("select", "--metric=-err", "--budget", 200))
-    module: dict[str, Any] = {"__file__": str(task)}
-    exec(task.read_text(), module)
-    rows = torch.cat([part for (part,) in module["heldout_data"]()])
-
-    def err(file: object) -> float:
-        model = module["build_model"]()
-        model.load_state_dict(load_file(str(file)))
-        with torch.no_grad():
-            return float(model(rows).abs().sum(1).mean())
-
-    scores = next(iter(contest["scores"].values()))
-    assert scores["heldout"] == pytest.approx(err(OUTPUT), rel=1e-5)
-    by_rows = sum(n * n for n in (200, *[5] * 23)) / 315
-    assert scores["others"] == {"rows": pytest.approx(by_rows)}
-    rival = contest["scores"][contest["verdict"]["baseline"]]["heldout"]
-    assert contest["verdict"]["difference"] == pytest.approx(scores["heldout"] - rival)
-    flags = ("--metric=-err", "--methods", "last", "--output-best", "b.safetensors", "--json")
-    row = compared(sewa("compare", *flags))["by"]["last"]
-    assert row["score"]["heldout"] == pytest.approx(err("b.safetensors"), rel=1e-5)
-    assert row["metrics"] == {"rows": pytest.approx(by_rows)}
-
-
 # ---- parts that fail -----------------------------------------------------------------------------
 
 
@@ -432,25 +386,6 @@ def test_a_part_that_fails_for_all_is_left_out(sewa: Sewa, task: Path, name: str
     assert (found["judged"]["parts"], found["judged"]["left_out"]) == (27, 3)
     assert found["judged"]["failure_counts_as"] is None
     assert found["by"]["last"]["mark"] == "best"
-
-
-METHODS = ("--methods", "last,uniform,latest", "--K", 3, "--json")
-
-
-def test_a_row_that_fails_is_behind_and_the_others_are_not_touched(sewa: Sewa, task: Path) -> None:
-    before = compared(sewa("compare", *METHODS))["by"]
-    failing(task, "part % 3 == 1 and is_at(model, LAST)")
-    found = compared(sewa("compare", *METHODS))
-    rows = found["by"]
-    for name in ("uniform", "latest"):
-        assert rows[name]["score"]["heldout"] == before[name]["score"]["heldout"]
-    failed, worst = 10, found["judged"]["failure_counts_as"]
-    assert worst < min(row["score"]["heldout"] for row in before.values()) - 1
-    assert rows["last"]["score"]["failed"] == failed
-    expected = (failed * worst + (30 - failed) * before["last"]["score"]["heldout"]) / 30
-    assert rows["last"]["score"]["heldout"] == pytest.approx(expected, abs=0.01)
-    assert rows["last"]["mark"] == "worse"
-    assert found["rows"][found["best"]]["method"] == "latest"
 
 
 # ---- compare -------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers.tiny import Sewa
 from pydantic import BaseModel
 
 from sewa_cli import solvers
@@ -51,22 +50,6 @@ def test_a_flag_beats_the_yaml_and_set_beats_both(tmp_path: Path) -> None:
     config = load_config(path, {"K": "4", "seed": "4"}, ["K=5"])
     assert (config.K, config.seed, config.last) == (5, 4, 30)
     assert load_config(path, {}, ["every=null"]).every is None
-
-
-def test_settings_of_a_choice_by_a_metric_are_refused_where_none_is_named(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, "objective: {budget: 60, workers: 2}")
-    (fault,) = faults(path)
-    assert fault == (
-        f"{path}: objective: budget and workers are for a choice by a metric; name one: "
-        "--metric NAME"
-    )
-    for name, value in (("budget", "10m"), ("workers", "2"), ("part_timeout", "30s")):
-        (fault,) = faults(None, {f"objective.{name}": value})
-        assert fault.startswith(f"--{name.replace('_', '-')}: {name} is for a choice by a metric")
-    assert load_config(path, {"objective.metric": "return"}).objective.workers == 2
-    assert load_config(path, {}, ["objective.metric=null"]).objective.budget == 60
-    whole = load_config(None).model_dump()["objective"]
-    assert ObjectiveConfig.model_validate(whole) == ObjectiveConfig()
 
 
 def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
@@ -171,6 +154,8 @@ def test_a_fault_names_what_gave_the_value(
         ("gumbel:\n  lr: 1\n  lr: 2\n", ":3:3: the key 'lr' is given twice"),
         ("task: ./task.py\nK: [3\n", ":3:1: "),
         ("K:\t- 3\n", ":1:"),
+        ("args: !!timestamp x\n", ": has a value that cannot be read"),
+        ("args: " + "[" * 1500 + "]" * 1500, ": is nested too deep"),
     ],
 )
 def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, place: str) -> None:
@@ -243,25 +228,3 @@ def test_where_no_solver_is_named_k_says_which_one_serves(
     assert config.solver == flags.get("solver")
     assert solver_for(config, config.K) == serves
     assert config.solvers.keys() == {serves}
-
-
-# ---- YAML that cannot be read --------------------------------------------------------------------
-
-VALUES = {
-    "!!timestamp x": "cannot be read",
-    "2001-99-99": "month must be in 1..12",
-    "!!map x": "expected a mapping",
-    "[" * 1500 + "]" * 1500: "nested too deep",
-    "[a": "expected ',' or ']'",
-    "*nowhere": "found undefined alias",
-}
-
-
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: value[:20])
-def test_a_value_that_is_no_yaml_is_one_line(tmp_path: Path, sewa: Sewa, value: str) -> None:
-    path = write_yaml(tmp_path, f"args: {value}\n")
-    ended = sewa("methods", "--config", path)
-    assert ended.code == 2, ended.err
-    assert VALUES[value] in ended.error
-    assert len(ended.error) < 400
-    assert VALUES[value] in sewa("methods", "--set", f"args={value}").error

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.tiny import Sewa
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sewa_cli.objective import overlap
 
@@ -46,10 +44,6 @@ def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command
     assert ended.code == 0, ended.err
 
 
-def batches(x: torch.Tensor, y: torch.Tensor, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return list(zip(torch.split(x, size), torch.split(y, size), strict=True))
-
-
 def test_a_few_twins_in_real_data_are_no_reason_to_warn() -> None:
     x = torch.randn(1000, 3)
     keys = overlap.row_keys([x])
@@ -68,26 +62,3 @@ def test_rows_that_cannot_be_told_apart_say_nothing(inputs: object, told: int) -
     """Labels alone are in every set, and an object has no bytes."""
     data = [(inputs, torch.arange(50) % 2)]
     assert len(list(overlap.find_overlap(data, data, None, seed=0))) == told
-
-
-@given(st.lists(st.integers(1, 6), min_size=6, max_size=20), st.integers(1, 5), st.integers(1, 5))
-def test_padding_tells_no_rows_apart(lengths: list[int], size: int, other: int) -> None:
-    """As batches of texts are padded: each to its own longest row; with a number beside them."""
-    rows = [torch.arange(length) + 10 * i for i, length in enumerate(lengths)]
-
-    def padded(rows: list[torch.Tensor], size: int) -> list[dict[str, object]]:
-        pad = torch.nn.utils.rnn.pad_sequence
-        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
-        return [
-            {
-                "input_ids": pad(part, batch_first=True),
-                "attention_mask": pad([torch.ones_like(row) for row in part], batch_first=True),
-                "targets": pad(part, batch_first=True, padding_value=-100),
-                "targets_per_row": 2.5,
-            }
-            for part in parts
-        ]
-
-    own = overlap.row_keys(padded(rows, size))
-    assert len(set(own)) == len(rows)
-    assert overlap.shared(own, padded(rows[::-1], other)) == len(rows)

@@ -48,21 +48,6 @@ def value(found: Tensors | None) -> list[float] | None:
     return None if found is None else found[""].tolist()
 
 
-def test_names_orders_dtypes_and_nan_come_back(tmp_path: Path) -> None:
-    made = {
-        "z": torch.tensor(1.5, dtype=torch.float64),
-        "__metadata__": torch.tensor([1, 2]),
-        "a b": torch.ones(2, 3, dtype=torch.bfloat16),
-        "": torch.tensor(torch.nan),
-    }
-    opened(tmp_path).keep(("a",), made)
-    found = opened(tmp_path).known(("a",))
-    assert found is not None
-    assert [*found] == [*made]
-    assert all(found[name].dtype == x.dtype for name, x in made.items())
-    assert all(torch.equal(found[name].nan_to_num(), x.nan_to_num()) for name, x in made.items())
-
-
 class Bomb:
     """Runs code where a pickle of it is loaded."""
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from helpers.tiny import train_tiny
 from torch import Tensor
 
 from sewa_cli.config import Config
-from sewa_cli.errors import UserCodeError
 from sewa_cli.objective.board import Failed
 from sewa_cli.session.jobs import Job, Places, Recipe
 from sewa_cli.session.workers import InProcess, Workers
@@ -238,11 +236,3 @@ def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
     process.wait()
     assert_gone(pids)
     assert [*tmp_path.glob("sewa-*")] == []
-
-
-@pytest.mark.breadth
-def test_a_task_that_fails_in_a_worker_ends_the_run(tmp_path: Path) -> None:
-    workers = Workers(recipe_in(tmp_path, f"{TASK}\nraise OSError('no display')\n"), 1, None)
-    with closing(workers), pytest.raises(UserCodeError, match="OSError: no display") as raised:
-        list(workers.run(jobs(workers.store(weights()), 0)))
-    assert "line" in raised.value.frames

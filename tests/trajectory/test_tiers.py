@@ -163,28 +163,6 @@ def test_memory_that_runs_out_in_the_users_code_to_the_last_is_told_with_its_fra
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize(
-    ("flags", "name", "words"),
-    [
-        ([], "pull_back", "ran out wherever W was held (memory, bf16, files); smaller batches"),
-        (["--solver", "linear"], "mix_few", "memory: ran out: CUDA out of memory; smaller batches"),
-    ],
-)
-def test_memory_that_runs_out_in_the_last_tier_is_one_clear_line(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, flags: list[str], name: str, words: str
-) -> None:
-    def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    for kind in (Trajectory, Deltas, Streamed):
-        monkeypatch.setattr(kind, name, full)
-    ended = sewa("select", *flags)
-    assert ended.code == 2
-    assert words in ended.error
-    assert not list(Path().glob("averaged*"))
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
     sewa: Sewa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
