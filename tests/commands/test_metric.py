@@ -143,7 +143,8 @@ def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
     assert contest["incumbent"] == next(iter(contest["scores"])) == "last"
     assert contest["scores"]["last"]["heldout"] > 2 + contest["scores"]["uniform"]["heldout"]
     assert (contest["unspent"] is None) == (contest["evaluations"] == budget)
-    said = f"{contest['evaluations']} of {budget} evaluations used: {contest['unspent']}\n"
+    left = budget - contest["evaluations"]
+    said = f"{left} of {budget} evaluations unspent: {contest['unspent']}\n"
     assert (said in ended.err) == (contest["unspent"] is not None)
     report = report_of(sewa("select", "--budget", 4, "--force"))
     contest = report["contest"]

@@ -126,7 +126,8 @@ def _reason(report: Comparison) -> str:
     if report.verdict == "too few":
         return f"{has}; too few {_unit(report)} for a confidence interval"
     ties = sum(row.mark == "tie" for row in report.rows)
-    return f"{has}, but {ties} of the other {others} tie with it"
+    tying = "all others" if ties == others else f"{ties} of the other {others}"
+    return f"{has}, but {tying} tie with it"
 
 
 def _unit(report: Comparison) -> str:

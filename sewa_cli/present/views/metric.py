@@ -234,9 +234,10 @@ def effort(found: Contest) -> str:
 
 
 def unspent(found: Contest) -> list[str]:
-    if not found.unspent:
+    if not found.unspent or not isinstance(found.budget, int):
         return []
-    return [f"{found.evaluations:,} of {found.budget:,} evaluations used: {found.unspent}"]
+    left = found.budget - found.evaluations
+    return [f"{left:,} of {found.budget:,} evaluations unspent: {found.unspent}"]
 
 
 def _rows(found: Contest) -> tuple[Rows, Rows]:
