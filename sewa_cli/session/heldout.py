@@ -18,7 +18,7 @@ from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice
 from sewa_cli.solvers.contest import Outcome
-from sewa_cli.task.scoring import Score
+from sewa_cli.task.scoring import METRICS, Score
 from sewa_cli.text import finite, with_K
 
 LISTED = 100  # failures in the report
@@ -32,6 +32,12 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
     """
     outcome, board, k = choice.outcome, metric.board, metric.run.trajectory.k
     assert outcome is not None
+    session = metric.run.session
+    if metric.scoring.name == METRICS and session.task.heldout_data is not None:
+        session.events.warn(
+            "metrics() may use held-out examples; if so, the held-out loss is biased. Define "
+            "score() and score_parts()."
+        )
     taken, last = outcome.taken, tuple(mean_of([k - 1], k))
     entrants = (taken, outcome.incumbent, outcome.leader, outcome.baseline)
     averages = {entrant.label: entrant.average for entrant in entrants if entrant is not None}
@@ -64,7 +70,7 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
     contest = Contest(
         metric=metric.criterion.name,
         goal=metric.criterion.goal,
-        budget=metric.run.session.config.objective.budget,
+        budget=session.config.objective.budget,
         evaluations=board.spent,
         heldout_evaluations=metric.heldout_evaluations,
         failures=board.failures[:LISTED],

@@ -40,7 +40,7 @@ from sewa_cli.session.run import PlacedRun
 from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
-from sewa_cli.task.scoring import METRICS, Score, Scoring
+from sewa_cli.task.scoring import Score, Scoring
 
 AT_ONCE = 8  # parts in a call of scores()
 SHOWN = 4  # averages that are scored on held-out parts, or fewer where some are the same
@@ -226,11 +226,6 @@ def open_metric(run: PlacedRun) -> Metric:
         )
         for kind, (of, at) in places.items()
     }
-    if scoring.name == METRICS and task.heldout_data is not None:
-        session.events.warn(
-            "chosen by metrics(model), as one part: if it looks at held-out rows, their loss "
-            "is too good now; score(model, part) and score_parts() keep them apart"
-        )
     criterion = Criterion(name, config.objective.direction)
     return Metric(run, criterion, scoring, lists, places, weights, _open_pool(run, lists, places))
 

@@ -69,7 +69,8 @@ class Scoring:
             if value is None:
                 given = few(sorted(score), 8) or "nothing"
                 raise ConfigError(
-                    f"--metric {metric}: the task has no such metric; {self.name}() gives {given}"
+                    f"--metric {metric}: is not in what {self.name}() returns ({given}); add it "
+                    "there, or name another"
                 )
         return [value for value in found if value is not None]
 

@@ -241,7 +241,7 @@ def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> Non
         (("--metric", "+wer"), "metric: lower wer is better; drop the +"),
         (("--metric", "wer", "--set", "objective.goal=max"), "lower wer is better; drop goal: max"),
         (("--metric", "-size", "--set", "objective.goal=max"), "contradict each other"),
-        (("--metric", "bleu"), "no such metric; score() gives length, return, size, wer"),
+        (("--metric", "bleu"), "is not in what score() returns (length, return, size, wer); add"),
         (("--metric=",), "metric: must have a name"),
         (("--incumbent", "sewa"), "looks at a loss"),
         (("--set", "objective.budgets=3"), "unknown key; did you mean budget?"),
@@ -282,7 +282,7 @@ def test_metrics_alone_are_one_part(sewa: Sewa, task: Path) -> None:
     ended = sewa("select", "--K", 4)
     contest = contest_of(ended)
     assert (contest["parts"], contest["heldout_parts"], contest["confirmed"]) == (1, None, None)
-    assert "if it looks at held-out rows, their loss is too good now" in ended.err
+    assert "metrics() may use held-out examples" in ended.err
     best, *others = [scores["selection"] for scores in contest["scores"].values()]
     assert all(other is None or other <= best for other in others)
     assert "--strict needs held-out parts" in sewa("select", "--strict", "--force").error

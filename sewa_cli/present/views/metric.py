@@ -73,7 +73,7 @@ def view(report: Report) -> View:
                 f"By {found.metric}",
                 Words([*held, *_failed(found)]),
                 Picture(chart),
-                Table(f"{found.metric}, held out and to choose by", seen, False, marks),
+                Table(f"{found.metric} on selection and held-out parts", seen, False, marks),
             ),
             *section(
                 "Was the best one lucky?",
@@ -101,7 +101,7 @@ def _measured(found: Contest) -> tuple[str, float | None, float | None]:
     own, last = next(iter(found.scores.values())), found.scores.get("last")
     if found.heldout_parts is None:
         before = last.selection if last else None
-        return f"{found.metric} to choose by", own.selection, before
+        return f"selection {found.metric}", own.selection, before
     return f"held-out {found.metric}", own.heldout, last.heldout if last else None
 
 
@@ -244,7 +244,7 @@ def _rows(found: Contest) -> tuple[Rows, Rows]:
     has_failed = any(scores.failed for scores in found.scores.values())
     is_held, metric = found.heldout_parts is not None, found.metric
     columns = {
-        f"selection_{metric}": f"{metric} to choose by",
+        f"selection_{metric}": f"selection {metric}",
         "parts": "of parts",
         f"heldout_{metric}": f"held-out {metric} ({found.heldout_used})" if is_held else None,
         "low": "95 % CI" if is_held else None,
@@ -310,12 +310,12 @@ def _chart(found: Contest) -> Chart:
     intervals = [
         None if one.interval is None else (one.interval.low, one.interval.high) for one in scores
     ]
-    chosen = Dots("to choose by", [one.selection for one in scores], is_hollow=True, marker="s")
-    held = Dots("held out", [one.heldout for one in scores], intervals=intervals)
+    chosen = Dots("selection", [one.selection for one in scores], is_hollow=True, marker="s")
+    held = Dots("held-out", [one.heldout for one in scores], intervals=intervals)
     dots = [held, chosen] if found.heldout_parts else [chosen]
     label = f"{found.metric} ({comparative(found.goal)} is better)"
     return Chart(
-        f"{found.metric}, held out and to choose by",
+        f"{found.metric} on selection and held-out parts",
         "A row for each average with its score on held-out parts, with the 95 % interval, and on "
         "the parts it was chosen by, as in the table.",
         [rows_panel(list(found.scores), dots, label)],
