@@ -138,12 +138,14 @@ def load_plain(source: Path | IO[bytes]) -> Any:
 def mentions(path: Path, word: str) -> bool:
     """Whether the file's pickle has this word in it; it is not unpickled."""
     try:
-        with open_regular(path) as file, zipfile.ZipFile(file) as archive:
-            pickles = [m for m in archive.infolist() if m.filename.endswith("/data.pkl")]
-            small = [m for m in pickles if not m.compress_type and m.file_size <= _MOST_PICKLED]
-            return any(word.encode() in archive.read(member) for member in small)
-    except (OSError, zipfile.BadZipFile):
-        return False  # opening it will say what is wrong
+        with open_regular(path) as file:
+            if not _check_archive(file):
+                return False
+            with zipfile.ZipFile(file) as archive:
+                pickled = next(n for n in archive.namelist() if n.endswith("/data.pkl"))
+                return word.encode() in archive.read(pickled)
+    except Exception:  # a torn file fails in many ways; opening it will say what is wrong
+        return False
 
 
 def _is_archive(file: IO[bytes]) -> bool:

@@ -341,6 +341,9 @@ FILES: dict[str, Callable[[Path], bytes]] = {
     "packed, two lists": lambda _: two_lists(packed(saved({"w": torch.ones(1000)}))),
     "packed, a gap": lambda _: with_gap(packed(saved({"w": torch.ones(1000)}))),
     "a name that is not UTF-8": lambda _: saved({"w": torch.ones(3), SURROGATE: torch.ones(3)}),
+    "encrypted": lambda _: archive(("a/data.pkl", b"x"), ("a/version", b"3\n")).replace(
+        b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"
+    ),
     "repeated": lambda _: saved({"w": torch.ones(1).expand(2**40)}),
     "load_from_bytes": lambda mark: archive(
         (
