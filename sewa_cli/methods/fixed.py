@@ -49,7 +49,7 @@ def latest(run: Run, K: int) -> Coefficients:
 
 @method()
 def swa(run: Run, *, start: float = 0.75, every: int = 1) -> Coefficients:
-    """The mean of what comes after `start` of training, every n-th of it.
+    """The mean of every n-th after `start`.
 
     c_i equal for step_i > start · step_k, in strides of `every` from the newest. SWA, Izmailov
     et al. 2018.
@@ -81,7 +81,7 @@ def ema(run: Run, *, decay: float = 0.9) -> Coefficients:
 
 @method()
 def ema_window(run: Run, K: int) -> Coefficients:
-    """Moving average with window K: as old on average as the mean of the last K.
+    """Moving average, as old on average as the mean of the last K.
 
     `ema` with d = (K − 1)/(K + 1).
     """
@@ -102,7 +102,7 @@ def power(run: Run, *, gamma: float = 3.0) -> Coefficients:
 
 @method()
 def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
-    """K checkpoints at random, several times over: mean and spread.
+    """K checkpoints at random, several times: mean and spread.
 
     c_i = 1/K on a random subset. The paper's control for `sewa`.
     """
@@ -118,7 +118,7 @@ def random(run: Run, K: int, *, draws: int = 5) -> list[Coefficients]:
 
 @method()
 def wsm(run: Run, K: int, *, decay: str = "1-sqrt") -> Coefficients:
-    """The last K, as if the learning rate had decayed over them.
+    """The last K, as if the learning rate had decayed.
 
     c_j = r_j − r_{j+1}, r_j = 1 − j/K (`linear`) or 1 − √(j/K) (`1-sqrt`), j = 0…K. WSM, Tian
     et al. 2025.

@@ -17,7 +17,7 @@ def sewa(run: Run, K: int) -> Coefficients:
 
 @method(needs_loss=True)
 def aggregate(run: Run) -> Coefficients:
-    """The default of `sewa select`: between moving averages and what the data favour.
+    """The default: between moving averages and what the data favour.
 
     Σ_λ share_λ · c(λ), c(λ) = argmin L(c) + λ·L₀·KL(c ‖ π), π a mean of moving averages
     (docs/default.md).
@@ -27,7 +27,7 @@ def aggregate(run: Run) -> Coefficients:
 
 @method(needs_loss=True, needs_metric=True)
 def race(run: Run) -> Coefficients:
-    """Averages compete by --metric, and the budget goes to those that lead.
+    """Averages compete by --metric; the budget goes to the leaders.
 
     The default of `sewa select --metric` (docs/metrics.md).
     """
@@ -36,7 +36,7 @@ def race(run: Run) -> Coefficients:
 
 @method(needs_loss=True, needs_metric=True)
 def reinforce(run: Run, K: int) -> Coefficients:
-    """K checkpoints by the paper's policy gradient over masks, for --metric.
+    """K checkpoints by policy gradient over masks, for --metric.
 
     1/K on the K largest s, s by ∇ E[f(w(m))] = E[(f − b) ∇ log p(m; s)].
     """
@@ -63,7 +63,7 @@ def topk(run: Run, K: int) -> Coefficients:
 
 @method(needs_loss=True)
 def greedy(run: Run) -> Coefficients:
-    """Greedy soup: from the best checkpoint down, each is added if that lowers the loss.
+    """Greedy soup: from the best on, each is added if the loss falls.
 
     Wortsman et al. 2022, Recipe 1, by selection loss.
     """
@@ -78,7 +78,7 @@ def greedy(run: Run) -> Coefficients:
 
 @method(needs_loss=True)
 def forward(run: Run, K: int) -> Coefficients:
-    """Greedy forward selection: adds the checkpoint that lowers the loss most, up to K.
+    """Greedy: adds the checkpoint that lowers the loss most, up to K.
 
     S ← S ∪ {argmin_j L(mean of S ∪ {j})}. About K·k losses. Caruana et al. 2004.
     """

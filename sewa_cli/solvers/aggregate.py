@@ -46,7 +46,7 @@ FLOOR = 0.03  # of the prior is spread evenly: a coefficient of zero could never
 
 
 class Aggregate(Predicting):
-    """The default: coefficients for all checkpoints, between moving averages and the data's."""
+    """The default: coefficients between moving averages and the data."""
 
     section = "aggregate"
     takes_k = False

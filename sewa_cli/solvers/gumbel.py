@@ -29,7 +29,7 @@ SURE = 1.0  # standard errors by which the loss must have fallen to be still fal
 
 
 class Gumbel(Solver):
-    """The paper's: a Gumbel-softmax mask, learned by back-propagation through averages."""
+    """The paper's: a Gumbel-softmax mask, learned by back-propagation."""
 
     class Settings(Solver.Settings):
         iterations: Count = 100

@@ -36,7 +36,7 @@ SWAPS = 50  # tried before the search ends
 
 
 class Linear(Predicting):
-    """Chooses K among predicted outputs: two reads of the checkpoints, forward passes only."""
+    """K checkpoints by predicted outputs; forward passes only."""
 
     section = "linear"
 

@@ -36,7 +36,7 @@ Named = tuple[str, int | None, list[float]]  # an average, what it is called, an
 
 
 class Race(Solver):
-    """By a metric, the default: many averages start, the budget goes to those that lead."""
+    """By a metric, the default: the budget goes to the leaders."""
 
     class Settings(Solver.Settings):
         heats: Share = Field(0.5, description="of the budget, to find a winner")

@@ -31,7 +31,7 @@ IDLE = 20  # iterations with less than one new evaluation each: the search has s
 
 
 class Reinforce(Solver):
-    """By a metric: the paper's policy gradient over masks of K; needs many cheap evaluations."""
+    """By a metric: the paper's policy gradient; many cheap evaluations."""
 
     class Settings(Solver.Settings):
         samples: Annotated[Whole, Field(ge=2)] = Field(
