@@ -8,6 +8,7 @@ numbers, integer tables and tensors among other values (`hyper_parameters`) are 
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class State:
     tree: _Tree
 
     def left_keys(self) -> dict[str, Why]:
-        return {".".join(map(str, way)): why for way, why in self.left.items()}
+        return {".".join(map(_word, way)): why for way, why in self.left.items()}
 
     def filled(self, averaged: Mapping[str, Any]) -> Any:
         """Return the file's content with other weights, and without what is left out."""
@@ -139,11 +140,11 @@ def find_weights(
         inside = top if root == () else tree.leaves(value, root)
         for way, leaf in inside:
             if is_tensor(leaf):
-                name = ".".join(map(str, way[strip:]))
+                name = ".".join(map(_word, way[strip:]))
                 if name in tensors:
                     raise CheckpointError(f"{path}: two tensors are called {shown(name, 100)}")
                 tensors[name], ways[name] = leaf, way
-    groups = () if is_alone else tuple(dict.fromkeys(str(root[0]) for root in roots))
+    groups = () if is_alone else tuple(dict.fromkeys(_word(root[0]) for root in roots))
     return State(content, tensors, ways, left, groups, tree)
 
 
@@ -242,5 +243,10 @@ def _way_to(path: Path, content: Mapping[Any, Any], state_key: str) -> Way:
     return way
 
 
+def _word(key: Any) -> str:
+    """Return the text of a key; few bytes of a file can stand for a tuple without end."""
+    return reprlib.repr(key) if isinstance(key, tuple) else str(key)
+
+
 def _few(keys: Any) -> str:
-    return few([shown(key, 40) for key in keys], 8) or "nothing"
+    return few([shown(_word(key), 40) for key in keys], 8) or "nothing"

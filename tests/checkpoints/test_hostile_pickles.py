@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from sewa_cli.checkpoints import Reads, open_checkpoint
+from sewa_cli.checkpoints.state import _few
 from sewa_cli.errors import CheckpointError
 
 SURROGATE = "\ud800"
@@ -396,6 +397,13 @@ def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(
     else:
         torch.load(path, weights_only=False)
     assert mark.exists()  # it would have run
+
+
+def test_a_key_that_stands_for_endlessly_many_is_shown_short() -> None:
+    key: tuple[Any, ...] = ()
+    for _ in range(60):
+        key = (key, key)
+    assert len(_few([key])) < 100
 
 
 def test_attributes_that_hide_methods_are_taken_off(tmp_path: Path, sewa: Sewa) -> None:
