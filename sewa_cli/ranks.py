@@ -51,10 +51,6 @@ class Ranks:
         """Return rank 0's value on every rank."""
         return value
 
-    def same_number(self, number: Tensor) -> Tensor:
-        """Return rank 0's number on every rank; alone, nobody waits for the device."""
-        return number
-
     def gather(self, value: T) -> list[T]:
         """Return every rank's value on every rank."""
         return [value]
@@ -140,9 +136,6 @@ class Torchrun(Ranks):
         box = [value]
         self._group.broadcast_object_list(box, src=0, device=self._torch.device("cpu"))
         return box[0]
-
-    def same_number(self, number: Tensor) -> Tensor:
-        return self.gather_rows(number)[0]
 
     def gather(self, value: T) -> list[T]:
         found: list[Any] = [None] * self.size

@@ -149,18 +149,14 @@ class AverageScores:
     def _baseline_loss(
         self, objective: Objective, coefficients: Coefficients, flat: torch.Tensor
     ) -> float:
-        if not self.files_score_alike:
+        exact = self._placed.trajectory.exact
+        if not (exact and has_learning_losses(self._session, self.scorer)):
             return objective.learning_losses(flat).mean
         objective.model.set(flat)
         known = objective.mean_loss(objective.selection)
         if objective is self._session.objective:
             self.ledger.enter("selection", self._key(coefficients), known)
         return known[0]
-
-    @property
-    def files_score_alike(self) -> bool:
-        """Whether a file of an average has the loss that a solver sees while it learns."""
-        return self._placed.trajectory.exact and has_learning_losses(self._session, self.scorer)
 
     def selection(self, coefficients: Sequence[float]) -> tuple[float, int]:
         """Return the selection loss, with BatchNorm statistics averaged; and its rows."""
@@ -180,7 +176,8 @@ class AverageScores:
 
         def work() -> Scored:
             self.load(coefficients)
-            return self.scorer.score_anew() if anew else self.scorer.score(known)
+            statistics = self.scorer.recompute()[1] if anew else {}
+            return replace(self.scorer.score(known), statistics=statistics)
 
         return self.ledger.once("evaluate", self._key(coefficients), work)
 

@@ -9,6 +9,7 @@ import torch
 from sewa_cli.config import Config
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.events import Events
+from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.kinds import Validation
 from sewa_cli.rng import seeded
@@ -56,7 +57,7 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         last_step=newest.step,
         tensors=len(newest.tensors),
         dtypes=sorted({info.dtype for info in newest.tensors.values()}),
-        batchnorm_layers=session.objective.batchnorm_layers,
+        batchnorm_layers=len(batchnorm_layers(session.model.module)),
         batch_rows=rows(batch),
         loss=loss,
         score=score and {name: finite(value) for name, value in score.items()},

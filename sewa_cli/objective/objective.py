@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
-from sewa_cli.objective.batchnorm import batch_statistics, batchnorm_layers, tracking
+from sewa_cli.objective.batchnorm import batch_statistics, tracking
 from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
 from sewa_cli.objective.memo import Memo, Tensors, number
 from sewa_cli.objective.model import FlatModel
@@ -121,7 +121,7 @@ class Objective:
                 total += self._back(batch, targets, n / sum(counts))
             self.passes.backward += 1
         self.model.check_untouched()
-        return self.model.ranks.same_number(total), self.model.collect_gradients()
+        return self.model.ranks.gather_rows(total)[0], self.model.collect_gradients()
 
     def _back(self, batch: Batch, targets: Targets | None, share: float) -> Tensor:
         """Back-propagates the batch's loss, times its share, and gives it; 0-d.
@@ -234,19 +234,16 @@ class Objective:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
 
         def work() -> Tensors:
+            total, seen = 0.0, 0
             with seeded(self.seed):
-                loss, rows = self.model.ranks.same(self._mean_loss(data))
+                for found in self._evaluated(data):
+                    total += found.n * float(found.loss)
+                    seen += found.n
+                loss, rows = self.model.ranks.same((total / seen, seen))
             return {"loss": number(loss), "rows": number(rows)}
 
         found = self.recall("mean loss", data, work)
         return float(found["loss"]), int(found["rows"])
-
-    def _mean_loss(self, data: Data) -> tuple[float, int]:
-        total, seen = 0.0, 0
-        for found in self._evaluated(data):
-            total += found.n * float(found.loss)
-            seen += found.n
-        return total / seen, seen
 
     @torch.no_grad()
     def unit_losses(self, data: Data) -> UnitLosses:
@@ -374,10 +371,6 @@ class Objective:
             yield batch
             seen += max(0, rows(batch))
         self.known_rows[name] = seen
-
-    @property
-    def batchnorm_layers(self) -> int:
-        return len(batchnorm_layers(self.model.module))
 
     def _outputs_and_loss(self, batch: Batch) -> tuple[Any, Tensor]:
         """Outputs, and the mean loss over the batch, 0-d. A changed batch is an error."""

@@ -112,11 +112,6 @@ class Scorer:
         about = about.model_copy(update=found)
         return replace(after, batchnorm=about, statistics=statistics)
 
-    def score_anew(self) -> Scored:
-        """Score what is in the model with BatchNorm statistics recomputed for it."""
-        _, statistics = self.recompute()
-        return replace(self.score(), statistics=statistics)
-
     def recompute(self) -> tuple[int, dict[str, Array]]:
         """Recompute BatchNorm statistics; return the rows they were taken over, and them."""
         data = self.objective.selection if self.training is None else self.training
