@@ -135,7 +135,7 @@ def demo(request: Request, demo_folder: Path) -> None:
 def select(request: Request, dry_run: bool) -> None:
     """Learn which checkpoints to average; write the average and a report.
 
-    A pipe gets the paths of the chosen checkpoints, one a line. --format table, jsonl, csv or
+    When piped, prints the chosen paths, one per line. --format table, jsonl, csv or
     markdown prints the scores of the average and of baselines, --json the report.
     """
     if request.config.objective.metric is not None and ranks.here().several:
@@ -188,7 +188,7 @@ def select(request: Request, dry_run: bool) -> None:
 
 @command(
     f"ckpts task methods budgets metric output_best force config sets {SPAN} state_key effort "
-    f"workers fast solver best_report output_dtype plot html log {DATA} memory cache device "
+    f"workers fast learner best_report output_dtype plot html log {DATA} memory cache device "
     f"seed {TALK}",
     AVERAGE,
     "sewa compare ckpts/ --methods lawa,swa,ema --K 5,10,20",
@@ -269,7 +269,7 @@ def validate(request: Request) -> None:
 def average(request: Request, method: str | None, weights: str | None) -> None:
     """Average checkpoints by a method or given weights, without a model.
 
-    A pipe gets the paths of the averaged checkpoints, one a line. --format table, jsonl, csv or
+    When piped, prints the averaged paths, one per line. --format table, jsonl, csv or
     markdown prints them with their coefficients.
     """
     without_blas()
@@ -280,7 +280,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
         numbers = _numbers(weights)
         if method is not None or not request.flags.keys().isdisjoint({"K", *SPAN.split()}):
             raise ConfigError(
-                "--weights names every file's share; --method, --K and --last do not apply"
+                "--weights has a coefficient for every file; --method, --K and --last do not apply"
             )
     config = request.config
     request.check_stdout(config.output)

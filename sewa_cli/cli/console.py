@@ -42,7 +42,7 @@ def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
     for path in paths:
         if str(path).splitlines() != [str(path)]:
             raise CheckpointError(
-                f"{path}: has a line break in its name, and paths are printed one a line; {advice}"
+                f"{path}: has a line break in its name, and paths are printed one per line; {advice}"
             )
 
 

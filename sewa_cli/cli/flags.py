@@ -56,6 +56,7 @@ class Flag(NamedTuple):
         return one | None if self.fallback is None else one
 
 
+_BASELINES: Final = "the best baseline, the last checkpoint or the mean of all"
 _COMMON: Final = {
     "ckpts": Flag(
         "CKPTS", "A run's folder, checkpoints, or - for paths on standard input.", "checkpoints"
@@ -66,10 +67,12 @@ _COMMON: Final = {
     ),
     "K": Flag(
         "--K -K N",
-        "Average K checkpoints with equal weights.",
-        shown="auto, which learns the weights",
+        "Average K checkpoints with equal coefficients.",
+        shown="auto, which learns the coefficients",
     ),
-    "budgets": Flag("--K -K N,N", "Numbers of checkpoints to average, 5,10,20.", "compare.K"),
+    "budgets": Flag(
+        "--K -K N,N", "Numbers of checkpoints to average, 5,10,20.", "compare.K", shown="10"
+    ),
     "metric": Flag(
         "--metric NAME",
         "Choose by this metric instead of the loss; -NAME if lower is better.",
@@ -77,7 +80,10 @@ _COMMON: Final = {
     ),
     "measured": Flag("--metric NAME", "Also report this metric.", "objective.metric"),
     "methods": Flag(
-        "--methods A,B,C", "Names from `sewa methods`, or ema:decay=0.5.", "compare.methods"
+        "--methods A,B,C",
+        "Names from `sewa methods`, or ema:decay=0.5.",
+        "compare.methods",
+        shown="aggregate, sewa and eight others",
     ),
     "method": Flag(
         "--method NAME", "A name from `sewa methods`, or ema:decay=0.5.", None, shown="uniform"
@@ -109,7 +115,12 @@ _WHICH: Final = {
 }
 _HOW: Final = {
     "sparse": Flag("--sparse", "Average few checkpoints equally, K by cross-validation."),
-    "solver": Flag("--solver NAME", "A name from `sewa solvers`.", shown="by K and metric"),
+    "solver": Flag(
+        "--solver NAME",
+        "A name from `sewa solvers`.",
+        shown="aggregate; with --K, gumbel; with --metric, race",
+    ),
+    "learner": Flag("--solver NAME", "The solver of the method `sewa`.", "solver", shown="gumbel"),
     "effort": Flag(
         "--budget N",
         "Evaluations of the metric, or a time: 500, 10m.",
@@ -126,8 +137,8 @@ _HOW: Final = {
     "workers": Flag(
         "--workers N", "Processes that evaluate the metric.", "objective.workers", shown="1"
     ),
-    "guard": Flag("--guard SHARE", "Hold back this share of the selection data: 0.2."),
-    "fallback": Flag("--fallback", "Write a baseline if its held-out loss is lower."),
+    "guard": Flag("--guard FRACTION", "Hold back this fraction of the selection data: 0.2."),
+    "fallback": Flag("--fallback", f"Write {_BASELINES} if its held-out loss is lower."),
     "fast": Flag("--fast", "Search by predicted losses, from one cache.", "compare.fast"),
 }
 _WRITE: Final = {
@@ -135,7 +146,7 @@ _WRITE: Final = {
     "recipe": Flag(
         "--report FILE", "Write a report for `sewa apply`; hashes the sources.", "report"
     ),
-    "best_report": Flag("--report FILE", "The JSON report.", None, shown="as of --output"),
+    "best_report": Flag("--report FILE", "The JSON report.", None, shown="next to --output-best"),
     "output_dtype": Flag(
         "--output-dtype float32|bfloat16|float16|float64", "Write as", shown="as the checkpoints"
     ),
@@ -146,11 +157,13 @@ _WRITE: Final = {
         is_rare=True,
     ),
     "plot": Flag("--plot FILE", "Write a figure: .png, .svg or .pdf", None),
-    "html": Flag("--html FILE", "Write a page that can be sent.", None),
+    "html": Flag("--html FILE", "Write a self-contained HTML page.", None),
     "open_it": Flag("--open", "Show the page in a browser.", None),
     "log": Flag("--log NAME:WHERE", "Log to tensorboard:DIR or wandb:PROJECT.", None),
     "format": Flag(f"--format {'|'.join(FORMATS)}", "Print as", None, shown=FORMATS[0]),
-    "paths_format": Flag(f"--format {'|'.join((PATHS, *FORMATS))}", "Print as", None, shown=PATHS),
+    "paths_format": Flag(
+        f"--format {'|'.join((PATHS, *FORMATS))}", "Print as", None, shown="paths when piped"
+    ),
     "json": Flag("--json", "The same as --format json.", None),
     "print0": Flag("--print0", "End each path with a NUL byte, for xargs -0.", None, is_rare=True),
 }
@@ -164,10 +177,10 @@ _RUN: Final = {
     "output_only": Flag("--output-only", "Do not check the checkpoints.", None),
     "kind": Flag("|".join(KINDS), "The kind of report:", None, "select", shown="select"),
     "memory": Flag("--memory SIZE", "Memory budget: 8GiB, 500MB.", shown="half of what is free"),
-    "cache": Flag("--cache DIR", "Keep results here; after a kill, the same command goes on."),
+    "cache": Flag("--cache DIR", "Keep results here; an interrupted command resumes."),
     "device": Flag("--device DEVICE", "cpu, cuda, cuda:1, mps.", shown="auto"),
     "seed": Flag("--seed N", "The same seed gives the same bytes.", shown="0"),
-    "strict": Flag("--strict", "Exit with 5 if a baseline has a lower held-out loss."),
+    "strict": Flag("--strict", f"Exit with 5 if {_BASELINES} has a lower held-out loss."),
     "quiet": Flag("--quiet -q", "Print only errors on stderr.", None),
     "verbose": Flag("--verbose -v", "Print more on stderr, and full tracebacks.", None),
 }

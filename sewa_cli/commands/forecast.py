@@ -41,7 +41,7 @@ def _forecast(setup: Setup) -> Forecast:
     placement, room = setup.placer.plan(tier)
     found = [(batch, n) for batch in session.task.selection_data if (n := rows(batch)) > 0]
     if not found:
-        raise TaskError("selection_data(): there are no batches with rows in them")
+        raise TaskError("selection_data(): there are no batches with examples in them")
     examples, counts = sum(n for _, n in found), Counts.of(session)
 
     batch, n = found[0]

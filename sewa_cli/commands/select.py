@@ -329,7 +329,7 @@ def _warn(
         )
     if not sure or choice.name != LEARNED or own is None:
         return
-    # overfitting: better on the rows it was chosen by, worse on others
+    # overfitting: better on the examples it was chosen by, worse on others
     better = sure[0]
     chosen, other = average.selection_loss, others[better.name].scores.selection_loss
     if chosen is not None and other is not None and chosen < other:

@@ -210,7 +210,7 @@ def compare_drafts(
         losses, weights, unit = paired(list(units.values()))
         unit = unit if judged is None else "parts"
         if unit == "batches":
-            events.warn("the loss does not split into rows, so whole batches are resampled")
+            events.warn("the loss does not split into examples, so whole batches are resampled")
         if len(weights) >= FEWEST_UNITS:
             spread = compare_rows(losses, weights, seed, samples, goal)
             best = list(units)[spread.best]
@@ -218,8 +218,8 @@ def compare_drafts(
             choose = min if goal == "min" else max
             best = choose(units, key=lambda i: _mean(drafts[i].means) or 0.0)
             events.warn(
-                f"{len(weights)} held-out {unit} are too few for intervals; {FEWEST_UNITS} are "
-                "needed"
+                f"{len(weights)} held-out {'examples' if unit == 'rows' else unit} are too few for "
+                f"intervals; {FEWEST_UNITS} are needed"
             )
     at = {draft: position for position, draft in enumerate(units)}
     rows = [

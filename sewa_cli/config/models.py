@@ -82,7 +82,7 @@ class CompareConfig(Settings):
     )
     methods_from: Path | None = Field(None, description="a Python file with methods of your own")
     bootstrap: Annotated[int, BeforeValidator(refuse_bool), Field(ge=100)] = Field(
-        2000, description="resamples of the held-out rows"
+        2000, description="resamples of the held-out examples"
     )
     fast: bool = Field(
         False, description="methods search by predicted losses; each row is evaluated by true ones"
@@ -191,10 +191,10 @@ class Config(Settings):
     solver_from: Path | None = Field(None, description="a Python file with solvers of your own")
     solvers: dict[str, dict[str, Any]] = Field({}, description="each one's own section")
     guard: Share | None = Field(
-        None, description="share of the selection rows kept aside as held-out data, 0.2"
+        None, description="fraction of the selection examples held back, 0.2"
     )
     fallback: bool = Field(
-        False, description="write a simple average instead if it does better on held-out data"
+        False, description="write a baseline instead if its held-out loss is lower"
     )
     objective: ObjectiveConfig = ObjectiveConfig()
     compare: CompareConfig = CompareConfig()

@@ -214,8 +214,8 @@ class Classes:
             if not _close(self.head(module, hidden), outputs):
                 self.features = None
                 self.warn(
-                    "head(features) is not what predict() gives; only predict() is used, some rows "
-                    "at a time"
+                    "head(features) is not what predict() gives; only predict() is used, some "
+                    "examples at a time"
                 )
 
     @torch.no_grad()

@@ -355,14 +355,14 @@ class Objective:
                 self.predict(self.model.module, to_device(batch, self.model.device))
         if not any(updates.values()):
             raise TaskError(
-                f"{_name_of(data)}(): BatchNorm statistics need batches of two rows or more"
+                f"{_name_of(data)}(): BatchNorm statistics need batches of two examples or more"
             )
         self.model.absorb_buffers()
         return seen
 
     def _through(self, data: Data, doing: str = "evaluating") -> Iterator[Batch]:
         """The batches, and progress by rows; how many there are is known when all were seen."""
-        name = _name_of(data).replace("_data", " rows")
+        name = _name_of(data).replace("_data", " examples")
         seen = 0
         told = self.events.over(
             f"{doing} {name}", data, self.known_rows.get(name, 0), lambda batch: max(0, rows(batch))
@@ -397,4 +397,4 @@ def _name_of(data: Data) -> str:
 
 
 def _no_rows(data: Data) -> TaskError:
-    return TaskError(f"{_name_of(data)}(): there are no batches with rows in them")
+    return TaskError(f"{_name_of(data)}(): there are no batches with examples in them")

@@ -37,8 +37,8 @@ def find_overlap(
         "heldout_data": (heldout, "the held-out loss is not held out"),
         "training_data": (
             training,
-            "a choice by rows that the model has seen may be worse than the mean of all; choose by "
-            "fresh ones",
+            "a choice by examples that the model has seen may be worse than the mean of all; "
+            "choose by fresh ones",
         ),
     }
     try:
@@ -51,7 +51,8 @@ def find_overlap(
                 if len(set(own)) < 0.9 * len(own):  # nothing that tells rows apart
                     return
                 if n := shared(own, data):
-                    yield f"{n} of the {len(own)} selection rows looked at are in {name} too: {why}"
+                    seen = f"{n} of the {len(own)} selection examples looked at"
+                    yield f"{seen} are in {name} too: {why}"
     except Exception as error:
         if isinstance(error, TaskError) and not isinstance(error, UserCodeError):
             raise  # what a function has done stays done, such as another working directory

@@ -235,7 +235,7 @@ def keep_aside(
     batches = [batch for batch in data if rows(batch) > 0]
     counts = [rows(batch) for batch in batches]
     found = groups_of(batches, label)
-    of, what = (torch.arange(sum(counts)), "rows") if found is None else (found, "groups")
+    of, what = (torch.arange(sum(counts)), "examples") if found is None else (found, "groups")
     units = int(of.max()) + 1 if len(of) else 0
     kept = round(share * units)
     if not 0 < kept < units:
@@ -252,5 +252,5 @@ def keep_aside(
 
     selection, heldout = side(False), side(True)
     if (sum(map(rows, selection)), sum(map(rows, heldout))) != (total - kept, kept):
-        raise TaskError("--guard: the selection batches do not split into rows")
+        raise TaskError("--guard: the selection batches do not split into examples")
     return selection, heldout

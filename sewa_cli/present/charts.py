@@ -91,13 +91,13 @@ def weights_panel(
     places, x_label = places_of(steps)
     heights = [drawable(weight or 0.0) for weight in weights]
     hints = [
-        f"{name_of(step, i)}, weight {number(weight)}" if weight else ""
+        f"{name_of(step, i)}, coefficient {number(weight)}" if weight else ""
         for i, (step, weight) in enumerate(zip(steps, weights, strict=True))
     ]
-    name = "weight" if others else ""
+    name = "coefficient" if others else ""
     stems = Series(name, places, heights, is_stem=True, hints=hints)
     limits = None if min(heights, default=0.0) < 0 else (0.0, None)
-    return Panel([*others, stems], x_label, "weight", y_limits=limits)
+    return Panel([*others, stems], x_label, "coefficient", y_limits=limits)
 
 
 def logged_panels(

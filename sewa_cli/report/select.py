@@ -150,7 +150,7 @@ class BudgetOption(Part):
     K: int | None
     loss: float | None
     behind: float | None = Field(
-        description="mean over rows of its loss minus the best option's; null: not finite"
+        description="mean over examples of its loss minus the best option's; null: not finite"
     )
     error: float | None = Field(description="standard error of `behind`")
     chosen: bool
@@ -197,7 +197,7 @@ class Pulled(Part):
 
     strength: float | None
     loss: float | None = Field(description="cross-validated, predicted")
-    behind: float | None = Field(description="mean over rows of its loss minus the best's")
+    behind: float | None = Field(description="mean over examples of its loss minus the best's")
     error: float | None = Field(description="standard error of `behind`")
     share: float
 

@@ -26,7 +26,7 @@ def schema(of: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-GROUPS = "groups that the rows are of, by groups(batch); null: each row stands for itself"
+GROUPS = "groups that the examples are of, by groups(batch); null: each stands for itself"
 
 
 class Versions(Part):

@@ -227,9 +227,9 @@ class Session:
             self.model.load((name, checkpoint.read(source)) for name, source in named)
 
     def warn_of_overlap(self, training: bool) -> None:
-        """Warn of rows that are in two sets of data at once; of training rows if at hand."""
+        """Warn of examples in two sets of data at once; of training data, if they are at hand."""
         task = self.task
-        with self.events.stage("looking for rows in two sets"):
+        with self.events.stage("looking for examples in two sets"):
             found = find_overlap(
                 task.selection_data,
                 task.heldout_data,

@@ -269,7 +269,7 @@ def explain(shape: Shape) -> str:
         case "drifting":
             return (
                 f"drifting, much like a random walk: {because}; "
-                "it keeps no direction, and comes back to no point"
+                "it neither keeps a direction nor stays around a point"
             )
         case "wandering":
             return (

@@ -262,7 +262,7 @@ class Placer:
         if self._share < 1:
             cap += f", {self._share:.0%} of it for W and the rest for outputs"
         if tier is None:
-            reason = f"the solver passes over the checkpoints, and holds none; the cap is {cap}"
+            reason = f"the solver reads them one by one and keeps none; the cap is {cap}"
         elif self._failed:
             reason = f"memory ran out in the {self._failed[0]} tier; the cap was {cap}"
         else:

@@ -209,7 +209,7 @@ def test_a_new_folder_with_a_line_break_is_refused_too(
     monkeypatch.chdir(tmp_path)
     ended = sewa(command, "a\nerror: forged")
     assert (ended.code, ended.out) == (3, "")
-    assert ended.error.endswith("paths are printed one a line; choose another name")
+    assert ended.error.endswith("paths are printed one per line; choose another name")
     assert not list(tmp_path.iterdir())
 
 

@@ -210,7 +210,7 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
     Path("task.py").write_text(TASK.replace("return data(2)", "return data(2, 6)"))
     ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
     found = json.loads(ended.out)
-    assert "6 held-out rows are too few for intervals" in ended.err
+    assert "6 held-out examples are too few for intervals" in ended.err
     assert found["winner"] is None
     assert all(row["interval"] is None and row["heldout_loss"] > 0 for row in found["rows"])
 

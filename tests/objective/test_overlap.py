@@ -18,7 +18,11 @@ ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
 @pytest.mark.parametrize(
     ("command", "more", "told"),
     [
-        ("validate", ALL_TRAINED, "300 of the 300 selection rows looked at are in training_data"),
+        (
+            "validate",
+            ALL_TRAINED,
+            "300 of the 300 selection examples looked at are in training_data",
+        ),
         ("validate", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
         ("select", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
         ("compare", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
@@ -27,7 +31,7 @@ ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
 def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: str) -> None:
     arguments = ("--methods", "last") if command == "compare" else ()
     before = sewa(command, *arguments)
-    assert "selection rows looked at" not in before.err
+    assert "selection examples looked at" not in before.err
     Path("task.py").write_text(Path("task.py").read_text() + more)
     ended = sewa(command, *arguments)
     assert ended.code == 0, ended.err

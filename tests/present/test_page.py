@@ -92,7 +92,7 @@ def test_hovering_says_what_every_point_is() -> None:
         assert re.search(f"<title>{name}, [a-z ]+ {re.escape(said)}[^<]*</title>", text)
     text = plain_page("select")
     for candidate in raw("select")["candidates"]:
-        said = f"<title>step {candidate['step']}, weight {number(candidate['weight'])}</title>"
+        said = f"<title>step {candidate['step']}, coefficient {number(candidate['weight'])}</title>"
         assert (said in text) == bool(candidate["weight"])
 
 

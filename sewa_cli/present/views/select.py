@@ -221,8 +221,8 @@ def _prior(report: Report) -> Iterator[str]:
     learned = "nothing was learned on top"
     if found.learned >= found.UNMOVED:
         strength = max(found.path, key=lambda one: one.share).strength
-        mostly = "" if strength is None else f", most with regularisation strength {strength:g}"
-        learned = f"learning moved {percent(found.learned)} of the weight{mostly}"
+        mostly = "" if strength is None else f", mostly at regularisation strength {strength:g}"
+        learned = f"learning moved {percent(found.learned)} of the weight to others{mostly}"
     elif (report.selection_groups or report.selection_rows) < found.FEW:
         learned += (
             f", which takes {found.FEW} {'groups' if report.selection_groups else 'examples'}"

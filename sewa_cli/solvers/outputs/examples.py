@@ -107,7 +107,7 @@ def settle(
     with seeded(objective.seed):
         batches = [batch for batch in objective.selection if rows(batch) > 0]
     if not batches:
-        raise TaskError("selection_data(): there are no batches with rows in them")
+        raise TaskError("selection_data(): there are no batches with examples in them")
     targets = _digestible(problem, batches, settings)
     per_row = _numbers(problem, batches, targets, settings)
     n, every, is_digest = len(per_row), int(per_row.sum()), targets is not None

@@ -62,7 +62,7 @@ class DataArgs(Settings):
             raise ValueError("give `selection` (and `heldout`), or `data`, which is split")
         if self.data is not None and self.heldout is not None:
             raise ValueError(
-                "`data` is split into selection and held-out rows; leave out `heldout`"
+                "`data` is split into selection and held-out data; leave out `heldout`"
             )
         if self.heldout is not None and real(self.heldout) == real(self.selection):  # type: ignore[arg-type]
             raise ValueError("`heldout` is the same as `selection`; `data` would be split")
