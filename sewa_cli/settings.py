@@ -14,7 +14,7 @@ USUAL = 10  # K where a number is needed and none is given: the paper's smallest
 class Settings(BaseModel):
     """A section of sewa.yaml: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
 def refuse_bool(value: object) -> object:

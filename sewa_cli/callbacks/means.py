@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sewa_cli.checkpoints import means
+from sewa_cli.checkpoints.checkpoint import MEAN_STEPS
 
 
 class IntervalMean:
@@ -75,7 +76,7 @@ class IntervalMean:
 
     def metadata(self, step: int) -> dict[str, str]:
         """Return the metadata of the mean's file, if it is saved after this step."""
-        return {means.STEPS: str(self.steps), means.FROM: str(step - self._passed + 1)}
+        return {MEAN_STEPS: str(self.steps), means.FROM: str(step - self._passed + 1)}
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -43,14 +43,14 @@ def check_same_product(checkpoints: Sequence[Checkpoint]) -> None:
     adapters = [c for c in checkpoints if c.kind == "adapter"]
     if not adapters:
         return
-    expected = read_config(adapters[0].path)
+    expected = read_config(adapters[0].folder)
     for checkpoint in adapters[1:]:
-        found = read_config(checkpoint.path)
+        found = read_config(checkpoint.folder)
         for key in _PRODUCT:
             if found.get(key) != expected.get(key):
                 raise CheckpointError(
-                    f"{checkpoint.path / CONFIG}: {key}: expected {expected.get(key)!r:.100} as in "
-                    f"{adapters[0].path.name}, found {found.get(key)!r:.100}"
+                    f"{checkpoint.folder / CONFIG}: {key}: expected {expected.get(key)!r:.100} "
+                    f"as in {adapters[0].folder.name}, found {found.get(key)!r:.100}"
                 )
 
 
@@ -77,7 +77,7 @@ def check_mergeable(checkpoint: Checkpoint) -> None:
     """`lora: merged` needs plain pairs of factors."""
     if checkpoint.kind != "adapter":
         raise ConfigError(f"lora: {checkpoint.path} is not a PEFT adapter; leave it out")
-    config = read_config(checkpoint.path)
+    config = read_config(checkpoint.folder)
     if config.get("use_dora"):
         raise ConfigError(
             "lora: merged: DoRA's magnitudes are not part of the product; use --set lora=factors"

@@ -24,6 +24,7 @@ from sewa_cli.files import MIB, check_regular, parse_json, read_bytes, real
 if TYPE_CHECKING:
     from torch import Tensor
 
+MEAN_STEPS: Final = "sewa_mean_steps"  # metadata key: the number of steps a mean is of
 WRITTEN_BY: Final = "sewa_version"  # metadata key of averages
 REPORT: Final = "sewa.report.json"  # inside an average that is a folder
 FLOATS: Final = {"F64", "F32", "BF16", "F16", "F8_E4M3", "F8_E5M2"}
@@ -89,6 +90,7 @@ class Header:
     open: Callable[[], Reader]
     metadata: dict[str, str] = field(default_factory=dict)
     step: int | None = None  # of a Header, as recorded in the file itself
+    mean_steps: int | None = None  # the number of steps that it is the mean of; None: a snapshot
     metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step
     mapped: bool = True  # a tensor that is read is a view of the file, and takes no memory
     left: dict[str, Why] = field(default_factory=dict)  # keys of tensors that are not weights
@@ -116,6 +118,11 @@ class Checkpoint(Header):
     scheme: str | None = None  # of the name, where that is what the step is from
     stamps: dict[Path, Stamp] = field(default_factory=dict)  # of the files, when opened
     _reader: Reader | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Return where files next to the weights are."""
+        return self.path if self.path.is_dir() else self.path.parent
 
     def read(self, name: str, part: slice | None = None) -> Tensor:
         """Return one tensor, on the CPU. The files stay mapped until `close`, for the next one.

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import ZipFile
 
-from sewa_cli.checkpoints.checkpoint import Header, Reader, TensorInfo, neighbours
+from sewa_cli.checkpoints.checkpoint import (
+    MEAN_STEPS,
+    Header,
+    Reader,
+    TensorInfo,
+    neighbours,
+)
 from sewa_cli.checkpoints.dcp_metadata import (
     METADATA,
     Chunk,
@@ -189,6 +195,7 @@ def _open(folder: Path, state_key: str | None) -> Header:
         tensors={name: tensors[name].info for name in sorted(tensors)},
         files=files,
         open=partial(_Stored, folder, tensors),
+        mean_steps=_number(folder, metadata, MEAN_STEPS),
         step=next((n for w in STEP_KEYS if (n := _number(folder, metadata, w)) is not None), None),
         mapped=False,
         left=state.left_keys(),

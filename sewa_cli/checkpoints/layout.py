@@ -108,19 +108,23 @@ def open_all(
             torn.append((path, error))
     for path, fault in torn:
         step = step_in(path)
-        others = [*(c.step for c in opened), *(step_in(p) for p, _ in torn if p != path)]
+        others = [c.step for c in opened if c.mean_steps is None]
+        others += (step_in(p) for p, _ in torn if p != path)
         if step is None or not opened or any(s is None or s >= step for s in others):
             raise fault
         warn(f"{path}: left out as half-written: {fault}")
     if state_key is not None and opened and not any(_has_keys(c) for c in opened):
         raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has no keys")
-    opened = _without_last(opened, found, note, warn)
-    opened = opened if keep_ours else _without_twins(opened, warn)
+    snapshots = [c for c in opened if c.mean_steps is None]
+    kept = _without_last(snapshots, found, note, warn)
+    kept = kept if keep_ours else _without_twins(kept, warn)
+    gone = {c.path for c in snapshots} - {c.path for c in kept}
+    opened = [c for c in opened if not {c.path, means.snapshot_of(c.path)} & gone]
     for text in found.notes:
         note(text)
     _tell_left(opened, warn, note)
     if opened:
-        note(_summary(opened))
+        note(_summary(kept or opened))
     return opened
 
 
@@ -158,7 +162,7 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
             inside = _look_into(path, found.notes, keep_ours)
             if inside != [path]:  # otherwise the user named the checkpoint itself
                 found.searched |= set(inside)
-            found.paths += inside
+            found.paths += inside + means.means_of(inside)
         else:
             found.paths.append(path)
     seen: set[Path] = set()
@@ -282,13 +286,13 @@ def _files(entries: Sequence[Path]) -> list[Path]:
         if p.suffix in (SUFFIX, *pytorch.SUFFIXES)
         and not _NOT_WEIGHTS.fullmatch(p.name)
         and p not in in_sets
-        and not p.name.endswith(means.SUFFIX)
+        and not means.is_mean(p)
         and not (p.is_symlink() and real(p).parent == real(p.parent))
     ]
     lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)
     if lone is not None:
         raise CheckpointError(f"{lone}: is a shard of a set, but its index (*{INDEX}) is missing")
-    return sorted([*indices, *single])
+    return sorted([*indices, *single]) or [p for p in entries if p.name.endswith(means.SUFFIX)]
 
 
 def _check_alike(folder: Path, paths: Sequence[Path]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sewa_cli.checkpoints import adapters, dcp_metadata, distributed, pytorch
+from sewa_cli.checkpoints import adapters, dcp_metadata, distributed, means, pytorch
 from sewa_cli.checkpoints import safetensors as tensor_files
 from sewa_cli.checkpoints.checkpoint import (
     Checkpoint,
@@ -49,6 +49,9 @@ def kind_of(path: Path) -> Kind:
         if weights is None:
             return "folder"
         return FOLDER_WEIGHTS[str(weights.relative_to(path))]
+    if path.name == means.IN_FOLDER and weights_in(path.parent) is not None:
+        kind = kind_of(path.parent)
+        return kind if kind in ("folder", "adapter") else "file"
     if path.name.endswith(tensor_files.INDEX):
         return "set"
     return "torch" if path.suffix in pytorch.SUFFIXES else "file"
@@ -83,8 +86,9 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
                 f"{path}: {shown(name, 100)}: {info.dtype} tensors cannot be averaged"
             )
     step, metrics = header.step, header.metrics
-    if path.is_dir():
-        logged_step, logged = _trainer_state(path)
+    is_inside = path.name == means.IN_FOLDER
+    if path.is_dir() or is_inside:
+        logged_step, logged = _trainer_state(path.parent if is_inside else path)
         step = logged_step if step is None else step
         metrics = logged | metrics
     is_recorded = step is not None

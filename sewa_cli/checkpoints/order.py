@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from sewa_cli.checkpoints.checkpoint import Checkpoint
@@ -107,9 +107,11 @@ def in_order(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
             "order; rename it or leave it out"
         )
     _check_one_scheme(checkpoints)
-    ordered = sorted(checkpoints, key=lambda c: (c.step or 0, str(c.path)))
+    # a mean is of steps before its snapshot
+    ordered = sorted(checkpoints, key=lambda c: (c.step or 0, c.mean_steps is None, str(c.path)))
     for before, after in pairwise(ordered):
-        if before.step == after.step:
+        is_alike = (before.mean_steps is None) == (after.mean_steps is None)
+        if before.step == after.step and is_alike:
             raise CheckpointError(
                 f"{after.path}: has step {after.step}, as has {before.path}; leave one out"
             )
@@ -150,7 +152,10 @@ def narrow(
     from_step: int | None = None,
     to_step: int | None = None,
 ) -> list[Checkpoint]:
-    """First the range of steps, then every n-th counted back from the newest, then the last n."""
+    """First the range of steps, then every n-th counted back from the newest, then the last n.
+
+    A snapshot and a mean of the same step count as one.
+    """
     if (from_step is not None or to_step is not None) and checkpoints[0].step is None:
         raise ConfigError("--from-step and --to-step: these checkpoints have no steps")
     kept = [
@@ -164,9 +169,9 @@ def narrow(
         first, newest = checkpoints[0].step, checkpoints[-1].step
         there = f"the steps are {first}..{newest}"
         raise ConfigError(f"--from-step, --to-step: no checkpoint lies in {asked}; {there}")
-    if every is not None:
-        kept = kept[::-1][::every][::-1]
-    return kept[-last:] if last is not None else kept
+    groups = groupby(kept, key=lambda c: str(c.path) if c.step is None else c.step)
+    saves = [list(group) for _, group in groups][::-1][::every][:last]
+    return [checkpoint for save in saves[::-1] for checkpoint in save]
 
 
 def check_agreement(checkpoints: Sequence[Checkpoint]) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from sewa_cli.checkpoints.checkpoint import (
+    MEAN_STEPS,
     Header,
     Reader,
     TensorInfo,
@@ -174,7 +175,8 @@ def _header(
         files=files,
         open=partial(_Mapped, places),
         metadata=metadata,
-        step=_step(path, metadata),
+        step=_whole(path, metadata, "step"),
+        mean_steps=_whole(path, metadata, MEAN_STEPS, least=1),
         metrics=_metrics(metadata),
     )
 
@@ -242,16 +244,18 @@ def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]:
         ) from error
 
 
-def _step(path: Path, metadata: Mapping[str, str]) -> int | None:
-    if "step" not in metadata:
+def _whole(path: Path, metadata: Mapping[str, str], key: str, least: float = -inf) -> int | None:
+    if key not in metadata:
         return None
     try:
-        return int(metadata["step"])
+        if (found := int(metadata[key])) < least:
+            raise ValueError
     except ValueError:
-        found = shown(metadata["step"], 40)
+        text = shown(metadata[key], 40)
         raise CheckpointError(
-            f"{path}: metadata step: expected a whole number, found {found!r}"
+            f"{path}: metadata {key}: expected a whole number, found {text!r}"
         ) from None
+    return found
 
 
 def _metrics(metadata: Mapping[str, str]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from sewa_cli.cli.request import STDOUT, Request, check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError, OutputError
 from sewa_cli.files import MIB, real
 
-SPAN = "last every from_step to_step"
+SPAN = "source last every from_step to_step"
 START, AVERAGE, INSPECT, REPRODUCE = "Start", "Average", "Inspect", "Reproduce"
 DATA = "format json"
 TALK = "quiet verbose"
@@ -218,7 +218,7 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts task measured force config sets state_key plot html log {DATA} cache device "
+    f"ckpts task measured force config sets source state_key plot html log {DATA} cache device "
     f"seed {TALK}",
     INSPECT,
     "sewa evaluate averaged.safetensors ckpts/step-900.safetensors",

@@ -109,8 +109,14 @@ _COMMON: Final = {
 _WHICH: Final = {
     "last": Flag("--last N", "Only the last N.", shown="all"),
     "every": Flag("--every N", "Only every N-th, counted back from the newest.", is_rare=True),
+    "source": Flag(
+        "--from snapshots|means|both",
+        "The weights at the saves, or means.",
+        "from",
+        shown="means, if each save has one",
+    ),
     "from_step": Flag("--from-step STEP", "First step to include."),
-    "to_step": Flag("--to-step STEP", "Last step to include."),
+    "to_step": Flag("--to-step STEP", "Last step to include.", is_rare=True),
     "state_key": Flag("--state-key KEY", "Average the tensors under this key alone.", is_rare=True),
 }
 _HOW: Final = {

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.checkpoints import Checkpoint, in_order, paths_of
+from sewa_cli.checkpoints.means import choose, counts_of
 from sewa_cli.commands import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
@@ -39,12 +40,15 @@ def run_average(
     """
     events = events or Events()
     if weights is None:
-        candidates, found = open_candidates(config, events)
+        candidates, found, config = open_candidates(config, events)
         coefficients = _coefficients(method, candidates, config)
     else:
         found = open_named(config, events)
         is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
-        candidates = check_alike(in_order(found) if is_folder else found)
+        candidates = in_order(found) if is_folder else found
+        if is_folder or config.source:
+            candidates, _ = choose(candidates, config.source, events.say)
+        check_alike(candidates)
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]
     outputs = decide_outputs(config, force, stdout, newest, always_report=False)
@@ -89,5 +93,5 @@ def _coefficients(spec: str, candidates: Sequence[Checkpoint], config: Config) -
     K = min(USUAL, len(candidates)) if config.K == AUTO else config.K
     if call.method.has_budget:
         check_K(K, len(candidates), len(candidates))
-    run = Run.at([c.step for c in candidates], config.seed)
+    run = Run.at([c.step for c in candidates], config.seed, counts=counts_of(candidates))
     return propose(call, run, K)[0]

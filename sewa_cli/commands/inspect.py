@@ -35,7 +35,7 @@ def run_inspect(
     """Look at the checkpoints that `config` names. `picture`: where the caller will draw it."""
     events = events or Events()
     reads = Reads()
-    candidates, found = open_candidates(config, events, reads)
+    candidates, found, config = open_candidates(config, events, reads)
     inputs = {real(path) for path in paths_of(found)}
     if picture is not None and real(picture) in inputs:
         raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
@@ -63,7 +63,7 @@ def run_inspect(
         motion, word, explanation = motion_of(shape), shape.verdict, explain(shape)
     elif parameters:
         explanation = "no verdict: every checkpoint holds NaN or Inf"
-    spacing, gaps = _gaps([c.step for c in candidates if c.step is not None])
+    spacing, gaps = _gaps(sorted({c.step for c in candidates if c.step is not None}))
     return Inspection(
         **heading(config, events),
         checkpoints=_rows(candidates, scans, finite, shape),

@@ -14,6 +14,7 @@ from math import isclose, isfinite
 from pathlib import Path
 from typing import IO, Any
 
+from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.commands import settle_outputs, write_average
 from sewa_cli.commands.selection import Selection
 from sewa_cli.config import AUTO, Config
@@ -188,13 +189,16 @@ def _choose(run: PlacedRun) -> Chosen:
     if found is None:
         found = BaselineLosses(choice.simple) if choice.simple else _baseline_losses(run)
     _check_finite(found)
-    return Chosen(run, _by_its_name(choice, baselines(run.trajectory.k, K)), found)
+    return Chosen(run, _by_its_name(choice, _baselines(run)), found)
+
+
+def _baselines(run: PlacedRun) -> dict[Name, Coefficients]:
+    return baselines(run.trajectory.k, run.session.config.K, counts_of(run.used))
 
 
 def _baseline_losses(run: PlacedRun) -> BaselineLosses:
-    averages = baselines(run.trajectory.k, run.session.config.K)
     with run.session.clock("evaluate"):
-        found = run.scores.baseline_losses(averages)
+        found = run.scores.baseline_losses(_baselines(run))
     _check_finite(found)
     return found
 
@@ -223,7 +227,7 @@ def _measure(chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
     """Score the choice and the baselines; the best one by selection loss comes first."""
     run, choice, losses = chosen.run, chosen.choice, chosen.baselines.losses
     session, K = run.session, run.session.config.K
-    averages = baselines(run.trajectory.k, K)
+    averages = _baselines(run)
     method = solver_for(session.config, K) if choice.name == LEARNED else choice.name
     best = min(losses, key=lambda name: or_inf(losses[name]))
     names = list(dict.fromkeys((best, *ALWAYS)))

@@ -89,8 +89,7 @@ class Evaluator:
         if self.run.session.task.has_loss:
             by_loss = {"loss": self.predicted_loss if self.survey else self.selection_loss}
             by_loss |= {"gradient": self.gradient, "learn": self.learn}
-        steps = [c.step for c in self.run.used]
-        return Proposing.at(steps, self.seed, contest=self.contest, **by_loss)
+        return self.run.for_methods(contest=self.contest, **by_loss)
 
     def close(self) -> None:
         """Let go of what was prepared, and end the metric's workers."""

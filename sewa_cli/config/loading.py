@@ -99,7 +99,7 @@ def _validate_sections(
     if sections is None:
         return []
     faults, whole = [], dict[str, Any]()
-    given = {name for name in settings if name not in Config.model_fields}
+    given = {name for name in settings if name not in {*Config.model_fields, *_keys()}}
     chosen, known = settings.get("solver"), sections.names()
     wanted = {*given, str(chosen or sections.default(settings))}
     if "solvers" in settings:
@@ -250,5 +250,9 @@ def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[s
     }
     if len(location) > 1 and (own := sections_of_ours.get(str(location[0]))):
         return list(own.model_fields)
-    keys = [name for name in Config.model_fields if name != "solvers"]
+    keys = [name for name in _keys() if name != "solvers"]
     return [*keys, *(sections.names() if sections else ())]
+
+
+def _keys() -> list[str]:
+    return [field.alias or name for name, field in Config.model_fields.items()]

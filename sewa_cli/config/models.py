@@ -180,6 +180,11 @@ class Config(Settings):
     )
     last: Count | None = Field(None, description="only the last N checkpoints")
     every: Count | None = Field(None, description="only every n-th, counted back from the last")
+    source: Literal["snapshots", "means", "both"] | None = Field(
+        None,
+        alias="from",
+        description="snapshots, interval means or both; null: means if each save has one",
+    )
     from_step: CountOrNone | None = None
     to_step: CountOrNone | None = None
     nonfinite: Literal["skip", "error"] = "skip"

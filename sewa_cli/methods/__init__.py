@@ -48,6 +48,7 @@ class Run:
     gradient: Callable[[Sequence[float]], tuple[float, list[float]]] = _no_loss
     learn: Callable[[int], Coefficients] = _no_loss
     contest: Callable[[str, int], Coefficients] = _no_loss
+    counts: Sequence[int] = ()  # the steps that each is the mean of, if some are interval means
 
     @classmethod
     def at(cls, steps: Sequence[int | None], seed: int, **loss: Any) -> Run:
@@ -90,7 +91,8 @@ class Call:
         found = found.tolist() if hasattr(found, "tolist") else list(found)  # arrays, tensors
         draws = [x.tolist() if hasattr(x, "tolist") else x for x in found]
         draws = draws if draws and isinstance(draws[0], list | tuple) else [draws]
-        return [checked(coefficients, run.k, self.label) for coefficients in draws]
+        found = [checked(coefficients, run.k, self.label) for coefficients in draws]
+        return found if self.method.needs_loss else [by_steps(c, run.counts) for c in found]
 
 
 def method(
@@ -169,6 +171,14 @@ def mean_of(indices: Iterable[int], k: int) -> Coefficients:
     if not chosen or min(chosen) < 0 or max(chosen) >= k:
         raise ValueError(f"indices must lie between 0 and {k - 1}, found {sorted(chosen)}")
     return [1.0 / len(chosen) if i in chosen else 0.0 for i in range(k)]
+
+
+def by_steps(coefficients: Coefficients, counts: Sequence[int]) -> Coefficients:
+    """Multiply by the number of steps: equal weights become the mean over all these steps."""
+    if len({n for c, n in zip(coefficients, counts, strict=False) if c}) < 2:
+        return coefficients
+    weighed = [c * n for c, n in zip(coefficients, counts, strict=True)]
+    return [c / sum(weighed) for c in weighed]
 
 
 def checked(coefficients: Sequence[float], k: int, name: str) -> Coefficients:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from math import sqrt
 
 from sewa_cli.methods import Coefficients, Run, mean_of, method, parse_one
@@ -164,17 +164,18 @@ def moving_averages(k: int) -> list[Name]:
     ]
 
 
-def baselines(k: int, K: int = AUTO) -> dict[Name, Coefficients]:
+def baselines(k: int, K: int = AUTO, counts: Sequence[int] = ()) -> dict[Name, Coefficients]:
     """Return moving averages, and `latest` and `lawa` with K, or with a few K.
 
-    Where two are the same average, the one that is named first is returned.
+    Where two are the same average, the one that is named first is returned. `counts`: see `Run`.
     """
     sizes = grid(k)[1:] if K == AUTO else [K]
-    return _distinct(k, [*moving_averages(k), *((m, n) for m in ("latest", "lawa") for n in sizes)])
+    others = ((name, n) for name in ("latest", "lawa") for n in sizes)
+    return _distinct(Run(k, counts=counts), [*moving_averages(k), *others])
 
 
-def _distinct(k: int, names: Iterable[Name]) -> dict[Name, Coefficients]:
-    run, found = Run(k), dict[Name, Coefficients]()
+def _distinct(run: Run, names: Iterable[Name]) -> dict[Name, Coefficients]:
+    found = dict[Name, Coefficients]()
     for name in names:
         coefficients = parse_one(name[0])(run, name[1])[0]
         if coefficients not in found.values():
@@ -182,14 +183,17 @@ def _distinct(k: int, names: Iterable[Name]) -> dict[Name, Coefficients]:
     return found
 
 
-def family(k: int, K: int = AUTO, *, coarse: bool = False) -> dict[Name, Coefficients]:
+def family(
+    k: int, K: int = AUTO, *, coarse: bool = False, counts: Sequence[int] = ()
+) -> dict[Name, Coefficients]:
     """Return the averages of a contest: these, `wsm`, power decays, `swa`, and more `latest`.
 
     Where two are the same average, the one that is named first. `K`: so many are to be chosen, and
     simple averages of as many are to beat. `coarse`: `latest` at fewer K, where asking is dear.
     """
     peers: list[Name] = [] if K == AUTO else [("latest", K), ("lawa", K)]
-    return _distinct(k, [*moving_averages(k), *_others(k, coarse), *peers])
+    names = [*moving_averages(k), *_others(k, coarse), *peers]
+    return _distinct(Run(k, counts=counts), names)
 
 
 def _others(k: int, coarse: bool) -> Iterator[Name]:

@@ -150,7 +150,7 @@ def _beside(newest: Checkpoint) -> list[Path]:
     """List files of the checkpoint and, where it has none, of the run's folder above it."""
     if newest.kind not in ("folder", "adapter"):
         return []
-    folder = newest.path
+    folder = newest.folder
     found: dict[str, Path] = {}
     for place in (real(folder).parent, folder):
         for path in sorted(place.iterdir()):

@@ -42,6 +42,9 @@ class Candidate(Part):
     index: int
     path: str
     step: int | None
+    mean_steps: int | None = Field(
+        None, description="the number of steps it is the mean of; null: a snapshot"
+    )
     weight: float | None = Field(None, description="in the average that was written, by `select`")
     probability: float | None = None
     logged: dict[str, float] | None = Field(

@@ -15,6 +15,7 @@ from typing import Any
 
 from sewa_cli import __version__, checkpoints
 from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.checkpoints.means import choose
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
@@ -65,12 +66,18 @@ def check_alike(candidates: list[Checkpoint]) -> list[Checkpoint]:
 
 def open_candidates(
     config: Config, events: Events, reads: Reads | None = None
-) -> tuple[list[Checkpoint], list[Checkpoint]]:
-    """Return the checkpoints that take part, by step; and all that were found, inputs too."""
+) -> tuple[list[Checkpoint], list[Checkpoint], Config]:
+    """Return the checkpoints that take part, by step; and all that were found, inputs too.
+
+    The config returned has the source that was used.
+    """
     found = open_named(config, events, reads)
     ordered = checkpoints.in_order(found)
     span = config.last, config.every, config.from_step, config.to_step
-    return check_alike(checkpoints.narrow(ordered, *span)), found
+    kept, source = choose(checkpoints.narrow(ordered, *span), config.source, events.say)
+    if source != "snapshots":
+        config = config.model_copy(update={"source": source})
+    return check_alike(kept), found, config
 
 
 def open_newest(config: Config, as_given: bool = False) -> Checkpoint:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from sewa_cli import interrupts
-from sewa_cli.methods import mean_of
+from sewa_cli.checkpoints.means import counts_of
+from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.objective.board import Average, Filled, fill_failures
 from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.objective.judge import Lead, judge_by_metric
@@ -39,9 +40,10 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
             "score() and score_parts()."
         )
     taken, last = outcome.taken, tuple(mean_of([k - 1], k))
+    uniform = by_steps(mean_of(range(k), k), counts_of(metric.run.used))
     entrants = (taken, outcome.incumbent, outcome.leader, outcome.baseline)
     averages = {entrant.label: entrant.average for entrant in entrants if entrant is not None}
-    for name, average in (("last", last), ("uniform", tuple(mean_of(range(k), k)))):
+    for name, average in (("last", last), ("uniform", tuple(uniform))):
         if average not in averages.values():
             averages[name] = average
     names = [*averages]

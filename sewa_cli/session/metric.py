@@ -17,7 +17,6 @@ from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Planned
 from sewa_cli.methods import Coefficients, parse_one
-from sewa_cli.methods import Run as Methods
 from sewa_cli.methods.fixed import Name
 from sewa_cli.objective.board import REPORTED, Answer, Asked, Average, Board, Failed
 from sewa_cli.objective.memo import number
@@ -261,4 +260,4 @@ def _named_incumbent(run: PlacedRun) -> tuple[Name, Coefficients] | None:
         raise ConfigError(f"incumbent: {named} looks at a loss; name a method such as last")
     if call.method.has_budget:
         K = min(USUAL, k) if config.K == AUTO else config.K
-    return (call.label, K), call(Methods.at([c.step for c in run.used], config.seed), K)[0]
+    return (call.label, K), call(run.for_methods(), K)[0]

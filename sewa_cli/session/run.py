@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.events import Planned
-from sewa_cli.methods import Coefficients
+from sewa_cli.methods import Coefficients, Run
 from sewa_cli.methods.fixed import baselines
 from sewa_cli.objective.objective import Data
 from sewa_cli.objective.scorer import Scorer
@@ -245,7 +246,12 @@ class PlacedRun:
             session.events,
             one_of_many,
             [checkpoint.step for checkpoint in self.used],
+            counts_of(self.used),
         )
+
+    def for_methods(self, **loss: Any) -> Run:
+        steps, seed = [checkpoint.step for checkpoint in self.used], self.session.config.seed
+        return Run.at(steps, seed, counts=counts_of(self.used), **loss)
 
     def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
         """Return the average as a file of it will be, but for BatchNorm."""

@@ -258,6 +258,7 @@ class Session:
                 index=i,
                 path=str(c.path),
                 step=c.step,
+                mean_steps=c.mean_steps,
                 weight=weights[i] if weights else None,
                 probability=probabilities[i] if probabilities else None,
                 logged=c.metrics or None,
@@ -278,7 +279,7 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
         task, guard = guarded(task, config.guard, config.seed)
     reads = Reads()
-    candidates, found = open_candidates(config, events, reads)
+    candidates, found, config = open_candidates(config, events, reads)
     check_names(config, task.source)
     objective = build_objective(config, task, candidates, events, here)
     model = objective.model

@@ -73,6 +73,7 @@ class Problem:
     events: Events
     one_of_many: bool = False  # other K and methods follow: keep what they can use, skip the rest
     steps: Sequence[int | None] = ()  # of the checkpoints, where they are known
+    counts: Sequence[int] = ()  # the steps that each is the mean of, if some are interval means
     kept: dict[str, Any] = field(default_factory=dict)  # by `prepare`, for every K
     board: Board | None = None  # where a metric is to be chosen by
     incumbent: tuple[Name, list[float]] | None = None  # named by the user, to be beaten

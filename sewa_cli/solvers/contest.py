@@ -308,7 +308,7 @@ def open_contest(problem: Problem, K: int) -> Contest:
         incumbent=known[-1],
         baselines={
             tuple(c): Entrant(*name, tuple(c))
-            for name, c in family(k, K).items()
+            for name, c in family(k, K, counts=problem.counts).items()
             if K in (AUTO, sum(weight != 0 for weight in c))
         },
         searched=order[:cut],

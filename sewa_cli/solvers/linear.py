@@ -80,7 +80,9 @@ class Linear(Predicting):
             found = self._choose(seen, sizes[chosen])
             nested -= found.details["surrogate_error"]
         else:
-            found = seen.describe(Choice(_coefficients(name, size, k), with_K(name, size)), {})
+            found = seen.describe(
+                Choice(seen.averages[name, size].tolist(), with_K(name, size)), {}
+            )
         simple = best_on_other_folds(seen.all_losses, weights, fold)
         options = zip(names, compare(losses, weights), strict=True)
         return replace(

@@ -17,7 +17,7 @@ from contextlib import suppress
 import torch
 from pydantic import Field
 
-from sewa_cli.methods import Run, mean_of, parse_one
+from sewa_cli.methods import Run, by_steps, mean_of, parse_one
 from sewa_cli.methods.fixed import family, grid, moving_averages
 from sewa_cli.objective.board import Spent
 from sewa_cli.objective.intervals import SURE, evidence
@@ -94,7 +94,8 @@ def _singles(contest: Contest, count: int) -> Iterator[Named]:
 def _candidates(contest: Contest, K: int) -> Iterator[Named]:
     k = contest.k
     random = torch.Generator().manual_seed(contest.problem.seed)
-    every = family(k, coarse=True)
+    counts = contest.problem.counts
+    every = family(k, coarse=True, counts=counts)
     if K == AUTO:
         rungs = [name for name in moving_averages(k) if name in every]
         for name in (*rungs, *(name for name in every if name not in rungs)):
@@ -105,14 +106,18 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
             for n in range(pieces):
                 some = range(n * k // pieces, (n + 1) * k // pieces)
                 if len(some) > 1:
-                    yield f"{_ORDINAL[n]} {_PIECE[pieces]}", None, mean_of(some, k)
+                    yield (
+                        f"{_ORDINAL[n]} {_PIECE[pieces]}",
+                        None,
+                        by_steps(mean_of(some, k), counts),
+                    )
         yield from _singles(contest, SINGLES)
     else:
         # a window of K weighs more than K, or not equally
         names = [name for name, weights in every.items() if sum(w != 0 for w in weights) == K]
         names += [(name, K) for name in ("latest", "lawa") if (name, K) not in every]
         for name in names:
-            yield *name, parse_one(name[0])(Run(k), name[1])[0]
+            yield *name, parse_one(name[0])(Run(k, counts=counts), name[1])[0]
         windows = min(WINDOWS, k // K)
         for n in range(windows):
             end = k - round(n * (k - K) / max(1, windows - 1))

@@ -19,7 +19,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from sewa_cli.methods import mean_of
+from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.objective.board import Spent
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
@@ -77,8 +77,9 @@ class Reinforce(Solver):
                     theta = adam.step(_gradient(theta, K, masks, advantage / size**0.5))
         logits = mask.shifted_logits(theta, K)
         leader = contest.incumbent
+        latest = by_steps(mean_of(range(k - K, k), k), problem.counts)
         if contest.is_open:  # a search among masks has asked no baseline
-            both = contest.last, contest.enter("latest", K, mean_of(range(k - K, k), k))
+            both = contest.last, contest.enter("latest", K, latest)
             with suppress(Spent):
                 for part in islice(parts, min(len(contest.searched), board.left // 6)):
                     board.ask([(entrant.average, [part]) for entrant in both])

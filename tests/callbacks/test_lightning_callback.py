@@ -117,7 +117,8 @@ def test_sewa_selects_from_what_lightning_left(
     assert "train_loss" in json.loads(metadata(Path("ckpts/step-30.safetensors"))["metrics"])
     Path("task.py").write_text(TASK)
     ended = sewa(
-        "select", "ckpts", "--task", "task.py", "--K", 3, "--set", "gumbel.iterations=3", "--json"
+        *("select", "ckpts", "--from", "snapshots", "--task", "task.py", "--K", 3),
+        *("--set", "gumbel.iterations=3", "--json"),
     )
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)["references"]["last"]["heldout_loss"]

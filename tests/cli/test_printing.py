@@ -133,7 +133,8 @@ def test_a_flag_has_one_name_and_its_setting_exists() -> None:
         assert flag.help, name
         if flag.key is not None:
             section, _, leaf = (flag.key or name).rpartition(".")
-            assert leaf in type(getattr(config, section) if section else config).model_fields
+            fields = type(getattr(config, section) if section else config).model_fields
+            assert leaf in {field.alias or key for key, field in fields.items()}
 
 
 def test_shells_complete_commands_and_values(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:

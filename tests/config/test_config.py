@@ -193,7 +193,8 @@ def test_the_template_is_a_valid_config_and_so_is_all_it_comments_out() -> None:
 
 def test_the_template_shows_every_key_there_is() -> None:
     shown = {**yaml.safe_load(TEMPLATE), **commented_out()}
-    assert shown.keys() == Config.model_fields.keys() - {"solvers"} | {*solvers.BUILTIN}
+    keys = {field.alias or name for name, field in Config.model_fields.items()}
+    assert shown.keys() == keys - {"solvers"} | {*solvers.BUILTIN}
     for name, section in sections().items():
         assert shown[name].keys() == section.model_fields.keys(), name
 
@@ -202,7 +203,7 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
     shown = commented_out()
     assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
     assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
-    real = Config().model_dump(mode="json")
+    real = Config().model_dump(mode="json", by_alias=True)
     real |= {n: solvers.find(n).Settings().model_dump(mode="json") for n in solvers.BUILTIN}
     assert shown == {name: real[name] for name in shown}
 

@@ -206,23 +206,20 @@ def _by_unit(found: UnitLosses, grouping: Grouping, splits: bool) -> Tensor:
 
 
 def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
-    """Grow moving averages [P] row by row: m ← d·m + (1 − d)·w with d = (w − 1)/(w + 1).
-
-    The mean of all grows by 1/i.
-    """
+    """Grow moving averages [P] row by row: m ← m + (c_i / (c_1 + … + c_i))·(w_i − m)."""
     trajectory = problem.trajectory
     if (k := trajectory.k) < 2:
         raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
     check_K(K, k, k - 1)
-    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room)
+    run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room, problem.counts)
     flats: dict[Name, Tensor] = {}
+    shares = {name: (c / c.cumsum(0)).nan_to_num(1.0) for name, c in run.averages.items()}
     for i, row in trajectory.rows():
-        for name, window in run.moving:
+        for name in run.moving:
             if i == 0:
-                flats[name, window] = row.clone()
-                continue
-            new = 1 / (i + 1) if window is None else 2 / (window + 1)
-            flats[name, window].lerp_(row, 1.0 if name == "last" else new)
+                flats[name] = row.clone()
+            else:
+                flats[name].lerp_(row, float(shares[name][i]))
     return run, flats
 
 
@@ -258,10 +255,13 @@ class Baselines:
     bytes: int
 
     @classmethod
-    def fitting(cls, k: int, K: int, vector: int, room: int) -> Baselines:
+    def fitting(
+        cls, k: int, K: int, vector: int, room: int, counts: Sequence[int] = ()
+    ) -> Baselines:
         """Choose them for weights of `vector` bytes each."""
         most = room // 4 // vector
-        every = {name: torch.tensor(c, dtype=torch.float64) for name, c in baselines(k, K).items()}
+        found = baselines(k, K, counts)
+        every = {name: torch.tensor(c, dtype=torch.float64) for name, c in found.items()}
         moving = [name for name in moving_averages(k) if name in every]
         if len(moving) > (count := max(FEWEST_RUN, most)):
             moving = [moving[round(i * (len(moving) - 1) / (count - 1))] for i in range(count)]

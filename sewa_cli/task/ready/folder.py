@@ -57,7 +57,7 @@ def find_folders(
 ) -> Folders:
     """`model` and `tokenizer` as the user named them; else near the newest checkpoint."""
     near = [] if newest is None else _near(newest)
-    adapter = newest.path if newest is not None and newest.kind == "adapter" else None
+    adapter = newest.folder if newest is not None and newest.kind == "adapter" else None
     named = [] if model is None else [model]
     base = None if adapter is None else model or _base_of(adapter, near)
     if adapter is not None and base is not None:
@@ -89,8 +89,7 @@ def find_folders(
 
 def _near(newest: Checkpoint) -> list[Path]:
     """Return a checkpoint's folder and its run's."""
-    own = newest.path if newest.path.is_dir() else newest.path.parent
-    return [own, _above(own)]
+    return [newest.folder, _above(newest.folder)]
 
 
 def _above(folder: Path) -> Path:

@@ -1,0 +1,123 @@
+"""Interval means are read where a run has them, and weighed by their numbers of steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import TASK, Sewa
+from safetensors.torch import load_file
+from torch import nn
+
+from sewa_cli.callbacks import IntervalMean, save_weights
+
+SAVES = (4, 8, 12, 15)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """Save snapshots and means of a walk; return the weights of all steps."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    mean, states = IntervalMean(model), {}
+    for step in range(1, SAVES[-1] + 1):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        mean.update()
+        states[step] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if step in SAVES:
+            save_weights(model, "ckpts", step, mean=mean)
+    Path("task.py").write_text(TASK)
+    return states
+
+
+def assert_mean(output: str, states: list[Any]) -> None:
+    for name, tensor in load_file(output).items():
+        mean = torch.stack([state[name].double() for state in states]).mean(0)
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_latest_of_means_is_the_mean_of_all_their_steps(run: dict[int, Any], sewa: Sewa) -> None:
+    ended = sewa("average", "ckpts", "--method", "latest", "--K", 2, "-o", "a.safetensors")
+    assert "using 4 interval means, of 3–4 steps each; --from snapshots uses" in ended.err
+    assert ended.out.split() == ["ckpts/step-12.mean.safetensors", "ckpts/step-15.mean.safetensors"]
+    assert_mean("a.safetensors", [run[step] for step in range(9, 16)])
+    sewa("average", "ckpts", "--method", "uniform", "-o", "b.safetensors")
+    assert_mean("b.safetensors", list(run.values()))
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("snapshots", ["step-12", "step-15"]),
+        ("means", ["step-12.mean", "step-15.mean"]),
+        ("both", ["step-12.mean", "step-12", "step-15.mean", "step-15"]),
+    ],
+)
+def test_from_says_what_is_read_and_a_save_counts_once(
+    source: str, names: list[str], run: dict[int, Any], sewa: Sewa
+) -> None:
+    ended = sewa("average", "ckpts", "--from", source, "--last", 2, "-o", "a.safetensors")
+    assert ended.out.split() == [f"ckpts/{name}.safetensors" for name in names]
+    if source == "snapshots":
+        assert_mean("a.safetensors", [run[12], run[15]])
+    ended = sewa("inspect", "ckpts", "--from", source, "--json")
+    assert len(json.loads(ended.out)["checkpoints"]) == 2 * len(names)
+
+
+def test_a_save_without_a_mean_turns_the_default_to_snapshots(
+    run: dict[int, Any], sewa: Sewa
+) -> None:
+    Path("ckpts/step-8.mean.safetensors").unlink()
+    ended = sewa("average", "ckpts", "--last", 3, "-o", "a.safetensors")
+    assert "using 3 snapshots, as step-8.safetensors has no interval mean" in ended.err
+    assert_mean("a.safetensors", [run[8], run[12], run[15]])
+    ended = sewa("average", "ckpts", "--last", 2, "-o", "b.safetensors")  # both of these have one
+    assert "using 2 interval means" in ended.err
+    for path in Path("ckpts").glob("step-?.safetensors"):
+        path.unlink()  # a mean stands for itself
+    ended = sewa("average", "ckpts", "--from", "means", "-o", "c.safetensors")
+    assert_mean("c.safetensors", [run[step] for step in (1, 2, 3, 4, *range(9, 16))])
+
+
+@pytest.mark.usefixtures("run")
+def test_means_are_asked_for_where_there_are_none(sewa: Sewa) -> None:
+    for path in Path("ckpts").glob("*.mean.*"):
+        path.unlink()
+    ended = sewa("average", "ckpts", "--from", "means")
+    assert ended.code == 2
+    assert "--from means: there are no interval means; save them with means=True" in ended.err
+    ended = sewa("average", "ckpts", "--from", "all")
+    assert ended.code == 2
+    assert "--from: must be 'snapshots', 'means' or 'both'" in ended.err
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize("source", ["means", "both"])
+def test_select_from_means_is_reported_and_rebuilt_byte_for_byte(source: str, sewa: Sewa) -> None:
+    Path("sewa.yaml").write_text(f"from: {source}\ncheckpoints: ckpts\ntask: task.py\n")
+    assert sewa("select", "-o", "a.safetensors").code == 0
+    report = json.loads(Path("a.report.json").read_text())
+    assert report["config"]["source"] == source
+    counts = [one["mean_steps"] for one in report["candidates"]]
+    assert counts == ([4, 4, 4, 3] if source == "means" else [4, None, 4, None, 4, None, 3, None])
+    assert sewa("verify", "a.safetensors").code == 0
+    assert sewa("apply", "a.report.json", "-o", "b.safetensors").code == 0
+    assert Path("a.safetensors").read_bytes() == Path("b.safetensors").read_bytes()
+
+
+@pytest.mark.usefixtures("run")
+def test_the_mean_of_all_weighs_means_by_their_steps_in_select_and_compare(sewa: Sewa) -> None:
+    args = ("ckpts", "--task", "task.py", "--json")
+    selected = json.loads(sewa("select", *args, "-o", "a.safetensors").out)
+    compared = json.loads(sewa("compare", *args, "--methods", "uniform,best").out)
+    sewa("average", "ckpts", "--method", "uniform", "-o", "mean.safetensors")
+    [row] = json.loads(sewa("evaluate", "mean.safetensors", *args[1:]).out)["files"]
+    expected = pytest.approx(row["heldout_loss"], rel=1e-5)
+    assert selected["references"]["uniform"]["heldout_loss"] == expected
+    assert compared["rows"][0]["heldout_loss"] == expected
