@@ -42,7 +42,7 @@ def check_one_a_line(paths: Iterable[Path], advice: str) -> None:
     for path in paths:
         if str(path).splitlines() != [str(path)]:
             raise CheckpointError(
-                f"{path}: has a line break in its name, and paths are printed one per line; {advice}"
+                f"{path}: has a line break in its name; paths are printed one per line; {advice}"
             )
 
 
@@ -63,7 +63,7 @@ class Talk(Events):
         self._last_line = self._last_drawn = time.monotonic()
         self._over = threading.Event()
         self._heart: threading.Thread | None = None
-        self.one_a_line = False  # checkpoints' paths will be printed, one a line
+        self.one_a_line = False  # checkpoints' paths will be printed, one per line
 
     def __enter__(self) -> Talk:
         if not gc.isenabled():  # `__main__` has switched it off for the imports

@@ -21,7 +21,7 @@ ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
         (
             "validate",
             ALL_TRAINED,
-            "300 of the 300 selection examples looked at are in training_data",
+            "300 of the 300 selection examples looked at are in training",
         ),
         ("validate", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
         ("select", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
