@@ -229,12 +229,3 @@ def test_a_working_directory_that_is_not_utf8_is_refused_before_the_work(
     assert ended.code == 3, ended.err
     assert ended.error.endswith("the working directory is not a UTF-8 name; rename it")
     assert sorted(path.name for path in here.iterdir()) == ["ckpts", "sewa.yaml", "task.py"]
-
-
-@pytest.mark.usefixtures("run_dir")
-def test_a_task_that_is_not_utf8_is_refused_before_the_work(sewa: Sewa) -> None:
-    odd = os.fsdecode(b"t\xff.py")
-    Path(odd).write_text(TASK + NO_WORK)
-    ended = sewa("select", "--task", odd)
-    assert ended.code == 4, ended.err
-    assert ended.error.endswith("is not a UTF-8 name; rename it")

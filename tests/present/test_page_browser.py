@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.pages import EVIL, evil, many_checkpoints, many_rows, plain_page, raw, report
+from helpers.pages import EVIL, evil, many_checkpoints, plain_page, raw, report
 
 from sewa_cli.present.page import page
 
@@ -49,8 +49,6 @@ def written(folder: Path, name: str) -> Path:
             text = page(report(evil(raw("compare"))), EVIL)
         elif name == "long":
             text = page(report(many_checkpoints()))
-        elif name == "rows":
-            text = page(report(many_rows()))
         else:
             text = plain_page(name)
         target.write_text(text)

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.tiny import Sewa
 
 from sewa_cli.errors import TaskError
@@ -92,6 +91,14 @@ def write_texts(folder: Path) -> Path:
     return folder
 
 
+def write_data(setting: str, folder: Path) -> Path:
+    if setting == "behavior_cloning":
+        return write_episodes(folder / "hopper-tiny.hdf5", 20, 40)
+    if setting == "image_classification":
+        return write_images(folder / "cifar", 20)
+    return write_texts(folder / "texts")
+
+
 # ---- parts ---------------------------------------------------------------------------------------
 
 
@@ -99,57 +106,25 @@ def ids(batches: Any) -> set[bytes]:
     return {row.numpy().tobytes() for inputs, _ in batches for row in inputs}
 
 
-@pytest.mark.parametrize("setting", ["behavior_cloning", "image_classification"])
+@pytest.mark.parametrize(
+    ("setting", "sizes"),
+    [
+        ("behavior_cloning", {}),
+        ("image_classification", {"statistics": 80}),
+        ("text_classification", {"vocabulary": 400, "length": 12}),
+    ],
+)
 def test_training_selection_and_held_out_examples_are_apart(
-    load: Callable[..., ModuleType], tmp_path: Path, setting: str
+    load: Callable[..., ModuleType], tmp_path: Path, setting: str, sizes: dict[str, Any]
 ) -> None:
-    task = load(setting)
-    if setting == "behavior_cloning":
-        data = str(write_episodes(tmp_path / "hopper.hdf5", 30, 60))
-    else:
-        data = str(write_images(tmp_path / "cifar", 20))
-    count = {} if setting == "behavior_cloning" else {"statistics": 80}
-    training = ids(task.training_data(data, **count))
-    fresh, heldout = ids(task.selection_data(data, 8)), ids(task.heldout_data(data, 8))
+    task, data = load(setting), str(write_data(setting, tmp_path))
+    training = ids(task.training_data(data, **sizes))
+    sizes.pop("statistics", None)
+    fresh = ids(task.selection_data(data, selection=8, **sizes))
+    heldout = ids(task.heldout_data(data, heldout=8, **sizes))
     assert len(fresh) == len(heldout) == 8
     assert not training & fresh
     assert not (training | fresh) & heldout
-    assert ids(task.selection_data(data, 8, "training")) <= training
-    halves = [ids(task.selection_data(data, 4, selection_skip=skip)) for skip in (0, 4)]
-    assert not halves[0] & halves[1]
-    assert halves[0] | halves[1] == fresh
-
-
-def test_texts_of_the_parts_are_apart(load: Callable[..., ModuleType], tmp_path: Path) -> None:
-    task = load("text_classification")
-    sizes: dict[str, Any] = {"data": str(write_texts(tmp_path / "texts")), "vocabulary": 400}
-    sizes["length"] = 12
-    training = ids(task.training_data(**sizes))
-    fresh = ids(task.selection_data(**sizes, selection=30))
-    heldout = ids(task.heldout_data(**sizes, heldout=30))
-    assert len(fresh) == 30
-    assert not training & fresh
-    assert not (training | fresh) & heldout
-
-
-def test_episodes_side_by_side_return_what_they_return_one_by_one(
-    load: Callable[..., ModuleType], tmp_path: Path
-) -> None:
-    gymnasium = pytest.importorskip("gymnasium")
-    task = load("behavior_cloning")
-    data = str(write_episodes(tmp_path / "hopper-made.hdf5", 20, 30))
-    torch.manual_seed(0)
-    model = task.build_model(data, width=8, episodes=3).eval()
-    for seed, found in enumerate(task.play(model, "Hopper-v5", range(3))):
-        env = gymnasium.make("Hopper-v5")
-        observation, _ = env.reset(seed=seed)
-        total, over = 0.0, False
-        while not over:
-            with torch.no_grad():
-                action = model(torch.tensor(observation[None], dtype=torch.float32))[0].numpy()
-            observation, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + float(reward), terminated or truncated
-        assert found["return"] == pytest.approx(total, rel=1e-3)
 
 
 class RunsCode:
@@ -202,11 +177,7 @@ def test_a_setting_trains_selects_and_compares_as_its_readme_says(
     made = shutil.ignore_patterns("ckpts*", "averaged*", "__pycache__")
     shutil.copytree(SAMPLES / setting, tmp_path / "run", ignore=made)
     monkeypatch.chdir(tmp_path / "run")
-    data = {
-        "behavior_cloning": lambda: write_episodes(tmp_path / "hopper-tiny.hdf5", 20, 40),
-        "image_classification": lambda: write_images(tmp_path / "cifar", 20),
-        "text_classification": lambda: write_texts(tmp_path / "texts"),
-    }[setting]()
+    data = write_data(setting, tmp_path)
 
     def train(*options: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "train.py", "--data", str(data), *few.split(), *options]
