@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 
@@ -25,20 +25,19 @@ from outputs import (
     Run,
     behind_in_errors,
     example_losses,
-    linearised,
     load_cache,
-    windows,
 )
 from plan import SETTINGS, TUNING
+from running import keep, left_by
 from tables import estimate, markdown
 from torch import Tensor
 
-DRAWS = {"50": 8, "100": 8, "200": 8, "1000": 4, "all": 1}  # draws, by number of examples
+DRAWS = {"100": 6, "200": 6, "1000": 3, "all": 1}  # draws, by number of examples
 EVALUATIONS = 8  # of the gradient, for each λ
 FLOOR = 0.03  # of the prior is spread evenly: coefficients of zero could never grow
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001)  # λ, whatever the number of examples
 BY_COUNT = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # n·λ
-REFERENCE = "plain"
+REFERENCE = "the default"
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,7 @@ class Draw:
     names: list[str]
     index: Tensor  # of the examples among all
     run: Run  # for rules that look at true outputs
+    true: dict[tuple[float, ...], float] = field(default_factory=dict)  # losses that are known
 
     def __len__(self) -> int:
         return len(self.part)
@@ -65,18 +65,12 @@ class Draw:
         return torch.ones(len(self), dtype=torch.bool)
 
     def true_loss(self, coefficients: Tensor) -> float:
-        flat = coefficients.float() @ self.run.weights
-        outputs = self.run.selection_outputs(flat, self.index)
-        return float(example_losses(outputs, self.part.targets).mean())
-
-    def around(self, coefficients: Tensor) -> Draw:
-        """Return the same draw with outputs predicted from another base."""
-        outputs = linearised(
-            lambda flat: self.run.selection_outputs(flat, self.index),
-            self.run.weights,
-            coefficients,
-        )
-        return replace(self, part=replace(self.part, outputs=outputs))
+        known = tuple(coefficients.tolist())
+        if known not in self.true:
+            flat = coefficients.float() @ self.run.weights
+            outputs = self.run.selection_outputs(flat, self.index)
+            self.true[known] = float(example_losses(outputs, self.part.targets).mean())
+        return self.true[known]
 
 
 Estimator = Callable[[Draw], Tensor]  # → coefficients [k]
@@ -92,26 +86,6 @@ def by_losses(draw: Draw, members: Tensor) -> Tensor:
     """Weigh moving averages by exp(−z²)."""
     z = behind_in_errors(draw.part.losses[draw.moving][:, members])
     return with_quarters_at_zero(torch.softmax(-(z**2), 0))
-
-
-def leaning(centre: float, width: float) -> Prior:
-    """Weigh them also by a normal density of the log window; `centre` is a share of k."""
-
-    def prior(draw: Draw, members: Tensor) -> Tensor:
-        k = draw.averages.shape[1]
-        steps = torch.tensor([*windows(k), 3 * k]).div(centre * k).log() / width
-        z = behind_in_errors(draw.part.losses[draw.moving][:, members])
-        return with_quarters_at_zero(torch.softmax(-(z**2) - steps.double() ** 2 / 2, 0))
-
-    return prior
-
-
-def smooth(draw: Draw, members: Tensor) -> Tensor:
-    """Weigh them by losses that are smoothed over neighbouring windows."""
-    losses = draw.part.losses[draw.moving][:, members]
-    place = torch.arange(len(losses), dtype=torch.float64)
-    kernel = torch.softmax(-((place - place[:, None]) ** 2) / 2, 1)
-    return with_quarters_at_zero(torch.softmax(-(behind_in_errors(kernel @ losses) ** 2), 0))
 
 
 def best_window(draw: Draw, members: Tensor) -> Tensor:
@@ -166,21 +140,6 @@ def pulled(strengths: Sequence[float], by_count: bool) -> Solve:
     return solve
 
 
-def early_stopped(part: Part, priors: Tensor, members: Tensor) -> Tensor:
-    """Exponentiated gradient from the prior, after 0, 1, 2, 4 … 64 steps."""
-    shares = members.double() / members.sum(1, keepdim=True)
-    x = ((1 - FLOOR) * priors + FLOOR / priors.shape[1]).log()
-    g = part.gradient(x.exp(), shares)
-    eta = 1 / (g - (x.exp() * g).sum(1, keepdim=True)).abs().amax(1).clamp_min(1e-300)
-    found = [priors]
-    for step in range(1, 65):
-        x, g, taken = _step(part, shares, x, x - eta[:, None] * g, g, eta, 0.0)
-        eta = torch.where(taken, eta, eta / 3)
-        if step & (step - 1) == 0:
-            found.append(x.exp())
-    return torch.stack(found)
-
-
 def _step(
     part: Part,
     shares: Tensor,
@@ -205,12 +164,6 @@ def by_z(sharpness: float) -> Choose:
 
 def lowest(validated: Tensor) -> Tensor:
     return torch.eye(len(validated), dtype=torch.float64)[int(validated.mean(1).argmin())]
-
-
-def one_error(validated: Tensor) -> Tensor:
-    """The strongest pull within one standard error of the lowest."""
-    within = behind_in_errors(validated) <= 1
-    return torch.eye(len(validated), dtype=torch.float64)[int(within.int().argmax())]
 
 
 FIXED_PATH, COUNTED_PATH = pulled(STRENGTHS, False), pulled(BY_COUNT, True)
@@ -295,20 +248,6 @@ def few(estimator: Estimator, otherwise: Estimator) -> Estimator:
     return lambda draw: (otherwise if len(draw) < 100 else estimator)(draw)
 
 
-def second_round(estimator: Estimator) -> Estimator:
-    """Linearise once more at the answer where its prediction was off by more than 0.2 %."""
-
-    def found(draw: Draw) -> Tensor:
-        c = estimator(draw)
-        true = draw.true_loss(c)
-        if abs(float(draw.part.predict(c[None]).mean()) - true) <= 0.002 * true:
-            return c
-        again = estimator(draw.around(c))
-        return min(c, again, key=draw.true_loss)
-
-    return found
-
-
 def not_above(baselines: bool, estimator: Estimator, prior: Estimator) -> Estimator:
     """Take the prior where the answer's true loss is higher, with `baselines` the best window."""
 
@@ -321,60 +260,37 @@ def not_above(baselines: bool, estimator: Estimator, prior: Estimator) -> Estima
     return found
 
 
-def learn_again(estimator: Estimator) -> Estimator:
-    """Learn once more from the best window where the answer is worse than it by 0.2 %."""
-
-    def found(draw: Draw) -> Tensor:
-        c, best = estimator(draw), alone(best_window)(draw)
-        if draw.true_loss(c) <= 1.002 * draw.true_loss(best):
-            return c
-        again = learn(best_window)(draw.around(best))
-        return min(c, again, key=draw.true_loss)
-
-    return found
+def kept(learned: Estimator) -> Estimator:
+    """Finish as the default does."""
+    return drop_negligible(not_above(False, learned, alone(by_losses)))
 
 
-DEFAULT = drop_negligible(
-    not_above(False, learn(solve=COUNTED_PATH, choose=MILDLY), alone(by_losses))
-)
 BEFORE = few(drop_negligible(learn(with_quarters)), drop_negligible(alone(with_quarters)))
+BY_NUMBER = learn(solve=COUNTED_PATH, choose=MILDLY)
 ESTIMATORS: Mapping[str, Estimator] = {
-    "last": fixed("window 1"),
-    "mean of all": fixed("mean of all"),
-    "moving average, window 17": fixed("window 17"),
-    "best moving average by the examples": alone(best_window),
-    "greedy": greedy,
-    "prior alone": alone(by_losses),
-    REFERENCE: learn(),
-    "plain + quarters of the run": learn(with_quarters),
-    "plain + negligible coefficients dropped": drop_negligible(learn()),
-    "plain + prior alone by fewer than 100": few(learn(), alone(by_losses)),
-    "plain + second round": second_round(learn()),
-    "plain + not above the prior": not_above(False, learn(), alone(by_losses)),
-    "plain + not above the best moving average": not_above(True, learn(), alone(by_losses)),
-    "plain + learned again from the best": learn_again(learn()),
-    "before": BEFORE,
-    "before − quarters of the run": few(
-        drop_negligible(learn()), drop_negligible(alone(by_losses))
+    REFERENCE: kept(BY_NUMBER),
+    "− true loss decides against the prior": drop_negligible(BY_NUMBER),
+    "− negligible coefficients dropped": not_above(False, BY_NUMBER, alone(by_losses)),
+    "− λ by the number of examples": kept(learn(choose=MILDLY)),
+    "− exp(−2z): exp(−4z)": kept(learn(solve=COUNTED_PATH)),
+    "− exp(−2z): the lowest": kept(learn(solve=COUNTED_PATH, choose=lowest)),
+    "− folds: one λ = 3/n": kept(without_folds(by_losses, 3)),
+    "− prior: the best moving average": kept(learn(best_window, COUNTED_PATH, MILDLY)),
+    "− path: the prior alone": alone(by_losses),
+    "+ not above the best moving average": drop_negligible(
+        not_above(True, BY_NUMBER, alone(by_losses))
     ),
-    "before − negligible coefficients dropped": few(learn(with_quarters), alone(with_quarters)),
-    "before − prior alone by fewer than 100": drop_negligible(learn(with_quarters)),
-    "λ by exp(−2z)": learn(choose=MILDLY),
-    "λ with the lowest loss": learn(choose=lowest),
-    "λ by one standard error": learn(choose=one_error),
-    "early-stopped gradient": learn(solve=early_stopped),
-    "3 folds": learn(folds=3),
-    "10 folds": learn(folds=10),
-    "prior of smoothed losses": learn(smooth),
-    "prior leaning to windows of k/5": learn(leaning(0.2, 1.5)),
-    "λ by the number of examples": learn(solve=COUNTED_PATH),
-    "λ by number, exp(−2z)": learn(solve=COUNTED_PATH, choose=MILDLY),
-    "λ by number, exp(−2z), leaning prior": learn(leaning(0.2, 1.5), COUNTED_PATH, MILDLY),
-    "one λ = 3/n": without_folds(by_losses, 3),
-    "one λ = 3/n, leaning prior": without_folds(leaning(0.2, 1.5), 3),
-    "the default": DEFAULT,
+    "+ quarters of the run": kept(learn(with_quarters, COUNTED_PATH, MILDLY)),
+    "+ prior alone by fewer than 100": few(kept(BY_NUMBER), alone(by_losses)),
+    "the product before": BEFORE,
+    "plain: seven fixed λ, exp(−4z)": learn(),
+    "best moving average by the examples": alone(best_window),
+    "moving average, window 17": fixed("window 17"),
+    "greedy": greedy,
+    "mean of all": fixed("mean of all"),
+    "last": fixed("window 1"),
 }
-TRUE = ("moving average, window 17", "prior alone", REFERENCE, "before", "the default")
+TRUE = (REFERENCE, "the product before", "− path: the prior alone", "moving average, window 17")
 
 
 # ---- judging -------------------------------------------------------------------------------------
@@ -440,13 +356,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--true", action="store_true", help="run the averaged weights of a few")
     asked = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    names = TRUE if asked.true else ESTIMATORS
+    names = list(TRUE if asked.true else ESTIMATORS)
     regrets = {}
     for name in asked.settings:
-        cache = load_cache(SETTINGS[name], asked.folder, asked.seed)
-        run = Run(SETTINGS[name], asked.folder, asked.seed)
-        chosen = {rule: ESTIMATORS[rule] for rule in names}
-        regrets[name] = judge(cache, run, chosen, asked.true)
+        done = asked.folder / "judged" / f"{name} seed {asked.seed}{' true' * asked.true}.json"
+        found = left_by(done, names)
+        if found is None:
+            cache = load_cache(SETTINGS[name], asked.folder, asked.seed)
+            run = Run(SETTINGS[name], asked.folder, asked.seed)
+            chosen = {rule: ESTIMATORS[rule] for rule in names}
+            found = {"command": names, "regrets": judge(cache, run, chosen, asked.true)}
+            done.parent.mkdir(parents=True, exist_ok=True)
+            keep(done, found)
+        regrets[name] = found["regrets"]
     print(markdown(table(regrets)))
 
 

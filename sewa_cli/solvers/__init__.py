@@ -45,21 +45,15 @@ BUILTIN = {
 }
 WEIGHING = "aggregate"  # for K auto
 PREDICTING = "linear"  # for `compare --fast`
-
-
-RACING = "race"  # by a metric
+REGISTRY: dict[str, type[Solver]] = {}
 
 
 def default_for(K: int, sparse: bool, metric: bool = False) -> str:
-    """Which engine serves: weights on all for K auto, a mask of the K found, or SeWA's mask."""
     if metric:
-        return RACING
+        return "race"
     if K != settings.AUTO:
         return "gumbel"
     return "linear" if sparse else WEIGHING
-
-
-REGISTRY: dict[str, type[Solver]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +86,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """The weights of the average and what was found out on the way, as they are reported."""
+    """The coefficients of the average and what was found on the way, as they are reported."""
 
     coefficients: list[float]
     name: str = LEARNED  # or the simple average that was found to be better
@@ -109,7 +103,7 @@ class Choice:
 
     @classmethod
     def of(cls, chosen: Iterable[int], k: int, **found: Any) -> Choice:
-        """Equal weights on the chosen."""
+        """Put equal coefficients on the chosen."""
         return cls(mean_of(chosen, k), **found)
 
     @property

@@ -11,6 +11,8 @@ the feasible set after each step, and cooling t, were measured to gain nothing.)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -52,21 +54,16 @@ class Gumbel(Solver):
         return 2 * self.settings.samples
 
     def plan(self, sizes: Sizes) -> Plan:
-        iterations, samples, batches, patience = (
-            getattr(self.settings, name)
-            for name in ("iterations", "samples", "batches", "patience")
-        )
-        passes = iterations * samples * batches / sizes.batches
-        sure = min(1.0, patience / iterations)
-        learning = Stage("learning", passes, passes, products=2 * iterations, at_least=sure)
-        return Plan((learning,))
+        one = self.settings
+        passes = one.iterations * one.samples * one.batches / sizes.batches
+        sure = min(1.0, one.patience / one.iterations)
+        products = 2 * one.iterations
+        return Plan([Stage("learning", passes, passes, products=products, at_least=sure)])
 
     def choose(self, problem: Problem, K: int) -> Choice:
         """Learn s [k], take its K largest. The M samples of an iteration see the same batches."""
         settings, trajectory, objective = self.settings, problem.trajectory, problem.objective
         k = trajectory.k
-        if not 0 < K < k:
-            raise ValueError(f"K must lie between 1 and {k - 1}, found {K}")
         device = trajectory.device
         # float64 costs nothing at length k; MPS has none
         dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -124,6 +121,7 @@ class Gumbel(Solver):
         )
 
 
+@dataclass
 class _Rest:
     """Tell whether the same set was found for `patience` iterations and the loss has settled.
 
@@ -131,10 +129,9 @@ class _Rest:
     iterations are compared, by their standard error.
     """
 
-    def __init__(self, patience: int) -> None:
-        self._patience = patience
-        self._chosen: list[int] = []
-        self._since = 0
+    _patience: int
+    _chosen: Sequence[int] = ()
+    _since: int = 0
 
     def has_come(self, chosen: list[int], history: list[Tensor]) -> bool:
         if chosen != self._chosen:

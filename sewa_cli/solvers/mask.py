@@ -23,8 +23,6 @@ def shifted_logits(theta: Tensor, total: float) -> Tensor:
     p = σ'(θ + c).
     """
     k = theta.numel()
-    if not 0 < total < k:
-        raise ValueError(f"the sum of {k} probabilities cannot be held at {total}")
     with torch.no_grad():
         centre = math.log(total / (k - total))
         low, high = centre - theta.max(), centre - theta.min()  # Σσ ≤ total ≤ Σσ at these two
@@ -52,8 +50,6 @@ def project_to_sum(v: Tensor, total: float) -> Tensor:
     element leaves 0 or 1; τ lies on the line that crosses `total`.
     """
     k = v.numel()
-    if not 0 <= total <= k:
-        raise ValueError(f"the sum of {k} probabilities cannot be {total}")
     x = v.double().cpu().numpy()  # NumPy: at this length, torch's calls cost more than their work
     both = np.concatenate([x - 1, x])
     order = np.argsort(both, kind="stable")
@@ -79,8 +75,6 @@ def relax(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
 
     As a logarithm, because a cold mask may round to zero everywhere, and then has no sum.
     """
-    if temperature <= 0:
-        raise ValueError(f"the temperature must be above 0, found {temperature}")
     return torch.nn.functional.logsigmoid((logits + noise) / temperature)
 
 
@@ -91,17 +85,12 @@ def coefficients(log_masks: Tensor, K: int, normalize: str) -> Tensor:
     """
     if normalize == "paper":
         return log_masks.exp() / K
-    if normalize == "sum":
-        return log_masks.softmax(dim=-1)
-    raise ValueError(f"normalize must be sum or paper, found {normalize!r}")
+    return log_masks.softmax(dim=-1)
 
 
 def largest(s: Tensor, K: int) -> list[int]:
     """Indices of the K largest s, ascending. Among equals the later checkpoint wins."""
-    if not 0 < K <= s.numel():
-        raise ValueError(f"cannot choose {K} of {s.numel()}")
-    latest_first = s.flip(0)
-    order = torch.argsort(latest_first, descending=True, stable=True)[:K]
+    order = torch.argsort(s.flip(0), descending=True, stable=True)[:K]
     return sorted(s.numel() - 1 - int(i) for i in order)
 
 

@@ -64,10 +64,10 @@ def test_every_estimator_gives_an_average(cache: Any, run: SimpleNamespace) -> N
         assert float(c.sum()) == pytest.approx(1, abs=1e-5), name
 
 
-def test_the_table_compares_with_the_plain_estimator() -> None:
+def test_the_table_compares_with_the_default() -> None:
     sizes = dict.fromkeys(ablate.DRAWS, 1.0)
     better = dict.fromkeys(ablate.DRAWS, 0.5)
-    regrets = {name: {"plain": sizes, "other": better} for name in ("text", "images")}
+    regrets = {name: {"the default": sizes, "other": better} for name in ("text", "images")}
     first, second = ablate.table(regrets)
-    assert (first["rule"], first["minus plain"]) == ("other", "-0.500 ± 0.00")
-    assert (second["rule"], second["minus plain"]) == ("plain", "+0.000 ± 0.00")
+    assert (first["rule"], first["minus the default"]) == ("other", "-0.500 ± 0.00")
+    assert (second["rule"], second["minus the default"]) == ("the default", "+0.000 ± 0.00")

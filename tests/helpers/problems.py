@@ -25,13 +25,8 @@ class Function:
     offers = frozenset({"value", "gradient"})
     memo = Memo()
 
-    def __init__(
-        self,
-        gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-        on_batch: Callable[[], object] = lambda: None,
-    ) -> None:
+    def __init__(self, gradient: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         self._gradient = gradient
-        self._on_batch = on_batch
 
     def value(self, flat: Tensor) -> float:
         return float(self._gradient(flat)[0])
@@ -42,7 +37,6 @@ class Function:
 
     def batches(self) -> Iterator[int]:
         while True:
-            self._on_batch()
             yield 0
 
 

@@ -84,13 +84,6 @@ def test_the_probabilities_are_feasible_and_the_selection_is_their_top() -> None
     assert solution.selected == sorted(solution.selected)
 
 
-def test_the_loss_falls_and_has_one_entry_for_each_iteration() -> None:
-    trajectory, target = planted(40, set(range(8)), 1)
-    history = solve(trajectory, target, 6, iterations=50).history
-    assert len(history) == 50
-    assert sum(history[-10:]) < 0.5 * sum(history[:10])
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(seed: int) -> None:
     trajectory, target = planted(20, {2, 5, 11, 17}, seed)
@@ -148,27 +141,6 @@ def test_the_same_seed_gives_the_same_probabilities_and_another_does_not() -> No
     assert first.probabilities != other.probabilities
 
 
-def test_the_samples_of_an_iteration_see_the_same_batches() -> None:
-    trajectory, target = planted(6, {1, 2}, 0)
-    calls: list[str] = []
-
-    def gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
-        calls.append("loss")
-        return ((flat - target) ** 2).mean(), 2 * (flat - target) / P
-
-    objective = Function(gradient, on_batch=lambda: calls.append("batches"))
-    settings = Gumbel.Settings(iterations=2, samples=3)
-    Gumbel(settings).choose(problem_of(objective, trajectory), 2)
-    assert calls == ["batches", "loss", "loss", "loss"] * 2
-
-
-@pytest.mark.parametrize("K", [0, 6, 7])
-def test_a_budget_that_leaves_no_choice_is_refused(K: int) -> None:
-    trajectory, target = planted(6, {1}, 0)
-    with pytest.raises(ValueError, match="K must lie between 1 and 5"):
-        solve(trajectory, target, K)
-
-
 def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
     trajectory, _ = planted(6, {1}, 0)
 
@@ -178,11 +150,6 @@ def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
     settings = Gumbel.Settings(iterations=3)
     with pytest.raises(TaskError, match="NaN"):
         Gumbel(settings).choose(problem_of(Function(broken), trajectory), 2)
-
-
-def test_one_of_two_checkpoints_can_be_chosen() -> None:
-    trajectory, target = planted(2, {0}, 0)
-    assert solve(trajectory, target, 1).selected == [0]
 
 
 def test_our_adam_takes_the_steps_of_torchs() -> None:

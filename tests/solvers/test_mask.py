@@ -37,19 +37,6 @@ def test_the_gradient_through_the_shift_equals_finite_differences(
     )
 
 
-def _feasible_points(k: int, K: int, edge: float) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(k)
-    points = [torch.full((k,), edge, dtype=torch.float64)]
-    for _ in range(10):
-        z = torch.rand(k, dtype=torch.float64, generator=generator).clamp(edge, 1 - edge)
-        if float(z.sum()) > K:  # move towards the floor until the sum fits
-            floor = torch.full_like(z, edge)
-            t = (K - float(floor.sum())) / (float(z.sum()) - float(floor.sum()))
-            z = floor + t * (z - floor)
-        points.append(z)
-    return points
-
-
 def test_the_noise_is_the_difference_of_two_gumbels() -> None:
     noise = mask.logistic_noise(200, 500, torch.Generator().manual_seed(0))
     # logistic: mean 0, variance π²/3, and P(noise < x) = σ(x)
@@ -88,18 +75,3 @@ def test_a_mask_too_cold_to_have_a_sum_still_has_coefficients() -> None:
 def test_the_largest_are_in_step_order_and_the_later_wins_a_tie() -> None:
     assert mask.largest(torch.tensor([0.9, 0.1, 0.5, 0.95]), 2) == [0, 3]
     assert mask.largest(torch.full((5,), 0.4), 2) == [3, 4]
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: mask.shifted_logits(torch.zeros(3), 3),
-        lambda: mask.largest(torch.zeros(3), 4),
-        lambda: mask.relax(torch.zeros(3), torch.zeros(1, 3), 0.0),
-        lambda: mask.coefficients(torch.ones(1, 3), 2, "none"),
-    ],
-)
-def test_what_has_no_meaning_is_a_value_error(call: object) -> None:
-    assert callable(call)
-    with pytest.raises(ValueError, match=r"."):
-        call()

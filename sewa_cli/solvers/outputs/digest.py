@@ -23,7 +23,7 @@ from torch import Tensor
 from sewa_cli.objective.classes import Targets
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import Nest, rows
-from sewa_cli.rng import seed_torch
+from sewa_cli.rng import seeded
 from sewa_cli.solvers.outputs.predictions import Frame, Piece
 
 WORTHWHILE = 4  # times a digest's numbers: with fewer classes it would save little
@@ -71,8 +71,8 @@ class Digest(Frame):
     shift: Tensor
 
     def run(self) -> Tensor:
-        found = torch.empty(len(self.kept), self.kept.shape[1] + self.drawn.shape[1])
-        found = found.to(self.kept.device)
+        width = self.kept.shape[1] + self.drawn.shape[1]
+        found = torch.empty(len(self.kept), width, device=self.kept.device)
         for some, logits in self.logits.pieces():
             samples = logits.gather(1, self.drawn[some].long()) + self.shift[some]
             found[some] = torch.cat([logits.gather(1, self.kept[some].long()), samples], 1)
@@ -91,19 +91,12 @@ class Logits:
 
     def pieces(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield targets with their logits, float32 [p, V], to be written into."""
-        model, start = self.objective.model, 0
-        devices = [model.device] if model.device.type == "cuda" else []
-        pairs, count = (
-            list(zip(self.batches, self.targets, strict=True)),
-            sum(map(rows, self.batches)),
+        start, pairs = 0, list(zip(self.batches, self.targets, strict=True))
+        told = self.objective.events.over(
+            "outputs of examples", pairs, sum(map(rows, self.batches)), lambda x: rows(x[0])
         )
-        events = self.objective.events
-        for batch, targets in events.over(
-            "outputs of examples", pairs, count, lambda x: rows(x[0])
-        ):
-            # the same random numbers each time, or differences would be noise
-            with torch.no_grad(), torch.random.fork_rng(devices=devices):
-                seed_torch(self.seed)
+        for batch, targets in told:
+            with torch.no_grad(), seeded(self.seed):  # or differences would be noise
                 for piece, logits in self.objective.logits(batch, targets, self.bytes):
                     yield slice(start + piece.start, start + piece.stop), logits
             start += len(targets.where)

@@ -56,7 +56,6 @@ class PredictingSettings(Solver.Settings):
         return 1 + self.largest + self.samples
 
     def digests(self, classes: float) -> bool:
-        """Return whether a digest of these classes is worthwhile."""
         return classes >= WORTHWHILE * self.digested
 
     def most_numbers(self, is_digest: bool) -> int:
@@ -146,14 +145,13 @@ def settle(
     ]
     objective = replace(objective, selection=Sample.of(some, n))
     problem = replace(problem, objective=objective)
-    targets = [_targets(problem, batch) for batch in some] if is_digest else None
-    return problem, Examples(some, n, targets)
+    return problem, Examples(some, n, _digestible(problem, some, settings))
 
 
 def _digestible(
     problem: Problem, batches: Sequence[Nest], settings: PredictingSettings
 ) -> list[Targets] | None:
-    """The targets of each batch, if the task names them and the classes are many."""
+    """Return the targets of each batch, if the task names them and the classes are many."""
     classes = problem.objective.classes
     if classes is None:
         return None
@@ -161,12 +159,6 @@ def _digestible(
     if any(one is None for one in found) or not settings.digests(classes.width):
         return None
     return [one for one in found if one is not None]
-
-
-def _targets(problem: Problem, batch: Nest) -> Targets:
-    found = problem.objective.targets(batch)
-    assert found is not None  # as the whole batch has them
-    return found
 
 
 def _numbers(
@@ -180,8 +172,8 @@ def _numbers(
         pairs = zip(batches, targets, strict=True)
         counts = [torch.bincount(one.rows.cpu(), minlength=rows(batch)) for batch, one in pairs]
         return settings.digested * torch.cat(counts)
-    told = problem.events.over("counting outputs", batches, len(batches))
-    runs = (
-        (len(flatten(run_model(problem.objective, one, problem.seed))), rows(one)) for one in told
-    )
-    return torch.cat([torch.full((n,), -(-numbers // n)) for numbers, n in runs])
+    found = []
+    for batch in problem.events.over("counting outputs", batches, len(batches)):
+        numbers, n = len(flatten(run_model(problem.objective, batch, problem.seed))), rows(batch)
+        found.append(torch.full((n,), -(-numbers // n)))
+    return torch.cat(found)

@@ -23,7 +23,10 @@ Gradient = Callable[[Tensor], Tensor]  # C [p, k] → gradients of p losses, [p,
 
 @dataclass(frozen=True)
 class Piece(ABC):
-    """Neighbouring parts of the examples, and the columns of [O] with their outputs."""
+    """Neighbouring parts of the examples, and the columns of [O] with their outputs.
+
+    A part is what the loss is known of: an example, or a batch where the loss does not split.
+    """
 
     columns: slice
     parts: slice
@@ -43,7 +46,7 @@ class Piece(ABC):
 
 @dataclass(frozen=True)
 class Frame(ABC):
-    """The examples in pieces, made at a base; `identity` names them for the memo."""
+    """The outputs that are kept, one vector [O] in pieces; `identity` names them for the memo."""
 
     pieces: Sequence[Piece]
     identity: str

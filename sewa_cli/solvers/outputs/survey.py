@@ -92,9 +92,8 @@ class Survey:
         """Name the units of the examples."""
         if not self.splits:
             return "batches (loss() does not split into examples; is it their mean?)"
-        return (
-            "examples" if len(self.predictions.weights) == self.predictions.size.rows else "groups"
-        )
+        units = len(self.predictions.weights)
+        return "examples" if units == self.predictions.size.rows else "groups"
 
 
 class Predicting(Solver):
@@ -144,7 +143,6 @@ class Predicting(Solver):
 
 
 def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int) -> Survey:
-    """Run the moving averages, predict around the best, and run the other baselines."""
     trajectory = problem.trajectory
     run, flats = trajectory.settled(lambda: _read(problem, K))
     problem = replace(problem, room=problem.room - run.bytes)
@@ -170,17 +168,8 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
             if (weight := float(averages[name][i])) != 0:
                 total.add_(row, alpha=weight)
 
-    predictions = predict(
-        problem,
-        frame,
-        at_base,
-        held[base],
-        averages[base],
-        grouping,
-        settings.h,
-        examples.of_rows,
-        add,
-    )
+    at = held[base], averages[base], grouping, settings.h
+    predictions = predict(problem, frame, at_base, *at, examples.of_rows, add)
     for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
         losses[name] = _by_unit(objective.learning_losses(flat), grouping, splits)
     best = min(losses, key=lambda name: _mean(losses[name], grouping))

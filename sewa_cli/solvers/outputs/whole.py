@@ -23,7 +23,7 @@ from sewa_cli.objective.tree import (
     to_device,
 )
 from sewa_cli.objective.units import row_losses
-from sewa_cli.rng import seed_torch
+from sewa_cli.rng import seeded
 from sewa_cli.solvers.outputs.predictions import Frame, Piece
 
 # in batches that are joined: examples (a loss may compare each with each), and numbers of outputs
@@ -138,10 +138,8 @@ def _joined(batches: list[Batch], at: Tensor) -> list[Batch]:
     groups: list[list[Batch]] = []
     for one in batches:
         first = groups[-1][0] if groups else one
-        examples, numbers = (
-            one.parts.stop - first.parts.start,
-            one.columns.stop - first.columns.start,
-        )
+        examples = one.parts.stop - first.parts.start
+        numbers = one.columns.stop - first.columns.start
         if groups and examples <= EXAMPLES_TOGETHER and numbers <= TOGETHER:
             groups[-1].append(one)
         else:
@@ -177,9 +175,7 @@ def _join(group: list[Batch], at: Tensor) -> list[Batch]:
 
 def run_model(objective: Objective, batch: Nest, seed: int) -> Nest:
     """Run without gradients; the same random numbers each time, or differences would be noise."""
-    devices = [objective.model.device] if objective.model.device.type == "cuda" else []
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        seed_torch(seed)
+    with torch.no_grad(), seeded(seed):
         outputs = objective.outputs(batch)
     return change(outputs, lambda x: x.detach().clone() if isinstance(x, Tensor) else WALK)
 
