@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sewa_cli.checkpoints import adapters, dcp_metadata, distributed, means, pytorch
+from sewa_cli.checkpoints import adapters, distributed, means, pytorch
 from sewa_cli.checkpoints import safetensors as tensor_files
 from sewa_cli.checkpoints.checkpoint import (
     Checkpoint,
@@ -27,8 +27,8 @@ TRAINER_STATE = "trainer_state.json"
 FSDP = "pytorch_model_fsdp_0"  # where accelerate puts a sharded model inside a checkpoint
 # of several in one folder, the first counts
 FOLDER_WEIGHTS: dict[str, Kind] = {
-    dcp_metadata.METADATA: "distributed",
-    f"{FSDP}/{dcp_metadata.METADATA}": "distributed",
+    distributed.METADATA: "distributed",
+    f"{FSDP}/{distributed.METADATA}": "distributed",
     adapters.WEIGHTS: "adapter",
     MODEL: "folder",
     MODEL + tensor_files.INDEX: "folder",
@@ -110,7 +110,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
 
 
 def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
-    if weights.name == dcp_metadata.METADATA:
+    if weights.name == distributed.METADATA:
         return distributed.open_folder(weights.parent, state_key)
     if weights.name == adapters.WEIGHTS and path.is_dir():
         adapters.read_config(path)  # now, not when the average is written
@@ -135,7 +135,7 @@ def _read_header(path: Path, weights: Path, state_key: str | None) -> Header:
 def files_of(path: Path) -> tuple[Path, ...]:
     """The files that hold or index a checkpoint's weights."""
     weights = (weights_in(path) or path) if path.is_dir() else path
-    if weights.name == dcp_metadata.METADATA:
+    if weights.name == distributed.METADATA:
         return distributed.files_in(weights.parent)
     if weights.name.endswith(tensor_files.INDEX):
         return (weights, *tensor_files.shards_of(tensor_files.read_index(weights)))
