@@ -29,7 +29,7 @@ FEWEST_TWINS, TWIN_SHARE = 5, 0.01  # of the selection rows: real data have a fe
 def find_overlap(
     selection: Data, heldout: Data | None, training: Data | None, seed: int
 ) -> Iterator[str]:
-    """Yield a sentence for each other set of data that selection rows are in.
+    """Yield a sentence for data that change from pass to pass, and for rows in two sets.
 
     A courtesy: whatever is raised in here, the run goes on without it.
     """
@@ -42,6 +42,12 @@ def find_overlap(
         ),
     }
     try:
+        for name, data in (("selection_data", selection), ("heldout_data", heldout)):
+            if data is not None and _first(data, seed) != _first(data, seed):
+                yield (
+                    f"{name} gives other examples or another order in each pass, so averages are "
+                    "not compared example by example; do not shuffle, or seed anew in each pass"
+                )
         with seeded(seed):  # loaders draw; the run must not notice
             own: list[bytes] = []
             for name, (data, why) in others.items():
@@ -56,6 +62,11 @@ def find_overlap(
     except Exception as error:
         if isinstance(error, TaskError) and not isinstance(error, UserCodeError):
             raise  # what a function has done stays done, such as another working directory
+
+
+def _first(data: Data, seed: int) -> list[bytes]:
+    with seeded(seed):  # as each pass is
+        return _keys(next(iter(data), ()))
 
 
 def shared(own: list[bytes], others: Iterable[Nest]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,23 @@ def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command
     Path("task.py").write_text(Path("task.py").read_text() + broken)
     ended = sewa(command, *(("--methods", "last") if command == "compare" else ()))
     assert ended.code == 0, ended.err
+
+
+class Shuffled:
+    """A loader with a generator of its own, or with torch's."""
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.randperm(100, generator=self.generator).split(10))
+
+
+def test_data_that_change_from_pass_to_pass_are_told() -> None:
+    own, seeded_by_us = Shuffled(torch.Generator()), Shuffled(None)
+    told, *_ = overlap.find_overlap(seeded_by_us, own, None, 0)
+    assert told.startswith("heldout_data gives other examples or another order in each pass")
+    assert not list(overlap.find_overlap(seeded_by_us, None, None, 0))
 
 
 def test_a_few_twins_in_real_data_are_no_reason_to_warn() -> None:
