@@ -260,7 +260,10 @@ def test_validate_reports_what_fits_and_writes_nothing(run_dir: Path, sewa: Sewa
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     assert found["parameters"] == sum(p.numel() for p in model.parameters())
     assert files_in(run_dir) == before
-    assert "checkpoints  12" in sewa("validate").out
+    shown = sewa("validate").out
+    assert "checkpoints  12" in shown
+    assert "loss on it, step 120" in shown
+    assert "score" not in shown
 
 
 def test_init_writes_a_task_and_a_config_that_work_as_they_are(

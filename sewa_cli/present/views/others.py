@@ -223,7 +223,7 @@ def _inspection_facts(report: Inspection) -> dict[str, str]:
         "gaps": few(gaps, 5) or "none",
         "size": f"{size(sum(sizes))}, {each} each",
         "tensors": f"{report.tensors:,}",
-        "parameters": f"{report.parameters:,}",
+        "floating-point values": f"{report.parameters:,}",
         "dtypes": ", ".join(f"{word} ({n:,})" for word, n in report.dtypes.items()),
         "duplicates": few([_at(one) for one in found if one.same_as is not None], 5) or "none",
         "NaN or Inf": few([_at(one) for one in found if one.nonfinite], 5) or "none",
@@ -272,13 +272,20 @@ def validate(report: Validation) -> View:
     kept = {"task", "device"}
     found = report.model_dump(exclude={*TaskHead.model_fields} - kept)
     found["dtypes"] = ", ".join(report.dtypes)
+    newest = "newest checkpoint" if report.last_step is None else f"step {report.last_step}"
+    titles = {"batch_rows": "examples in the first batch", "loss": f"loss on it, {newest}"}
+    facts = {
+        titles.get(name, name.replace("_", " ")): _word(value)
+        for name, value in found.items()
+        if value is not None
+    }
     said = "everything fits together"
     return View(
         headline=upper(said),
         caveat=f"{report.checkpoints} checkpoints, {report.parameters:,} parameters",
         says=[said],
         rows=[found],
-        tables=[Facts({n.replace("_", " "): _word(x) for n, x in found.items() if x is not None})],
+        tables=[Facts({**facts, "parameters": f"{report.parameters:,}"})],
     )
 
 
