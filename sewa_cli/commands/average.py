@@ -20,6 +20,7 @@ from sewa_cli.report.kinds import AverageReport
 from sewa_cli.session import check_alike, check_names, heading, open_candidates, open_named
 from sewa_cli.session.extensions import propose
 from sewa_cli.settings import USUAL
+from sewa_cli.text import few
 
 
 def run_average(
@@ -58,6 +59,12 @@ def run_average(
     check_lora(config, newest)
     average = Average.of(candidates, coefficients, config=config, method=method)
     warn_of_factors(average.lora, events)
+    statistics = [n for n in average.names if n.endswith((".running_mean", ".running_var"))]
+    if statistics and len(average.sources) > 1:
+        events.warn(
+            f"BatchNorm statistics ({few(statistics, 1)}) are averaged; `sewa select` recomputes "
+            "them"
+        )
 
     def make_report() -> AverageReport | None:
         if outputs.report is None and not with_report:  # hashing takes longer than averaging

@@ -65,6 +65,13 @@ def test_a_single_checkpoint_keeps_its_statistics_in_every_command(
     assert losses == pytest.approx([heldout_loss(model)] * 3, rel=1e-6)
 
 
+@pytest.mark.usefixtures("bn_run")
+def test_an_average_without_a_model_warns_of_averaged_statistics(sewa: Sewa) -> None:
+    said = "BatchNorm statistics (norm.running_mean and 1 more) are averaged; `sewa select`"
+    assert said in sewa("average", "ckpts", "-o", "out.safetensors").err
+    assert "BatchNorm" not in sewa("average", "ckpts", "--method", "last", "-o", "last.pt").err
+
+
 def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
     assert sewa("select", "--set", "bn=off", "-o", "out.safetensors").code == 0
     report = json.loads((bn_run / "out.report.json").read_text())
