@@ -22,7 +22,7 @@ from sewa_cli.objective.objective import Data
 from sewa_cli.objective.scorer import Scorer
 from sewa_cli.output.average import Average
 from sewa_cli.output.lora import warn_of_factors
-from sewa_cli.report.shared import LeftOut, Placement, Standing
+from sewa_cli.report.shared import Candidate, LeftOut, Placement, Standing
 from sewa_cli.rng import seeded
 from sewa_cli.scores import BASELINE_BATCHES, AverageScores, has_learning_losses
 from sewa_cli.session.session import Session, peak_memory
@@ -266,8 +266,23 @@ class PlacedRun:
         """Return what every report over one W says; `weights`: of the average that is written."""
         rows = self.setup.rows
         hear_all(self.session, rows)
+        probabilities = choice.probabilities if choice else None
+        candidates = [
+            Candidate(
+                index=i,
+                path=str(c.path),
+                step=c.step,
+                mean_steps=c.mean_steps,
+                weight=weights[i] if weights else None,
+                probability=probabilities[i] if probabilities else None,
+                logged=c.metrics or None,
+            )
+            for i, c in enumerate(self.used)
+        ]
         return {
-            **self.session.report(self.used, choice, weights),
+            **self.session.head(),
+            "candidates": candidates,
+            "cost": self.session.cost,
             "k": self.trajectory.k,
             "left_out": rows.left_out,
             "placement": holding(self.placed.placement, choice.holds if choice else 0),

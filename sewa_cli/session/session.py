@@ -21,11 +21,11 @@ from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
-from sewa_cli.methods import Coefficients, check_K
+from sewa_cli.methods import check_K
 from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.model import FlatModel, find_device
-from sewa_cli.objective.objective import Objective, Passes
+from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.overlap import find_overlap
 from sewa_cli.objective.scorer import Scorer
 from sewa_cli.objective.shares import whole_batches
@@ -33,10 +33,9 @@ from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import keep_aside
 from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.select import Guard
-from sewa_cli.report.shared import Candidate, Cost, Seconds
+from sewa_cli.report.shared import Cost, Seconds
 from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
 from sewa_cli.session.cache import open_memo
-from sewa_cli.solvers import Choice
 from sewa_cli.task import Batches, Task
 
 OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
@@ -139,20 +138,9 @@ class Clock:
         finally:
             self.stages[stage] += time.perf_counter() - start
 
-    def cost(
-        self, device: torch.device, passes: Passes, reads: Reads, recalled: int | None
-    ) -> Cost:
-        """Return the cost of all that was done so far."""
-        on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-        return Cost(
-            seconds=Seconds(total=time.perf_counter() - self.started, **self.stages),
-            forward_passes=passes.forward,
-            backward_passes=passes.backward,
-            bytes_read=reads.bytes,
-            peak_memory_bytes=peak_memory(),
-            peak_device_memory_bytes=on_device,
-            recalled=recalled,
-        )
+    @property
+    def seconds(self) -> Seconds:
+        return Seconds(total=time.perf_counter() - self.started, **self.stages)
 
 
 def peak_memory() -> int:
@@ -241,33 +229,24 @@ class Session:
         for sentence in found:
             self.events.warn(sentence)
 
+    @property
+    def cost(self) -> Cost:
+        """Return the cost of all that was done so far."""
+        passes, device = self.objective.passes, self.device
+        on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        return Cost(
+            seconds=self.clock.seconds,
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            bytes_read=self.reads.bytes,
+            peak_memory_bytes=peak_memory(),
+            peak_device_memory_bytes=on_device,
+            recalled=self.objective.memo.recalled,
+        )
+
     def head(self) -> dict[str, Any]:
         head = heading(self.config, self.events, task=self.task.source, device=self.device)
         return {**head, "code": self.task.sha256, "parameters": self.model.parameters}
-
-    def report(
-        self,
-        used: Sequence[Checkpoint],
-        choice: Choice | None = None,
-        weights: Coefficients | None = None,
-    ) -> dict[str, Any]:
-        """Return the head, the checkpoints that took part, and the cost so far."""
-        probabilities = choice.probabilities if choice else None
-        candidates = [
-            Candidate(
-                index=i,
-                path=str(c.path),
-                step=c.step,
-                mean_steps=c.mean_steps,
-                weight=weights[i] if weights else None,
-                probability=probabilities[i] if probabilities else None,
-                logged=c.metrics or None,
-            )
-            for i, c in enumerate(used)
-        ]
-        passes, memo = self.objective.passes, self.objective.memo
-        cost = self.clock.cost(self.model.device, passes, self.reads, memo.recalled)
-        return {**self.head(), "candidates": candidates, "cost": cost}
 
 
 def open_session(config: Config, task: Task, events: Events) -> Session:
