@@ -114,6 +114,7 @@ def evaluate(report: Evaluation) -> View:
         headline=headline,
         caveat=caveat,
         rows=rows,
+        tables=[Table("", seen)],
         sections=section("Each file as it is", Picture(chart), table),
         plot=chart,
         curves=curves,
@@ -148,7 +149,8 @@ def inspect(report: Inspection) -> View:
     found = report.checkpoints
     rows, seen = _inspected(report)
     facts, chart = Facts(_inspection_facts(report)), _distances_chart(report)
-    moved = [] if report.motion is None else [Table(MOTION, motion_rows(report.motion))]
+    motion = report.motion
+    moved = [Table(MOTION, motion_rows(motion))] if motion and motion.expected else []
     logged = logged_panels([one.step for one in found], [one.logged for one in found])
     trained = Chart("What the trainer logged", "The logged losses by step.", logged)
     measures = ("to_last", "to_mean", "length", "cosine")
