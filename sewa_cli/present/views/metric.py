@@ -135,28 +135,31 @@ def _versus(name: str, found: Verdict | Rival) -> str:
 
 
 def choice(found: Contest) -> str:
-    written = next(iter(found.scores))
+    written, others = next(iter(found.scores)), (found.asked or 1) - 1
     evidence = f"e-value {found.evidence:.3g}, {NEEDED} is needed"
+    leading = [one for one in found.entries if one.state in ("taken", "leading")]
+    is_compared = any(
+        one.ahead is not None for one in leading if with_K(one.name, one.K) == found.leader
+    )
     if found.overruled is not None:
         return (
             f"kept `{written}`: it is significantly better than `{found.overruled}`, which the "
             "search chose"
         )
-    if found.leader == found.incumbent:
-        return _no_leader(found, written)
-    if not any(one.ahead is not None for one in found.entries if _leads(one, found)):
-        return _nothing_compared(written)
+    if found.leader == found.incumbent and others:
+        many = f"none of {others:,} other averages was"
+        return f"kept `{written}`: {many if others > 1 else 'the other average was not'} better"
+    if found.leader == found.incumbent or not is_compared:
+        return (
+            f"the budget was too small to compare two averages on the same parts; kept `{written}`"
+        )
     if found.confirmed is None:
         count = f"{found.parts} part{'s are' if found.parts > 1 else ' is'}"
         return f"`{written}` has the best {found.metric}; {count} too few to confirm it"
     if found.confirmed:
-        parts = (
-            "held-back parts"
-            if found.duel_parts is None
-            else f"{found.duel_parts:,} held-back parts"
-        )
+        parts = "" if found.duel_parts is None else f"{found.duel_parts:,} "
         better = f"`{written}` was confirmed to be better than `{found.incumbent}`"
-        return f"{better} on {parts} ({evidence})"
+        return f"{better} on {parts}held-back parts ({evidence})"
     if found.leader == written:
         return (
             f"`{written}`, the best baseline, was written; its lead over `{found.incumbent}` was "
@@ -166,22 +169,6 @@ def choice(found: Contest) -> str:
         f"no candidate was confirmed on held-back parts: kept `{written}`; `{found.leader}` led "
         f"the search ({evidence})"
     )
-
-
-def _leads(entry: Entry, found: Contest) -> bool:
-    return entry.state in ("taken", "leading") and with_K(entry.name, entry.K) == found.leader
-
-
-def _nothing_compared(written: str) -> str:
-    return f"the budget was too small to compare two averages on the same parts; kept `{written}`"
-
-
-def _no_leader(found: Contest, written: str) -> str:
-    others = (found.asked or 1) - 1
-    if others == 0:
-        return _nothing_compared(written)
-    who = "the other average was not" if others == 1 else f"none of {others:,} other averages was"
-    return f"kept `{written}`: {who} better"
 
 
 def _failed(found: Contest) -> list[str]:
