@@ -89,6 +89,7 @@ class Header:
     files: tuple[Path, ...]  # that hold or index the weights
     open: Callable[[], Reader]
     metadata: dict[str, str] = field(default_factory=dict)
+    averaged: int | None = None  # steps from the start that icefall's model_avg is the mean of
     step: int | None = None  # of a Header, as recorded in the file itself
     mean_steps: int | None = None  # the number of steps that it is the mean of; None: a snapshot
     metrics: dict[str, float] = field(default_factory=dict)  # logged by the trainer at this step

@@ -6,10 +6,13 @@ They stand next to the snapshots, which have the weights at the saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from sewa_cli.checkpoints.checkpoint import Checkpoint
+from sewa_cli.checkpoints.pytorch import RunningMeans
 from sewa_cli.errors import ConfigError
 
 Source = Literal["snapshots", "means", "both"]
@@ -37,6 +40,37 @@ def means_of(snapshots: Sequence[Path]) -> list[Path]:
     beside = [mean for folder in folders for mean in sorted(folder.glob(f"*{SUFFIX}"))]
     beside = [m for m in beside if snapshot_of(m) in known or not snapshot_of(m).exists()]
     return inside + [mean for mean in beside if mean not in known]
+
+
+def with_running(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
+    """Add the interval means that follow from icefall's running means, the first one's too."""
+    found, before = list(checkpoints), None
+    for checkpoint in sorted(checkpoints, key=lambda c: c.averaged or 0):
+        if checkpoint.averaged is not None:
+            found += [] if (mean := mean_since(before, checkpoint)) is None else [mean]
+            before = checkpoint
+    return found
+
+
+def mean_since(before: Checkpoint | None, after: Checkpoint) -> Checkpoint | None:
+    """Return the mean over the steps after `before`; None: there are none, or none are known."""
+    pair = [after] if before is None else [after, before]
+    if None in {c.averaged for c in pair} or len({c.path.parent for c in pair}) > 1:
+        return None
+    counts = [c.averaged or 0 for c in pair]
+    if (steps := counts[0] - sum(counts[1:])) < 1:
+        return None
+    places = [(c.path, n) for c, n in zip(pair, counts, strict=True)]
+    return replace(
+        after,
+        mean_steps=steps,
+        files=tuple(c.path for c in pair),
+        size=sum(c.size for c in pair),
+        stamps={path: stamp for c in pair for path, stamp in c.stamps.items()},
+        mapped=False,
+        open=partial(RunningMeans, after.tensors, *places),
+        _reader=None,
+    )
 
 
 def choose(

@@ -13,7 +13,7 @@ import struct
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 STEP_KEYS = ("global_step", "step")
+MEAN = "model_avg"  # icefall's key of the mean of the weights since the start
 REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
 _MOST_PICKLED = 64 * MIB  # of a file's pickle; its tensors' bytes are not in it
 _MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
@@ -60,18 +61,52 @@ class _Loaded(Reader):
         return self._states[path][name].detach()
 
 
+class RunningMeans(Reader):
+    """The mean over the steps between two of icefall's files, each with the mean since step 0."""
+
+    def __init__(self, names: Collection[str], after: tuple[Path, int], *before: tuple[Path, int]):
+        self._weights = _Loaded(dict.fromkeys(names, after[0]), None)
+        self._means = [(_Loaded(dict.fromkeys(names, p), MEAN), n) for p, n in (after, *before)]
+
+    def read(self, name: str) -> Tensor:
+        weights = self._weights.read(name)
+        if not weights.is_floating_point():
+            return weights
+        sums = [n * reader.read(name).double() for reader, n in self._means]
+        counts = [n for _, n in self._means]
+        if len(sums) == 1:
+            return (sums[0] / counts[0]).to(weights.dtype)
+        return ((sums[0] - sums[1]) / (counts[0] - counts[1])).to(weights.dtype)
+
+
+def _averaged(content: Mapping[Any, Any], tensors: Mapping[str, Tensor]) -> int | None:
+    """Return the step up to which `model_avg` has the mean of the weights, if icefall wrote it."""
+    step, period = content.get("batch_idx_train"), content.get("average_period", 1)
+    mean = content.get(MEAN)
+    if type(step) is not int or type(period) is not int or period < 1 or not isinstance(mean, dict):
+        return None
+    floats = {name: one for name, one in tensors.items() if one.is_floating_point()}
+    fits = all(is_tensor(mean.get(n)) and mean[n].shape == one.shape for n, one in floats.items())
+    return step - step % period or None if fits else None
+
+
 def open_file(path: Path, state_key: str | None = None) -> Header:
     content = load(path)
     state = find_state(path, content, state_key)
     tensors = {name: _info(path, name, tensor) for name, tensor in state.tensors.items()}
+    averaged = _averaged(content, state.tensors) if state_key is None else None
+    left = state.left_keys()
+    if averaged is not None:
+        left.pop(MEAN, None)
     return Header(
+        averaged=averaged,
         tensors=tensors,
         files=(path,),
         open=partial(_Loaded, dict.fromkeys(tensors, path), state_key),
         step=next((n for word in STEP_KEYS if type(n := content.get(word)) is int), None),
         metrics=_metrics(content),
         mapped=_is_mapped(path),
-        left=state.left_keys(),
+        left=left,
         groups=state.groups,
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.checkpoints import Checkpoint, in_order, paths_of
-from sewa_cli.checkpoints.means import choose, counts_of
+from sewa_cli.checkpoints.means import choose, counts_of, with_running
 from sewa_cli.commands import write_average
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
@@ -46,9 +46,10 @@ def run_average(
     else:
         found = open_named(config, events)
         is_folder = len(config.checkpoints) == 1 and config.checkpoints[0].is_dir()
-        candidates = in_order(found) if is_folder else found
+        candidates = found
         if is_folder or config.source:
-            candidates, _ = choose(candidates, config.source, events.say)
+            candidates, _ = choose(with_running(found), config.source, events.say)
+        candidates = in_order(candidates) if is_folder else candidates
         check_alike(candidates)
         coefficients, method = _checked(weights, len(candidates)), "weights"
     newest = taking_part(candidates, coefficients)[0][-1]

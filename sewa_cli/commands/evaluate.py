@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sewa_cli import ranks
 from sewa_cli.checkpoints import check_tied, match_names
-from sewa_cli.checkpoints.means import choose
+from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import Config
 from sewa_cli.events import Events
 from sewa_cli.objective.scorer import Scorer
@@ -25,7 +25,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
     with seeded(config.seed):
         checkpoints = open_named(config, events, keep_ours=True)
         if config.source:
-            checkpoints, _ = choose(checkpoints, config.source, events.say)
+            checkpoints, _ = choose(with_running(checkpoints), config.source, events.say)
         objective = build_objective(config, task, checkpoints, events, here)
         model = objective.model
         metrics = task.metrics

@@ -362,7 +362,7 @@ def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selec
         return Report(
             **run.report(choice, selected.weights),
             K=len(paths),
-            selected=[i for i, c in enumerate(run.used) if str(c.path) in set(paths)],
+            selected=[i for i, weight in enumerate(selected.weights) if weight != 0],
             selected_steps=[c.step for c in selected.average.sources],
             selected_paths=paths,
             selection_rows=scored.selection_rows,

@@ -30,6 +30,7 @@ from sewa_cli.checkpoints import (
     pairs,
 )
 from sewa_cli.checkpoints.checkpoint import Stamp
+from sewa_cli.checkpoints.means import mean_since
 from sewa_cli.checkpoints.safetensors import views
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, Array, as_tensor
@@ -103,7 +104,10 @@ class Average:
         with ThreadPoolExecutor(thread_count()) as pool:
             found = list(pool.map(partial(_checked, places=places), recipe.sources))
         reads = Reads()
-        sources = [_open(path, stamps, reads, recipe.state_key) for path, stamps in found]
+        sources = [
+            _open(source, path, stamps, reads, recipe.state_key)
+            for source, (path, stamps) in zip(recipe.sources, found, strict=True)
+        ]
         check_agreement(sources)
         lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
         if lost is not None:
@@ -291,7 +295,15 @@ class Average:
         return Recipe(
             working_directory=str(Path.cwd()),
             sources=[
-                Source(path=str(c.path), step=c.step, coefficient=w, size=c.size, sha256=digest)
+                Source(
+                    path=str(c.path),
+                    step=c.step,
+                    mean_steps=c.mean_steps,
+                    since=c.files[1].name if c.averaged and c.files[1:] else None,
+                    coefficient=w,
+                    size=c.size,
+                    sha256=digest,
+                )
                 for c, w, digest in zip(self.sources, self.coefficients, hashes, strict=True)
             ],
             tensors=dict(self.names),
@@ -359,11 +371,21 @@ def _checked(source: Source, places: Places) -> tuple[Path, dict[Path, Stamp]]:
 
 
 def _open(
-    path: Path, stamps: Mapping[Path, Stamp], reads: Reads, state_key: str | None
+    source: Source,
+    path: Path,
+    stamps: Mapping[Path, Stamp],
+    reads: Reads,
+    state_key: str | None,
 ) -> Checkpoint:
     """Open a source of a recipe; its files must stay as they were hashed."""
     try:
         checkpoint = open_checkpoint(path, reads, state_key)
+        if source.mean_steps is not None and checkpoint.mean_steps is None:
+            earlier = [p for p in stamps if p != path]
+            before = open_checkpoint(earlier[0], reads) if earlier else None
+            if (mean := mean_since(before, checkpoint)) is None:
+                raise CheckpointError(f"{path}: has no interval mean; is the report intact?")
+            checkpoint = mean
     except ConfigError as error:  # of a flag that nobody has typed
         raise CheckpointError(f"recipe.state_key: {error}") from error
     checkpoint.stamps |= stamps

@@ -123,6 +123,13 @@ def check_source(path: Path, source: Source, places: Places) -> dict[Path, Stamp
     files = files_of(path)
     if files == (path,) and path.is_dir():
         raise CheckpointError(f"{path}: has changed since the report: its weights are gone")
+    if source.since is not None:
+        earlier = path.parent / PurePath(source.since).name
+        if not is_there(earlier):
+            raise CheckpointError(
+                f"{earlier}: is gone; {path.name} has no interval mean without it"
+            )
+        files = (path, earlier)
     for file in files:
         places.check_inside(file)
     return check_content(path, files, source.size, source.sha256)

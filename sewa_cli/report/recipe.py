@@ -40,6 +40,15 @@ class Source(Part):
 
     path: str = Field(min_length=1, max_length=LONGEST)
     step: int | None = None
+    mean_steps: int | None = Field(
+        None, ge=1, description="the number of steps it is the mean of; null: a snapshot"
+    )
+    since: str | None = Field(
+        None,
+        min_length=1,
+        max_length=LONGEST,
+        description="of icefall's running means: the earlier file in the same folder",
+    )
     coefficient: float = Field(allow_inf_nan=False)
     size: int = Field(ge=0, le=LARGEST)
     sha256: str = Field(
@@ -136,7 +145,8 @@ def _faults(recipe: Recipe) -> Iterator[str]:
     # beyond 1e9 they would not sum to one within rounding, nor give anything but rounding
     if not abs(total - 1) <= 1e-6 or max(map(abs, coefficients)) > 1e9:
         yield f"recipe.sources: the coefficients sum to {total:.6g} instead of 1"
-    path, times = Counter(source.path for source in recipe.sources).most_common(1)[0]
+    named = Counter((source.path, source.mean_steps is None) for source in recipe.sources)
+    (path, _), times = named.most_common(1)[0]
     if times > 1:
         yield f"recipe.sources: {one_line(path, 100)} is given {times} times"
     if RESERVED in recipe.tensors:

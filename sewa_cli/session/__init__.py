@@ -15,7 +15,7 @@ from typing import Any
 
 from sewa_cli import __version__, checkpoints
 from sewa_cli.checkpoints import Checkpoint, Reads
-from sewa_cli.checkpoints.means import choose
+from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
@@ -72,7 +72,7 @@ def open_candidates(
     The config returned has the source that was used.
     """
     found = open_named(config, events, reads)
-    ordered = checkpoints.in_order(found)
+    ordered = checkpoints.in_order(with_running(found))
     span = config.last, config.every, config.from_step, config.to_step
     kept, source = choose(checkpoints.narrow(ordered, *span), config.source, events.say)
     if source != "snapshots":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -121,3 +122,69 @@ def test_the_mean_of_all_weighs_means_by_their_steps_in_select_and_compare(sewa:
     expected = pytest.approx(row["heldout_loss"], rel=1e-5)
     assert selected["references"]["uniform"]["heldout_loss"] == expected
     assert compared["rows"][0]["heldout_loss"] == expected
+
+
+@pytest.fixture
+def icefall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+    """Save files as icefall's train.py does; return the weights of the steps that it averages."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
+    average, states = copy.deepcopy(model).double(), {}
+    Path("exp").mkdir()
+    for step in range(1, 81):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+        if step % 2 == 0:
+            share = 2 / step
+            for own, now in zip(average.parameters(), model.parameters(), strict=True):
+                own.data = own.data * (1 - share) + now.data.double() * share
+            states[step] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        if step in (20, 41, 60, 80):
+            state = {"model": model.state_dict(), "model_avg": average.state_dict()}
+            about = {"batch_idx_train": step, "average_period": 2, "best_valid_loss": 0.5}
+            torch.save({**state, **about, "optimizer": {}}, f"exp/checkpoint-{step}.pt")
+    Path("task.py").write_text(TASK)
+    return states
+
+
+def test_icefalls_running_means_become_interval_means_the_first_too(
+    icefall: dict[int, Any], sewa: Sewa
+) -> None:
+    from sewa_cli.checkpoints import Reads, open_all
+    from sewa_cli.checkpoints.means import with_running
+
+    opened = with_running(open_all([Path("exp")], Reads()))
+    means = sorted((c for c in opened if c.mean_steps), key=lambda c: c.step or 0)
+    assert [(c.step, c.mean_steps) for c in means] == [(20, 20), (41, 20), (60, 20), (80, 20)]
+    for mean, first in zip(means, (2, 22, 42, 62), strict=True):
+        for name in mean.tensors:
+            steps = [icefall[step][name].double() for step in range(first, first + 20, 2)]
+            expected = torch.stack(steps).mean(0)
+            assert mean.read(name).dtype == torch.float32
+            torch.testing.assert_close(mean.read(name).double(), expected, rtol=1e-6, atol=1e-6)
+    ended = sewa("average", "exp", "--method", "latest", "--K", 3, "-o", "a.safetensors")
+    assert "using 4 interval means, of 20 steps each" in ended.err
+    assert "model_avg" not in ended.err
+    assert_mean("a.safetensors", [icefall[step] for step in range(22, 81, 2)])
+
+
+@pytest.mark.parametrize("source", ["snapshots", "means", "both"])
+def test_icefalls_means_are_selected_from_written_and_rebuilt(
+    source: str, icefall: dict[int, Any], sewa: Sewa
+) -> None:
+    ended = sewa("select", "exp", "--from", source, "--task", "task.py", "-o", "best.pt")
+    assert ended.code == 0, ended.err
+    found = torch.load("best.pt")
+    assert found["batch_idx_train"] == 80
+    assert found["model"].keys() == icefall[2].keys()
+    assert sewa("verify", "best.pt").code == 0
+    assert sewa("apply", "best.report.json", "-o", "again.pt").code == 0
+    again = torch.load("again.pt")["model"]
+    assert all(torch.equal(again[name], tensor) for name, tensor in found["model"].items())
+    source = json.loads(Path("best.report.json").read_text())["recipe"]["sources"][-1]
+    file = Path("exp", source["since"] or Path(source["path"]).name)
+    assert (file.name == "checkpoint-60.pt") == (source["mean_steps"] is not None)
+    file.write_bytes(Path("exp/checkpoint-20.pt").read_bytes())
+    assert sewa("verify", "best.pt").code == 3
