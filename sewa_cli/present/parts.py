@@ -197,14 +197,14 @@ def weights_chart(report: Report) -> Chart:
         if report.blend and not report.instead_of:
             shape = places_of(steps)[0], report.blend.weights
             prior = [Series("prior", *shape, "--", color="0.55", width=1.6)]
-        panel, title = weights_panel(steps, weights, prior), "Weights along the run"
+        panel, title = weights_panel(steps, weights, prior), "Coefficients along the run"
     known = [weight or 0.0 for weight in weights]
     most = max(range(len(known)), key=known.__getitem__)
     heaviest = candidates[most].path if steps[most] is None else f"step {steps[most]}"
     below = logged_panels(steps, [candidate.logged for candidate in candidates])
     return Chart(
         title,
-        f"{report.K} of {report.k} checkpoints have a weight; the largest, {number(known[most])}, "
+        f"{report.K} of {report.k} checkpoints have a coefficient; the largest, {number(known[most])}, "
         f"is that of {heaviest}{'; below, the loss that the trainer logged' if below else ''}.",
         [panel, *below],
     )

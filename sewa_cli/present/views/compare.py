@@ -269,7 +269,7 @@ def _weights(report: Comparison) -> Picture | None:
         return None
     best = report.rows[report.best]
     panel = weights_panel([one.step for one in report.candidates], best.coefficients[0])
-    alt = f"{best.size} of {report.k} checkpoints have a weight."
+    alt = f"{best.size} of {report.k} checkpoints have a coefficient."
     return Picture(Chart(f"Weights of {with_K(best.method, best.K)}", alt, [panel]))
 
 

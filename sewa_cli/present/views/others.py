@@ -64,7 +64,7 @@ def average(report: AverageReport) -> View:
     if report.lora is not None and report.lora.mode == "merged":
         said.append(describe_lora(report.lora))
     panel = weights_panel([one.step for one in sources], [one.coefficient for one in sources])
-    chart = Chart("Weights by step", f"A line for each of {count} checkpoints.", [panel])
+    chart = Chart("Coefficients by step", f"A line for each of {count} checkpoints.", [panel])
     name = "it" if report.output in (None, "-") else f"`{PurePath(report.output).name}`"
     return View(
         headline=f"An average of {count} checkpoints",
