@@ -93,6 +93,8 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
         metrics = logged | metrics
     is_recorded = step is not None
     step = step if is_recorded else step_in(path)
+    if header.mean_steps is not None and not 0 < header.mean_steps < 2**63:
+        raise CheckpointError(f"{path}: is the mean of an impossible number of steps")
     if step is not None and abs(step) >= 2**63:
         raise CheckpointError(
             f"{path}: its step is 2^63 or more, which no trainer counts to; correct its name or "

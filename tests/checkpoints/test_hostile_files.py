@@ -136,6 +136,7 @@ TENSOR = '"w": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}'
         (f'{{"__metadata__": {{"step": "{ENDLESS}"}}, {TENSOR}}}', 24, "expected a whole number"),
         (f'{{"__metadata__": {{"step": "{2**63}"}}, {TENSOR}}}', 24, "2^63 or more"),
         (f'{{"__metadata__": {{"step": "{"x" * 9999}"}}, {TENSOR}}}', 24, "whole number"),
+        (f'{{"__metadata__": {{"sewa_mean_steps": "{2**63}"}}, {TENSOR}}}', 24, "impossible"),
         (
             '{"w": {"dtype": "F32", "shape": [0, 18446744073709551615], "data_offsets": [0, 0]}}',
             0,
