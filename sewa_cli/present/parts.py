@@ -204,8 +204,9 @@ def weights_chart(report: Report) -> Chart:
     below = logged_panels(steps, [candidate.logged for candidate in candidates])
     return Chart(
         title,
-        f"{report.K} of {report.k} checkpoints have a coefficient; the largest, {number(known[most])}, "
-        f"is that of {heaviest}{'; below, the loss that the trainer logged' if below else ''}.",
+        f"{report.K} of {report.k} checkpoints have a coefficient; the largest, "
+        f"{number(known[most])}, is that of {heaviest}"
+        f"{'; below, the loss that the trainer logged' if below else ''}.",
         [panel, *below],
     )
 

@@ -270,7 +270,7 @@ def _weights(report: Comparison) -> Picture | None:
     best = report.rows[report.best]
     panel = weights_panel([one.step for one in report.candidates], best.coefficients[0])
     alt = f"{best.size} of {report.k} checkpoints have a coefficient."
-    return Picture(Chart(f"Weights of {with_K(best.method, best.K)}", alt, [panel]))
+    return Picture(Chart(f"Coefficients of {with_K(best.method, best.K)}", alt, [panel]))
 
 
 def _numbers(report: Comparison) -> Iterator[tuple[str, float | None]]:
