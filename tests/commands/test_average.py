@@ -13,7 +13,6 @@ from threading import Lock
 import pytest
 import torch
 from helpers.memory import peaks
-from helpers.shells import shell
 from helpers.tiny import TASK, Sewa, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -75,13 +74,6 @@ def test_explicit_weights_go_by_the_order_given(ckpts: list[Path], sewa: Sewa) -
     assert_equal("out.safetensors", mean(pair, [0.7, 0.3]))
     with safe_open("out.safetensors", framework="pt") as file:
         assert file.metadata()["sewa_coefficients"] == "0.3,0.7"  # in step order
-
-
-def test_paths_on_standard_input_and_the_file_on_standard_output(ckpts: list[Path]) -> None:
-    Path("list.txt").write_text("".join(f"{path}\n" for path in ckpts[:3]))
-    ended = shell("sewa average - -o - < list.txt > out.safetensors")
-    assert ended.returncode == 0, ended.stderr
-    assert_equal("out.safetensors", mean(ckpts[:3]))
 
 
 def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts: list[Path], sewa: Sewa) -> None:

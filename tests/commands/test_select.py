@@ -105,17 +105,6 @@ def test_the_same_seed_gives_the_same_bytes_and_says_who_wrote_them(sewa: Sewa) 
     assert metadata["sewa_steps"] == ",".join(map(str, steps))
 
 
-@pytest.mark.usefixtures("run_dir")
-def test_an_unnamed_output_takes_the_next_free_name_and_a_named_one_is_refused(sewa: Sewa) -> None:
-    for name in ("averaged", "averaged-2", "averaged-3"):
-        ended = sewa("select")
-        assert ended.code == 0
-        assert f"wrote {name}.safetensors" in ended.err
-        assert Path(f"{name}.report.json").is_file()
-    assert sewa("select", "-o", "averaged.safetensors").code == 3
-    assert sewa("select", "-o", "averaged.safetensors", "--force").code == 0
-
-
 def test_baselines_are_compared_on_batches_from_all_over_the_data(
     run_dir: Path, sewa: Sewa
 ) -> None:
