@@ -216,7 +216,11 @@ def _describe(
             where = source
         elif key.startswith(f"{given}."):
             where = f"{source}: {key.removeprefix(given + '.')}"
-    return f"{where}: {explain(fault, known)}"
+    said = explain(fault, known)
+    name, _, rest = said.partition(": ")  # a section's rule names the key that breaks it
+    if source := sources.get(f"{key}.{name}"):
+        return f"{source}: {rest}"
+    return f"{where}: {said}"
 
 
 def explain(fault: ErrorDetails, known: Sequence[str]) -> str:
