@@ -36,7 +36,7 @@ def read(path):
 
 
 def column(group, name, dimensions):
-    """A column of numbers as an array of so many dimensions."""
+    """A column of numbers as an array of this many dimensions."""
     where = f"{group.name.strip('/')} {name}".strip()
     if name not in group:
         raise ValueError(f"{where}: is missing; found {', '.join(group) or 'nothing'}")

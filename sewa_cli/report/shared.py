@@ -173,7 +173,7 @@ class Verdict(Part):
     """The choice compared with the best baseline, on the same held-out examples or parts.
 
     Which baseline is the best was found on the selection data, as the choice was. By a metric it is
-    the incumbent; where that was written, the one that led, or the best baseline.
+    the incumbent; where that was written, the leader or the best baseline.
     """
 
     kind: Literal[

@@ -1,4 +1,4 @@
-"""What sewa needs to know about your run. The first three functions are required.
+"""The model, the data and the loss of your run. The first three functions are required.
 
 This file works as it stands for a toy problem; put your own model, data and loss in its place.
 Whatever is printed here goes to stderr, so it never disturbs a pipeline.
@@ -31,7 +31,7 @@ def loss(outputs, batch):
 
 
 def predict(model, batch):
-    """What `loss` gets as outputs. Leave it out for model(batch[0]) or model(**batch).logits."""
+    """Return what `loss` gets as outputs. Leave it out for model(batch[0]) or model(**batch).logits."""
     return model(batch[0])
 
 
