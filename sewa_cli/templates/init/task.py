@@ -31,7 +31,7 @@ def loss(outputs, batch):
 
 
 def predict(model, batch):
-    """Return what `loss` gets as outputs. Leave it out for model(batch[0]) or model(**batch).logits."""
+    """Return what `loss` gets. Leave it out for model(batch[0]) or model(**batch).logits."""
     return model(batch[0])
 
 
