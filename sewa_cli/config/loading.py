@@ -218,8 +218,8 @@ def _describe(
             where = f"{source}: {key.removeprefix(given + '.')}"
     said = explain(fault, known)
     name, _, rest = said.partition(": ")  # a section's rule names the key that breaks it
-    if source := sources.get(f"{key}.{name}"):
-        return f"{source}: {rest}"
+    if flag := sources.get(f"{key}.{name}"):
+        return f"{flag}: {rest}"
     return f"{where}: {said}"
 
 
