@@ -38,7 +38,7 @@ class Policy(nn.Module):
         self.register_buffer("std", torch.ones(observations))
 
     def forward(self, observations):
-        """What `layers` give, without a call of each: for a few rows, most of the time is calls."""
+        """Return what `layers` give, without a call of each: for few rows, calls take most time."""
         values = (observations - self.mean) / self.std
         for layer in self.linear[:-1]:
             values = F.relu(F.linear(values, layer.weight, layer.bias))
@@ -65,7 +65,7 @@ def tables(data):
 
 
 def rows(data, part, count=None, skip=0, batch=1000):
-    """So many rows of a table, which is in no order, after the first few, as batches."""
+    """Return `count` rows of a table, which is in no order, after the first `skip`, as batches."""
     last = None if count is None else skip + count
     pairs = (values[skip:last].split(batch) for values in tables(data)[part])
     return list(zip(*pairs, strict=True))
@@ -89,7 +89,7 @@ def selection_data(data="hopper-medium", selection=1000, selection_from="fresh",
 
 
 def heldout_data(data="hopper-medium", heldout=4000):
-    """At most so many rows: small files have fewer."""
+    """Return this many rows at most: small files have fewer."""
     if heldout < 1:
         raise TaskError(f"args.heldout: must be 1 or more rows, found {heldout}")
     return rows(data, "heldout", heldout)
@@ -117,7 +117,7 @@ def heldout_parts(heldout_episodes=100):
 
 
 def seeds_from(first, count, name):
-    """Those of `metrics`, of `score_parts` and of `heldout_parts` have none in common."""
+    """Return seeds; `metrics`, `score_parts` and `heldout_parts` have none in common."""
     if not 1 <= count <= 1_000_000:
         raise TaskError(f"args.{name}: must be 1 to 1,000,000, found {count}")
     return range(first, first + count)
@@ -169,7 +169,7 @@ def environment(name, _number):
 
 
 def environment_of(data):
-    """By the file's name or, if that has none, by the nearest folder's: hopper/medium-v0."""
+    """Name it by the file's name or, if that has none, by the nearest folder's: hopper/medium-v0."""
     for component in reversed(Path(data).parts):
         found = [name for part, name in ENVIRONMENTS.items() if part in component.lower()]
         if len(found) == 1:

@@ -1,4 +1,4 @@
-"""Train the network of task.py and leave its last checkpoints in ckpts/ beside this file."""
+"""Train the network of task.py and leave its last checkpoints in ckpts/ next to this file."""
 
 import argparse
 from pathlib import Path

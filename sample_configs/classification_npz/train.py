@@ -1,4 +1,4 @@
-"""Train net.py on scikit-learn's digits; leaves data/ (npz) and ckpts/ beside this file."""
+"""Train net.py on scikit-learn's digits; leaves data/ (npz) and ckpts/ next to this file."""
 
 from pathlib import Path
 

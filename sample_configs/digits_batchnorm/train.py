@@ -1,4 +1,4 @@
-"""Train the network of task.py and leave 40 checkpoints in ckpts/ beside this file."""
+"""Train the network of task.py and leave 40 checkpoints in ckpts/ next to this file."""
 
 from pathlib import Path
 

@@ -55,7 +55,7 @@ def clock(hour, minute):
 
 
 def draw(source):
-    """What is written, and how it is read."""
+    """Return what is written, and how it is read."""
     kind = source.choice(["number", "date", "time", "price"])
     if kind == "number":
         n = source.randrange(10 ** source.randint(2, 6))

@@ -1,6 +1,6 @@
 """Train a tiny language model on the standard library's docstrings with transformers.Trainer.
 
-Leaves model/ (config and tokenizer), data/ (jsonl) and ckpts/ (bare weights) beside this file.
+Leaves model/ (config and tokenizer), data/ (jsonl) and ckpts/ (bare weights) next to this file.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """Train a tiny BERT to tell which standard module a docstring is from, with a plain loop.
 
-Leaves model/ (config and tokenizer), data/unseen.csv and ckpts/ (bare weights) beside this file.
+Leaves model/ (config and tokenizer), data/unseen.csv and ckpts/ (bare weights) next to this file.
 """
 
 import csv

@@ -75,7 +75,7 @@ def training_part(data):
 
 
 def training_data(data=CIFAR, statistics=2000):
-    """For BatchNorm statistics, which are made anew for each average: so not all of them."""
+    """Return examples for BatchNorm, whose statistics are made for each average: not all."""
     part, edge = training_part(data)
     return batches("statistics", statistics, part, 0, edge)
 

@@ -71,7 +71,7 @@ def order(rows, batch, steps, seed):
 
 
 def share_of_rate(step, options, decayed):
-    """Of the constant rate, in the step after `step`."""
+    """Return the share of the constant rate in the step after `step`."""
     if decayed:
         return 1 - (step - options.steps) / options.decay
     return min(1.0, (step + 1) / options.warmup)
@@ -96,7 +96,7 @@ def save(model, optimizer, tokenizer, folder, step, kept):
 
 
 def train(folder, start, final, model, rows, tokenizer, options, decayed):
-    """From the newest checkpoint in `folder`, else from `start`: a (step, path), or None."""
+    """Train from the newest checkpoint in `folder`, else from `start`: a (step, path), or None."""
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(".*.tmp"):
         shutil.rmtree(left)

@@ -74,7 +74,7 @@ def encode(folder, vocabulary, length):
 
 @lru_cache(maxsize=2)
 def load(data="imdb_csv", vocabulary=10_000, length=64):
-    """The arrays of `encode`, read from a file beside the csv files if they have not changed.
+    """Return the arrays of `encode`, from a file next to the csv files if these are the same.
 
     data: a folder under sample_configs/data, or the path of one
     """
