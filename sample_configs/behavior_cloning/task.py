@@ -169,7 +169,7 @@ def environment(name, _number):
 
 
 def environment_of(data):
-    """Name it by the file's name or, if that has none, by the nearest folder's: hopper/medium-v0."""
+    """Name it by the file's name, else by the nearest folder's: hopper/medium-v0."""
     for component in reversed(Path(data).parts):
         found = [name for part, name in ENVIRONMENTS.items() if part in component.lower()]
         if len(found) == 1:
