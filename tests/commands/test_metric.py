@@ -237,8 +237,8 @@ def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> Non
     [
         (("--solver", "gumbel"), "by the loss, not by --metric return; --solver race would do"),
         (("--solver", "gumbel", "--K", 4), "--solver race or --solver reinforce would do"),
-        (("--metric", "-return"), "error: --metric: higher return is better; drop the -"),
-        (("--metric", "+wer"), "error: --metric: lower wer is better; drop the +"),
+        (("--metric", "-return"), "--metric: higher return is better; drop the -"),
+        (("--metric", "+wer"), "--metric: lower wer is better; drop the +"),
         (("--metric", "wer", "--set", "objective.goal=max"), "lower wer is better; drop goal: max"),
         (("--metric", "-size", "--set", "objective.goal=max"), "contradict each other"),
         (("--metric", "bleu"), "is not in what score() returns (length, return, size, wer); add"),
