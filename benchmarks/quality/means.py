@@ -309,7 +309,7 @@ def runs_of(units: Units, name: str, setting: str | None) -> dict[str, float]:
 
 def change(mine: Mapping[str, float], theirs: Mapping[str, float]) -> str:
     """Show by how many per cent losses are higher, paired by run; bold if significant."""
-    found = estimate([100 * (loss / theirs[run] - 1) for run, loss in mine.items()])
+    found = estimate([100 * (mine[run] / theirs[run] - 1) for run in mine.keys() & theirs.keys()])
     if found.half is None:
         return f"{found.mean:+.2f}" if found.runs else ""
     low, high = found.mean - found.half, found.mean + found.half
@@ -349,10 +349,12 @@ def tables_of(units: Units, settings: Sequence[str]) -> dict[str, Table]:
         "default of means": "default means {}",
         "newest mean": "newest means-1 {}",
     }
+    dense = {"snapshots of 100 saves": "best snapshots 100", **best}
     strides = {f"every {n} steps" if n > 1 else "every step": n for n in (1, 2, 10)}
     thinned = {title: f"best means-{n} {{}}" for title, n in strides.items()}
     return {
         "best average by hindsight": compared(units, best, settings),
+        "a hundred snapshots": compared(units, dense, settings),
         "the default": compared(units, default, settings),
         "the newest mean": compared(units, newest, settings),
         "decay": compared(units, decay, settings),
