@@ -367,6 +367,7 @@ LINES = {
     "snapshots, best by hindsight": ("best snapshots", "--", "#0072B2"),
     "means, `sewa select`": ("default means", "-", "#D55E00"),
     "means, best by hindsight": ("best means-1", "--", "#D55E00"),
+    "both, `sewa select`": ("default both", "-", "#009E73"),
 }
 LEVELS = {"newest snapshot": ("newest snapshots", ":"), "rate decayed": ("decayed", "-.")}
 
@@ -396,7 +397,7 @@ def draw(units: Units, settings: Sequence[str], path: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     axes[0][0].set_ylabel("held-out loss")
     figure.legend(
-        *axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=3, frameon=False
+        *axes[0][0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False
     )
     figure.tight_layout(rect=(0, 0.15, 1, 1))
     figure.savefig(path, dpi=110)
