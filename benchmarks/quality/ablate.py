@@ -94,12 +94,11 @@ def best_window(draw: Draw, members: Tensor) -> Tensor:
 
 
 def with_quarters(draw: Draw, members: Tensor) -> Tensor:
-    """Let means of quarters count where the best is two errors ahead, by few examples four."""
+    """Let means of quarters count where the best is two errors ahead."""
     losses = draw.part.losses[:, members]
     z = behind_in_errors(losses)
     best = torch.cat([losses[draw.moving], losses[z.argmin()][None]])
-    needed = 2 if len(draw) >= 100 else 4
-    if int(z.argmin()) < draw.moving.stop or behind_in_errors(best)[:-1].min() <= needed:
+    if int(z.argmin()) < draw.moving.stop or behind_in_errors(best)[:-1].min() <= 2:
         return by_losses(draw, members)
     return torch.softmax(-(z**2), 0)
 
@@ -243,11 +242,6 @@ def drop_negligible(estimator: Estimator) -> Estimator:
     return found
 
 
-def few(estimator: Estimator, otherwise: Estimator) -> Estimator:
-    """Learn nothing on top of the prior where there are fewer than 100 examples."""
-    return lambda draw: (otherwise if len(draw) < 100 else estimator)(draw)
-
-
 def not_above(baselines: bool, estimator: Estimator, prior: Estimator) -> Estimator:
     """Take the prior where the answer's true loss is higher, with `baselines` the best window."""
 
@@ -265,7 +259,6 @@ def kept(learned: Estimator) -> Estimator:
     return drop_negligible(not_above(False, learned, alone(by_losses)))
 
 
-BEFORE = few(drop_negligible(learn(with_quarters)), drop_negligible(alone(with_quarters)))
 BY_NUMBER = learn(solve=COUNTED_PATH, choose=MILDLY)
 ESTIMATORS: Mapping[str, Estimator] = {
     REFERENCE: kept(BY_NUMBER),
@@ -281,8 +274,7 @@ ESTIMATORS: Mapping[str, Estimator] = {
         not_above(True, BY_NUMBER, alone(by_losses))
     ),
     "+ quarters of the run": kept(learn(with_quarters, COUNTED_PATH, MILDLY)),
-    "+ prior alone by fewer than 100": few(kept(BY_NUMBER), alone(by_losses)),
-    "the product before": BEFORE,
+    "the product before": drop_negligible(learn(with_quarters)),
     "plain: seven fixed λ, exp(−4z)": learn(),
     "best moving average by the examples": alone(best_window),
     "moving average, window 17": fixed("window 17"),

@@ -95,11 +95,7 @@ class Aggregate(Predicting):
                 expected=expect(expected, baseline, predictions.weights, problem.seed),
                 blend=_blend(seen, found, c),
             ),
-            {
-                "surrogate_error": error,
-                "units": len(predictions.weights),
-                "by_row": seen.splits,
-            },
+            {"surrogate_error": error, "units": len(found.fold), "by_row": seen.splits},
         )
 
 

@@ -45,8 +45,18 @@ class Linear(Predicting):
         return self._find_k(seen) if K == AUTO else self._choose(seen, K)
 
     def choose_by(self, seen: Survey, K: int) -> Choice:
-        s, chosen = best_mask(seen, K)
-        return Choice.of(chosen, seen.predictions.k, probabilities=s.tolist())
+        """Round the relaxed mask, or take `lawa` or `latest` if these are better; then swap."""
+        predictions, k = seen.predictions, seen.predictions.k
+        everything = torch.ones(1, len(predictions.weights), dtype=torch.bool)
+        start = torch.full((1, k), K / k, dtype=torch.float64)
+        [s] = relax(predictions.gradient_on(everything), K, start, EVALUATIONS)
+        simple = torch.tensor(
+            [_coefficients(name, K, k) for name in ("lawa", "latest")], dtype=torch.float64
+        )
+        starts = torch.cat([mean(mask.largest(s, K), k)[None], simple])
+        best = starts[int(predictions.means(starts).argmin())]
+        chosen = improve(predictions, best.nonzero()[:, 0].tolist())
+        return Choice.of(chosen, k, probabilities=s.tolist())
 
     def _choose(self, seen: Survey, K: int) -> Choice:
         problem, predictions = seen.problem, seen.predictions
@@ -105,20 +115,6 @@ class Linear(Predicting):
             masks = [mean(mask.largest(one, K), predictions.k) for one in s]
             found[position] = predictions.losses(torch.stack(masks)).gather(0, fold[None])[0]
         return found
-
-
-def best_mask(seen: Survey, K: int) -> tuple[Tensor, list[int]]:
-    """Return s [k] and the K checkpoints whose average has the lowest predicted loss."""
-    predictions = seen.predictions
-    k = predictions.k
-    everything = torch.ones(1, len(predictions.weights), dtype=torch.bool)
-    start = torch.full((1, k), K / k, dtype=torch.float64)
-    [s] = relax(predictions.gradient_on(everything), K, start, EVALUATIONS)
-    starts = [mask.largest(s, K)]
-    for name in ("lawa", "latest"):
-        starts.append([i for i, c in enumerate(_coefficients(name, K, k)) if c != 0])
-    losses = predictions.means(torch.stack([mean(one, k) for one in starts]))
-    return s, improve(predictions, starts[int(losses.argmin())])
 
 
 def _coefficients(name: str, K: int | None, k: int) -> list[float]:

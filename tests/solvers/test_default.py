@@ -21,7 +21,6 @@ from sewa_cli.solvers import Choice, Problem, aggregate
 from sewa_cli.solvers.aggregate import (
     NEGLIGIBLE,
     Aggregate,
-    Estimate,
     drop_negligible,
     estimate,
     path,
@@ -111,24 +110,6 @@ def test_the_path_stays_on_the_simplex_and_each_strength_lowers_its_own_objectiv
         before = c
 
 
-def test_problems_side_by_side_are_solved_as_each_alone() -> None:
-    value, gradient = quadratic(2)
-    priors = torch.softmax(torch.randn(3, 7, generator=torch.Generator().manual_seed(1)), 1)
-    priors = priors.double()
-    together = path(gradient, priors, value(priors), STRENGTHS)
-    for p in range(3):
-
-        def alone(C: Tensor, p: int = p) -> Tensor:
-            every = priors.clone()
-            every[p] = C[0]
-            return torch.as_tensor(gradient(every)[p : p + 1])
-
-        scale = value(priors)[p : p + 1]
-        torch.testing.assert_close(
-            path(alone, priors[p : p + 1], scale, STRENGTHS)[:, 0], together[:, p]
-        )
-
-
 # ---- weights -----------------------------------------------------------------------------------
 
 
@@ -156,26 +137,6 @@ def test_negligible_coefficients_make_up_next_to_nothing(raw: list[float]) -> No
 
 
 # ---- folds -------------------------------------------------------------------------------------
-
-
-def estimated(problem: Problem, fold: Tensor | None = None) -> Estimate:
-    seen = Aggregate().survey(problem)
-    moving = torch.stack([seen.averages[name] for name in seen.moving])
-    losses = torch.stack([seen.losses[name] for name in seen.moving])
-    fold = assign_folds(losses.shape[1], 5, 0) if fold is None else fold
-    return estimate(seen.predictions, moving, losses, fold)
-
-
-def test_the_order_of_the_examples_does_not_matter() -> None:
-    problem = random_problem()
-    x, y = (torch.cat(one) for one in zip(*problem.objective.selection, strict=True))
-    W = problem.trajectory.mix(torch.eye(9)).clone()
-    order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
-    fold = torch.arange(60) % 5
-    one = estimated(problem_of(W, x, y), fold)
-    two = estimated(problem_of(W, x[order], y[order]), fold[order])
-    torch.testing.assert_close(one.coefficients, two.coefficients, rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(one.nested[order], two.nested, rtol=1e-3, atol=1e-4)
 
 
 def test_validated_losses_do_not_depend_on_the_examples_own_labels() -> None:

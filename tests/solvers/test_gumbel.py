@@ -72,18 +72,6 @@ def test_the_papers_normalisation_chooses_better_than_all_together(seed: int) ->
     assert loss(solution.selected) < 0.5 * loss(list(range(20)))
 
 
-def test_the_probabilities_are_feasible_and_the_selection_is_their_top() -> None:
-    trajectory, target = planted(30, set(range(10, 20)), 3)
-    solution = solve(trajectory, target, 7)
-    s = solution.probabilities or []
-    assert all(0 <= p <= 1 for p in s)
-    assert sum(s) <= 7 + 1e-6
-    assert min(s[i] for i in solution.selected) >= max(
-        s[i] for i in range(30) if i not in solution.selected
-    )
-    assert solution.selected == sorted(solution.selected)
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(seed: int) -> None:
     trajectory, target = planted(20, {2, 5, 11, 17}, seed)

@@ -27,6 +27,7 @@ from sewa_cli.solvers.outputs.folds import means
 from sewa_cli.solvers.outputs.predictions import Predictions, predict
 from sewa_cli.solvers.outputs.whole import Whole
 
+ENDS: Sequence[Name] = (("last", None), ("uniform", None))
 FEWEST_RUN = 3  # moving averages: the newest checkpoint, the mean of all, and one between
 SAME = 1e-9  # of the loss: what the order of a sum may change
 SURE = 2.0  # standard errors by which outputs must fit their own examples better than others
@@ -155,7 +156,11 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
         raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
     grouping = next(iter(found.values())).grouping(splits)
     losses = {name: _by_unit(one, grouping, splits) for name, one in found.items()}
-    base = min(found, key=lambda name: _mean(losses[name], grouping))
+
+    def loss_of(name: Name) -> float:
+        return float(means(losses[name][None], grouping.weights)[0])
+
+    base = min(found, key=loss_of)
     held = {name: flats[name] for name in (base, *ENDS)}
     del flats
     frame, at_base = examples.keep(problem, settings, held[base], splits)
@@ -172,17 +177,10 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     predictions = predict(problem, frame, at_base, *at, examples.of_rows, add)
     for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
         losses[name] = _by_unit(objective.learning_losses(flat), grouping, splits)
-    best = min(losses, key=lambda name: _mean(losses[name], grouping))
+    best = min(losses, key=loss_of)
     for name in (best, *ENDS):  # not to be read again for the report
         trajectory.remember(averages[name].tolist(), (sums | held)[name])
     return Survey(problem, averages, losses, run.moving, predictions, splits)
-
-
-ENDS: Sequence[Name] = (("last", None), ("uniform", None))
-
-
-def _mean(losses: Tensor, grouping: Grouping) -> float:
-    return float(means(losses[None], grouping.weights)[0])
 
 
 def _by_unit(found: UnitLosses, grouping: Grouping, splits: bool) -> Tensor:
