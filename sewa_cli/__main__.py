@@ -1,4 +1,4 @@
-"""The `sewa` command, and `python -m sewa_cli`: a process of our own."""
+"""The `sewa` command, and `python -m sewa_cli`, as a process."""
 
 import atexit
 import gc

@@ -39,7 +39,7 @@ def real(path: Path) -> Path:
 
 
 def check_regular(path: Path, most: int | None = None) -> os.stat_result:
-    """Raise OSError unless it is a regular file, or a link to one, of at most so many bytes."""
+    """Raise OSError unless it is a regular file, or a link to one, of at most `most` bytes."""
     try:
         about = path.stat()
     except ValueError as error:

@@ -51,7 +51,7 @@ def give_back(handlers: list[tuple[int, Any]]) -> None:
 
 
 def ignore() -> None:
-    """Python puts back what kills before it clears up, which it does at the very end."""
+    """Ignore signals from here on: at exit Python restores handlers that would end it at once."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
