@@ -21,8 +21,8 @@ Scores = TypeVar("Scores", float, "Tensor")
 
 _LOWER = """
     loss losses error errors err nll crossentropy xent perplexity ppl bpb bpc bits wer cer ter der
-    eer mse rmse nrmse msle rmsle mae mape smape wape fid kid fpr fnr ece brier mcd lpips distance
-    distortion divergence kl regret cost
+    eer mse rmse nrmse msle rmsle mae mape smape wape fid kid fpr fnr ece brier mcd lpips
+    distortion divergence kl regret cost editdistance levenshtein
 """
 _HIGHER = """
     acc accs accuracy bleu sacrebleu spbleu bleurt comet chrf rouge rougel rougelsum meteor cider

@@ -29,6 +29,7 @@ from sewa_cli.checkpoints.layout import open_all as open_all
 from sewa_cli.checkpoints.matching import PREFIXES as PREFIXES
 from sewa_cli.checkpoints.matching import check_tied as check_tied
 from sewa_cli.checkpoints.matching import match_names as match_names
+from sewa_cli.checkpoints.matching import with_tied as with_tied
 from sewa_cli.checkpoints.opening import files_of as files_of
 from sewa_cli.checkpoints.opening import open_checkpoint as open_checkpoint
 from sewa_cli.checkpoints.order import check_agreement as check_agreement

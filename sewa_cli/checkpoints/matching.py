@@ -75,6 +75,15 @@ def _sources(
     return sources, extra
 
 
+def with_tied(
+    names: Mapping[str, str], checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]
+) -> dict[str, str]:
+    """Add the names of tied tensors that the checkpoint has too, so that its average loads alike."""
+    sources, _ = _sources(checkpoint, tied)
+    twins = [name for group in tied for name in group if name in sources]
+    return {**names, **{name: sources[name] for name in twins}}
+
+
 def check_tied(checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]) -> None:
     """All names of one tensor of the model must hold the same bytes: only one is averaged."""
     sources, _ = _sources(checkpoint, tied)

@@ -20,7 +20,7 @@ from sewa_cli.text import few, shown
 Way = tuple[Any, ...]  # the keys that lead to a value: ("model", "encoder", "weight")
 Why = Literal["training", "copy", "unnamed", "other", "number"]
 STATE_KEYS = ("state_dict", "model", "model_state_dict")  # weights, whatever their names are
-_TRAINING = re.compile(r"optim[a-z]*|sched[a-z]*|callbacks?|loops")
+_TRAINING = re.compile(r"optim(s|i[sz]ers?)?|sched(s|ulers?)?|callbacks?|loops")
 _COPY = re.compile(r"ema|swa|ave|avg|averaged?|shadow|best")
 _DEEPEST = 64
 _MOST_VALUES = 1_000_000

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sewa_cli.checkpoints import Checkpoint
+from sewa_cli.checkpoints import Checkpoint, with_tied
 from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.errors import CheckpointError, TaskError
@@ -255,9 +255,10 @@ class PlacedRun:
 
     def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
         """Return the average as a file of it will be, but for BatchNorm."""
-        names, config = self.session.names, self.session.config
+        session, config = self.session, self.session.config
+        names = with_tied(session.names, session.newest, session.objective.model.aliases)
         average = Average.of(self.used, coefficients, names, config=config, method=method, K=K)
-        warn_of_factors(average.lora, self.session.events)
+        warn_of_factors(average.lora, session.events)
         return average
 
     def report(

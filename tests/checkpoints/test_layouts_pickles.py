@@ -113,8 +113,10 @@ def test_the_key_of_a_distributed_checkpoint_can_be_named(tmp_path: Path) -> Non
         found = open_one(folder, key)
         assert sorted(found.tensors) == ["h", "w"]
         assert found.left == {"app.optim": "training"}
-    both = save_distributed({"model": state(), "ema": state(), "head": state()}, folder / "b")
-    assert sorted(open_one(both).tensors) == ["head.h", "head.w", "model.h", "model.w"]
+    content = {"model": state(), "ema": state(), "scheduled_head": state()}
+    both = save_distributed(content, folder / "b")
+    names = ["model.h", "model.w", "scheduled_head.h", "scheduled_head.w"]
+    assert sorted(open_one(both).tensors) == names
     assert open_one(both).left == {"ema": "copy"}
 
 
