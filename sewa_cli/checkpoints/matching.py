@@ -78,7 +78,7 @@ def _sources(
 def with_tied(
     names: Mapping[str, str], checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]
 ) -> dict[str, str]:
-    """Add the names of tied tensors that the checkpoint has too, so that its average loads alike."""
+    """Add the names of tied tensors that the checkpoint has too: the average loads alike."""
     sources, _ = _sources(checkpoint, tied)
     twins = [name for group in tied for name in group if name in sources]
     return {**names, **{name: sources[name] for name in twins}}
