@@ -16,6 +16,7 @@ from helpers.hf_runs import (
     write_rows,
 )
 from helpers.saved import assert_means, metadata, steps
+from helpers.tiny import Sewa
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 
@@ -186,3 +187,45 @@ def test_a_resumed_run_goes_on_where_it_was_and_replaces_its_own_later_steps(
         assert all(torch.equal(found[key], tensor) for key, tensor in tensors.items())
     metrics = json.loads(metadata(tmp_path / "ckpts" / "step-16.safetensors")["metrics"])
     assert "eval_loss" in metrics  # of step 10, before it was resumed
+
+
+@pytest.mark.breadth
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
+def test_means_in_the_trainers_own_checkpoints_are_selected_from_after_a_kill(
+    trained: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    class Killed(transformers.TrainerCallback):
+        def on_step_end(self, *given: Any, **_: Any) -> None:
+            if given[1].global_step == 14:
+                raise KeyboardInterrupt
+
+    def run() -> transformers.Trainer:
+        return trainer(trained, tmp_path / "ckpts", tmp_path / "run", save_steps=4, every=20)
+
+    killed, resumed = run(), run()
+    killed.add_callback(Killed())
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    resumed.train(resume_from_checkpoint=True)
+    states = states_of(killed) | states_of(resumed)
+    for step in (4, 8, 12, 16, 20):
+        found = load_file(tmp_path / "run" / f"checkpoint-{step}" / "mean.safetensors")
+        for name, tensor in found.items():
+            mean = torch.stack([states[step - n][name].double() for n in range(4)]).mean(0)
+            torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+    monkeypatch.chdir(trained)
+    text = (trained / "sewa.yaml").read_text().replace("ckpts\nK: 3", f"{tmp_path / 'run'}")
+    (trained / "means.yaml").write_text(text)
+    out = tmp_path / "averaged"
+    ended = sewa("select", "--config", "means.yaml", "-o", out)
+    assert ended.code == 0, ended.err
+    assert "using 5 interval means, of 4 steps each" in ended.err
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(out)
+    found = load_file(out / "model.safetensors")
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in found.items())
+    assert transformers.AutoTokenizer.from_pretrained(out)("a")["input_ids"]
+    report = json.loads((out / "sewa.report.json").read_text())
+    assert report["config"]["source"] == "means"
+    assert sewa("verify", out).code == 0
