@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final, Literal
 
 from sewa_cli.checkpoints.checkpoint import Checkpoint
@@ -19,6 +19,11 @@ Source = Literal["snapshots", "means", "both"]
 FROM: Final = "sewa_mean_from"  # metadata key: the first step that a mean is of
 SUFFIX: Final = ".mean.safetensors"  # step-100.mean.safetensors stands next to step-100.safetensors
 IN_FOLDER: Final = "mean.safetensors"  # in a folder that is a checkpoint
+
+
+def short_name(path: PurePath) -> str:
+    """Return a checkpoint's name, with its folder's if all in the run have the same."""
+    return f"{path.parent.name}/{path.name}" if path.name == IN_FOLDER else path.name
 
 
 def is_mean(path: Path) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from sewa_cli.checkpoints import WRITTEN_BY
+from sewa_cli.checkpoints.means import short_name
 from sewa_cli.present import view_of
 from sewa_cli.present.parts import describe_lora
 from sewa_cli.present.terminal import render
@@ -41,7 +42,7 @@ def model_card(
         "steps": markdown(metadata["sewa_steps"].replace(",", ", ")),
         "weights": markdown(metadata.get("sewa_coefficients", "equal").replace(",", ", ")),
         "dtype": markdown(dtype or "as in the checkpoints"),
-        "sources": ", ".join(code(PurePath(path).name) for path in sources),
+        "sources": ", ".join(code(short_name(PurePath(path))) for path in sources),
     }
     if lora is not None:
         facts["LoRA"] = describe_lora(lora)

@@ -180,11 +180,13 @@ def test_each_process_averages_its_shards_of_an_fsdp2_model(tmp_path: Path) -> N
             kept.append([p.full_tensor().detach().clone() for p in model.parameters()])  # type: ignore[attr-defined]
         with pytest.raises(ValueError, match="IntervalMean"):
             save_weights(model, tmp_path, 3, mean=mean)
-        dcp.save({"model": mean.state_dict()}, checkpoint_id=tmp_path / "step-3.mean")
+        state = {"model": mean.state_dict(), "step": 3, "sewa_mean_steps": mean.steps}
+        dcp.save(state, checkpoint_id=tmp_path / "step-3.mean")
     finally:
         dist.destroy_process_group()
     from sewa_cli.checkpoints import Reads, open_checkpoint
 
     found = open_checkpoint(tmp_path / "step-3.mean", Reads())
+    assert (found.step, found.mean_steps) == (3, 3)
     for name, *all_steps in zip(dict(model.named_parameters()), *kept, strict=True):
         torch.testing.assert_close(found.read(name), torch.stack(all_steps).mean(0))

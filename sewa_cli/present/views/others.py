@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 
+from sewa_cli.checkpoints.means import short_name
 from sewa_cli.present.charts import (
     Chart,
     Dots,
@@ -91,7 +92,7 @@ def evaluate(report: Evaluation) -> View:
     headline, caveat = "No file has a finite loss", f"{len(report.files)} files"
     if ranked:
         best, *others = ranked
-        name, loss = PurePath(best.path).name, getattr(best, measure)
+        name, loss = short_name(PurePath(best.path)), getattr(best, measure)
         headline = f"{name} has the lowest {_TITLES[measure]}"
         caveat = f"{number(loss)} on {count:,} examples"
         if others:
@@ -141,7 +142,7 @@ def _losses_chart(report: Evaluation, ranked: list[Evaluated]) -> Chart:
 
 
 def _file_names(files: list[Evaluated]) -> list[str]:
-    names = [PurePath(one.path).name for one in files]
+    names = [short_name(PurePath(one.path)) for one in files]
     return names if len(set(names)) == len(names) else [one.path for one in files]
 
 
