@@ -14,6 +14,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from sewa_cli.callbacks.means import IntervalMean
 from sewa_cli.callbacks.saving import Saver, check_whole, log, mean_of, write
+from sewa_cli.callbacks.watch import Loss
 from sewa_cli.checkpoints import Reads, means, open_checkpoint
 
 
@@ -56,10 +57,12 @@ class MeansForSewa(TrainerCallback):
 
     means  True: of every step since the last checkpoint; N, of every N-th; "cpu": of every step,
            kept in host memory
+    watch  as of SaveForSewa
     """
 
-    def __init__(self, means: int | Literal["cpu"] = True) -> None:
+    def __init__(self, means: int | Literal["cpu"] = True, watch: Loss | None = None) -> None:
         self._means = means
+        self._watch = watch
         self._mean: IntervalMean | None = None
 
     def on_train_begin(
@@ -72,7 +75,8 @@ class MeansForSewa(TrainerCallback):
     ) -> None:
         del args, control
         check_whole(model)
-        self._mean = mean_of(model, self._means) if state.is_world_process_zero else None
+        is_writer = state.is_world_process_zero
+        self._mean = mean_of(model, self._means, self._watch) if is_writer else None
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -100,6 +104,7 @@ class MeansForSewa(TrainerCallback):
             weights = {name: _on_host(found[name]) for name in wanted}
             metadata = {"format": "pt", "step": str(step)} | self._mean.metadata(step)
             write(folder / means.IN_FOLDER, weights, metadata)
+        self._mean.watched(step)
         self._mean.reset()
 
 

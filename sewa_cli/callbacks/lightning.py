@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sewa_cli.callbacks.saving import Folder, Saver
+from sewa_cli.callbacks.watch import Loss
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -35,8 +36,9 @@ class SaveForSewa(Saver, Callback):
         overwrite: bool = False,
         part: str | None = None,
         means: int | Literal["cpu"] = False,
+        watch: Loss | None = None,
     ) -> None:
-        super().__init__(folder, every, start, dtype, overwrite, means)
+        super().__init__(folder, every, start, dtype, overwrite, means, watch)
         self._part = part
         self._total = 0.0
         self._before = 0

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sewa_cli.callbacks.watch import Loss, Watch
 from sewa_cli.checkpoints import means
 from sewa_cli.checkpoints.checkpoint import MEAN_STEPS
 
@@ -16,6 +17,8 @@ class IntervalMean:
 
     every   take every n-th step into the mean
     device  the place of the mean: "cpu" for host memory; None: where the weights are
+    watch   watch(model): the loss on a small held-out set. At each save, one line says what an
+            average of the last interval means has
 
     Call `update` after each optimizer step. `save_weights(…, mean=mean)` writes the mean and begins
     the next. Trained parameters and floating-point buffers are averaged in float32, other tensors
@@ -23,13 +26,18 @@ class IntervalMean:
     """
 
     def __init__(
-        self, model: nn.Module, every: int = 1, device: torch.device | str | None = None
+        self,
+        model: nn.Module,
+        every: int = 1,
+        device: torch.device | str | None = None,
+        watch: Loss | None = None,
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be a whole number of steps, found {every!r}")
         self.model = unwrap(model)
         self._every = every
         self._device = device
+        self._watch = None if watch is None else Watch(watch)
         self.reset()
 
     def reset(self) -> None:
@@ -73,6 +81,13 @@ class IntervalMean:
             for name, tensor in self.model.state_dict().items()
             if isinstance(tensor, Tensor)  # and no extra state of some layers
         }
+
+    def watched(self, step: int) -> dict[str, float]:
+        """Report what averages would give now, if a loss was given."""
+        if self._watch is None or not self._means:
+            return {}
+        weights = [store[key].detach() for store, key in self._places]
+        return self._watch.report(self.model, weights, self._means, step)
 
     def metadata(self, step: int) -> dict[str, str]:
         """Return the metadata of the mean's file, if it is saved after this step."""

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from sewa_cli.callbacks.means import IntervalMean, identity, unwrap
+from sewa_cli.callbacks.watch import Loss
 from sewa_cli.checkpoints import means
 from sewa_cli.publish import new_file
 
@@ -49,7 +50,8 @@ def save_weights(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step-{step}.safetensors"
     # "format": transformers asks for it when such a file is loaded as model.safetensors
-    metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics or {})}
+    metrics = {**(metrics or {}), **(mean.watched(step) if mean else {})}
+    metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics)}
     of_mean = path.with_suffix(means.SUFFIX)
     if mean is None:
         of_mean.unlink(missing_ok=True)  # of another run
@@ -120,6 +122,8 @@ class Saver:
     overwrite  let a new run write into a folder that has such files already
     means      also save the mean of the weights since the last save: True, of every step; N, of
                every N-th; "cpu": of every step, kept in host memory
+    watch      watch(model): the loss on a small held-out set. At each save, one line says what an
+               average of the last interval means has; needs `means`
 
     On rank 0 only. The newest logged numbers (loss, eval_loss …) are kept in the metadata.
     """
@@ -132,13 +136,17 @@ class Saver:
         dtype: torch.dtype | None = None,
         overwrite: bool = False,
         means: int | Literal["cpu"] = False,
+        watch: Loss | None = None,
     ) -> None:
         super().__init__()  # the trainer's own Callback
+        if watch is not None and means is False:
+            raise ValueError("watch needs interval means; add means=True")
         self.folder = Path(folder)
         self._moments = Moments(every, start)
         self._dtype = dtype
         self._overwrite = overwrite
         self._means = means
+        self._watch = watch
         self._mean: IntervalMean | None = None
 
     def _begin(self, model: nn.Module, step: int, total: float, is_writer: bool) -> None:
@@ -148,7 +156,7 @@ class Saver:
             return
         refuse_another_run(self.folder, step, self._overwrite)
         if self._means is not False:
-            self._mean = mean_of(model, self._means)
+            self._mean = mean_of(model, self._means, self._watch)
             if self._moments.cuts(step, total):
                 log.warning(
                     "resumed at step %d: the next interval mean has only the steps after it", step
@@ -174,8 +182,11 @@ class Saver:
             self._mean.reset()  # the first file's mean is of no more steps than the others
 
 
-def mean_of(model: nn.Module, means: int | Literal["cpu"]) -> IntervalMean:
-    return IntervalMean(model, 1, "cpu") if means == "cpu" else IntervalMean(model, int(means))
+def mean_of(
+    model: nn.Module, means: int | Literal["cpu"], watch: Loss | None = None
+) -> IntervalMean:
+    every, device = (1, "cpu") if means == "cpu" else (int(means), None)
+    return IntervalMean(model, every, device, watch)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -190,3 +191,58 @@ def test_each_process_averages_its_shards_of_an_fsdp2_model(tmp_path: Path) -> N
     assert (found.step, found.mean_steps) == (3, 3)
     for name, *all_steps in zip(dict(model.named_parameters()), *kept, strict=True):
         torch.testing.assert_close(found.read(name), torch.stack(all_steps).mean(0))
+
+
+def test_watch_says_what_averaging_would_give_and_leaves_the_training_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.randint(5, (32,))
+
+    def watch(model: nn.Module) -> float:
+        torch.rand(1)
+        return float(nn.functional.cross_entropy(model(x), (x + 1) % 5).detach())
+
+    def run(folder: Path, loss: Any) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = Net()
+        mean = IntervalMean(model, watch=loss)
+        for step in train(model, 12):
+            nn.functional.dropout(torch.ones(1))  # draws a random number
+            mean.update()
+            if step % 4 == 0:
+                save_weights(model, folder, step, {"loss": 1.0}, mean=mean)
+        assert model.training
+        return {**copy(model), "random": torch.rand(3)}
+
+    with caplog.at_level("INFO"):
+        watched = run(tmp_path / "a", watch)
+    plain = run(tmp_path / "b", None)
+    assert all(torch.equal(watched[name], tensor) for name, tensor in plain.items())
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    model = Net().eval()
+    for step, line in zip((4, 8, 12), lines, strict=True):
+        numbers = json.loads(metadata(tmp_path / "a" / f"step-{step}.safetensors")["metrics"])
+        model.load_state_dict(load_file(tmp_path / "a" / f"step-{step}.safetensors"), strict=False)
+        assert numbers["watch_loss"] == pytest.approx(watch(model), rel=1e-5)
+        model.load_state_dict(load_file(tmp_path / "a" / f"step-{step}.mean.safetensors"), False)
+        assert numbers["watch_average_loss"] <= watch(model) + 1e-5
+        assert f"step {step}: held-out loss {numbers['watch_loss']:.4g}, of an average" in line
+        assert f"{numbers['watch_average_loss']:.4g} (" in line
+
+
+def test_a_watched_loss_that_fails_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
+    def fail(model: nn.Module) -> float:
+        if model.weight[0, 0] != 2:
+            raise RuntimeError("no data")
+        return 1.0
+
+    model = nn.Linear(2, 2)
+    mean = IntervalMean(model, watch=fail)
+    for value in (1.0, 2.0):
+        nn.init.constant_(model.weight, value)
+        mean.update()
+    with pytest.raises(RuntimeError, match="no data"):
+        save_weights(model, tmp_path, 2, mean=mean)
+    assert model.weight.tolist() == [[2.0, 2.0]] * 2
+    assert model.training
