@@ -60,7 +60,6 @@ STILL_SLOW = {
     "checkpoints/test_layouts_peft.py",
     "checkpoints/test_layouts_pickles.py",
     "faults/fuzz.py",
-    "ranks/train_fsdp.py",
     "task/test_data_files.py",
     "task/test_gymnasium_task.py",
     "task/test_head.py",

@@ -89,14 +89,6 @@ def named(parameters: Sequence[str]) -> nn.Module:
 # ---- finding and ordering --------------------------------------------------------------------
 
 
-def test_step_900_comes_before_step_1000(tmp_path: Path) -> None:
-    for step in (1000, 900, 20000):
-        save(tmp_path / f"step-{step}.safetensors")
-    found = library.find([tmp_path]).paths
-    assert [path.name for path in found][:2] == ["step-1000.safetensors", "step-20000.safetensors"]
-    assert steps(library.in_order(opened(found))) == [900, 1000, 20000]
-
-
 @pytest.mark.parametrize(
     ("name", "step"),
     [

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.frozen import FROZEN, third_party
 from helpers.tiny import Sewa
-from helpers.trainers import LANGUAGE, third_party, train_with_transformers, write_task
 from safetensors.torch import load_file
 
 PYTHON = os.environ.get("SEWA_MERGEKIT_PYTHON") or (
@@ -51,14 +51,12 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from transformers import LlamaForCausalLM
 
     folder = tmp_path_factory.mktemp("mergekit")
-    task = write_task(folder, LANGUAGE)
     jobs = []
     with third_party():
-        train_with_transformers(task.build_model(), task.examples(), folder / "run")
         for dtype in DTYPES:
             paths = [folder / dtype / f"checkpoint-{step}" for step in STEPS]
             for path in paths:
-                source = folder / "run" / path.name
+                source = FROZEN / "transformers" / "run" / path.name
                 model = LlamaForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
                 model.save_pretrained(path)
             for name, weights in WEIGHTS.items():

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from helpers.frozen import Frozen
+from helpers.frozen import FROZEN, Frozen, heldout_loss, third_party
 from helpers.tiny import Sewa
-from helpers.trainers import (
-    LANGUAGE,
-    heldout_loss,
-    third_party,
-)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 pytest.importorskip("peft")
+pytestmark = pytest.mark.usefixtures("task")
 
 
 @pytest.fixture
@@ -84,8 +81,7 @@ def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported
         assert one == two
 
 
-def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa) -> None:
-    del task
+def test_averaging_factors_apart_warns_with_the_gap(sewa: Sewa) -> None:
     ended = sewa("average", "run", "-o", "out", "--last", 4)
     assert ended.code == 0, ended.err
     every = [products(f"run/checkpoint-{step}") for step in (10, 12, 14, 16)]
@@ -98,8 +94,7 @@ def test_averaging_factors_apart_warns_with_the_gap(task: ModuleType, sewa: Sewa
     assert "--set lora=merged averages the products" in ended.err
 
 
-def test_merged_averages_the_products_and_tells_the_error(task: ModuleType, sewa: Sewa) -> None:
-    del task
+def test_merged_averages_the_products_and_tells_the_error(sewa: Sewa) -> None:
     ended = sewa("average", "run", "-o", "out", "--set", "lora=merged")
     assert ended.code == 0, ended.err
     every = [products(f"run/checkpoint-{step}") for step in range(2, 17, 2)]
@@ -117,9 +112,8 @@ def test_merged_averages_the_products_and_tells_the_error(task: ModuleType, sewa
 
 
 def test_merged_is_for_adapters_and_not_for_compare(
-    task: ModuleType, run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    del task
     ended = sewa("average", run_dir / "ckpts", "--set", "lora=merged", "-o", "x.safetensors")
     assert ended.code == 2
     assert "is not a PEFT adapter" in ended.error
@@ -129,8 +123,7 @@ def test_merged_is_for_adapters_and_not_for_compare(
     assert "compare averages A and B apart" in ended.error
 
 
-def test_adapters_of_another_rank_or_scaling_are_refused(task: ModuleType, sewa: Sewa) -> None:
-    del task
+def test_adapters_of_another_rank_or_scaling_are_refused(sewa: Sewa) -> None:
     path = Path("run/checkpoint-4/adapter_config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "lora_alpha": 8}))
     ended = sewa("average", "run")
@@ -138,17 +131,15 @@ def test_adapters_of_another_rank_or_scaling_are_refused(task: ModuleType, sewa:
     assert "checkpoint-4/adapter_config.json: lora_alpha: expected 4" in ended.error
 
 
-def test_a_model_without_an_adapter_is_told(task: ModuleType, sewa: Sewa) -> None:
-    del task
-    Path("plain.py").write_text(LANGUAGE)
+def test_a_model_without_an_adapter_is_told(sewa: Sewa) -> None:
+    shutil.copy(FROZEN / "transformers" / "task.py", "plain.py")
     ended = sewa("select", "run", "--task", "plain.py", "--K", 3)
     assert ended.code == 3
     assert "is a PEFT adapter, and the task's model has none" in ended.error
 
 
 @pytest.mark.parametrize("mode", ["factors", "merged"])
-def test_an_adapter_with_nan_is_named(task: ModuleType, sewa: Sewa, mode: str) -> None:
-    del task
+def test_an_adapter_with_nan_is_named(sewa: Sewa, mode: str) -> None:
     path = Path("run/checkpoint-4/adapter_model.safetensors")
     tensors = load_file(path)
     next(iter(tensors.values()))[0, 0] = float("nan")

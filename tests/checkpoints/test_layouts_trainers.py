@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.frozen import STEPS, Frozen, FrozenRun
+from helpers.frozen import STEPS, Frozen, FrozenRun, heldout_loss, third_party
 from helpers.tiny import Sewa
-from helpers.trainers import heldout_loss, third_party
 from safetensors.torch import load_file
 from torch import nn
 
@@ -116,21 +115,6 @@ def test_a_folder_has_a_card_and_what_the_newest_checkpoint_or_else_the_run_has(
     card = found["README.md"]
     assert "| steps | 14, 16 |" in card
     assert "$ sewa average run --last 2 -o out" in card
-
-
-def test_streaming_from_pytorch_files_gives_what_holding_them_gives(
-    frozen: Frozen, sewa: Sewa
-) -> None:
-    frozen("loop")
-    reports = {}
-    for tier, memory in (("memory", "1GiB"), ("files", "9KB")):
-        output = ["-o", f"{tier}.pt", "--memory", memory, "--json"]
-        ended = sewa("select", "run", *SETTINGS, *output)
-        assert ended.code == 0, ended.err
-        reports[tier] = json.loads(ended.out)
-        assert reports[tier]["placement"]["tier"] == tier
-    assert reports["files"]["selected"] == reports["memory"]["selected"]
-    assert reports["files"]["average"] == reports["memory"]["average"]
 
 
 @pytest.mark.parametrize("output", ["run", "run/checkpoint-4", "run/checkpoint-4/new", "."])

@@ -108,6 +108,7 @@ LONG = "x" * 300
     "arguments",
     [
         ["average", f"{LONG}.pt"],
+        ["inspect", "/".join(["x" * 200] * 30)],
         ["average", "ckpts", "-o", f"{LONG}.pt"],
         ["inspect", "ckpts", "--html", f"{LONG}.html"],
         ["init", LONG],
@@ -125,9 +126,7 @@ HEAD = "task: ./task.py\ncheckpoints: ckpts/\n"
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        (HEAD + "outptu: best\n", ["sewa.yaml: outptu: unknown key", "did you mean output?"]),
         (HEAD + "K: yes\n", ["sewa.yaml: K: must be a number", "found true"]),
-        (HEAD + "K: 4\nK: 5\n", ["sewa.yaml:4:1: ", "'K' is given twice"]),
         ("task: ./task.py\nK: [4\ndevice: cpu\n", ["sewa.yaml:3:", "fix the YAML"]),
         ("- task: ./task.py\n", ["sewa.yaml: ", "`key: value`", "found a list"]),
         (HEAD + "gumbel: fast\n", ["sewa.yaml: gumbel: ", "found 'fast'"]),

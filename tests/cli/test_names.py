@@ -143,13 +143,6 @@ def test_a_long_line_of_an_error_loses_its_middle(sewa: Sewa) -> None:
     assert ended.error.endswith("xxxend'")
 
 
-def test_several_faults_of_a_task_are_a_line_each(run_dir: Path, sewa: Sewa) -> None:
-    (run_dir / "task.py").write_text("loss = 7\n")
-    ended = sewa("select")
-    assert ended.code == 4
-    assert len([line for line in ended.err.splitlines() if line.startswith("error: ")]) == 3
-
-
 # ---- paths on standard output and input --------------------------------------------------------
 
 

@@ -17,7 +17,6 @@ from helpers.tiny import TASK, Sewa, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from sewa_cli.output import mean as average
 from sewa_cli.output import safetensors as writer
 
 
@@ -133,20 +132,6 @@ def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
     assert ended.code == 3
     assert "odd.safetensors: does not fit the model" in ended.error
     assert ended.out == ""
-
-
-@pytest.mark.parametrize("method", ["uniform", "ema"])
-def test_the_file_is_the_same_whatever_the_pieces_and_threads(
-    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
-    assert sewa("average", *ckpts, "--method", method, "-o", "whole.safetensors").code == 0
-    for threads, piece, block in [(1, 7, 7), (3, 7, 3), (2, 64, 10)]:
-        monkeypatch.setattr(average, "PIECE", piece)
-        monkeypatch.setattr(average, "BLOCK", block)
-        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
-        ended = sewa("average", *ckpts, "--method", method, "-o", "cut.safetensors", "--force")
-        assert ended.code == 0, ended.err
-        assert Path("cut.safetensors").read_bytes() == Path("whole.safetensors").read_bytes()
 
 
 # ---- sources that somebody writes to -----------------------------------------------------------

@@ -220,13 +220,6 @@ def test_files_streamed_in_blocks_agree_with_the_naive_twin(
     assert found.motion.path == pytest.approx(sum(wanted["lengths"]))
 
 
-def test_the_same_tensors_under_other_metadata_are_a_duplicate(tmp_path: Path) -> None:
-    paths = save_run(tmp_path, walk(6)[:, :40])
-    save_file(load_file(paths[1]), paths[4], metadata={"step": "50", "note": "copied"})
-    rows = look(tmp_path).checkpoints
-    assert [row.same_as for row in rows] == [None, None, None, None, 1, None]
-
-
 @pytest.mark.parametrize("bad", [2, 8])
 def test_a_checkpoint_with_nan_takes_no_part_in_distances(tmp_path: Path, bad: int) -> None:
     """Also the newest: the others are then measured from the newest finite one."""

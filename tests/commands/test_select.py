@@ -152,16 +152,6 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_without_held_out_data_the_summary_says_so_and_strict_is_refused(sewa: Sewa) -> None:
-    Path("task.py").write_text(TASK.replace("def heldout_data", "def unused"))
-    ended = sewa("select")
-    assert ended.code == 0
-    assert "no held-out data: " in ended.err
-    assert report_of()["average"]["heldout_loss"] is None
-    assert sewa("select", "--strict").code == 2
-
-
-@pytest.mark.usefixtures("run_dir")
 def test_metrics_are_reported_for_the_average_and_the_references(sewa: Sewa) -> None:
     Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'norm': "
                                "sum(p.norm().item() for p in model.parameters())}\n")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A full disk, a read-only folder, few descriptors, little memory, a poor file system, long names.
+"""A full disk, calls that fail, a poor file system.
 
 Whatever a run is short of, it says so in one line, and no output is half.
 """
@@ -22,9 +22,6 @@ FORMS = [
 FORCED = [case for case in FORMS if case.over is not None]
 
 
-# ---- a full disk -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", FORCED, ids=str)
 def test_a_disk_that_is_full_at_any_point_is_told_in_one_line(stage: Stage, case: Case) -> None:
     assert errors(stage, case, errno.ENOSPC, for_good=True, every=3).faults == []
@@ -34,11 +31,6 @@ def test_a_disk_that_is_full_at_any_point_is_told_in_one_line(stage: Stage, case
 def test_a_call_that_fails_at_any_point_is_told_in_one_line(stage: Stage, case: Case) -> None:
     assert errors(stage, case, errno.EIO, for_good=False, every=3).faults == []
 
-
-# ---- a folder that may not be written to -------------------------------------------------------
-
-
-# ---- file systems that can do less -------------------------------------------------------------
 
 POOR = [[one] for one in LACKING] + [list(LACKING)]
 
@@ -53,6 +45,3 @@ def test_what_a_poorer_file_system_does_not_promise_is_little(
         assert tally.mixtures == []
         assert "flock" in lacking or tally.litter == []
         assert tally.other == []
-
-
-# ---- names -------------------------------------------------------------------------------------

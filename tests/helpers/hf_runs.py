@@ -7,7 +7,8 @@ import json
 import random
 import textwrap
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,17 +91,15 @@ def config_of(kind: str, classes: Sequence[str] = ()) -> transformers.PreTrained
             n_head=2,
             bos_token_id=2,
             eos_token_id=3,
-            **_no_dropout(),
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
         )
     if kind == "image-classification":
         return transformers.ViTConfig(
             **TINY, intermediate_size=16, image_size=8, patch_size=4, **names
         )
     return transformers.BertConfig(**BERT, **names)
-
-
-def _no_dropout() -> dict[str, Any]:
-    return {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def write_model(folder: Path, kind: str, classes: Sequence[str] = ()) -> None:
@@ -173,7 +172,7 @@ def train(
 ) -> list[Path]:
     """A plain loop with labels in its batches, at a noisy rate; step-2, step-4 …"""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    order = _forever(batches)
+    order = cycle(batches)
     paths = []
     for step in range(1, 2 * checkpoints + 1):
         optimizer.zero_grad()
@@ -182,11 +181,6 @@ def train(
         if step % 2 == 0:
             paths.append(save_weights(model, folder, step, dtype=dtype))
     return paths
-
-
-def _forever(batches: Sequence[dict[str, torch.Tensor]]) -> Iterator[dict[str, torch.Tensor]]:
-    while True:
-        yield from batches
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -81,13 +81,6 @@ def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
     torch.testing.assert_close(written, torch.stack(selected).mean(0))
 
 
-def test_on_without_batchnorm_is_told(run_dir: Path, sewa: Sewa) -> None:
-    ended = sewa("select", "--set", "bn=on")
-    assert ended.code == 2
-    assert "no BatchNorm layer" in ended.error
-    assert not (run_dir / "averaged.safetensors").exists()
-
-
 def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(3)

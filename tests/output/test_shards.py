@@ -48,21 +48,12 @@ def hidden() -> list[Path]:
     return [path for path in Path().iterdir() if path.name.startswith(".sewa-")]
 
 
-# ---- the split ---------------------------------------------------------------------------------
-
-
-# ---- sizes -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("500MB", 500 * 10**6), ("5GB", 5 * 10**9), ("2GiB", 2**31), ("1.5 kb", 1500), ("77", 77)],
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert load_config(None, {"shard_size": text}).shard_size == size
-
-
-# ---- the folder --------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("ckpts")
@@ -140,9 +131,6 @@ def test_a_shard_or_index_that_changes_while_it_is_averaged_or_hashed_is_named(
     assert f"one/{part}: changed while it was being read; try again" in ended.error
     assert not Path("out").exists()
     assert hidden() == []
-
-
-# ---- manners -----------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("ckpts")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny import Sewa
+from helpers.tiny import WEIGHTS, Sewa
 
 from sewa_cli.methods.fixed import baselines
 
@@ -40,9 +40,8 @@ def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
     assert len(reported["references"]) == 3
     assert reported["cost"]["forward_passes"] == 3 * simple + 3 * 3 + (3 + 3) + 8 * 2
     assert reported["cost"]["backward_passes"] == 8 * 2
-    weights = 4 * (6 * 16 + 16 + 16 * 2 + 2)
     # all 12 into W, and the 4 chosen twice: to be evaluated, to be written
-    assert reported["cost"]["bytes_read"] == (12 + 2 * 4) * weights
+    assert reported["cost"]["bytes_read"] == (12 + 2 * 4) * WEIGHTS
     assert reported["cost"]["peak_memory_bytes"] > 10**7
     assert len(reported["history"]) == 8
     assert reported["selection_rows"] == reported["heldout_rows"] == 300

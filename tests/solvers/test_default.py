@@ -33,8 +33,6 @@ from sewa_cli.text import with_K
 
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01)
 
-NO_HELDOUT = TASK.split("def heldout_data")[0] + "def loss" + TASK.split("def loss")[1]
-
 
 def report_of(name: str = "averaged.report.json") -> dict[str, Any]:
     found: dict[str, Any] = json.loads(Path(name).read_text())
@@ -299,15 +297,6 @@ def test_what_does_not_come_true_is_not_written(
     losses = {with_K(s["name"], s["K"]): s["selection_loss"] for s in report["simple"]}
     names = [with_K(*name) for name in moving_averages(12)]
     assert report["written"] == min((n for n in names if n in losses), key=losses.__getitem__)
-
-
-def test_without_held_out_data_the_summary_leads_with_the_expected_loss(
-    plain_run: Path, sewa: Sewa
-) -> None:
-    (plain_run / "task.py").write_text(NO_HELDOUT)
-    ended = sewa("select")
-    assert ended.code == 0, ended.err
-    assert ended.err.lower().startswith("expected loss on new data")
 
 
 def test_a_loss_that_changes_its_batch_is_reported_in_one_line(plain_run: Path, sewa: Sewa) -> None:

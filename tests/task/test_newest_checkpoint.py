@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from helpers.frozen import third_party
 from helpers.hf_runs import naive_examples, naive_loss, text_rows, tokenizer, write_rows
 from helpers.tiny import Sewa
-from helpers.trainers import third_party
 from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
@@ -273,15 +273,12 @@ def test_a_base_of_pickles_or_without_weights_is_refused(here: Path, sewa: Sewa)
     assert ended.error.startswith(f"base: has no weights for {lost}, and neither has lora/")
 
 
-def change_adapters(folder: Path, **settings: Any) -> None:
-    for path in folder.glob("lora/checkpoint-*/adapter_config.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
-
-
 def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
     """PEFT imports a module that adapter_config.json names."""
     (here / "evil.py").write_text("open('ran', 'w')")
-    change_adapters(here, megatron_config={}, megatron_core="evil")
+    for path in here.glob("lora/checkpoint-*/adapter_config.json"):
+        settings = {"megatron_config": {}, "megatron_core": "evil"}
+        path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
     ended = sewa("validate", "lora")
     assert ended.code == 4
     assert "adapter_config.json: megatron_core names a Python module to run; refused" in ended.error

@@ -11,6 +11,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from helpers.memory import WIDE_TASK, peaks
+from helpers.tiny import WEIGHTS as BYTES
 from helpers.tiny import Sewa
 from hypothesis import given, settings
 from safetensors.torch import save_file
@@ -23,7 +24,6 @@ from sewa_cli.trajectory.placement import free_on_host
 from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed
 
 CPU = torch.device("cpu")
-BYTES = 4 * (6 * 16 + 16 + 16 * 2 + 2)  # of one checkpoint of the tiny run
 WORK = BYTES * (2 * 2 + placing.SPARE)  # the solver's vectors at M = 2
 
 
@@ -86,15 +86,8 @@ def caps() -> dict[str, int]:
 def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
     name = f"{tier}.safetensors"
     ended = sewa(
-        "select",
-        "--memory",
-        caps()[tier],
-        "--set",
-        "gumbel.iterations=30",
-        "-o",
-        name,
-        "--force",
-        *arguments,
+        *("select", "--memory", caps()[tier], "--set", "gumbel.iterations=30"),
+        *("-o", name, "--force", *arguments),
     )
     assert ended.code == 0, ended.err
     report: dict[str, Any] = json.loads(Path(f"{tier}.report.json").read_text())
