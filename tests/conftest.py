@@ -123,6 +123,17 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def own_registry() -> Iterator[None]:
+    """Methods that a test registers are forgotten."""
+    from sewa_cli.methods import REGISTRY
+
+    kept = dict(REGISTRY)
+    yield
+    REGISTRY.clear()
+    REGISTRY.update(kept)
+
+
+@pytest.fixture
 def bn_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a BatchNorm task and eight checkpoints that it was really trained to."""
     monkeypatch.chdir(tmp_path)

@@ -13,18 +13,8 @@ TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "sewa_cli"
 LAYERS = [
     {
-        "config",
-        "settings",
-        "errors",
-        "direction",
-        "dtypes",
-        "events",
-        "files",
-        "interrupts",
-        "publish",
-        "ranks",
-        "text",
-        "rng",
+        *("config", "settings", "errors", "direction", "dtypes", "events", "files"),
+        *("interrupts", "publish", "ranks", "text", "rng"),
     },
     {"trajectory", "checkpoints", "task", "report", "callbacks"},
     {"objective", "present"},

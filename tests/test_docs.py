@@ -24,6 +24,7 @@ def test_the_table_of_methods_is_that_of_the_docstrings() -> None:
         assert "| " + " | ".join(row) + " |" in text
 
 
+@pytest.mark.usefixtures("own_registry")
 def test_the_example_of_an_own_method_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
 ) -> None:
@@ -32,21 +33,8 @@ def test_the_example_of_an_own_method_works(
     monkeypatch.chdir(tmp_path)
     train_tiny(Path("ckpts"))
     Path("own.py").write_text(example)
-    kept = dict(REGISTRY)
-    try:
-        ended = sewa(
-            "average",
-            "ckpts/",
-            "--method",
-            "halves",
-            "--K",
-            3,
-            "--set",
-            "compare.methods_from=own.py",
-        )
-    finally:
-        REGISTRY.clear()
-        REGISTRY.update(kept)
+    own = ["--set", "compare.methods_from=own.py"]
+    ended = sewa("average", "ckpts/", "--method", "halves", "--K", 3, *own)
     assert ended.code == 0, ended.err
     assert len(ended.out.split()) == 3
 

@@ -99,7 +99,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_rows(folder / "data" / f"{part}.jsonl", rows)
     made = trainer(folder, folder / "ckpts", folder / "out", every=2, start=0.5, means=True)
     made.train()
-    assert made.model is not None
     torch.save(states_of(made), folder / "states.pt")
     torch.save(made.model.state_dict(), folder / "last.pt")
     (folder / "sewa.yaml").write_text(

@@ -54,7 +54,6 @@ def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
             stderr=subprocess.PIPE,
             env=environment(),
         )
-        assert process.stdout is not None
         process.stdout.read(1)
         return process
 

@@ -58,7 +58,6 @@ def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock: Clock) -> 
         ],
         lambda: passes,
     )
-    assert stages.plan is not None
     for name in ("baselines", "outputs"):
         for done in range(40):
             stages.report(name, done, 40, None)
@@ -145,7 +144,6 @@ def test_a_terminal_has_one_bar(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> 
 
     def draw(self: Talk) -> None:
         update(self)
-        assert self._bars is not None
         drawn.append([task.description for task in self._bars.tasks])
 
     monkeypatch.setattr(Talk, "_draw", draw)

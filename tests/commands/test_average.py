@@ -44,17 +44,8 @@ def assert_equal(path: str, expected: dict[str, torch.Tensor]) -> None:
 
 
 def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa: Sewa) -> None:
-    arguments = [
-        "--method",
-        "lawa",
-        "--K",
-        3,
-        "-o",
-        "out.safetensors",
-        "--report",
-        "out.report.json",
-    ]
-    ended = sewa("average", "ckpts/", *arguments)
+    output = ["-o", "out.safetensors", "--report", "out.report.json"]
+    ended = sewa("average", "ckpts/", "--method", "lawa", "--K", 3, *output)
     assert ended.code == 0, ended.err
     chosen = [ckpts[3], ckpts[7], ckpts[11]]
     assert ended.out.split() == [str(path) for path in chosen]

@@ -23,8 +23,7 @@ EVERY = ",".join(BY_LOSS)
 def compare(sewa: Sewa, *arguments: object) -> dict[str, Any]:
     ended = sewa("compare", *arguments, "--format", "json")
     assert ended.code == 0, ended.err
-    found: dict[str, Any] = json.loads(ended.out)
-    return found
+    return json.loads(ended.out)
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -156,15 +155,8 @@ def test_a_real_difference_has_a_winner(sewa: Sewa) -> None:
 
 
 def test_the_best_row_is_written_and_can_be_built_again(run_dir: Path, sewa: Sewa) -> None:
-    found = compare(
-        sewa,
-        "--methods",
-        "last,uniform,ema,random,twa",
-        "--K",
-        4,
-        "--output-best",
-        "best.safetensors",
-    )
+    arguments = ["--K", 4, "--output-best", "best.safetensors"]
+    found = compare(sewa, "--methods", "last,uniform,ema,random,twa", *arguments)
     best = found["rows"][found["best"]]
     assert json.loads((run_dir / "best.report.json").read_text()) == found
     loss = user_loss("best.safetensors", "heldout_data")
@@ -223,11 +215,7 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
         (["--methods", "ema:dekay=1"], 2, "ema has no option 'dekay'"),
         (["--methods", "ema:decay=2"], 2, "methods: ema:decay=2: ema: the decay must lie in"),
         (["--methods", ""], 2, "methods: none named"),
-        (
-            ["--methods", "sewa", "--K", "12"],
-            2,
-            "there are 12 checkpoints; K is at most 11",
-        ),
+        (["--methods", "sewa", "--K", "12"], 2, "there are 12 checkpoints; K is at most 11"),
         (["--methods", "last", "--output-best", "-"], 2, "--output-best: - is not a file"),
         (["--methods", "last", "--report", "x.png", "--plot", "x.png"], 2, "different files"),
         (["--methods", "lawa", "--K", "99"], 2, "--K 99: there are 12"),
@@ -267,17 +255,9 @@ def broken(run: Run):
 """
 
 
-@pytest.fixture
-def own_methods(run_dir: Path) -> Any:
-    kept = dict(REGISTRY)
-    (run_dir / "own.py").write_text(OWN)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(kept)
-
-
-@pytest.mark.usefixtures("own_methods")
+@pytest.mark.usefixtures("run_dir", "own_registry")
 def test_methods_of_a_users_file_appear_by_their_names(sewa: Sewa) -> None:
+    Path("own.py").write_text(OWN)
     listed = sewa("methods", "--set", "compare.methods_from=own.py").out
     assert re.search(r"ends +The first and the last\. \[heavy=0\.5\]", listed)
     found = compare(
@@ -294,7 +274,7 @@ def test_methods_of_a_users_file_appear_by_their_names(sewa: Sewa) -> None:
     assert ended.code == 2
 
 
-@pytest.mark.usefixtures("run_dir")
+@pytest.mark.usefixtures("run_dir", "own_registry")
 def test_methods_of_an_installed_package_appear_by_their_names(
     sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,14 +289,9 @@ def test_methods_of_an_installed_package_appear_by_their_names(
         "    return [0.0, 1.0, *[0.0] * (run.k - 2)]\n"
     )
     monkeypatch.syspath_prepend(package)
-    kept = dict(REGISTRY)
-    try:
-        assert re.search("guest +The second checkpoint.", sewa("methods").out)
-        found = compare(sewa, "--methods", "guest")
-        assert found["rows"][0]["coefficients"][0].index(1.0) == 1
-    finally:
-        REGISTRY.clear()
-        REGISTRY.update(kept)
+    assert re.search("guest +The second checkpoint.", sewa("methods").out)
+    found = compare(sewa, "--methods", "guest")
+    assert found["rows"][0]["coefficients"][0].index(1.0) == 1
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -213,7 +213,6 @@ def test_files_streamed_in_blocks_agree_with_the_naive_twin(
     assert [row.length for row in rows[1:]] == pytest.approx(wanted["lengths"])
     assert [row.cosine for row in rows[1:-1]] == pytest.approx(wanted["cosines"])
     assert rows[0].length is rows[0].cosine is rows[-1].cosine is None
-    assert found.motion is not None
     assert found.motion.radius == pytest.approx(wanted["radius"])
     assert found.motion.run.trend == pytest.approx(wanted["trend"])
     assert found.motion.net == pytest.approx(wanted["to_last"][0])
@@ -234,7 +233,6 @@ def test_a_checkpoint_with_nan_takes_no_part_in_distances(tmp_path: Path, bad: i
     assert row.to_last is row.to_mean is row.length is row.cosine is None
     assert [found.checkpoints[i].to_last for i in kept] == pytest.approx(wanted["to_last"])
     assert [found.checkpoints[i].to_mean for i in kept] == pytest.approx(wanted["to_mean"])
-    assert found.motion is not None
     assert found.motion.run.trend == pytest.approx(wanted["trend"])
     assert paths[bad].name in found.warnings[0]
 

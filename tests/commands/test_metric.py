@@ -82,8 +82,7 @@ def calls() -> int:
 
 def report_of(ended: Ended) -> dict[str, Any]:
     assert ended.code == 0, ended.err
-    found: dict[str, Any] = json.loads(REPORT.read_text())
-    return found
+    return json.loads(REPORT.read_text())
 
 
 def contest_of(ended: Ended) -> dict[str, Any]:

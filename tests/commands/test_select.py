@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa, train_tiny, user_loss
+from helpers.tiny import TASK, Sewa, report_of, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
@@ -21,11 +20,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }
-
-
-def report_of(path: str = "averaged.report.json") -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(Path(path).read_text())
-    return report
 
 
 def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(

@@ -65,8 +65,6 @@ class Driver:
         self._process.communicate()
 
     def together(self, *runs: Run) -> list[Ended]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         request = {"runs": [asdict(run) for run in runs], "timeout": TIMEOUT}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()

@@ -211,8 +211,6 @@ def load_task() -> Any:
     import importlib.util
 
     spec = importlib.util.spec_from_file_location("task", "task.py")
-    assert spec is not None
-    assert spec.loader is not None
     task = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(task)
     return task

@@ -81,8 +81,7 @@ def plain_page(name: str) -> str:
 
 
 def raw(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_made(name))
-    return found
+    return json.loads(_made(name))
 
 
 def report(content: dict[str, Any]) -> Head:

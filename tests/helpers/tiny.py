@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_model, save
@@ -79,6 +81,10 @@ def user_loss(weights: Path | str, data: str, task: str = "task.py") -> float:
             total += len(batch[0]) * float(user["loss"](model.eval()(batch[0]), batch))
         rows += len(batch[0])
     return total / rows
+
+
+def report_of(path: Path | str = "averaged.report.json") -> dict[str, Any]:
+    return json.loads(Path(path).read_text())
 
 
 @dataclass(frozen=True)

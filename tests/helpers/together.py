@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,11 +30,6 @@ def sewa_on(ranks: int, *arguments: object, **more: str) -> Ended:
         check=False,
     )
     return Ended(ended.returncode, ended.stdout, ended.stderr)
-
-
-def report_of(path: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(path).read_text())
-    return found
 
 
 def alike(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import sqrt
 
 import hypothesis.strategies as st
@@ -189,14 +189,6 @@ def test_a_checkpoint_whose_loss_is_nan_is_never_chosen_by_loss() -> None:
 def test_an_option_out_of_range_is_told(spec: str, K: int | None) -> None:
     with pytest.raises(ValueError, match=r"must|cannot"):
         parse_one(spec)(RUN, K)
-
-
-@pytest.fixture
-def own_registry() -> Iterator[None]:
-    kept = dict(REGISTRY)
-    yield
-    REGISTRY.clear()
-    REGISTRY.update(kept)
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -110,7 +110,6 @@ def agree(found: Objective, expected: Objective, data: list[Batch]) -> None:
     assert found.mean_loss(data)[0] == pytest.approx(expected.mean_loss(data)[0], rel=1e-5)
     units = found.unit_losses(data)
     assert units.mean == pytest.approx(expected.unit_losses(data).mean, rel=1e-5)
-    assert units.rows is not None
     for batch, share, value in zip(
         data, torch.split(units.rows, [rows(b) for b in data]), units.batches, strict=True
     ):

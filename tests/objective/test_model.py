@@ -147,7 +147,6 @@ def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
     expected.backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(loss, expected.detach(), check_dtype=False)
     for name, parameter in twin.named_parameters():
-        assert parameter.grad is not None
         own = gradient[flat.layout.slices[name]].view(parameter.shape)
         torch.testing.assert_close(own, parameter.grad.float())
     assert model[0].weight.dtype == dtype

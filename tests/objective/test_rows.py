@@ -33,7 +33,6 @@ def in_place_and_looked_at(outputs: Tensor, batch: Any) -> Tensor:
 def test_a_loss_that_works_in_place_splits_into_rows_all_the_same(loss: Any) -> None:
     outputs = OUTPUTS.clone()
     found = row_losses(loss, outputs, LABELS, 6)
-    assert found is not None
     expected = F.cross_entropy(2 * OUTPUTS, LABELS, reduction="none").double()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert torch.equal(outputs, OUTPUTS)
@@ -54,7 +53,6 @@ def test_labels_that_are_no_tensors_split_into_rows(labels: Any, as_tensor: Any)
         {"y": labels},
         6,
     )
-    assert found is not None
     expected = F.cross_entropy(OUTPUTS, LABELS, reduction="none").double()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 

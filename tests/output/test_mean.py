@@ -16,22 +16,10 @@ from torch import Tensor
 
 from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.output import mean as average
-from sewa_cli.output.mean import (
-    in_order,
-    is_finite,
-    pieces,
-    weighted_mean,
-)
+from sewa_cli.output.mean import in_order, is_finite, pieces, weighted_mean
 
-FLOATS = [
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.float8_e5m2,
-]
 OUTPUTS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+FLOATS = [*OUTPUTS, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
 def some_weights(n: int, equal: bool, generator: torch.Generator) -> list[float]:

@@ -141,7 +141,6 @@ def test_what_a_killed_process_left_is_removed_but_not_what_is_being_written(
     with subprocess.Popen(
         [sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE
     ) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         write(tmp_path / "out", b"new")
         assert len(contents(tmp_path)) == 4

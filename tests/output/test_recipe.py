@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.tiny import Sewa, train_tiny
+from helpers.tiny import Sewa, report_of, train_tiny
 from safetensors.torch import load_file, save, save_file
 
 from sewa_cli.checkpoints import Checkpoint, Reads, open_checkpoint
@@ -79,8 +79,7 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa) -> dict[
     for n, path in enumerate(train_tiny(Path("ckpts"), k=3)):
         save_file({**load_file(path), "count": torch.tensor(n)}, path)
     assert sewa("average", "ckpts", "-o", "out.safetensors", "--report", "r.json").code == 0
-    found: dict[str, Any] = json.loads(Path("r.json").read_text())
-    return found
+    return report_of("r.json")
 
 
 def packed(**tensors: torch.Tensor) -> str:

@@ -52,8 +52,6 @@ def chart_of(found: Report | Comparison, title: str) -> Chart:
 
 
 def test_the_weights_their_prior_and_the_path_are_the_reports(weighed: Report) -> None:
-    assert weighed.blend is not None
-    assert weighed.expected is not None
     prior, weights = series_of(chart_of(weighed, "Coefficients along the run"))
     known = [(c.step, c.weight) for c in weighed.candidates]
     assert list(zip(weights.x, weights.y, strict=True)) == known

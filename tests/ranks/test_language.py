@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.frozen import Frozen, heldout_loss, third_party
-from helpers.tiny import Sewa
-from helpers.together import alike, report_of, sewa_on
+from helpers.tiny import Sewa, report_of
+from helpers.together import alike, sewa_on
 
 pytestmark = pytest.mark.breadth
 SETTINGS = "task: ./task.py\nK: 3\nsolver: gumbel\ndevice: cpu\ngumbel: {iterations: 6}\n"

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 from helpers.shells import environment, wait_for
-from helpers.tiny import TASK, Ended, Sewa
-from helpers.together import alike, on_ranks, report_of, sewa_on
+from helpers.tiny import TASK, Ended, Sewa, report_of
+from helpers.together import alike, on_ranks, sewa_on
 from safetensors.torch import load_file, save_file
 
 from sewa_cli import interrupts

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny import WEIGHTS, Sewa
+from helpers.tiny import WEIGHTS, Sewa, report_of
 
 from sewa_cli.methods.fixed import baselines
 
@@ -16,8 +15,7 @@ from sewa_cli.methods.fixed import baselines
 def reported(run_dir: Path, sewa: Sewa) -> dict[str, Any]:
     ended = sewa("select", "-o", "out.safetensors")
     assert ended.code == 0, ended.err
-    report: dict[str, Any] = json.loads((run_dir / "out.report.json").read_text())
-    return report
+    return report_of(run_dir / "out.report.json")
 
 
 def test_the_report_names_every_candidate_and_what_was_chosen(reported: dict[str, Any]) -> None:

@@ -39,9 +39,6 @@ def test_a_tiny_run_is_scored_by_what_it_generates(tmp_path: Path) -> None:
         "step-4.safetensors",
     }
     loaded = load_task(str(FOLDER / "task.py"), {"answers": 5})
-    assert loaded.scoring is not None
-    assert loaded.scoring.parts is not None
-    assert loaded.scoring.heldout is not None
     parts = loaded.scoring.parts.list()
     assert (len(parts), len(loaded.scoring.heldout.list())) == (80, 200)
     model = loaded.build_model().eval()

@@ -88,18 +88,8 @@ def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(
 def test_the_summary_says_when_it_stopped_and_the_report_how_many_iterations_it_took(
     sewa: Sewa,
 ) -> None:
-    flags = [
-        "select",
-        "--K",
-        1,
-        "--solver",
-        "gumbel",
-        "--set",
-        "gumbel.iterations=900",
-        "--json",
-        "-v",
-    ]
-    ended = sewa(*flags, "--set", "gumbel.patience=10")
+    flags = ["select", "--K", 1, "--solver", "gumbel", "--set", "gumbel.iterations=900"]
+    ended = sewa(*flags, "--set", "gumbel.patience=10", "--json", "-v")
     assert ended.code == 0, ended.err
     report = json.loads(ended.out)
     took = report["details"]["iterations"]

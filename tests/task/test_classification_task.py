@@ -150,9 +150,6 @@ def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
 ) -> None:
     args = task_args(run, heldout=run / "heldout.npz", batch_size=batch_size)
     task = load_task("classification", args)
-    assert task.scoring is not None
-    assert task.scoring.parts is not None
-    assert task.scoring.heldout is not None
     model = task.build_model().eval()
     for seed, parts in ((1, task.scoring.parts.list()), (2, task.scoring.heldout.list())):
         counts = [sum(rows.stop - rows.start for rows in part) for part in parts]
@@ -180,7 +177,6 @@ def test_images_of_a_folder_are_resized_scaled_and_normalised(run: Path) -> None
     settings = {"size": [8, 6], "mean": mean, "std": std, "batch_size": 5}
     task = load_task("classification", image_args(run) | settings)
     assert "labels in sorted order: blue=0, green=1, red=2" in task.notes
-    assert task.heldout_data is not None
     seen = []
     for batch in task.heldout_data:
         assert batch["x"].shape[1:] == (3, 8, 6)

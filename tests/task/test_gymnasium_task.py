@@ -92,7 +92,6 @@ def walk(args: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def scores(task: Task, parts: list[int], model: nn.Module | None = None) -> list[dict[str, float]]:
-    assert task.scoring is not None
     return task.scoring.score(model or task.build_model().eval(), parts)
 
 
@@ -111,18 +110,12 @@ def played(env: Any, seed: int, act: Any) -> dict[str, float]:
 def test_a_policy_needs_no_data_and_its_episodes_are_apart(args: dict[str, Any]) -> None:
     task = load_task("gymnasium", args | {"seed0": 7})
     assert not task.has_loss
-    assert task.scoring is not None
     assert task.scoring.at_once
-    assert task.scoring.parts is not None
-    assert task.scoring.heldout is not None
     parts, heldout = task.scoring.parts.list(), task.scoring.heldout.list()
     assert parts == list(range(7, 507))
     assert len(heldout) == 100
     assert not {*parts} & {*heldout}
     more = load_task("gymnasium", args | {"seed0": 7, "episodes": 1_000_000}).scoring
-    assert more is not None
-    assert more.parts is not None
-    assert more.heldout is not None
     assert heldout == more.heldout.list()  # whatever it is chosen by
     assert heldout[0] > more.parts.list()[-1]
 

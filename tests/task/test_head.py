@@ -84,8 +84,6 @@ def agree(found: Objective, expected: Objective, data: Iterable[Any], rel: float
     flat = expected.model.flat.clone()
     mine, theirs = found.unit_losses(data), expected.unit_losses(data)
     assert mine.mean == pytest.approx(theirs.mean, rel=rel)
-    assert mine.rows is not None
-    assert theirs.rows is not None
     torch.testing.assert_close(mine.rows, theirs.rows, rtol=rel, atol=1e-6)
     some = list(data)[:2]
     one, two = found.gradient(flat, some), expected.gradient(flat, some)
@@ -112,14 +110,12 @@ def test_pieces_make_up_the_loss_its_rows_and_its_gradient(name: str, tmp_path: 
     largest = Largest(model)
     agree(objective_of(task, model, ROOM), expected, task.selection_data)
     batch = next(iter(task.selection_data))
-    assert task.features is not None
     hidden = task.features(model, batch)
     if name in CHANGED:
         assert hidden is None  # then some rows at a time
         row = 4 * WORDS * max(batch["input_ids"].shape[1] for batch in task.selection_data)
         assert largest.bytes <= max(row, 4 * WORDS * 16)  # the few tokens that were looked at
     else:
-        assert hidden is not None
         assert hidden.shape == (*batch["input_ids"].shape, 16)
         # one token of each row, to run the model to its end, and those that were looked at
         assert largest.bytes <= 4 * WORDS * 16

@@ -121,7 +121,6 @@ def test_select_reports_the_loss_of_the_written_file_as_transformers_computes_it
     average = json.loads(ended.out)["average"]
     if kind == "masked-lm":  # masks are drawn, so the naive twin must be given them
         task = load_task("huggingface", args_of(folder, kind, batch_size=1))
-        assert task.heldout_data is not None
         examples = [as_transformers(batch, kind) for batch in task.heldout_data]
     else:
         examples = naive_examples(folder, kind, "heldout")
@@ -136,8 +135,6 @@ def test_select_reports_the_loss_of_the_written_file_as_transformers_computes_it
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_score_what_the_models_own_logits_do(kind: str, runs: Callable[[str], Path]) -> None:
     task = load_task("huggingface", args_of(runs(kind), kind, batch_size=40))
-    assert task.scoring is not None
-    assert task.scoring.parts is not None
     model = task.build_model().eval()
     parts = task.scoring.parts.list()
     found = task.scoring.score(model, parts)
@@ -178,7 +175,6 @@ def test_the_mean_does_not_depend_on_the_batches_and_splits_into_rows(
         units = Objective(model, task.predict, task.loss, task.backward).unit_losses(
             task.selection_data
         )
-        assert units.rows is not None
         assert float(units.rows.mean()) == pytest.approx(units.mean, rel=1e-5)
         means.append(units.mean)
     assert means == pytest.approx([means[0]] * 3, rel=1e-5)

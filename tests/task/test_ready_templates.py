@@ -60,7 +60,6 @@ def test_every_yaml_of_the_page_is_a_config_of_known_args() -> None:
     kinds = set()
     for text in examples:
         config = Config.model_validate(yaml.safe_load(text))
-        assert config.task is not None
         assert config.args.keys() <= ARGS[config.task].model_fields.keys()
         kinds.add(config.args.get("kind", config.task))
     assert kinds <= {*COLUMNS, "classification", "gymnasium"}

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.shells import shell
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK, Sewa, report_of
 from safetensors.torch import load_file, save_file
 
 
@@ -20,11 +18,6 @@ def write_task(extra: str, *replaced: tuple[str, str]) -> None:
         assert old in text
         text = text.replace(old, new)
     Path("task.py").write_text(text + "\n" + extra)
-
-
-def report() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path("averaged.report.json").read_text())
-    return found
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -55,7 +48,7 @@ def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa: Sewa) -> No
 @pytest.mark.usefixtures("run_dir")
 def test_labels_may_be_popped_from_a_dict_batch(sewa: Sewa) -> None:
     assert sewa("select").code == 0
-    plain = report()
+    plain = report_of()
     write_task(
         "def predict(m, b):\n    return m(b['x'])",
         ("return list(zip(", "return [{'x': a, 'labels': b} for a, b in zip("),
@@ -63,8 +56,8 @@ def test_labels_may_be_popped_from_a_dict_batch(sewa: Sewa) -> None:
         ("batch[1]", "batch.pop('labels')"),
     )
     assert sewa("select", "-o", "averaged.safetensors", "--force").code == 0
-    assert report()["candidates"] == plain["candidates"]
-    assert report()["average"] == plain["average"]
+    assert report_of()["candidates"] == plain["candidates"]
+    assert report_of()["average"] == plain["average"]
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -75,7 +68,7 @@ def test_random_numbers_drawn_while_importing_are_seeded(sewa: Sewa) -> None:
     for name in ("one", "two"):
         torch.rand(7)  # the caller's own state is another each time
         assert sewa("select", "-o", f"{name}.safetensors").code == 0
-        outputs.append(json.loads(Path(f"{name}.report.json").read_text()))
+        outputs.append(report_of(f"{name}.report.json"))
     assert outputs[0]["average"] == outputs[1]["average"]
     assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
 
@@ -123,7 +116,7 @@ def test_metrics_that_cast_the_weights_are_refused(sewa: Sewa) -> None:
 )
 def test_global_switches_of_torch_in_the_task_do_no_harm(sewa: Sewa, extra: str) -> None:
     assert sewa("select").code == 0
-    plain = report()["average"]["heldout_loss"]
+    plain = report_of()["average"]["heldout_loss"]
     write_task(extra, ("torch.randn(rows, 6,", "torch.randn(rows, 6, dtype=torch.float32,"))
     try:
         ended = sewa("select", "-o", "averaged.safetensors", "--force")
@@ -131,7 +124,7 @@ def test_global_switches_of_torch_in_the_task_do_no_harm(sewa: Sewa, extra: str)
         torch.set_default_dtype(torch.float32)
         torch.set_grad_enabled(True)
     assert ended.code == 0, ended.err
-    assert report()["average"]["heldout_loss"] == pytest.approx(plain, rel=1e-3)
+    assert report_of()["average"]["heldout_loss"] == pytest.approx(plain, rel=1e-3)
 
 
 @pytest.mark.usefixtures("run_dir")
@@ -148,7 +141,7 @@ def test_a_task_may_change_the_working_directory_when_it_is_imported(
     ended = sewa("select", "--solver", solver, "-o", "averaged.safetensors", "--html", "page.html")
     os.chdir(tmp_path)
     assert ended.code == 0, ended.err
-    assert report()["average"]["metrics"] == {"rows": 300}
+    assert report_of()["average"]["metrics"] == {"rows": 300}
     assert Path("averaged.safetensors").is_file()
     assert Path("page.html").is_file()
     assert [p.name for p in Path("elsewhere").iterdir()] == ["rows.txt"]

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.memory import WIDE_TASK, peaks
 from helpers.tiny import WEIGHTS as BYTES
-from helpers.tiny import Sewa
+from helpers.tiny import Sewa, report_of
 from hypothesis import given, settings
 from safetensors.torch import save_file
 from torch import nn
@@ -90,8 +90,7 @@ def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
         *("-o", name, "--force", *arguments),
     )
     assert ended.code == 0, ended.err
-    report: dict[str, Any] = json.loads(Path(f"{tier}.report.json").read_text())
-    return report
+    return report_of(f"{tier}.report.json")
 
 
 @pytest.mark.usefixtures("run_dir")
