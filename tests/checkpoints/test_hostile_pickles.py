@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from helpers.saved import save_distributed
 from helpers.tiny import Sewa
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -56,10 +56,7 @@ def folder(tmp_path: Path) -> Path:
             "v": torch.ones(4, 3),
             "step": step,
         }
-        where = tmp_path / "run" / f"step-{step}"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is no process group
-            dcp.save(content, checkpoint_id=where, no_dist=True)  # type: ignore[attr-defined]
+        where = save_distributed(content, tmp_path / "run" / f"step-{step}")
     return where
 
 

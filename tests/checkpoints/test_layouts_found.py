@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import warnings as stdlib_warnings
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.saved import save_distributed
 from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
@@ -250,17 +250,11 @@ def test_a_pytorch_file_of_ours_in_the_run_is_not_a_checkpoint(
 
 
 def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
     for step in (2, 10):
         inside = tmp_path / f"checkpoint-{step}"
         inside.mkdir()
         (inside / "trainer_state.json").write_text(json.dumps({"global_step": step}))
-        with stdlib_warnings.catch_warnings():
-            stdlib_warnings.simplefilter("ignore")
-            dcp.save(  # type: ignore[attr-defined]
-                {"model": weights()}, checkpoint_id=inside / "pytorch_model_fsdp_0", no_dist=True
-            )
+        save_distributed({"model": weights()}, inside / "pytorch_model_fsdp_0")
     found = opened(tmp_path)
     assert [(c.path.name, c.step) for c in found] == [("checkpoint-2", 2), ("checkpoint-10", 10)]
     assert torch.equal(found[0].read("a"), weights()["a"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -10,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from helpers.memory import peaks
+from helpers.saved import save_distributed
 
 from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Checkpoint, Reads, TensorInfo
@@ -24,16 +23,6 @@ def open_one(path: Path, state_key: str | None = None) -> Checkpoint:
 
 def state(value: float = 1.0) -> dict[str, torch.Tensor]:
     return {"w": torch.full((3, 2), value), "h": torch.full((2,), value).bfloat16()}
-
-
-def save_distributed(content: dict[str, Any], folder: Path) -> Path:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no process group
-        dcp.save(content, checkpoint_id=folder, no_dist=True)  # type: ignore[attr-defined]
-    return folder
-
-
-# ---- the state dict --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", [None, "state_dict", "model", "model_state_dict", "ema"])
@@ -91,9 +80,6 @@ def test_a_format_that_sewa_does_not_read_is_called_unknown(tmp_path: Path) -> N
             open_one(tmp_path / name)
 
 
-# ---- distributed checkpoints -----------------------------------------------------------------
-
-
 def test_a_distributed_checkpoint_gives_the_models_tensors_and_its_step(tmp_path: Path) -> None:
     optimizer = {"state": {"w": {"exp_avg": torch.zeros(3, 2)}}}
     content = {"model": state(), "optim": optimizer, "step": 40}
@@ -133,9 +119,6 @@ def test_a_half_written_distributed_checkpoint_is_named(tmp_path: Path, fault: s
         path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(Unfinished, match=r"step-1/.*(cut short|is missing|not a complete file)"):
         open_one(folder)
-
-
-# ---- whole commands --------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")

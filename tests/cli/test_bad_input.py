@@ -15,7 +15,8 @@ from typing import Protocol
 import pytest
 import torch
 from helpers.shells import standard_input
-from helpers.tiny import Sewa
+from helpers.tensors import change
+from helpers.tiny import Sewa, files_in
 from safetensors.torch import load_file, save_file
 
 USAGE, FILES, TASK_MODULE = 2, 3, 4
@@ -26,25 +27,16 @@ class Refused(Protocol):
     def __call__(self, code: int, arguments: list[str], parts: list[str]) -> None: ...
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """Return every file, hidden ones too, without Python's cache of the user's module."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-
-
 @pytest.fixture
 def refused(run_dir: Path, sewa: Sewa) -> Refused:
     """Check one error line with these parts; stdout is empty, and no file came, went or changed."""
 
     def call(code: int, arguments: list[str], parts: list[str]) -> None:
-        before = contents(run_dir)
+        before = files_in(run_dir)
         ended = sewa(*arguments)
         assert ended.code == code, ended.err
         assert ended.out == ""
-        assert contents(run_dir) == before
+        assert files_in(run_dir) == before
         assert "Traceback" not in ended.err
         missing = [part for part in parts if part not in ended.error]
         assert not missing, ended.error
@@ -153,17 +145,8 @@ def test_a_bare_yaml_off_is_the_word_off(run_dir: Path, sewa: Sewa) -> None:
 # ---- checkpoints: exit 3 -------------------------------------------------------------------------
 
 
-def change(update: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(CHECKPOINT)
-    update(tensors)
-    save_file(tensors, CHECKPOINT)
-
-
 def spoil(step: int = 60, value: float = float("nan")) -> None:
-    path = f"ckpts/step-{step}.safetensors"
-    tensors = load_file(path)
-    tensors["2.weight"][1, 3] = value
-    save_file(tensors, path)
+    change(f"ckpts/step-{step}.safetensors", lambda t: t["2.weight"][1, 3].fill_(value))
 
 
 BROKEN = [f"{CHECKPOINT}: ", "not a complete safetensors", "remove it"]
@@ -175,9 +158,9 @@ BROKEN = [f"{CHECKPOINT}: ", "not a complete safetensors", "remove it"]
         (lambda path: path.write_bytes(path.read_bytes()[:-40]), BROKEN),
         (lambda path: path.write_text("not the weights you are looking for\n"), BROKEN),
         (lambda path: save_file({}, path), [f"{CHECKPOINT}: ", "holds no tensors"]),
-        (lambda _: change(lambda t: t.update({"2.weight": torch.zeros(3, 16)})),
+        (lambda path: change(path, lambda t: t.update({"2.weight": torch.zeros(3, 16)})),
          [f"{CHECKPOINT}: 2.weight: ", "expected F32 [2, 16]", "found F32 [3, 16]"]),
-        (lambda _: change(lambda t: t.pop("2.bias")),
+        (lambda path: change(path, lambda t: t.pop("2.bias")),
          [f"{CHECKPOINT}: 2.bias: ", "expected F32 [2]", "found no such tensor"]),
         (lambda path: save_file(load_file(path), "ckpts/again-60.safetensors", {"step": "60"}),
          ["again-60.safetensors", "step-60.safetensors", "step 60", "leave one out"]),

@@ -90,9 +90,6 @@ def test_on_a_terminal_data_move_no_cursor_either(
     check_safe(ended.out)
 
 
-# ---- errors ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -141,9 +138,6 @@ def test_a_long_line_of_an_error_loses_its_middle(sewa: Sewa) -> None:
     assert ended.error.startswith("--format: must be one of paths, ")
     assert "xxx … xxx" in ended.error
     assert ended.error.endswith("xxxend'")
-
-
-# ---- paths on standard output and input --------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", ["select", "average"])
@@ -204,9 +198,6 @@ def test_a_new_folder_with_a_line_break_is_refused_too(
     assert (ended.code, ended.out) == (3, "")
     assert ended.error.endswith("paths are printed one per line; choose another name")
     assert not list(tmp_path.iterdir())
-
-
-# ---- names that no report could hold -------------------------------------------------------------
 
 
 def test_a_working_directory_that_is_not_utf8_is_refused_before_the_work(

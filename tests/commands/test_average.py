@@ -125,9 +125,6 @@ def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
     assert ended.out == ""
 
 
-# ---- sources that somebody writes to -----------------------------------------------------------
-
-
 def write_into(path: Path) -> None:
     """Its last four bytes, in place, as another number."""
     with path.open("r+b") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.tensors import change
 from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 
@@ -175,12 +175,6 @@ def save_run(
         }
         save_file(tensors, paths[-1])
     return paths
-
-
-def change(path: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(path)
-    edit(tensors)
-    save_file(tensors, path)
 
 
 def spoil(path: Path, name: str = "b", value: float = float("nan")) -> None:

@@ -8,18 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa, report_of, train_tiny, user_loss
+from helpers.tiny import TASK, Sewa, files_in, report_of, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
-
-
-def files_in(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
 
 
 def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(

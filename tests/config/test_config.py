@@ -32,9 +32,6 @@ def faults(*arguments: Any) -> tuple[str, ...]:
     return caught.value.faults
 
 
-# ---- which file, and which of three wins -------------------------------------------------------
-
-
 def test_the_yaml_here_is_found_unless_another_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,9 +57,6 @@ def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     gumbel = config.solvers["gumbel"]
     assert (gumbel["lr"], gumbel["samples"], gumbel["iterations"]) == (0.2, 7, 9)
     assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
-
-
-# ---- paths -----------------------------------------------------------------------------------
 
 
 def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_path: Path) -> None:
@@ -100,9 +94,6 @@ def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path: P
         "n": 3,
         "nested": {"files": [str(tmp_path / "a"), "plain"]},
     }
-
-
-# ---- faults ----------------------------------------------------------------------------------
 
 
 def test_all_faults_are_told_together_each_with_its_place(tmp_path: Path) -> None:
@@ -165,8 +156,6 @@ def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, p
     assert told.endswith("; fix the YAML")
 
 
-# ---- the annotated template ------------------------------------------------------------------
-
 TEMPLATE = (files("sewa_cli") / "templates" / "init" / "sewa.yaml").read_text(encoding="utf-8")
 
 
@@ -206,9 +195,6 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
     real = Config().model_dump(mode="json", by_alias=True)
     real |= {n: solvers.find(n).Settings().model_dump(mode="json") for n in solvers.BUILTIN}
     assert shown == {name: real[name] for name in shown}
-
-
-# ---- sections of solvers ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,16 @@ from safetensors.torch import load_file
 def metadata(path: Path) -> dict[str, str]:
     with safe_open(path, framework="pt") as file:
         return dict(file.metadata())
+
+
+def save_distributed(content: dict[str, Any], folder: Path) -> Path:
+    """A distributed checkpoint of one process."""
+    from torch.distributed import checkpoint
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no process group
+        checkpoint.save(content, checkpoint_id=folder, no_dist=True)
+    return folder
 
 
 def steps(folder: Path) -> list[int]:

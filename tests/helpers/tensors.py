@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sewa_cli.dtypes import DTYPES, torch_dtype
 
 WORDS = {torch_dtype(dtype): word for word, dtype in DTYPES.items()}
+
+
+def change(path: Path | str, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    """Edit the tensors of a safetensors file."""
+    tensors = load_file(path)
+    edit(tensors)
+    save_file(tensors, path)
 
 
 def some_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -87,6 +87,15 @@ def report_of(path: Path | str = "averaged.report.json") -> dict[str, Any]:
     return json.loads(Path(path).read_text())
 
 
+def files_in(folder: Path) -> dict[str, bytes]:
+    """Every file, hidden ones too, without Python's cache of the user's module."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
 @dataclass(frozen=True)
 class Ended:
     code: int

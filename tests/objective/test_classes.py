@@ -162,9 +162,6 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool)
     assert len(largest) > 4
 
 
-# ---- what a task says is looked at --------------------------------------------------------------
-
-
 def mean_of_rows(outputs: Tensor, batch: Batch) -> Tensor:
     each = [
         mean_over_targets(o, {"labels": x}) for o, x in zip(outputs, batch["labels"], strict=True)

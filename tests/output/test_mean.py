@@ -142,9 +142,6 @@ def test_nan_and_inf_are_seen_in_any_dtype(dtype: torch.dtype, bad: float) -> No
         mean_of_tensors([torch.ones(4).to(dtype), broken], [0.5, 0.5])
 
 
-# ---- piece by piece, thread by thread ----------------------------------------------------------
-
-
 @pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_the_bytes_are_the_naive_means_whatever_the_threads_and_pieces(

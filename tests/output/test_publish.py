@@ -125,9 +125,6 @@ def test_an_output_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> 
         assert (tmp_path / ours).stat().st_mode == (tmp_path / usual).stat().st_mode
 
 
-# ---- what the dead have left -------------------------------------------------------------------
-
-
 def test_what_a_killed_process_left_is_removed_but_not_what_is_being_written(
     tmp_path: Path,
 ) -> None:

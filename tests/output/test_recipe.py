@@ -69,9 +69,6 @@ def test_a_report_without_an_average_leaves_an_older_average_alone(tmp_path: Pat
     assert report.read_text() == "{}\n"
 
 
-# ---- a stranger's report -----------------------------------------------------------------------
-
-
 @pytest.fixture
 def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa) -> dict[str, Any]:
     """Of three checkpoints with a counter, in the working directory."""

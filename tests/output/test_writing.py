@@ -54,8 +54,6 @@ def header_of(data: bytes) -> tuple[dict[str, dict[str, list[int]]], int]:
     return json.loads(data[8 : 8 + length]), 8 + length
 
 
-# ---- the format ------------------------------------------------------------------------------
-
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12).filter(
     lambda name: name != "__metadata__"
 )
@@ -94,9 +92,6 @@ def test_the_same_tensors_give_the_same_bytes_whatever_their_order() -> None:
     assert streamed(one, {"x": "1", "y": "2"}) == streamed(two, {"y": "2", "x": "1"})
 
 
-# ---- what is no file -------------------------------------------------------------------------
-
-
 def node(path: Path, kind: str) -> None:
     if kind == "pipe":
         os.mkfifo(path)
@@ -132,9 +127,6 @@ def test_nothing_in_dev_is_replaced_even_if_it_leads_to_a_file(name: str, force:
     """Under pytest standard output is a file, and so is what /dev/stdout leads to."""
     with pytest.raises(OutputError, match=f"{name}: is not a regular file; .*use -o - for"):
         check_free(Path(name), force)
-
-
-# ---- free names ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -165,9 +165,6 @@ def test_the_running_mean_skips_missing_values() -> None:
     assert running_mean([], half=1) == []
 
 
-# --- saving
-
-
 def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(
     masked: Report, tmp_path: Path
 ) -> None:

@@ -191,9 +191,6 @@ def test_a_picture_of_too_many_points_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert not found.tags["svg"]
 
 
-# --- sewa report
-
-
 @pytest.mark.usefixtures("run_dir")
 def test_every_kind_of_report_has_a_page(sewa: Sewa) -> None:
     commands = {

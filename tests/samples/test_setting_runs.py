@@ -49,9 +49,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     return load
 
 
-# ---- data in the formats that `make data` leaves -------------------------------------------------
-
-
 def write_episodes(path: Path, count: int, length: int) -> Path:
     """Episodes in D4RL's format, whose actions follow from the observations."""
     draw = np.random.default_rng(0)
@@ -99,9 +96,6 @@ def write_data(setting: str, folder: Path) -> Path:
     return write_texts(folder / "texts")
 
 
-# ---- parts ---------------------------------------------------------------------------------------
-
-
 def ids(batches: Any) -> set[bytes]:
     return {row.numpy().tobytes() for inputs, _ in batches for row in inputs}
 
@@ -146,8 +140,6 @@ def test_a_pickle_of_images_never_runs_code(
         cifar.load(tmp_path, "training")
     assert not (tmp_path / "ran").exists()
 
-
-# ---- whole runs ----------------------------------------------------------------------------------
 
 # options of train.py, settings of the commands, the metric
 RUNS = {

@@ -155,8 +155,6 @@ def test_outputs_that_cannot_be_predicted_are_refused(
         predicted(problem, base=base)
 
 
-# ---- a digest of many classes -------------------------------------------------------------------
-
 WORDS, K = 300, 8
 KEEP = {"largest": 8, "samples": 8}
 LANGUAGE = f"""

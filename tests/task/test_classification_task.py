@@ -162,9 +162,6 @@ def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
         assert len(set(found)) > 1
 
 
-# ---- a folder of images -------------------------------------------------------------------------
-
-
 def image_args(run: Path) -> dict[str, Any]:
     for seed, part in enumerate(("selection", "heldout", "training")):
         write_images(run / part, 12, seed)

@@ -287,9 +287,6 @@ def test_nothing_is_asked_of_the_network_and_no_file_is_written(
         assert sorted(folder.rglob("*")) == before
 
 
-# ---- wrong args and wrong data ------------------------------------------------------------------
-
-
 def test_all_faults_in_args_are_reported_together(
     runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
 ) -> None:

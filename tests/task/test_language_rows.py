@@ -115,8 +115,6 @@ def test_a_text_that_begins_with_the_tokenizers_own_start_has_one_start() -> Non
     assert one.ids[:2] != [START, START]
 
 
-# ---- chats -----------------------------------------------------------------------------------
-
 messages = st.lists(
     st.tuples(st.sampled_from(["user", "assistant", "system"]), texts), min_size=1, max_size=6
 )
@@ -234,9 +232,6 @@ def test_templates_that_cannot_be_used_are_reported() -> None:
         Language(WORDS, 99, pack=False).chats(chat, "messages")
 
 
-# ---- the task ---------------------------------------------------------------------------------
-
-
 def task_args(folder: Path, **others: Any) -> dict[str, Any]:
     config_of("causal-lm").save_pretrained(folder)
     with_template(CHAT).save_pretrained(folder)
@@ -267,9 +262,6 @@ def test_the_form_of_the_data_is_found_or_named(tmp_path: Path) -> None:
     assert int((batch["targets"] != -100).sum()) == answer
     with pytest.raises(ConfigError, match="the data are `text`, `messages`, or `prompt` and"):
         load_task("huggingface", args | {"text": "text"})
-
-
-# ---- texts as groups, and what transformers makes of the same tokens -----------------------------
 
 
 def test_rows_of_one_text_have_its_label_and_packed_ones_that_of_their_middle() -> None:

@@ -96,9 +96,6 @@ def heldout(folder: Path, model: Any) -> float:
         )[0]
 
 
-# ---- plain checkpoints --------------------------------------------------------------------------
-
-
 def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here: Path, sewa: Sewa) -> None:
     ended = sewa("select", "-o", "best", "--json")
     assert ended.code == 0, ended.err
@@ -143,9 +140,6 @@ def test_files_without_a_config_are_reported(here: Path, sewa: Sewa) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):  # next to them
         shutil.copy(f"run/checkpoint-5/{name}", "flat")
     assert sewa("validate", "flat").code == 0
-
-
-# ---- adapters -----------------------------------------------------------------------------------
 
 
 def on_base(folder: str) -> Any:
@@ -283,9 +277,6 @@ def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
     assert ended.code == 4
     assert "adapter_config.json: megatron_core names a Python module to run; refused" in ended.error
     assert not (here / "ran").exists()
-
-
-# ---- data that were trained on ------------------------------------------------------------------
 
 
 def warnings(sewa: Sewa, *flags: str) -> list[str]:

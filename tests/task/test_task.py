@@ -32,9 +32,6 @@ def task_of(functions: dict[str, Any] | None = None, **args: Any) -> Task:
     return make_task({**usual, **(functions or {})}, source="somewhere/task.py", args=args)
 
 
-# ---- the default predict -----------------------------------------------------------------------
-
-
 @dataclass
 class Output:
     logits: Tensor
@@ -64,9 +61,6 @@ def test_default_predict_gives_a_dict_as_keywords_and_takes_the_logits() -> None
     assert torch.equal(outputs, X * mask)
 
 
-# ---- data functions ----------------------------------------------------------------------------
-
-
 def test_a_generator_function_can_be_iterated_over_again() -> None:
     def selection_data() -> Iterator[int]:
         yield from (1, 2, 3)
@@ -89,9 +83,6 @@ def test_a_loader_is_made_once_and_iterated_over_often() -> None:
     first = [batch.tolist() for batch in data]
     assert [batch.tolist() for batch in data] == first == [[0, 1], [2, 3]]
     assert len(made) == 1
-
-
-# ---- args ------------------------------------------------------------------------------------
 
 
 def test_every_arg_that_no_function_takes_is_reported() -> None:
@@ -123,8 +114,6 @@ def test_all_missing_functions_are_reported_together() -> None:
     assert message[1].startswith("task.py lacks selection_data(**args): ")
     assert message[2] == "task.py: loss must be a function"
 
-
-# ---- importing -------------------------------------------------------------------------------
 
 SMALL = """
 from torch import nn
@@ -180,8 +169,6 @@ def test_functions_of_a_task_file_can_be_pickled_for_worker_processes(tmp_path: 
     assert pickle.loads(pickle.dumps(function)) is function
 
 
-# ---- prints ----------------------------------------------------------------------------------
-
 LOUD = """
 import os, sys
 def shout(where):
@@ -222,9 +209,6 @@ def test_what_the_users_code_prints_goes_to_stderr_and_never_to_stdout(
     for place in [*places, "metrics"] if command == "select" else places:
         for way in ("print", "write", "stdout"):
             assert f"{way} in {place}\n" in ended.err
-
-
-# ---- batches ---------------------------------------------------------------------------------
 
 
 class Encoding(UserDict[str, Tensor]):

@@ -61,9 +61,6 @@ def test_tiles_of_every_shape_give_the_naive_product() -> None:
     check()
 
 
-# ---- from files ------------------------------------------------------------------------------
-
-
 class Net(torch.nn.Module):
     """Tensors of many sizes, one of them tied, one empty, and a buffer."""
 
