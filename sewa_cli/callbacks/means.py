@@ -65,7 +65,7 @@ class IntervalMean:
 
     def _widened(self, tensor: Tensor) -> Tensor:
         own = shard_of(tensor.detach())
-        return own.to(self._device, torch.promote_types(own.dtype, torch.float32))
+        return own.to(self._device, own.dtype if own.dtype.itemsize > 4 else torch.float32)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the model's state dict with the means in it; of a sharded model, DTensors."""

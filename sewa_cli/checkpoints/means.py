@@ -48,13 +48,18 @@ def means_of(snapshots: Sequence[Path]) -> list[Path]:
 
 
 def with_running(checkpoints: Sequence[Checkpoint]) -> list[Checkpoint]:
-    """Add the interval means that follow from icefall's running means, the first one's too."""
-    found, before = list(checkpoints), None
-    for checkpoint in sorted(checkpoints, key=lambda c: c.averaged or 0):
-        if checkpoint.averaged is not None:
-            found += [] if (mean := mean_since(before, checkpoint)) is None else [mean]
-            before = checkpoint
-    return found
+    """Add the interval means that follow from icefall's running means.
+
+    The first file's reaches back to step 0. It is no interval like the others if that is far: then
+    older files were removed.
+    """
+    files = sorted((c for c in checkpoints if c.averaged), key=lambda c: c.averaged or 0)
+    pairs = zip([None, *files], files, strict=False)
+    found = [mean for pair in pairs if (mean := mean_since(*pair)) is not None]
+    counts = [mean.mean_steps or 0 for mean in found]
+    if len(counts) == 1 or (counts and counts[0] > 2 * counts[1]):
+        found = found[1:]
+    return [*checkpoints, *found]
 
 
 def mean_since(before: Checkpoint | None, after: Checkpoint) -> Checkpoint | None:
@@ -94,8 +99,10 @@ def choose(
                 "(docs/saving.md), or use --from snapshots"
             )
         return snapshots, "snapshots"
-    steps = {c.step for c in means}
-    lacking = [c for c in snapshots if c.step not in steps]
+    steps = [c.step for c in means]
+    # icefall's first file only begins an interval
+    own = [c for c in snapshots if c.averaged is None or c.step != snapshots[0].step]
+    lacking = [c for c in own if c.step not in steps]
     if source is None:
         source = "snapshots" if lacking else "means"
         counts = sorted({c.mean_steps or 0 for c in means})

@@ -168,6 +168,11 @@ def test_icefalls_running_means_become_interval_means_the_first_too(
     assert "using 4 interval means, of 20 steps each" in ended.err
     assert "model_avg" not in ended.err
     assert_mean("a.safetensors", [icefall[step] for step in range(22, 81, 2)])
+    Path("exp/checkpoint-20.pt").unlink()  # 60 reaches back to the start
+    Path("exp/checkpoint-41.pt").unlink()
+    ended = sewa("average", "exp", "--method", "uniform", "-o", "b.safetensors")
+    assert "using 1 interval means, of 20 steps each" in ended.err
+    assert_mean("b.safetensors", [icefall[step] for step in range(62, 81, 2)])
 
 
 @pytest.mark.parametrize("source", ["snapshots", "means", "both"])
