@@ -308,13 +308,20 @@ def runs_of(units: Units, name: str, setting: str | None) -> dict[str, float]:
 
 
 def change(mine: Mapping[str, float], theirs: Mapping[str, float]) -> str:
-    """Show by how many per cent losses are higher, paired by run; bold if significant."""
-    found = estimate([100 * (mine[run] / theirs[run] - 1) for run in mine.keys() & theirs.keys()])
+    """Show by how many per cent losses are higher, paired by run; bold if significant.
+
+    Runs of several settings are also counted: how many of the losses are lower.
+    """
+    paired = sorted(mine.keys() & theirs.keys())
+    found = estimate([100 * (mine[run] / theirs[run] - 1) for run in paired])
     if found.half is None:
         return f"{found.mean:+.2f}" if found.runs else ""
     low, high = found.mean - found.half, found.mean + found.half
     shown = f"{found.mean:+.2f} [{low:+.2f}, {high:+.2f}]"
-    return f"**{shown}**" if low * high > 0 else shown
+    shown = f"**{shown}**" if low * high > 0 else shown
+    lower = sum(mine[run] < theirs[run] for run in paired)
+    is_mixed = len({run.rpartition(" ")[0] for run in paired}) > 1
+    return f"{shown}, {lower} of {found.runs}" if is_mixed else shown
 
 
 Table = list[dict[str, str]]
@@ -347,15 +354,21 @@ def tables_of(units: Units, settings: Sequence[str]) -> dict[str, Table]:
         "newest snapshot": "newest snapshots",
         "default of snapshots": "default snapshots {}",
         "default of means": "default means {}",
+        "default of both": "default both {}",
         "newest mean": "newest means-1 {}",
     }
-    dense = {"snapshots of 100 saves": "best snapshots 100", **best}
+
+    def dense(kind: str, columns: Mapping[str, str]) -> Table:
+        first = {"snapshots of 100 saves": f"{kind} snapshots 100"}
+        return compared(units, first | dict(columns), settings)
+
     strides = {f"every {n} steps" if n > 1 else "every step": n for n in (1, 2, 10)}
     thinned = {title: f"best means-{n} {{}}" for title, n in strides.items()}
     return {
         "best average by hindsight": compared(units, best, settings),
-        "a hundred snapshots": compared(units, dense, settings),
+        "a hundred snapshots by hindsight": dense("best", best),
         "the default": compared(units, default, settings),
+        "a hundred snapshots by default": dense("default", default),
         "the newest mean": compared(units, newest, settings),
         "decay": compared(units, decay, settings),
         "every n steps": compared(units, thinned, ["cloning"])[: len(SAVES)],
