@@ -57,7 +57,6 @@ class Setting:
     train: str
     args: tuple[str, ...]  # KEY=VALUE, for the task
     strides: tuple[int, ...] = (1,)  # a mean takes in every n-th step
-    select_up_to: int = SAVES[-1]  # saves
 
     def training(self, seed: int) -> list[str]:
         """Return the arguments of `record`, but for folders."""
@@ -76,7 +75,7 @@ SETTINGS = {
     "images": Setting(
         "image_classification", 2000, "--warmup 0 --every 2000", (*TEXT, "statistics=500")
     ),
-    "language model": Setting("language_model", 1000, LLAMA, ("limit=64",), select_up_to=20),
+    "language model": Setting("language_model", 1000, LLAMA, ("limit=64",)),
 }
 
 
@@ -291,7 +290,7 @@ def measure(units: Units, path: Path, run: Trained, key: str) -> None:
             f"best both {saves}",
             lambda rows=both, either=either: min(hindsight(run, rows), *either),
         )
-        for source in SOURCES if saves <= run.setting.select_up_to else ():
+        for source in SOURCES:
             rows = thin(source, snapshots, means, saves)
             unit(f"default {source} {saves}", lambda rows=rows: run.select(rows))
     print(f"{key}: measured", file=sys.stderr)
