@@ -1,19 +1,16 @@
 """From Python: the README's example runs, and the objects handed in stay as they were."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.tiny import train_tiny
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from sewa_cli import Selection, select
@@ -23,21 +20,21 @@ from sewa_cli.templates import write_template
 README = Path(__file__).parent.parent / "README.md"
 
 
-def network() -> nn.Module:
+def network():
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
-def batches(seed: int) -> list[tuple[Tensor, Tensor]]:
+def batches(seed):
     x = torch.randn(200, 6, generator=torch.Generator().manual_seed(seed))
     labels = (x[:, 0] * x[:, 1] > 0).long()
     return [(x[:100], labels[:100]), (x[100:], labels[100:])]
 
 
-def loss(outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
+def loss(outputs, batch):
     return F.cross_entropy(outputs, batch[1])
 
 
-def test_select_on_objects_does_the_same_job(tmp_path: Path) -> None:
+def test_select_on_objects_does_the_same_job(tmp_path):
     paths = train_tiny(tmp_path / "ckpts")
     model = network()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -69,13 +66,11 @@ def test_select_on_objects_does_the_same_job(tmp_path: Path) -> None:
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_without_an_output_nothing_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_output_nothing_is_written(tmp_path, monkeypatch):
     paths = train_tiny(tmp_path / "ckpts")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    settings: dict[str, Any] = {"last": 8, "gumbel": {"iterations": 2}}
+    settings = {"last": 8, "gumbel": {"iterations": 2}}
     result = select(
         list(reversed(paths)),
         model=network(),
@@ -112,26 +107,26 @@ assert "sewa_cli.cli" not in sys.modules  # which sets up a process of its own: 
 """
 
 
-def test_select_leaves_no_trace_in_its_host(tmp_path: Path) -> None:
+def test_select_leaves_no_trace_in_its_host(tmp_path):
     train_tiny(tmp_path / "ckpts", k=4)
     subprocess.run([sys.executable, "-c", TRACE], cwd=tmp_path, check=True)
 
 
-def test_faults_are_typed_exceptions(tmp_path: Path) -> None:
+def test_faults_are_typed_exceptions(tmp_path):
     train_tiny(tmp_path, k=3)
     with pytest.raises(ConfigError, match="--K 3: there are 3 checkpoints; K is at most 2"):
         select(tmp_path, model=network(), loss=loss, selection_data=batches(1), K=3)
     with pytest.raises(ConfigError, match="lats: unknown key; did you mean last"):
         select(tmp_path, model=network(), loss=loss, selection_data=batches(1), K=2, lats=3)
 
-    def broken(outputs: Tensor, batch: object) -> Tensor:
+    def broken(outputs, batch):
         raise RuntimeError(f"no loss for {type(batch).__name__} {outputs.shape}")
 
     with pytest.raises(UserCodeError, match=r"loss\(\) raised RuntimeError: no loss for tuple"):
         select(tmp_path, model=network(), loss=broken, selection_data=batches(1), K=2)
 
 
-def test_the_readmes_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_python_example_runs(tmp_path, monkeypatch):
     """It is typed in the demo's folder."""
     pytest.importorskip("sklearn")
     examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
@@ -144,7 +139,7 @@ def test_the_readmes_python_example_runs(tmp_path: Path, monkeypatch: pytest.Mon
     Path("ckpts").mkdir()
     for step in range(1, 9):
         save_file(task.build_model().state_dict(), f"ckpts/step-{step}.safetensors")
-    namespace: dict[str, object] = {}
+    namespace = {}
     exec(compile(example, "README.md", "exec"), namespace)
     result = namespace["result"]
     assert isinstance(result, Selection)

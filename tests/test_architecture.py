@@ -1,11 +1,8 @@
 """Rules of the code base: imports point down, the core knows no files, imports are cheap."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -59,7 +56,7 @@ STILL_SLOW = {
 
 
 @cache
-def sources() -> list[tuple[Path, str, set[str]]]:
+def sources():
     """Every module of the product, its package, and the packages that it imports from."""
     return [
         (path.relative_to(PACKAGE), package_of(path), imported_packages(path))
@@ -68,11 +65,11 @@ def sources() -> list[tuple[Path, str, set[str]]]:
     ]
 
 
-def package_of(path: Path) -> str:
+def package_of(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imported_packages(path: Path) -> set[str]:
+def imported_packages(path):
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sewa_cli"):
@@ -84,11 +81,11 @@ def imported_packages(path: Path) -> set[str]:
     return found & LAYER.keys()
 
 
-def test_every_package_has_a_layer() -> None:
+def test_every_package_has_a_layer():
     assert {package for _, package, _ in sources()} == {*LAYER, "__init__"}
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down():
     above = [
         f"{path} imports {other}"
         for path, package, imported in sources()
@@ -99,7 +96,7 @@ def test_imports_point_down() -> None:
     assert not above
 
 
-def test_writing_knows_nothing_of_how_reports_look() -> None:
+def test_writing_knows_nothing_of_how_reports_look():
     assert not [
         path
         for path, package, imported in sources()
@@ -107,7 +104,7 @@ def test_writing_knows_nothing_of_how_reports_look() -> None:
     ]
 
 
-def test_the_core_knows_no_file_and_no_config() -> None:
+def test_the_core_knows_no_file_and_no_config():
     outside = [
         f"{path} imports {other}"
         for path, package, imported in sources()
@@ -117,7 +114,7 @@ def test_the_core_knows_no_file_and_no_config() -> None:
     assert not outside
 
 
-def test_the_core_is_given_its_ranks() -> None:
+def test_the_core_is_given_its_ranks():
     """One process or several: nothing in the core asks the environment."""
     asking = [
         str(path)
@@ -128,7 +125,7 @@ def test_the_core_is_given_its_ranks() -> None:
     assert asking == ["session/session.py"]  # where a session is opened
 
 
-def test_help_does_not_import_torch() -> None:
+def test_help_does_not_import_torch():
     code = (
         "import sys; from sewa_cli.cli import main;"
         "codes = [main(a.split()) for a in ('--help', 'select --help', '--version')];"
@@ -140,7 +137,7 @@ def test_help_does_not_import_torch() -> None:
     assert "--K" in ended.stdout
 
 
-def test_test_modules_import_slow_libraries_in_functions_only() -> None:
+def test_test_modules_import_slow_libraries_in_functions_only():
     slow = {
         str(path.relative_to(TESTS))
         for path in TESTS.rglob("*.py")
@@ -150,11 +147,11 @@ def test_test_modules_import_slow_libraries_in_functions_only() -> None:
     assert slow <= STILL_SLOW
 
 
-def is_slow(module: str) -> bool:
+def is_slow(module):
     return any(module == name or module.startswith(f"{name}.") for name in SLOW_IMPORTS)
 
 
-def imports_at_the_top(node: ast.AST) -> Iterator[str]:
+def imports_at_the_top(node):
     """All but those inside of functions, which run when a test runs, and those for types alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import):

@@ -1,7 +1,5 @@
 """Which way a metric is better, by its name."""
 
-from __future__ import annotations
-
 import pytest
 
 from sewa_cli.direction import known_goal
@@ -22,5 +20,5 @@ from sewa_cli.direction import known_goal
         ("forward_distance length size score class lossless fidelity accuracy_loss f1_error", None),
     ],
 )
-def test_names_are_read_word_by_word(names: str, goal: str | None) -> None:
+def test_names_are_read_word_by_word(names, goal):
     assert {name: known_goal(name) for name in names.split()} == dict.fromkeys(names.split(), goal)

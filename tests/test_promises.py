@@ -1,7 +1,5 @@
 """tests/promises.md names tests that exist and that `make test` runs."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -13,7 +11,7 @@ NAMED = re.findall(r"`([\w/]+\.py)::(\w+)`", (TESTS / "promises.md").read_text()
 
 
 @pytest.mark.parametrize(("module", "name"), NAMED)
-def test_the_witness_of_a_promise_is_part_of_make_test(module: str, name: str) -> None:
+def test_the_witness_of_a_promise_is_part_of_make_test(module, name):
     found = [
         node
         for node in ast.parse((TESTS / module).read_text()).body

@@ -1,7 +1,5 @@
 """Names as people read them: whatever is in them, they stay on their line and in their cell."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest
@@ -19,7 +17,7 @@ PLAIN = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"])
 @example("a\x1b[2Jb\x9b2J\x7f")
 @example("\r\n\v\f\x1c\x85\u2028\u2029")
 @example("\u202e\u2066\u200e\ufeff\u00ad\U000e0041")
-def test_what_is_shown_is_one_line_that_moves_no_cursor_and_turns_no_text(text: str) -> None:
+def test_what_is_shown_is_one_line_that_moves_no_cursor_and_turns_no_text(text):
     line = shown(text)
     assert len(line.splitlines()) <= 1
     kinds = {unicodedata.category(c) for c in line if c not in "\u200c\u200d"}
@@ -32,7 +30,7 @@ def test_what_is_shown_is_one_line_that_moves_no_cursor_and_turns_no_text(text: 
 @example("C:\\runs\\1")
 @example("می\u200cخواهم 👩\u200d🔬 क्\u200dष")
 @example("naïve 模型　v2")
-def test_a_name_that_does_no_harm_is_shown_as_it_is(text: str) -> None:
+def test_a_name_that_does_no_harm_is_shown_as_it_is(text):
     assert shown(text) == text
 
 
@@ -48,18 +46,18 @@ def test_a_name_that_does_no_harm_is_shown_as_it_is(text: str) -> None:
         ("\U000e0041", r"\U000e0041"),
     ],
 )
-def test_what_does_harm_can_be_seen(name: str, expected: str) -> None:
+def test_what_does_harm_can_be_seen(name, expected):
     assert shown(name) == expected
 
 
 @given(ANY)
-def test_a_text_of_several_lines_keeps_them_and_no_more(text: str) -> None:
+def test_a_text_of_several_lines_keeps_them_and_no_more(text):
     lines = shown_lines(text).split("\n")
     assert lines == [shown(line) for line in text.split("\n")]
 
 
 @given(ANY, st.integers(10, 100))
-def test_what_is_too_long_keeps_both_its_ends(text: str, most: int) -> None:
+def test_what_is_too_long_keeps_both_its_ends(text, most):
     whole, cut = shown(text), shown(text, most)
     assert len(cut) <= most
     if len(whole) <= most:
@@ -77,9 +75,7 @@ MARKS = st.text(st.sampled_from("|\\`<>[]()!a \n\r*_~&;:-") | st.characters())
 @example(["\\", "|", "\\|", "a\\"], markdown)
 @example(["`", "`|`", "``"], code)
 @example(["![x](http://a.b/c)", "<img src=x>", "[a](b)"], markdown)
-def test_a_name_in_markdown_stays_in_its_cell_and_loads_nothing(
-    names: list[str], form: object
-) -> None:
+def test_a_name_in_markdown_stays_in_its_cell_and_loads_nothing(names, form):
     assert callable(form)
     row = "".join(f"| {form(name)} " for name in names) + "|"
     table = "\n".join(["| x " * len(names) + "|", "|---" * len(names) + "|", row, "", "after"])
@@ -91,6 +87,6 @@ def test_a_name_in_markdown_stays_in_its_cell_and_loads_nothing(
 
 
 @given(st.text("abcABC019 .:=_-/"))
-def test_an_ordinary_name_looks_the_same_in_markdown(name: str) -> None:
+def test_an_ordinary_name_looks_the_same_in_markdown(name):
     assert markdown(name) == name
     assert code(name) == f"`{name}`"

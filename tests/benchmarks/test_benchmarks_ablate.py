@@ -1,12 +1,9 @@
 """The ablation of the default: its estimators on a linear model, whose predictions are exact."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,17 +17,17 @@ K, N, D = 20, 120, 4
 
 
 @pytest.fixture(scope="module")
-def run() -> SimpleNamespace:
+def run():
     """Twenty noisy checkpoints of a linear regression with two targets."""
     draw = torch.Generator().manual_seed(0)
     inputs = torch.randn(2 * N, D, generator=draw)
     weights = torch.ones(K, 2 * D) + 0.5 * torch.randn(K, 2 * D, generator=draw)
     targets = inputs.sum(1, keepdim=True) + torch.randn(2 * N, 2, generator=draw)
 
-    def outputs_of(flat: torch.Tensor, index: slice | torch.Tensor) -> torch.Tensor:
+    def outputs_of(flat, index):
         return inputs[index] @ flat.view(D, 2)
 
-    def selection(flat: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+    def selection(flat, index=None):
         return outputs_of(flat, slice(N) if index is None else index)
 
     return SimpleNamespace(
@@ -43,19 +40,19 @@ def run() -> SimpleNamespace:
 
 
 @pytest.fixture(scope="module")
-def cache(run: SimpleNamespace) -> Any:
+def cache(run):
     found, averages = outputs.record(run), outputs.baselines(K)
     parts = (outputs.Part(*found[name]) for name in ("selection", "heldout"))
     return outputs.Cache(list(averages), torch.stack(list(averages.values())), *parts)
 
 
-def test_the_outputs_of_averages_are_predicted(cache: Any) -> None:
+def test_the_outputs_of_averages_are_predicted(cache):
     """The true losses of all baselines are those that their coefficients predict."""
     predicted = cache.heldout.predict(cache.averages)
     torch.testing.assert_close(predicted, cache.heldout.losses, rtol=1e-4, atol=1e-5)
 
 
-def test_every_estimator_gives_an_average(cache: Any, run: SimpleNamespace) -> None:
+def test_every_estimator_gives_an_average(cache, run):
     _, draw = next(ablate.draws(cache, run))
     fixed = {name: rule for name, rule in ablate.ESTIMATORS.items() if "17" not in name}
     for name, estimator in fixed.items():
@@ -64,7 +61,7 @@ def test_every_estimator_gives_an_average(cache: Any, run: SimpleNamespace) -> N
         assert float(c.sum()) == pytest.approx(1, abs=1e-5), name
 
 
-def test_the_table_compares_with_the_default() -> None:
+def test_the_table_compares_with_the_default():
     sizes = dict.fromkeys(ablate.DRAWS, 1.0)
     better = dict.fromkeys(ablate.DRAWS, 0.5)
     regrets = {name: {"the default": sizes, "other": better} for name in ("text", "images")}

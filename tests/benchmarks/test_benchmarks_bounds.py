@@ -1,14 +1,10 @@
 """The bounds of docs/theory.md: the paper's, and each inequality that the page says is true."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -25,7 +21,7 @@ seeds = st.integers(0, 10_000)
 
 
 @st.composite
-def windows(draw: st.DrawFn) -> tuple[Any, int]:
+def windows(draw):
     """A training run, and k of its iterates."""
     T = draw(st.integers(1, 10**6))
     alpha, lipschitz = draw(st.floats(1e-4, 10)), draw(st.floats(0.1, 10))
@@ -34,9 +30,7 @@ def windows(draw: st.DrawFn) -> tuple[Any, int]:
 
 
 @given(windows(), probabilities)
-def test_every_average_has_a_smaller_bound_than_the_last_iterate(
-    window: tuple[Any, int], s: float
-) -> None:
+def test_every_average_has_a_smaller_bound_than_the_last_iterate(window, s):
     run, k = window
     assert bounds.swa(run) == bounds.sgd(run) / 2
     assert bounds.swa(run) <= bounds.last_k(run, k) <= bounds.sgd(run)
@@ -45,7 +39,7 @@ def test_every_average_has_a_smaller_bound_than_the_last_iterate(
     assert bounds.last_k(run, run.T) == bounds.swa(run)
 
 
-def cross_entropy(logits: Array, label: NDArray[np.int64]) -> Array:
+def cross_entropy(logits, label):
     """logits [..., rows, classes], label [rows] → [..., rows]."""
     shifted = logits - logits.max(-1, keepdims=True)
     rows = np.arange(len(label))
@@ -54,8 +48,8 @@ def cross_entropy(logits: Array, label: NDArray[np.int64]) -> Array:
 
 @given(seeds, st.integers(1, 6), st.integers(2, 5), st.floats(0.1, 10))
 def test_a_mean_of_linear_models_is_at_least_as_good_as_they_are_in_the_mean(
-    seed: int, J: int, classes: int, scale: float
-) -> None:
+    seed, J, classes, scale
+):
     draw = np.random.default_rng(seed)
     x, label = draw.normal(size=(8, 3)), draw.integers(classes, size=8)
     candidates = scale * draw.normal(size=(J, 3, classes))
@@ -69,9 +63,7 @@ def test_a_mean_of_linear_models_is_at_least_as_good_as_they_are_in_the_mean(
     assert np.all(np.exp(-eta * mixed) >= shares @ np.exp(-eta * each) - 1e-9)
 
 
-def test_the_table_prints_and_the_picture_is_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_prints_and_the_picture_is_drawn(tmp_path, capsys):
     target = tmp_path / "theory.png"
     bounds.main(["--steps", "500", "2000", "--plot", str(target)])
     printed = capsys.readouterr().out.splitlines()

@@ -1,12 +1,9 @@
 """The study of choices by a metric: its tables, from rows that are made up and from those kept."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,19 +16,17 @@ sys.path.remove(str(QUALITY))
 
 
 @pytest.mark.parametrize("page", ["docs/results.md", "benchmarks/quality/results/metric.md"])
-def test_the_page_has_the_tables_of_the_rows_that_are_kept(page: str) -> None:
+def test_the_page_has_the_tables_of_the_rows_that_are_kept(page):
     text = (ROOT / page).read_text()
     assert tables.filled(text, by_metric.tables_of(by_metric.RESULTS), "metric") == text
 
 
-def test_gains_are_paired_by_training_run_and_solvers_are_summed_up_over_all(
-    tmp_path: Path,
-) -> None:
-    def row(setting: str, seed: int, column: str, score: float, **more: Any) -> dict[str, Any]:
+def test_gains_are_paired_by_training_run_and_solvers_are_summed_up_over_all(tmp_path):
+    def row(setting, seed, column, score, **more):
         start = {"setting": setting, "seed": seed, "column": column, "budget": None}
         return {**start, "return": score, "error": 1.0, **more}
 
-    chosen: dict[str, Any] = {"budget": 500, "leader_error": 1.0}
+    chosen = {"budget": 500, "leader_error": 1.0}
     rows = [
         row("hopper-medium", 3, "race", 130, confirmed=True, leader_return=130, **chosen),
         row("hopper-medium", 4, "race", 220, confirmed=False, leader_return=180, **chosen),

@@ -1,7 +1,5 @@
 """The study of interval means, small: the text sample on texts made here, two short runs."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from pathlib import Path
@@ -13,9 +11,7 @@ OPTIONS = {"length": 8, "width": 8, "vocabulary": 100}
 
 
 @pytest.mark.breadth
-def test_the_study_of_interval_means(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_study_of_interval_means(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(QUALITY)
     means = importlib.import_module("means")
     texts = tmp_path / "texts"
@@ -27,7 +23,7 @@ def test_the_study_of_interval_means(
     args = [f"{name}={value}" for name, value in {**OPTIONS, "data": texts}.items()]
     args += ["selection=40", "heldout=60"]
 
-    def setting(steps: int) -> object:
+    def setting(steps):
         options = f"--warmup 0 --every {steps} {train}"
         return means.Setting("text_classification", steps, options, tuple(args), strides=(1, 2))
 

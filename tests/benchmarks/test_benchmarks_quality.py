@@ -1,17 +1,13 @@
 """The quality benchmark, small: the text setting on texts made here, two short training runs."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
 import random
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.tiny import Sewa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,7 +23,7 @@ TASK = ("length=8", "width=8", "vocabulary=100", "selection=40", "heldout=60")
 
 
 @pytest.fixture(scope="module")
-def setting(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def setting(tmp_path_factory):
     """Half the words of a text give its class away."""
     data = tmp_path_factory.mktemp("texts")
     draw = random.Random(0)
@@ -55,14 +51,9 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.fixture
-def ran(
-    setting: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-    sewa: Sewa,
-) -> Path:
+def ran(setting, tmp_path_factory, monkeypatch, sewa):
     """Every study, run when first asked for; each command in this process, which has torch."""
-    folder: Path = tmp_path_factory.getbasetemp() / "quality"
+    folder = tmp_path_factory.getbasetemp() / "quality"
     if (folder / "done").exists():
         return folder
     jobs = [*plan.methods(setting), *plan.windows(setting)]
@@ -73,7 +64,7 @@ def ran(
     for seed in (0, 1):
         running.train(folder, setting, seed)
 
-    def call(command: list[str], _: Path) -> str:
+    def call(command, _):
         assert command[:3] == [sys.executable, "-m", "sewa_cli"]
         ended = sewa(*command[3:])
         assert ended.code == 0, ended.err
@@ -88,7 +79,7 @@ def ran(
 
 
 @pytest.mark.breadth
-def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
+def test_the_tables_say_what_the_jobs_found(ran, setting):
     found = tables.load(ran, [setting], (0, 1))
     results = tables.Results(found, [setting])
     raw = [
@@ -122,7 +113,7 @@ def test_the_tables_say_what_the_jobs_found(ran: Path, setting: Any) -> None:
     assert (ran / "quality.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_command_that_fails_is_reported_in_one_line(setting: Any, tmp_path: Path) -> None:
+def test_a_command_that_fails_is_reported_in_one_line(setting, tmp_path):
     (tmp_path / "tiny" / "seed-0").mkdir(parents=True)
     job = plan.Job("methods", "none", ("no-such-method",), (2,))
     with pytest.raises(running.Failed, match=r"exit 2: error: methods: .*no-such-method") as told:
@@ -132,9 +123,7 @@ def test_a_command_that_fails_is_reported_in_one_line(setting: Any, tmp_path: Pa
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8), st.floats(-100, 100))
-def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
-    values: list[float], shift: float
-) -> None:
+def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(values, shift):
     one = {seed: value + shift for seed, value in enumerate(values)}
     two = dict.fromkeys(one, 0.0)
     found = tables.difference(one, two)
@@ -143,7 +132,7 @@ def test_a_claim_holds_only_if_zero_is_outside_of_the_interval(
     assert message == ("holds" if low > 0 else "fails" if high < 0 else "ties")
 
 
-def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
+def test_tables_go_into_a_page_at_their_marks_and_again():
     page = "Before.\n\n<!-- quality: one -->\n\n| old |\n|---|\n| 0 |\n\nAfter | all.\n"
     once = tables.filled(page, {"one": [{"a": "1", "b": "2"}], "other": []})
     assert once == (
@@ -156,8 +145,8 @@ def test_tables_go_into_a_page_at_their_marks_and_again() -> None:
         tables.filled(page, {})
 
 
-def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_average() -> None:
-    def unit(seed: int, size: str, default: float, by_rows: float | None) -> Any:
+def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_average():
+    def unit(seed, size, default, by_rows):
         learned = {"**the default**": default}
         learned |= {} if by_rows is None else {regret.BY_ROWS: by_rows}
         return regret.Unit("tiny", seed, size, learned, {("uniform", None): 1.0})
@@ -174,7 +163,7 @@ def test_the_default_is_held_against_what_the_same_rows_say_is_the_best_simple_a
     assert regret.BY_ROWS in regret.columns(units[:-1])
 
 
-def test_the_page_has_the_tables_of_the_units_that_are_kept(tmp_path: Path) -> None:
+def test_the_page_has_the_tables_of_the_units_that_are_kept(tmp_path):
     page = (QUALITY / "results" / "regret.md").read_text()
     units = regret.load_units(tmp_path, plan.SETTINGS.values(), plan.REPORTED)
     for title, rows in regret.tables(units).items():

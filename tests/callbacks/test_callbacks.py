@@ -1,15 +1,12 @@
 """Saving from a loop of one's own: whole files, at the right moments, and nothing half-written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.saved import metadata, steps
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
@@ -19,7 +16,7 @@ from sewa_cli.callbacks.saving import Moments, Saver
 
 
 class Tied(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(5, 3)
         self.norm = nn.BatchNorm1d(3)
@@ -36,7 +33,7 @@ COMPILED = pytest.param(
 
 
 @pytest.mark.parametrize("wrap", [lambda m: m, nn.DataParallel, COMPILED])
-def test_bare_weights_are_written_once_whatever_wraps_the_model(wrap: Any, tmp_path: Path) -> None:
+def test_bare_weights_are_written_once_whatever_wraps_the_model(wrap, tmp_path):
     model = Tied()
     path = save_weights(wrap(model), tmp_path / "new" / "folder", 7, {"loss": torch.tensor(0.5)})
     assert path == tmp_path / "new" / "folder" / "step-7.safetensors"
@@ -47,15 +44,15 @@ def test_bare_weights_are_written_once_whatever_wraps_the_model(wrap: Any, tmp_p
     assert metadata(path) == {"format": "pt", "step": "7", "metrics": '{"loss": 0.5}'}
 
 
-def test_metrics_are_json_whatever_they_are(tmp_path: Path) -> None:
+def test_metrics_are_json_whatever_they_are(tmp_path):
     given = {"nan": float("nan"), "text": "no number", "many": torch.zeros(3), "one": 1}
     path = save_weights(nn.Linear(2, 2), tmp_path, 1, given)
     assert json.loads(metadata(path)["metrics"]) == {"nan": None, "one": 1.0}
 
 
-def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path):
     model = nn.Linear(2, 2)
-    model.weight.ds_id = 3  # type: ignore[attr-defined]
+    model.weight.ds_id = 3
     with pytest.raises(ValueError, match="sharded over processes"):
         save_weights(model, tmp_path, 1)
     with pytest.raises(ValueError, match="sharded over processes"):
@@ -63,9 +60,7 @@ def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path: Path) -> No
     assert not list(tmp_path.iterdir())
 
 
-def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
     recipe = page.split("```python\n")[1].split("```")[0]
@@ -74,10 +69,10 @@ def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(
     model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 
-    def train_one_step() -> torch.Tensor:
+    def train_one_step():
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), (x[:, 0] * x[:, 1] > 0).long())
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         return loss.detach()
 
@@ -88,19 +83,19 @@ def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(
     assert ended.code == 0, ended.err
 
 
-def test_a_new_run_is_refused_in_the_folder_of_another(tmp_path: Path) -> None:
+def test_a_new_run_is_refused_in_the_folder_of_another(tmp_path):
     save_weights(nn.Linear(2, 2), tmp_path, 8)
     with pytest.raises(FileExistsError, match="holds 1 checkpoints of an earlier run"):
         Saver(tmp_path)._begin(nn.Linear(2, 2), 0, 100, is_writer=True)
 
 
-def test_the_last_part_is_saved_and_the_last_step_too() -> None:
+def test_the_last_part_is_saved_and_the_last_step_too():
     moments = Moments(every=50, start=0.75)
     due = [step for step in range(1, 1024) if moments.is_due(step - 1, step, 1023)]
     assert due == [800, 850, 900, 950, 1000, 1023]
 
 
 @pytest.mark.parametrize("wrong", [{"every": 0}, {"every": 2.5}, {"start": 1.0}, {"start": -0.1}])
-def test_wrong_moments_are_refused_when_the_callback_is_made(wrong: dict[str, Any]) -> None:
+def test_wrong_moments_are_refused_when_the_callback_is_made(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
         Saver("ckpts", **wrong)

@@ -1,14 +1,10 @@
 """Interval means: exact means of the weights of all steps since the last save."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +18,7 @@ from sewa_cli.callbacks import IntervalMean, save_weights
 class Net(nn.Module):
     """Tied, frozen and normalised, with an integer buffer and one that is not saved."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(5, 3)
         self.norm = nn.BatchNorm1d(3)
@@ -31,12 +27,11 @@ class Net(nn.Module):
         self.head.weight = self.embed.weight
         self.register_buffer("scratch", torch.zeros(2), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.head(self.norm(self.frozen(self.embed(x))))
-        return out
+    def forward(self, x):
+        return self.head(self.norm(self.frozen(self.embed(x))))
 
 
-def train(model: nn.Module, steps: int) -> Any:
+def train(model, steps):
     """Yield after each step of a short training."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
     generator = torch.Generator().manual_seed(0)
@@ -48,7 +43,7 @@ def train(model: nn.Module, steps: int) -> Any:
         yield step
 
 
-def copy(model: nn.Module) -> dict[str, torch.Tensor]:
+def copy(model):
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
@@ -60,13 +55,11 @@ COMPILED = pytest.param(
 
 @pytest.mark.parametrize("wrap", [lambda m: m, nn.DataParallel, COMPILED])
 @pytest.mark.parametrize("device", [None, "cpu"])
-def test_a_mean_is_that_of_all_steps_since_the_last_save(
-    wrap: Any, device: str | None, tmp_path: Path
-) -> None:
+def test_a_mean_is_that_of_all_steps_since_the_last_save(wrap, device, tmp_path):
     model = Net()
     wrapped = wrap(model)
     mean = IntervalMean(wrapped, device=device)
-    kept: list[Any] = []
+    kept = []
     expected = {}
     for step in train(wrapped, 12):
         mean.update()
@@ -83,7 +76,7 @@ def test_a_mean_is_that_of_all_steps_since_the_last_save(
     assert load_file(tmp_path / "step-12.mean.safetensors")["norm.num_batches_tracked"] == 12
 
 
-def test_a_mean_of_every_third_step_has_those_steps_and_never_none(tmp_path: Path) -> None:
+def test_a_mean_of_every_third_step_has_those_steps_and_never_none(tmp_path):
     model = Net()
     mean = IntervalMean(model, every=3)
     states = []
@@ -98,9 +91,7 @@ def test_a_mean_of_every_third_step_has_those_steps_and_never_none(tmp_path: Pat
     assert torch.equal(found.double(), states[7])
 
 
-def test_bfloat16_weights_are_averaged_in_float32_and_written_as_the_model_has_them(
-    tmp_path: Path,
-) -> None:
+def test_bfloat16_weights_are_averaged_in_float32_and_written_as_the_model_has_them(tmp_path):
     model = nn.Linear(3, 1, bias=False).bfloat16()
     mean = IntervalMean(model)
     for step in range(1, 1001):  # a sum in bfloat16 would stop growing at 256
@@ -112,7 +103,7 @@ def test_bfloat16_weights_are_averaged_in_float32_and_written_as_the_model_has_t
     assert found.float().tolist() == [[1.5] * 3]
 
 
-def test_a_mean_that_was_never_updated_or_is_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_mean_that_was_never_updated_or_is_of_another_model_is_refused(tmp_path):
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"call update\(\) after each optimizer step"):
         save_weights(model, tmp_path, 1, mean=IntervalMean(model))
@@ -121,7 +112,7 @@ def test_a_mean_that_was_never_updated_or_is_of_another_model_is_refused(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_snapshot_without_a_mean_removes_the_mean_of_an_earlier_run(tmp_path: Path) -> None:
+def test_a_snapshot_without_a_mean_removes_the_mean_of_an_earlier_run(tmp_path):
     model = nn.Linear(2, 2)
     mean = IntervalMean(model)
     mean.update()
@@ -145,7 +136,7 @@ for step in range(1, 10**9):
 
 
 @pytest.mark.breadth
-def test_a_killed_training_leaves_whole_means_and_no_snapshot_without_one(tmp_path: Path) -> None:
+def test_a_killed_training_leaves_whole_means_and_no_snapshot_without_one(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)])
     while len(list(tmp_path.glob("step-*.safetensors"))) < 20:
         time.sleep(0.01)
@@ -160,7 +151,7 @@ def test_a_killed_training_leaves_whole_means_and_no_snapshot_without_one(tmp_pa
 
 @pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:.*")  # of torch.distributed
-def test_each_process_averages_its_shards_of_an_fsdp2_model(tmp_path: Path) -> None:
+def test_each_process_averages_its_shards_of_an_fsdp2_model(tmp_path):
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     from torch.distributed.fsdp import fully_shard
@@ -178,7 +169,7 @@ def test_each_process_averages_its_shards_of_an_fsdp2_model(tmp_path: Path) -> N
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
             mean.update()
-            kept.append([p.full_tensor().detach().clone() for p in model.parameters()])  # type: ignore[attr-defined]
+            kept.append([p.full_tensor().detach().clone() for p in model.parameters()])
         with pytest.raises(ValueError, match="IntervalMean"):
             save_weights(model, tmp_path, 3, mean=mean)
         state = {"model": mean.state_dict(), "step": 3, "sewa_mean_steps": mean.steps}
@@ -193,16 +184,14 @@ def test_each_process_averages_its_shards_of_an_fsdp2_model(tmp_path: Path) -> N
         torch.testing.assert_close(found.read(name), torch.stack(all_steps).mean(0))
 
 
-def test_watch_says_what_averaging_would_give_and_leaves_the_training_as_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_watch_says_what_averaging_would_give_and_leaves_the_training_as_it_was(tmp_path, caplog):
     x = torch.randint(5, (32,))
 
-    def watch(model: nn.Module) -> float:
+    def watch(model):
         torch.rand(1)
         return float(nn.functional.cross_entropy(model(x), (x + 1) % 5).detach())
 
-    def run(folder: Path, loss: Any) -> dict[str, torch.Tensor]:
+    def run(folder, loss):
         torch.manual_seed(0)
         model = Net()
         mean = IntervalMean(model, watch=loss)
@@ -231,8 +220,8 @@ def test_watch_says_what_averaging_would_give_and_leaves_the_training_as_it_was(
         assert f"{numbers['watch_average_loss']:.4g} (" in line
 
 
-def test_a_watched_loss_that_fails_leaves_the_weights_as_they_were(tmp_path: Path) -> None:
-    def fail(model: nn.Module) -> float:
+def test_a_watched_loss_that_fails_leaves_the_weights_as_they_were(tmp_path):
+    def fail(model):
         if model.weight[0, 0] != 2:
             raise RuntimeError("no data")
         return 1.0

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from helpers.saved import assert_means, metadata, steps
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
@@ -26,48 +25,48 @@ pytestmark = [
 ]
 
 
-def lit(*, by_hand: bool = False) -> Any:
+def lit(*, by_hand=False):
     """Return a module that steps once a batch, or by hand and twice."""
     import lightning
 
     class Lit(lightning.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__()
             self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 2))
             self.automatic_optimization = not by_hand
 
-        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        def training_step(self, batch, _):
             x, y = batch
             loss = F.cross_entropy(self.net(x), y)
             self.log("train_loss", loss)
             if by_hand:
                 for _ in range(2):
-                    optimizer: Any = self.optimizers()
+                    optimizer = self.optimizers()
                     optimizer.zero_grad()
                     self.manual_backward(F.cross_entropy(self.net(x), y))
                     optimizer.step()
             return loss
 
-        def configure_optimizers(self) -> torch.optim.Optimizer:
+        def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.3)
 
     return Lit()
 
 
-def save_for_sewa(*arguments: Any, **settings: Any) -> Any:
+def save_for_sewa(*arguments, **settings):
     from sewa_cli.callbacks.lightning import SaveForSewa
 
     return SaveForSewa(*arguments, **settings)
 
 
-def fit(callback: Any, folder: Path, module: Any, **settings: Any) -> dict[int, Any]:
+def fit(callback, folder, module, **settings):
     """Train; return the weights of `net` after each step."""
     import lightning
 
     class Keeper(lightning.Callback):
         states: ClassVar[dict[int, Any]] = {}
 
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        def on_train_batch_end(self, trainer, pl_module, *_):
             weights = {name: tensor.clone() for name, tensor in pl_module.net.state_dict().items()}
             self.states[trainer.global_step] = weights
 
@@ -90,7 +89,7 @@ def fit(callback: Any, folder: Path, module: Any, **settings: Any) -> dict[int, 
 
 
 @pytest.fixture(autouse=True)
-def quiet_lightning() -> Iterator[None]:
+def quiet_lightning():
     names = ("lightning.pytorch", "lightning.fabric")
     levels = [logging.getLogger(name).level for name in names]
     for name in names:
@@ -100,9 +99,7 @@ def quiet_lightning() -> Iterator[None]:
         logging.getLogger(name).setLevel(level)
 
 
-def test_sewa_selects_from_what_lightning_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_sewa_selects_from_what_lightning_left(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     module = lit()
@@ -122,7 +119,7 @@ def test_sewa_selects_from_what_lightning_left(
     )
     assert ended.code == 0, ended.err
     found = json.loads(ended.out)["references"]["last"]["heldout_loss"]
-    names: dict[str, Any] = {}
+    names = {}
     exec(TASK, names)
     with torch.no_grad():
         parts = [(len(y), F.cross_entropy(module.net(x), y)) for x, y in names["heldout_data"]()]
@@ -131,7 +128,7 @@ def test_sewa_selects_from_what_lightning_left(
 
 
 @pytest.mark.breadth
-def test_lightning_by_hand_with_two_steps_a_batch_is_saved_as_often(tmp_path: Path) -> None:
+def test_lightning_by_hand_with_two_steps_a_batch_is_saved_as_often(tmp_path):
     callback = save_for_sewa(tmp_path / "ckpts", every=5, start=0.5)
     fit(callback, tmp_path, lit(by_hand=True), max_steps=30)
     assert steps(tmp_path / "ckpts") == [16, 20, 26, 30]

@@ -1,27 +1,14 @@
 """The callback of transformers.Trainer leaves what `sewa select` needs."""
 
-from __future__ import annotations
-
 import json
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from helpers.hf_runs import (
-    build,
-    text_rows,
-    write_model,
-    write_rows,
-)
+from helpers.hf_runs import build, text_rows, write_model, write_rows
 from helpers.saved import assert_means, metadata, steps
-from helpers.tiny import Sewa
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
-
-if TYPE_CHECKING:
-    import transformers
 
 # of the trainer itself
 pytestmark = [
@@ -30,21 +17,19 @@ pytestmark = [
 ]
 
 
-def trainer(
-    folder: Path, ckpts: Path, output: Path, save_steps: int = 100, **when: Any
-) -> transformers.Trainer:
+def trainer(folder, ckpts, output, save_steps=100, **when):
     import transformers
 
     from sewa_cli.callbacks.huggingface import MeansForSewa, SaveForSewa
 
     words = transformers.AutoTokenizer.from_pretrained(folder / "model")
 
-    def encoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def encoded(rows):
         texts = [row["text"] for row in rows]
         ids = words(texts, truncation=True, max_length=32)["input_ids"]
         return [{"input_ids": one} for one in ids]
 
-    settings: dict[str, Any] = {
+    settings = {
         "max_steps": 20,
         "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2,
@@ -69,29 +54,28 @@ def trainer(
     )
 
 
-def keeper() -> Any:
+def keeper():
     """Return a callback that keeps the weights of all steps in `states`."""
     import transformers
 
     class Keeper(transformers.TrainerCallback):
-        def __init__(self) -> None:
-            self.states: dict[int, Any] = {}
+        def __init__(self):
+            self.states = {}
 
-        def on_step_end(self, *given: Any, model: Any, **_: Any) -> None:
+        def on_step_end(self, *given, model, **_):
             weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             self.states[given[1].global_step] = weights
 
     return Keeper()
 
 
-def states_of(made: transformers.Trainer) -> dict[int, Any]:
+def states_of(made):
     kept = [c.states for c in made.callback_handler.callbacks if hasattr(c, "states")]
-    states: dict[int, Any] = kept[0]
-    return states
+    return kept[0]
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory):
     """A real run of transformers.Trainer with the callback, and the YAML for it."""
     folder = tmp_path_factory.mktemp("trained")
     write_model(folder / "model", "causal-lm")
@@ -110,7 +94,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_trainers_run_is_saved_in_its_last_part_with_step_and_metrics(trained: Path) -> None:
+def test_a_trainers_run_is_saved_in_its_last_part_with_step_and_metrics(trained):
     assert steps(trained / "ckpts") == [10, 12, 14, 16, 18, 20]  # optimizer steps, not batches
     last = torch.load(trained / "last.pt")
     path = trained / "ckpts" / "step-20.safetensors"
@@ -125,7 +109,7 @@ def test_a_trainers_run_is_saved_in_its_last_part_with_step_and_metrics(trained:
     assert first["loss"] != metrics["loss"]
 
 
-def test_each_file_has_its_interval_mean_the_first_too(trained: Path) -> None:
+def test_each_file_has_its_interval_mean_the_first_too(trained):
     states = torch.load(trained / "states.pt")
     expected = {step: [states[step - 1], states[step]] for step in range(10, 21, 2)}
     assert_means(trained / "ckpts", expected)
@@ -134,9 +118,9 @@ def test_each_file_has_its_interval_mean_the_first_too(trained: Path) -> None:
 @pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
 def test_a_mean_that_a_resumed_run_has_cut_is_said_and_has_the_steps_after_it(
-    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def run() -> transformers.Trainer:
+    trained, tmp_path, caplog
+):
+    def run():
         places = (tmp_path / "ckpts", tmp_path / "trainer")
         return trainer(trained, *places, save_steps=14, every=4, start=0.0, means=True)
 
@@ -167,9 +151,9 @@ def test_a_mean_that_a_resumed_run_has_cut_is_said_and_has_the_steps_after_it(
 @pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
 def test_a_resumed_run_goes_on_where_it_was_and_replaces_its_own_later_steps(
-    trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def run() -> transformers.Trainer:
+    trained, tmp_path, caplog
+):
+    def run():
         places = (tmp_path / "ckpts", tmp_path / "trainer")
         return trainer(trained, *places, save_steps=14, every=2, start=0.5)
 
@@ -191,16 +175,16 @@ def test_a_resumed_run_goes_on_where_it_was_and_replaces_its_own_later_steps(
 @pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*")
 def test_means_in_the_trainers_own_checkpoints_are_selected_from_after_a_kill(
-    trained: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    trained, tmp_path, sewa, monkeypatch
+):
     import transformers
 
     class Killed(transformers.TrainerCallback):
-        def on_step_end(self, *given: Any, **_: Any) -> None:
+        def on_step_end(self, *given, **_):
             if given[1].global_step == 14:
                 raise KeyboardInterrupt
 
-    def run() -> transformers.Trainer:
+    def run():
         return trainer(trained, tmp_path / "ckpts", tmp_path / "run", save_steps=4, every=20)
 
     killed, resumed = run(), run()

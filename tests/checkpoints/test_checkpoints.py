@@ -1,13 +1,9 @@
 """The library: found, ordered, narrowed and compared by headers; names fitted onto the model."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -22,25 +18,21 @@ from sewa_cli.objective.model import FlatModel
 CPU = torch.device("cpu")
 
 
-def save(
-    path: Path,
-    tensors: dict[str, torch.Tensor] | None = None,
-    metadata: dict[str, str] | None = None,
-) -> Path:
+def save(path, tensors=None, metadata=None):
     save_file(tensors or {"w": torch.zeros(2, 3)}, path, metadata)
     return path
 
 
-def opened(paths: Sequence[Path]) -> list[Checkpoint]:
+def opened(paths):
     reads = Reads()
     return [library.open_checkpoint(path, reads) for path in paths]
 
 
-def steps(checkpoints: Sequence[Checkpoint]) -> list[int | None]:
+def steps(checkpoints):
     return [checkpoint.step for checkpoint in checkpoints]
 
 
-def in_memory(step: int | None, tensors: dict[str, TensorInfo] | None = None) -> Checkpoint:
+def in_memory(step, tensors=None):
     """Only a header: enough for all that does not read."""
     path = Path(f"step-{step}.safetensors")
     return Checkpoint(
@@ -54,7 +46,7 @@ def in_memory(step: int | None, tensors: dict[str, TensorInfo] | None = None) ->
     )
 
 
-def of_model(model: nn.Module, prefix: str = "", leave_out: Sequence[str] = ()) -> Checkpoint:
+def of_model(model, prefix="", leave_out=()):
     """The header of a checkpoint of `model`, every name behind `prefix`."""
     words = {torch.float32: "F32", torch.int64: "I64"}
     return in_memory(
@@ -67,12 +59,12 @@ def of_model(model: nn.Module, prefix: str = "", leave_out: Sequence[str] = ()) 
     )
 
 
-def match(checkpoint: Checkpoint, model: nn.Module) -> dict[str, str]:
+def match(checkpoint, model):
     flat = FlatModel(model, CPU)
     return library.match_names(checkpoint, flat.aliases, flat.shapes, flat.layout.slices)
 
 
-def named(parameters: Sequence[str]) -> nn.Module:
+def named(parameters):
     """A model with just these dotted names, each of a shape of its own."""
     root = nn.Module()
     for size, name in enumerate(parameters, 1):
@@ -113,14 +105,12 @@ def named(parameters: Sequence[str]) -> nn.Module:
         ("final", None),
     ],
 )
-def test_the_last_number_in_the_name_is_the_step(
-    tmp_path: Path, name: str, step: int | None
-) -> None:
+def test_the_last_number_in_the_name_is_the_step(tmp_path, name, step):
     [checkpoint] = opened([save(tmp_path / f"{name}.safetensors")])
     assert checkpoint.step == step
 
 
-def test_a_step_in_the_metadata_beats_the_name(tmp_path: Path) -> None:
+def test_a_step_in_the_metadata_beats_the_name(tmp_path):
     files = [
         save(tmp_path / "step-1.safetensors", metadata={"step": "300"}),
         save(tmp_path / "step-2.safetensors", metadata={"step": "100"}),
@@ -131,15 +121,13 @@ def test_a_step_in_the_metadata_beats_the_name(tmp_path: Path) -> None:
     assert ordered[0].path.name == "step-2.safetensors"
 
 
-def test_a_file_without_a_step_among_others_is_told(tmp_path: Path) -> None:
+def test_a_file_without_a_step_among_others_is_told(tmp_path):
     files = [save(tmp_path / f"{name}.safetensors") for name in ("step-1", "final", "step-2")]
     with pytest.raises(CheckpointError, match=r"final.safetensors: no step.*rename it or leave"):
         library.in_order(opened(files))
 
 
-def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(
-    run_dir: Path, sewa: Sewa
-) -> None:
+def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(run_dir, sewa):
     (run_dir / "results").mkdir()
     assert sewa("select", "-o", "results/averaged.safetensors").code == 0
     ended = sewa("select", "results/")
@@ -161,9 +149,7 @@ def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(
         ({"to_step": 90, "every": 3, "last": 2}, [60, 90]),
     ],
 )
-def test_narrow_takes_the_range_then_every_nth_from_the_newest_then_the_last(
-    flags: dict[str, int], kept: list[int]
-) -> None:
+def test_narrow_takes_the_range_then_every_nth_from_the_newest_then_the_last(flags, kept):
     run = [in_memory(step) for step in range(10, 121, 10)]
     assert steps(library.narrow(run, **flags)) == kept
 
@@ -171,7 +157,7 @@ def test_narrow_takes_the_range_then_every_nth_from_the_newest_then_the_last(
 # ---- headers and reading ---------------------------------------------------------------------
 
 
-def test_a_file_that_vanished_since_it_was_opened_is_named(tmp_path: Path) -> None:
+def test_a_file_that_vanished_since_it_was_opened_is_named(tmp_path):
     [checkpoint] = opened([save(tmp_path / "step-1.safetensors")])
     checkpoint.path.unlink()
     with pytest.raises(CheckpointError, match=r"step-1.safetensors: w: cannot be read"):
@@ -179,7 +165,7 @@ def test_a_file_that_vanished_since_it_was_opened_is_named(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])
-def test_the_odd_one_out_is_named_wherever_it_stands(odd: int) -> None:
+def test_the_odd_one_out_is_named_wherever_it_stands(odd):
     usual, other = {"w": TensorInfo("F32", (2,))}, {"w": TensorInfo("F32", (3,))}
     run = [in_memory(step, other if step == odd else usual) for step in range(3)]
     with pytest.raises(CheckpointError) as caught:
@@ -196,20 +182,20 @@ wrappers = st.lists(st.sampled_from(PREFIXES), max_size=3).map("".join)
 
 
 @given(on_file=wrappers, on_model=wrappers)
-def test_wrapper_prefixes_are_stripped_on_either_side(on_file: str, on_model: str) -> None:
+def test_wrapper_prefixes_are_stripped_on_either_side(on_file, on_model):
     checkpoint = of_model(named(NAMES), on_file)
     matched = match(checkpoint, named([on_model + name for name in NAMES]))
     assert matched == {on_model + name: on_file + name for name in NAMES}
 
 
-def test_a_compiled_part_of_a_model_fits_the_plain_one_and_back() -> None:
+def test_a_compiled_part_of_a_model_fits_the_plain_one_and_back():
     compiled = ["_orig_mod.layers.0.weight", "layers.0._orig_mod.bias", "head._orig_mod.weight"]
     plain = ["layers.0.weight", "layers.0.bias", "head.weight"]
     assert match(of_model(named(compiled)), named(plain)) == dict(zip(plain, compiled, strict=True))
     assert match(of_model(named(plain)), named(compiled)) == dict(zip(compiled, plain, strict=True))
 
 
-def test_names_that_differ_by_a_prefix_only_are_kept_apart() -> None:
+def test_names_that_differ_by_a_prefix_only_are_kept_apart():
     """head0.weight and model.head0.weight, wrapped or not: the least stripped name fits first."""
     pairs = [[f"head{i}.weight", f"model.head{i}.weight"] for i in range(10)]
     names = [name for pair in pairs for name in pair]
@@ -222,7 +208,7 @@ def test_names_that_differ_by_a_prefix_only_are_kept_apart() -> None:
 class Tied(nn.Module):
     """Embedding and output share one tensor, as in most language models."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(5, 3)
         self.head = nn.Linear(3, 5, bias=False)
@@ -231,15 +217,9 @@ class Tied(nn.Module):
 
 @pytest.mark.parametrize(
     ("left_out", "kept"),
-    [
-        (["head.weight"], "embed.weight"),
-        (["embed.weight"], "head.weight"),
-        ([], "embed.weight"),
-    ],
+    [(["head.weight"], "embed.weight"), (["embed.weight"], "head.weight"), ([], "embed.weight")],
 )
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_tied_weights_fit_under_either_name_or_both_and_stand_once(
-    left_out: list[str], kept: str, prefix: str
-) -> None:
+def test_tied_weights_fit_under_either_name_or_both_and_stand_once(left_out, kept, prefix):
     checkpoint = of_model(Tied(), prefix, leave_out=left_out)
     assert match(checkpoint, Tied()) == {kept: prefix + kept}

@@ -1,18 +1,14 @@
 """Files that would hang, blow up or crash whoever reads them: each is one line, at once."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
 from sewa_cli import files
@@ -22,13 +18,13 @@ DEEP = "[" * 100_000 + "]" * 100_000
 ENDLESS = "9" * 5000  # digits: more than Python reads into an int
 
 
-def save(path: Path, **metadata: str) -> Path:
+def save(path, **metadata):
     path.parent.mkdir(parents=True, exist_ok=True)
     save_file({"w": torch.ones(6)}, path, metadata or None)
     return path
 
 
-def check_refused(sewa: Sewa, folder: Path, words: str, *arguments: object) -> None:
+def check_refused(sewa, folder, words, *arguments):
     """Exit code 3 and one short line with these words; nothing was written."""
     before = sorted(folder.rglob("*"))
     ended = sewa(*arguments)
@@ -41,7 +37,7 @@ def check_refused(sewa: Sewa, folder: Path, words: str, *arguments: object) -> N
 # ---- not a file at all ------------------------------------------------------------------------
 
 
-def listen(path: Path) -> None:
+def listen(path):
     with socket.socket(socket.AF_UNIX) as server:
         before = Path.cwd()
         os.chdir(path.parent)  # the name of a socket must be short
@@ -49,7 +45,7 @@ def listen(path: Path) -> None:
         os.chdir(before)
 
 
-KINDS: dict[str, Callable[[Path], object]] = {
+KINDS = {
     "a pipe": os.mkfifo,
     "a socket": listen,
     "a device": lambda path: path.symlink_to("/dev/zero"),
@@ -59,18 +55,14 @@ KINDS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", ["a.safetensors", "a.pt", "a.safetensors.index.json"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_not_a_file_is_refused_and_never_waited_for(
-    tmp_path: Path, sewa: Sewa, kind: str, name: str
-) -> None:
+def test_what_is_not_a_file_is_refused_and_never_waited_for(tmp_path, sewa, kind, name):
     KINDS[kind](tmp_path / name)
     sound = save(tmp_path / "b.safetensors")
     words = f"{name}: is {kind}, not a file"
     check_refused(sewa, tmp_path, words, "average", tmp_path / name, sound, "-o", "o.pt")
 
 
-def test_a_pipe_put_in_the_place_of_a_file_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_put_in_the_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     monkeypatch.setattr(files, "check_regular", lambda _: None)  # as if it was a file just now
     with pytest.raises(OSError, match="is a pipe"):
@@ -80,7 +72,7 @@ def test_a_pipe_put_in_the_place_of_a_file_is_not_waited_for(
 # ---- more than can be read --------------------------------------------------------------------
 
 
-def sparse(path: Path, start: bytes, size: int) -> Path:
+def sparse(path, start, size):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(start)
     os.truncate(path, size)
@@ -91,7 +83,7 @@ def sparse(path: Path, start: bytes, size: int) -> Path:
 @pytest.mark.parametrize(
     "name", ["m.safetensors.index.json", "d/.metadata", "a/trainer_state.json"]
 )
-def test_small_files_without_end_are_not_read(tmp_path: Path, sewa: Sewa, name: str) -> None:
+def test_small_files_without_end_are_not_read(tmp_path, sewa, name):
     save(tmp_path / "a/model.safetensors")
     path = sparse(tmp_path / name, b"{", 2**40)
     where = path if path.suffix == ".json" and "/" not in name else path.parent
@@ -99,7 +91,7 @@ def test_small_files_without_end_are_not_read(tmp_path: Path, sewa: Sewa, name: 
 
 
 @pytest.mark.timeout(60)
-def test_a_file_too_large_to_be_mapped_is_one_line(tmp_path: Path, sewa: Sewa) -> None:
+def test_a_file_too_large_to_be_mapped_is_one_line(tmp_path, sewa):
     values = 2**40
     entry = {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}
     header = json.dumps({"w": entry}).encode()
@@ -111,7 +103,7 @@ def test_a_file_too_large_to_be_mapped_is_one_line(tmp_path: Path, sewa: Sewa) -
 # ---- what is in them --------------------------------------------------------------------------
 
 
-def raw(path: Path, header: str, body: bytes = bytes(24)) -> Path:
+def raw(path, header, body=bytes(24)):
     data = header.encode()
     path.write_bytes(struct.pack("<Q", len(data)) + data + body)
     return path
@@ -136,9 +128,7 @@ TENSOR = '"w": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}'
         (TENSOR.join("{}").replace("F32", "F" * 9999), 24, "unknown variant"),
     ],
 )
-def test_a_forged_header_is_one_short_line(
-    tmp_path: Path, sewa: Sewa, header: str, body: int, words: str
-) -> None:
+def test_a_forged_header_is_one_short_line(tmp_path, sewa, header, body, words):
     path = raw(tmp_path / "a.safetensors", header, bytes(body))
     check_refused(sewa, tmp_path, words, "inspect", path)
 
@@ -152,29 +142,27 @@ def test_a_forged_header_is_one_short_line(
         f'{{"global_step": {2**63}}}',
     ],
 )
-def test_a_trainer_state_without_sense_is_one_line(tmp_path: Path, sewa: Sewa, state: str) -> None:
+def test_a_trainer_state_without_sense_is_one_line(tmp_path, sewa, state):
     save(tmp_path / "checkpoint-1/model.safetensors")
     (tmp_path / "checkpoint-1/trainer_state.json").write_text(state)
     check_refused(sewa, tmp_path, "checkpoint-1", "inspect", tmp_path / "checkpoint-1")
 
 
-def test_a_name_of_many_digits_is_no_step(tmp_path: Path, sewa: Sewa) -> None:
+def test_a_name_of_many_digits_is_no_step(tmp_path, sewa):
     path = save(tmp_path / f"step-{'9' * 200}.safetensors")
     check_refused(sewa, tmp_path, "its step is 2^63 or more", "inspect", path)
 
 
 @pytest.mark.parametrize("name", ["\\u0000", "a\\ud800", "x" * 300])
-def test_an_index_may_not_name_what_no_file_is_called(
-    tmp_path: Path, sewa: Sewa, name: str
-) -> None:
+def test_an_index_may_not_name_what_no_file_is_called(tmp_path, sewa, name):
     index = tmp_path / "m.safetensors.index.json"
     index.write_text(f'{{"weight_map": {{"w": "{name}"}}}}')
     check_refused(sewa, tmp_path, "m.safetensors.index.json: ", "inspect", index)
 
 
 def test_a_pytorch_file_with_a_tensor_that_safetensors_cannot_hold_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+    tmp_path, monkeypatch, sewa
+):
     monkeypatch.chdir(tmp_path)
     for n in (1, 2):
         torch.save({"__metadata__": torch.ones(2), "w": torch.ones(2)}, f"step-{n}.pt")
@@ -187,9 +175,7 @@ def test_a_pytorch_file_with_a_tensor_that_safetensors_cannot_hold_is_refused(
 # ---- files that would take minutes and all memory ------------------------------------------------
 
 
-def test_json_of_endless_values_is_refused_before_they_are_parsed(
-    tmp_path: Path, sewa: Sewa
-) -> None:
+def test_json_of_endless_values_is_refused_before_they_are_parsed(tmp_path, sewa):
     many = "[" + "[]," * (files.MOST_VALUES // 2) + "[]]"
     with pytest.raises(ValueError, match="has more than"):
         files.parse_json(many)
@@ -206,9 +192,7 @@ def test_json_of_endless_values_is_refused_before_they_are_parsed(
 
 
 @pytest.mark.parametrize("command", [["inspect"], ["average", "-o", "out"]])
-def test_a_safetensors_file_of_endless_tensors_is_refused(
-    tmp_path: Path, sewa: Sewa, command: list[str]
-) -> None:
+def test_a_safetensors_file_of_endless_tensors_is_refused(tmp_path, sewa, command):
     empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
     tensors = {f"t{i}": empty for i in range(MOST_TENSORS + 1)}
     raw(tmp_path / "a-1.safetensors", json.dumps(tensors), b"")
@@ -222,7 +206,7 @@ def test_a_safetensors_file_of_endless_tensors_is_refused(
         assert "has a header larger than 32.0 MiB" in ended.error
 
 
-def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sewa) -> None:
+def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path, sewa):
     path = tmp_path / "a-1.pt"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("a/data.pkl", bytes(65 * 2**20))
@@ -233,9 +217,7 @@ def test_an_archive_whose_pickle_is_a_hole_is_not_read(tmp_path: Path, sewa: Sew
 
 
 @pytest.mark.parametrize(("a", "b"), [((2, 6), (6, 3)), ((6,), (6,)), ((), ())])
-def test_an_adapter_whose_factors_have_no_product_is_refused(
-    tmp_path: Path, sewa: Sewa, a: tuple[int, ...], b: tuple[int, ...]
-) -> None:
+def test_an_adapter_whose_factors_have_no_product_is_refused(tmp_path, sewa, a, b):
     for step in (1, 2):
         folder = tmp_path / "run" / f"checkpoint-{step}"
         folder.mkdir(parents=True)

@@ -1,25 +1,18 @@
 """Checkpoints made to run code, to crash or to exhaust the machine: one line, and nothing runs."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
 import warnings
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.saved import save_distributed
-from helpers.tiny import Sewa
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
-    Metadata,
     MetadataIndex,
     TensorStorageMetadata,
 )
@@ -35,20 +28,20 @@ MODULE = "torch.distributed.checkpoint.metadata"
 class Evil:
     """Leaves a mark when it is unpickled."""
 
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.system, (f"touch {self.mark}",)
 
 
 @pytest.fixture
-def mark(tmp_path: Path) -> Path:
+def mark(tmp_path):
     return tmp_path / "it-ran"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """The first of two; the second is sound."""
     for step in (2, 1):
         content = {
@@ -60,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
     return where
 
 
-def check_refused(sewa: Sewa, run: Path, mark: Path, words: str = "") -> None:
+def check_refused(sewa, run, mark, words=""):
     for command in (["inspect", run], ["average", run, "-o", run.parent / "out.safetensors"]):
         ended = sewa(*command)
         assert not mark.exists()
@@ -72,34 +65,29 @@ def check_refused(sewa: Sewa, run: Path, mark: Path, words: str = "") -> None:
     assert not (run.parent / "out.safetensors").exists()
 
 
-def change(folder: Path, edit: Callable[[Metadata], object]) -> None:
+def change(folder, edit):
     path = folder / ".metadata"
     metadata = pickle.loads(path.read_bytes())
     edit(metadata)
     path.write_bytes(pickle.dumps(metadata))
 
 
-def text(value: str) -> bytes:
+def text(value):
     return b"X" + len(value).to_bytes(4, "little") + value.encode()
 
 
-def named(module: str, name: str) -> bytes:
+def named(module, name):
     return f"c{module}\n{name}\n".encode()
 
 
 # ---- .metadata -------------------------------------------------------------------------------
 
-TARGETS = {
-    "class": named(MODULE, "TensorStorageMetadata"),
-    "dtype": named("torch", "float32"),
-}
+TARGETS = {"class": named(MODULE, "TensorStorageMetadata"), "dtype": named("torch", "float32")}
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("slots", [True, False])
-def test_metadata_cannot_change_a_class_or_a_function(
-    folder: Path, sewa: Sewa, mark: Path, target: str, slots: bool
-) -> None:
+def test_metadata_cannot_change_a_class_or_a_function(folder, sewa, mark, target, slots):
     before = {c: dict(vars(c)) for c in (TensorStorageMetadata, MetadataIndex)}
     values = b"}" + text("__new__") + named("collections", "OrderedDict") + b"s"
     values += text("__setstate__") + named("torch.serialization", "_get_layout") + b"s"
@@ -112,12 +100,9 @@ def test_metadata_cannot_change_a_class_or_a_function(
 
 
 @pytest.mark.parametrize(
-    "wanted",
-    ["posix.system", "builtins.eval", "torch.load", f"{MODULE}.os.system"],
+    "wanted", ["posix.system", "builtins.eval", "torch.load", f"{MODULE}.os.system"]
 )
-def test_metadata_cannot_name_anything_else(
-    folder: Path, sewa: Sewa, mark: Path, wanted: str
-) -> None:
+def test_metadata_cannot_name_anything_else(folder, sewa, mark, wanted):
     module, _, name = wanted.rpartition(".")
     if "metadata.os" in wanted:  # a dotted name, which protocol 4 walks along
         module, name = MODULE, "os.system"
@@ -139,26 +124,20 @@ def test_metadata_cannot_name_anything_else(
         b"(i" + MODULE.encode() + b"\nMetadata\n.",
     ],
 )
-def test_metadata_that_would_exhaust_or_crash_are_one_line(
-    folder: Path, sewa: Sewa, mark: Path, content: bytes
-) -> None:
+def test_metadata_that_would_exhaust_or_crash_are_one_line(folder, sewa, mark, content):
     (folder / ".metadata").write_bytes(content)
     check_refused(sewa, folder.parent, mark, "step-1")
 
 
-def places(metadata: Metadata) -> Any:
+def places(metadata):
     return metadata.storage_data[MetadataIndex("w", (0, 0))]
 
 
-def entry(metadata: Metadata) -> Any:
+def entry(metadata):
     return metadata.state_dict_metadata["w"]
 
 
-def set_chunks(
-    metadata: Metadata,
-    *boxes: tuple[tuple[int, ...], tuple[int, ...]],
-    size: tuple[int, ...] = (4, 3),
-) -> None:
+def set_chunks(metadata, *boxes, size=(4, 3)):
     """Chunks of `w`, all of them at the place of the whole."""
     place = places(metadata)
     entry(metadata).size = torch.Size(size)
@@ -167,7 +146,7 @@ def set_chunks(
         metadata.storage_data[MetadataIndex("w", offsets)] = place
 
 
-FAULTS: dict[str, Callable[[Metadata], object]] = {
+FAULTS = {
     "negative offset": lambda m: setattr(places(m), "offset", -5),
     "beyond the end": lambda m: setattr(places(m), "offset", 2**40),
     "upwards": lambda m: setattr(places(m), "relative_path", "../step-2/__0_0.distcp"),
@@ -180,9 +159,7 @@ FAULTS: dict[str, Callable[[Metadata], object]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_metadata_with_impossible_values_are_one_line(
-    folder: Path, sewa: Sewa, mark: Path, fault: str
-) -> None:
+def test_metadata_with_impossible_values_are_one_line(folder, sewa, mark, fault):
     (folder / "link").symlink_to(folder.parent / "step-2" / "__0_0.distcp")
     os.mkfifo(folder / "pipe")
     change(folder, FAULTS[fault])
@@ -192,10 +169,10 @@ def test_metadata_with_impossible_values_are_one_line(
 # ---- .distcp ---------------------------------------------------------------------------------
 
 
-def put(folder: Path, data: bytes) -> None:
+def put(folder, data):
     """Other bytes where `w` was, long enough for all that is expected there."""
 
-    def move(metadata: Metadata) -> None:
+    def move(metadata):
         place = places(metadata)
         file = folder / place.relative_path
         place.offset, place.length = file.stat().st_size, len(data)
@@ -204,13 +181,13 @@ def put(folder: Path, data: bytes) -> None:
     change(folder, move)
 
 
-def saved(value: Any, zipped: bool = True) -> bytes:
+def saved(value, zipped=True):
     file = io.BytesIO()
     torch.save(value, file, _use_new_zipfile_serialization=zipped)
     return file.getvalue()
 
 
-PAYLOADS: dict[str, Callable[[Path], bytes]] = {
+PAYLOADS = {
     "zip": lambda mark: saved(Evil(mark)),
     "legacy": lambda mark: saved(Evil(mark), zipped=False),
     "other shape": lambda _: saved(torch.ones(3, 4)),
@@ -221,7 +198,7 @@ PAYLOADS: dict[str, Callable[[Path], bytes]] = {
 }
 
 
-def packed(data: bytes) -> bytes:
+def packed(data):
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(file, "w", 8) as new:
         for name in old.namelist():
@@ -229,23 +206,21 @@ def packed(data: bytes) -> bytes:
     return file.getvalue()
 
 
-def two_lists(data: bytes) -> bytes:
+def two_lists(data):
     """PyTorch goes by the first list of members, Python by the second, where none is compressed."""
     end = data.rindex(b"PK\5\6")
     members = data[int.from_bytes(data[end + 16 : end + 20], "little") : end]
     return data[:end] + members.replace(b"\0\0\x08\0", b"\0\0\0\0") + data[end:]
 
 
-def with_gap(data: bytes) -> bytes:
+def with_gap(data):
     """Python cannot find the list of members, PyTorch can."""
     end = data.rindex(b"PK\5\6")
     return data[:end] + bytes(64) + data[end:]
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
-def test_the_bytes_of_a_tensor_can_only_be_that_tensor(
-    folder: Path, sewa: Sewa, mark: Path, payload: str
-) -> None:
+def test_the_bytes_of_a_tensor_can_only_be_that_tensor(folder, sewa, mark, payload):
     put(folder, PAYLOADS[payload](mark))
     ended = sewa("average", folder.parent, "-o", folder.parent.parent / "out.safetensors")
     assert not mark.exists()
@@ -256,13 +231,11 @@ def test_the_bytes_of_a_tensor_can_only_be_that_tensor(
 
 
 @pytest.mark.parametrize("name", ["step", "w"])
-def test_bytes_entries_are_not_unpickled(
-    folder: Path, sewa: Sewa, mark: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_entries_are_not_unpickled(folder, sewa, mark, name, monkeypatch):
     monkeypatch.chdir(folder.parent.parent)  # `average` writes into the working directory
     put(folder, saved(Evil(mark)))
 
-    def to_bytes(metadata: Metadata) -> None:
+    def to_bytes(metadata):
         place = metadata.storage_data.pop(MetadataIndex("w", (0, 0)))
         del metadata.state_dict_metadata["w"]
         metadata.state_dict_metadata[name] = BytesStorageMetadata()
@@ -279,10 +252,10 @@ WHOLE = torch.arange(12.0).reshape(4, 3)
 Box = tuple[tuple[int, int], tuple[int, int]]
 
 
-def split(folder: Path, *boxes: Box) -> None:
+def split(folder, *boxes):
     """`w` is WHOLE, saved in these chunks."""
 
-    def into_chunks(metadata: Metadata) -> None:
+    def into_chunks(metadata):
         place = places(metadata)
         file = folder / place.relative_path
         entry(metadata).chunks = [ChunkStorageMetadata(*map(torch.Size, box)) for box in boxes]
@@ -297,7 +270,7 @@ def split(folder: Path, *boxes: Box) -> None:
     change(folder, into_chunks)
 
 
-def test_chunks_are_put_together_and_mapped_if_they_are_whole_rows(folder: Path) -> None:
+def test_chunks_are_put_together_and_mapped_if_they_are_whole_rows(folder):
     rows, columns = ((0, 0), (3, 3)), [((3, 0), (1, 1)), ((3, 1), (1, 2))]
     for boxes, starts in (([((3, 0), (1, 3)), rows], [0, 9]), ([rows, *columns], None)):
         split(folder, *boxes)
@@ -316,7 +289,7 @@ def test_chunks_are_put_together_and_mapped_if_they_are_whole_rows(folder: Path)
 # ---- .pt -------------------------------------------------------------------------------------
 
 
-def archive(*members: tuple[str, bytes]) -> bytes:
+def archive(*members):
     file = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(file, "w") as new:
         warnings.simplefilter("ignore")  # of names that are there twice
@@ -325,14 +298,14 @@ def archive(*members: tuple[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def build(target: bytes, state: bytes) -> bytes:
+def build(target, state):
     """A file of `{"w": …, "x": target after BUILD}`."""
     return archive(("a/data.pkl", b"\x80\x02}" + text("x") + target + state + b"bs."),
                    ("a/version", b"3\n"))  # fmt: skip
 
 
 SLOTS = b"N}" + text("__setstate__") + named("collections", "OrderedDict") + b"s\x86"
-FILES: dict[str, Callable[[Path], bytes]] = {
+FILES = {
     "class": lambda _: build(named("torch", "Tensor"), SLOTS),
     "function": lambda _: build(named("torch._utils", "_rebuild_tensor_v2"), SLOTS),
     "packed": lambda _: packed(saved({"w": torch.ones(1000)})),
@@ -354,9 +327,7 @@ FILES: dict[str, Callable[[Path], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_pytorch_file_that_wants_more_is_one_line(
-    tmp_path: Path, sewa: Sewa, mark: Path, kind: str
-) -> None:
+def test_a_pytorch_file_that_wants_more_is_one_line(tmp_path, sewa, mark, kind):
     run = tmp_path / "run"
     run.mkdir()
     torch.save({"w": torch.ones(3)}, run / "step-2.pt")
@@ -367,13 +338,8 @@ def test_a_pytorch_file_that_wants_more_is_one_line(
 @pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "ckpt"])
 @pytest.mark.parametrize("way", ["zip", "legacy", "bare pickle"])
 def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sewa: Sewa,
-    mark: Path,
-    suffix: str,
-    way: str,
-) -> None:
+    tmp_path, monkeypatch, sewa, mark, suffix, way
+):
     monkeypatch.chdir(tmp_path)
     content = {"state_dict": {"w": torch.ones(3)}, "extra": Evil(mark)}
     path = tmp_path / f"step-1.{suffix}"
@@ -396,18 +362,18 @@ def test_a_malicious_pickle_is_refused_and_nothing_in_it_runs(
     assert mark.exists()  # it would have run
 
 
-def test_a_key_that_stands_for_endlessly_many_is_shown_short() -> None:
-    key: tuple[Any, ...] = ()
+def test_a_key_that_stands_for_endlessly_many_is_shown_short():
+    key = ()
     for _ in range(60):
         key = (key, key)
     assert len(_few([key])) < 100
 
 
-def test_attributes_that_hide_methods_are_taken_off(tmp_path: Path, sewa: Sewa) -> None:
+def test_attributes_that_hide_methods_are_taken_off(tmp_path, sewa):
     """weights_only lets a pickle set attributes of its dicts and tensors."""
     for step in (1, 2):
         weight = torch.full((3,), float(step))
-        weight.detach = weight.cpu = torch.device  # type: ignore[assignment, method-assign]
+        weight.detach = weight.cpu = torch.device
         inner = OrderedDict(w=weight)
         content = OrderedDict(state_dict=inner, step=step)
         file = tmp_path / f"{step}.pt"

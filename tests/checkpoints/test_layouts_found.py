@@ -1,29 +1,25 @@
 """What is in this directory? Checkpoints found as trainers leave them; faults named before work."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.saved import save_distributed
-from helpers.tiny import Sewa
 from safetensors.torch import save_file
 
 from sewa_cli import checkpoints as library
-from sewa_cli.checkpoints import Checkpoint, Reads
+from sewa_cli.checkpoints import Reads
 from sewa_cli.errors import CheckpointError, ConfigError
 
 Tensors = dict[str, torch.Tensor]
 
 
-def weights(seed: int = 0) -> Tensors:
+def weights(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return {"a": torch.randn(4, 3, generator=generator), "b": torch.randn(5, generator=generator)}
 
 
-def folder(path: Path, step: int | None = None, **logged: float) -> Path:
+def folder(path, step=None, **logged):
     """A checkpoint as the Hugging Face Trainer leaves it."""
     path.mkdir(parents=True)
     save_file(weights(len(list(path.parent.iterdir()))), path / "model.safetensors")
@@ -32,12 +28,12 @@ def folder(path: Path, step: int | None = None, **logged: float) -> Path:
         (path / name).write_bytes(b"never to be opened")
     if step is not None:
         state = {"global_step": step, "log_history": [{"step": 1, "loss": 9.0}]}
-        state["log_history"].append({"step": step, "epoch": 0.5, **logged})  # type: ignore[attr-defined]
+        state["log_history"].append({"step": step, "epoch": 0.5, **logged})
         (path / "trainer_state.json").write_text(json.dumps(state))
     return path
 
 
-def sharded(path: Path) -> Path:
+def sharded(path):
     path.mkdir(parents=True)
     files = {}
     for n, (name, tensor) in enumerate(weights().items(), 1):
@@ -48,26 +44,24 @@ def sharded(path: Path) -> Path:
     return path
 
 
-def opened(path: Path, **settings: object) -> list[Checkpoint]:
-    return library.in_order(library.open_all([path], Reads(), **settings))  # type: ignore[arg-type]
+def opened(path, **settings):
+    return library.in_order(library.open_all([path], Reads(), **settings))
 
 
-def names(found: list[Checkpoint]) -> list[str]:
+def names(found):
     return [checkpoint.path.name for checkpoint in found]
 
 
 # ---- found -----------------------------------------------------------------------------------
 
 
-def test_folders_of_the_hugging_face_trainer_are_found_with_step_and_metrics(
-    tmp_path: Path,
-) -> None:
+def test_folders_of_the_hugging_face_trainer_are_found_with_step_and_metrics(tmp_path):
     for step in (1000, 900, 20):
         folder(tmp_path / f"checkpoint-{step}", step, loss=step / 10)
     save_file(weights(), tmp_path / "model.safetensors")  # Trainer.save_model at the end
     (tmp_path / "training_args.bin").write_bytes(b"")
     (tmp_path / "runs").mkdir()  # of TensorBoard
-    notes: list[str] = []
+    notes = []
     found = opened(tmp_path, note=notes.append)
     assert names(found) == ["checkpoint-20", "checkpoint-900", "checkpoint-1000"]
     assert found[0].metrics == {"loss": 2.0, "epoch": 0.5}
@@ -76,7 +70,7 @@ def test_folders_of_the_hugging_face_trainer_are_found_with_step_and_metrics(
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> None:
+def test_older_pytorch_model_bin_is_read_too(tmp_path, shards):
     inside = tmp_path / "checkpoint-3"
     inside.mkdir()
     expected = weights()
@@ -94,7 +88,7 @@ def test_older_pytorch_model_bin_is_read_too(tmp_path: Path, shards: int) -> Non
         assert torch.equal(found.read(name), tensor)
 
 
-def test_lightnings_own_folders_are_looked_into(tmp_path: Path) -> None:
+def test_lightnings_own_folders_are_looked_into(tmp_path):
     inside = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
     inside.mkdir(parents=True)
     torch.save({"state_dict": weights()}, inside / "epoch=0-step=4.ckpt")
@@ -106,7 +100,7 @@ def test_lightnings_own_folders_are_looked_into(tmp_path: Path) -> None:
         opened(tmp_path)
 
 
-def test_the_optimizers_files_are_no_checkpoints(tmp_path: Path) -> None:
+def test_the_optimizers_files_are_no_checkpoints(tmp_path):
     for step in (1, 2):
         torch.save(weights(), tmp_path / f"step-{step}.pt")
     for name in ("optimizer.pt", "optimizer_3.pt", "rng_state_0.pth", "scheduler.pt", "scaler.pt"):
@@ -114,10 +108,10 @@ def test_the_optimizers_files_are_no_checkpoints(tmp_path: Path) -> None:
     assert names(opened(tmp_path)) == ["step-1.pt", "step-2.pt"]
 
 
-def test_last_ckpt_gives_way_to_the_numbered_one(tmp_path: Path) -> None:
+def test_last_ckpt_gives_way_to_the_numbered_one(tmp_path):
     for name, step in (("step=4", 4), ("step=8", 8), ("last", 8)):
         torch.save({"state_dict": weights(), "global_step": step}, tmp_path / f"{name}.ckpt")
-    notes: list[str] = []
+    notes = []
     assert names(opened(tmp_path, note=notes.append)) == ["step=4.ckpt", "step=8.ckpt"]
     assert any("last.ckpt: left out; step=8.ckpt has the same step" in note for note in notes)
 
@@ -125,7 +119,7 @@ def test_last_ckpt_gives_way_to_the_numbered_one(tmp_path: Path) -> None:
 # ---- bad input -------------------------------------------------------------------------------
 
 
-def test_mixed_layouts_are_refused_with_both_named(tmp_path: Path) -> None:
+def test_mixed_layouts_are_refused_with_both_named(tmp_path):
     folder(tmp_path / "checkpoint-1")
     save_file(weights(), tmp_path / "step-5.safetensors")
     with pytest.raises(CheckpointError, match=r"mixes .*checkpoint-1\) .*step-5.safetensors"):
@@ -133,10 +127,9 @@ def test_mixed_layouts_are_refused_with_both_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "..\\x", 7, None],
+    "name", ["../model.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "..\\x", 7, None]
 )
-def test_an_index_that_points_out_of_its_folder_is_refused(tmp_path: Path, name: object) -> None:
+def test_an_index_that_points_out_of_its_folder_is_refused(tmp_path, name):
     save_file(weights(), tmp_path / "model.safetensors")
     index = sharded(tmp_path / "checkpoint-1") / "model.safetensors.index.json"
     content = json.loads(index.read_text())
@@ -146,7 +139,7 @@ def test_an_index_that_points_out_of_its_folder_is_refused(tmp_path: Path, name:
         library.open_checkpoint(index.parent, Reads())
 
 
-def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path):
     inside = sharded(tmp_path / "checkpoint-1")
     shard = inside / "model-00001-of-00002.safetensors"
     shard.rename(tmp_path / "elsewhere.safetensors")
@@ -155,14 +148,14 @@ def test_a_shard_that_is_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> 
         library.open_checkpoint(inside, Reads())
 
 
-def test_an_index_that_does_not_fit_its_shards_is_told(tmp_path: Path) -> None:
+def test_an_index_that_does_not_fit_its_shards_is_told(tmp_path):
     inside = sharded(tmp_path / "checkpoint-1")
     save_file({"other": torch.zeros(1)}, inside / "model-00001-of-00002.safetensors")
     with pytest.raises(CheckpointError, match=r"00001-of-00002.*do not belong together"):
         library.open_checkpoint(inside, Reads())
 
 
-def test_shards_without_an_index_are_told(tmp_path: Path) -> None:
+def test_shards_without_an_index_are_told(tmp_path):
     inside = sharded(tmp_path / "checkpoint-1")
     (inside / "model.safetensors.index.json").unlink()
     with pytest.raises(CheckpointError, match=r"00001-of-00002.*index .* is missing"):
@@ -172,18 +165,16 @@ def test_shards_without_an_index_are_told(tmp_path: Path) -> None:
 # ---- half-written ----------------------------------------------------------------------------
 
 
-def cut(path: Path) -> None:
+def cut(path):
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def run_of_folders(tmp_path: Path) -> list[Path]:
+def run_of_folders(tmp_path):
     return [folder(tmp_path / f"checkpoint-{step}", step) for step in (8, 9, 10)]
 
 
 @pytest.mark.parametrize("fault", ["cut", "no weights", "empty folder", "no shard", "no index"])
-def test_a_half_written_newest_checkpoint_is_left_out_with_a_warning(
-    tmp_path: Path, fault: str
-) -> None:
+def test_a_half_written_newest_checkpoint_is_left_out_with_a_warning(tmp_path, fault):
     *_, newest = run_of_folders(tmp_path)
     model = newest / "model.safetensors"
     if fault == "cut":
@@ -200,35 +191,33 @@ def test_a_half_written_newest_checkpoint_is_left_out_with_a_warning(
             sharded(newest)
             lost = {"no shard": "model-00001-of-00002.safetensors"}
             (newest / lost.get(fault, "model.safetensors.index.json")).unlink()
-    warnings: list[str] = []
+    warnings = []
     assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [8, 9]
     assert len(warnings) == 1
     assert "checkpoint-10: left out as half-written" in warnings[0]
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
-def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path: Path, suffix: str) -> None:
+def test_a_half_written_newest_file_is_left_out_with_a_warning(tmp_path, suffix):
     for step in (9, 10, 11):
         path = tmp_path / f"step-{step}.{suffix}"
         save_file(weights(step), path) if suffix == "safetensors" else torch.save(
             weights(step), path
         )
     cut(path)
-    warnings: list[str] = []
+    warnings = []
     assert [c.step for c in opened(tmp_path, warn=warnings.append)] == [9, 10]
     assert f"step-11.{suffix}: left out as half-written" in warnings[0]
 
 
-def test_what_the_user_named_is_never_left_out_silently(tmp_path: Path) -> None:
+def test_what_the_user_named_is_never_left_out_silently(tmp_path):
     paths = run_of_folders(tmp_path)
     cut(paths[-1] / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"checkpoint-10/model.safetensors: not a complete"):
         library.open_all(paths, Reads())
 
 
-def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
     run_of_folders(tmp_path / "run")
     assert sewa("average", "run", "-o", "run/averaged-30").code == 0
@@ -237,9 +226,7 @@ def test_an_output_folder_of_ours_in_the_run_is_not_a_checkpoint(
 
 
 @pytest.mark.parametrize("nested", [True, False])
-def test_a_pytorch_file_of_ours_in_the_run_is_not_a_checkpoint(
-    tmp_path: Path, nested: bool, sewa: Sewa
-) -> None:
+def test_a_pytorch_file_of_ours_in_the_run_is_not_a_checkpoint(tmp_path, nested, sewa):
     for step in (1, 2, 3):
         torch.save({"model": weights(step)} if nested else weights(step), tmp_path / f"c{step}.pt")
     assert sewa("average", tmp_path, "-o", tmp_path / "c4.pt").code == 0
@@ -249,7 +236,7 @@ def test_a_pytorch_file_of_ours_in_the_run_is_not_a_checkpoint(
         assert content.keys() == weights().keys()
 
 
-def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path: Path) -> None:
+def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_path):
     for step in (2, 10):
         inside = tmp_path / f"checkpoint-{step}"
         inside.mkdir()
@@ -261,14 +248,14 @@ def test_a_sharded_model_of_accelerates_fsdp_is_found_inside_its_checkpoint(tmp_
     assert names(opened(tmp_path / "checkpoint-2")) == ["checkpoint-2"]
 
 
-def test_the_parent_of_a_run_is_not_a_run(tmp_path: Path) -> None:
+def test_the_parent_of_a_run_is_not_a_run(tmp_path):
     run_of_folders(tmp_path / "llama")
     save_file(weights(), tmp_path / "llama" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"holds no checkpoints itself; name .*llama"):
         opened(tmp_path)
 
 
-def test_a_state_key_for_safetensors_is_refused(tmp_path: Path) -> None:
+def test_a_state_key_for_safetensors_is_refused(tmp_path):
     run_of_folders(tmp_path)
     with pytest.raises(ConfigError, match=r"--state-key: .* is safetensors, which has no keys"):
         opened(tmp_path, state_key="model")
@@ -277,12 +264,12 @@ def test_a_state_key_for_safetensors_is_refused(tmp_path: Path) -> None:
 # ---- one run, once ---------------------------------------------------------------------------
 
 
-def epochs(folder: Path, *numbers: int, name: str = "epoch-{}.pt") -> None:
+def epochs(folder, *numbers, name="epoch-{}.pt"):
     for number in numbers:
         torch.save(weights(number), folder / name.format(number))
 
 
-def test_epochs_and_steps_are_not_sorted_on_one_scale(tmp_path: Path, sewa: Sewa) -> None:
+def test_epochs_and_steps_are_not_sorted_on_one_scale(tmp_path, sewa):
     epochs(tmp_path, *range(1, 11))
     epochs(tmp_path, 2000, 4000, name="checkpoint-{}.pt")
     for given in ([tmp_path], sorted(tmp_path.iterdir())):
@@ -308,9 +295,7 @@ def test_epochs_and_steps_are_not_sorted_on_one_scale(tmp_path: Path, sewa: Sewa
         ),
     ],
 )
-def test_an_order_that_names_leave_open_is_refused(
-    tmp_path: Path, named: list[str], refusal: str
-) -> None:
+def test_an_order_that_names_leave_open_is_refused(tmp_path, named, refusal):
     for seed, name in enumerate(named):
         torch.save(weights(seed), tmp_path / f"{name}.pt")
     with pytest.raises(CheckpointError, match=refusal):
@@ -318,14 +303,14 @@ def test_an_order_that_names_leave_open_is_refused(
 
 
 @pytest.mark.parametrize("way", ["copy", "hard link", "named"])
-def test_files_of_the_same_bytes_count_once(tmp_path: Path, way: str) -> None:
+def test_files_of_the_same_bytes_count_once(tmp_path, way):
     epochs(tmp_path, 1, 2, 3)
     copy, original = tmp_path / "epoch-4.pt", tmp_path / "epoch-2.pt"
     if way == "hard link":
         copy.hardlink_to(original)
     else:
         copy.write_bytes(original.read_bytes())
-    told: list[str] = []
+    told = []
     given = sorted(tmp_path.iterdir()) if way == "named" else [tmp_path]
     found = library.open_all(given, Reads(), warn=told.append)
     assert names(found) == ["epoch-1.pt", "epoch-2.pt", "epoch-3.pt"]
@@ -341,14 +326,12 @@ def test_files_of_the_same_bytes_count_once(tmp_path: Path, way: str) -> None:
         ("model--val_wer=0.{}12-epoch={}.ckpt", ["model--val_wer=0.2-epoch=8-last.ckpt"]),
     ],
 )
-def test_copies_by_name_are_left_out_with_a_note(
-    tmp_path: Path, numbered: str, others: list[str]
-) -> None:
+def test_copies_by_name_are_left_out_with_a_note(tmp_path, numbered, others):
     for number in range(1, 9):
         torch.save(weights(number), tmp_path / numbered.format(number, number))
     for seed, name in enumerate(others, 100):
         torch.save(weights(seed), tmp_path / name)
-    notes: list[str] = []
+    notes = []
     found = opened(tmp_path, note=notes.append, warn=notes.append)
     assert [c.step for c in found] == list(range(1, 9))
     for name in others:

@@ -4,19 +4,15 @@ mergekit wants an environment of its own: SEWA_MERGEKIT_PYTHON names its Python;
 for in this one, else the tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from helpers.frozen import FROZEN, third_party
-from helpers.tiny import Sewa
 from safetensors.torch import load_file
 
 PYTHON = os.environ.get("SEWA_MERGEKIT_PYTHON") or (
@@ -46,7 +42,7 @@ DTYPES = ["float32", "bfloat16"]
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def merged(tmp_path_factory):
     """The same run in both dtypes, and mergekit's merges of it."""
     from transformers import LlamaForCausalLM
 
@@ -69,9 +65,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", list(WEIGHTS))
-def test_average_equals_mergekits_linear_merge(
-    merged: Path, tmp_path: Path, sewa: Sewa, dtype: str, name: str
-) -> None:
+def test_average_equals_mergekits_linear_merge(merged, tmp_path, sewa, dtype, name):
     """Tied embeddings; of bfloat16 checkpoints the sums are float32 in both."""
     shares = ",".join(map(str, WEIGHTS[name]))
     weights = ["--weights", shares] if name == "halves" else []
@@ -87,8 +81,8 @@ def test_average_equals_mergekits_linear_merge(
         assert torch.equal(tensor, other), tensor_name
 
 
-def load_all(folder: Path) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+def load_all(folder):
+    found = {}
     for path in folder.glob("*.safetensors"):
         found |= load_file(path)
     return found

@@ -1,26 +1,20 @@
 """PEFT adapters: A and B apart with the gap told, or the products; PeftModel loads both."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
-from helpers.frozen import FROZEN, Frozen, heldout_loss, third_party
-from helpers.tiny import Sewa
+from helpers.frozen import FROZEN, heldout_loss, third_party
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("task")
 
 
 @pytest.fixture
-def task(frozen: Frozen) -> ModuleType:
+def task(frozen):
     """The task of a copy of the run in the working directory."""
     return frozen("peft").task
 
@@ -28,7 +22,7 @@ def task(frozen: Frozen) -> ModuleType:
 SELECT = ["select", "run", "--task", "task.py", "--K", 3, "--set", "gumbel.iterations=6", "--json"]
 
 
-def loaded(folder: str) -> Any:
+def loaded(folder):
     """The base with the adapter, as a user would load it."""
     from peft import PeftModel
     from transformers import LlamaForCausalLM
@@ -38,7 +32,7 @@ def loaded(folder: str) -> Any:
         return PeftModel.from_pretrained(base, folder)
 
 
-def products(folder: str | Path) -> dict[str, Tensor]:
+def products(folder):
     tensors = load_file(Path(folder) / "adapter_model.safetensors")
     return {
         name: tensors[name.replace("lora_A", "lora_B")].double() @ A.double()
@@ -47,9 +41,7 @@ def products(folder: str | Path) -> dict[str, Tensor]:
     }
 
 
-def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported_loss(
-    task: ModuleType, sewa: Sewa
-) -> None:
+def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported_loss(task, sewa):
     assert Path("run/adapter_model.safetensors").exists()  # the final one, not a checkpoint
     inspected = sewa("inspect", "run", "--json")
     assert [c["step"] for c in json.loads(inspected.out)["checkpoints"]] == list(range(2, 17, 2))
@@ -81,7 +73,7 @@ def test_inspect_compare_and_select_work_and_the_adapter_loads_with_the_reported
         assert one == two
 
 
-def test_averaging_factors_apart_warns_with_the_gap(sewa: Sewa) -> None:
+def test_averaging_factors_apart_warns_with_the_gap(sewa):
     ended = sewa("average", "run", "-o", "out", "--last", 4)
     assert ended.code == 0, ended.err
     every = [products(f"run/checkpoint-{step}") for step in (10, 12, 14, 16)]
@@ -94,7 +86,7 @@ def test_averaging_factors_apart_warns_with_the_gap(sewa: Sewa) -> None:
     assert "--set lora=merged averages the products" in ended.err
 
 
-def test_merged_averages_the_products_and_tells_the_error(sewa: Sewa) -> None:
+def test_merged_averages_the_products_and_tells_the_error(sewa):
     ended = sewa("average", "run", "-o", "out", "--set", "lora=merged")
     assert ended.code == 0, ended.err
     every = [products(f"run/checkpoint-{step}") for step in range(2, 17, 2)]
@@ -111,9 +103,7 @@ def test_merged_averages_the_products_and_tells_the_error(sewa: Sewa) -> None:
     assert {n: t.shape for n, t in before.items()} == {n: t.shape for n, t in after.items()}
 
 
-def test_merged_is_for_adapters_and_not_for_compare(
-    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_merged_is_for_adapters_and_not_for_compare(run_dir, sewa, monkeypatch, tmp_path):
     ended = sewa("average", run_dir / "ckpts", "--set", "lora=merged", "-o", "x.safetensors")
     assert ended.code == 2
     assert "is not a PEFT adapter" in ended.error
@@ -123,7 +113,7 @@ def test_merged_is_for_adapters_and_not_for_compare(
     assert "compare averages A and B apart" in ended.error
 
 
-def test_adapters_of_another_rank_or_scaling_are_refused(sewa: Sewa) -> None:
+def test_adapters_of_another_rank_or_scaling_are_refused(sewa):
     path = Path("run/checkpoint-4/adapter_config.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "lora_alpha": 8}))
     ended = sewa("average", "run")
@@ -131,7 +121,7 @@ def test_adapters_of_another_rank_or_scaling_are_refused(sewa: Sewa) -> None:
     assert "checkpoint-4/adapter_config.json: lora_alpha: expected 4" in ended.error
 
 
-def test_a_model_without_an_adapter_is_told(sewa: Sewa) -> None:
+def test_a_model_without_an_adapter_is_told(sewa):
     shutil.copy(FROZEN / "transformers" / "task.py", "plain.py")
     ended = sewa("select", "run", "--task", "plain.py", "--K", 3)
     assert ended.code == 3
@@ -139,7 +129,7 @@ def test_a_model_without_an_adapter_is_told(sewa: Sewa) -> None:
 
 
 @pytest.mark.parametrize("mode", ["factors", "merged"])
-def test_an_adapter_with_nan_is_named(sewa: Sewa, mode: str) -> None:
+def test_an_adapter_with_nan_is_named(sewa, mode):
     path = Path("run/checkpoint-4/adapter_model.safetensors")
     tensors = load_file(path)
     next(iter(tensors.values()))[0, 0] = float("nan")

@@ -1,11 +1,8 @@
 """PyTorch files and distributed checkpoints: which of their tensors are weights, read lazily."""
 
-from __future__ import annotations
-
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,21 +10,21 @@ from helpers.memory import peaks
 from helpers.saved import save_distributed
 
 from sewa_cli import checkpoints as library
-from sewa_cli.checkpoints import Checkpoint, Reads, TensorInfo
+from sewa_cli.checkpoints import Reads, TensorInfo
 from sewa_cli.errors import CheckpointError, ConfigError, Unfinished
 
 
-def open_one(path: Path, state_key: str | None = None) -> Checkpoint:
+def open_one(path, state_key=None):
     return library.open_checkpoint(path, Reads(), state_key)
 
 
-def state(value: float = 1.0) -> dict[str, torch.Tensor]:
+def state(value=1.0):
     return {"w": torch.full((3, 2), value), "h": torch.full((2,), value).bfloat16()}
 
 
 @pytest.mark.parametrize("key", [None, "state_dict", "model", "model_state_dict", "ema"])
-def test_the_state_dict_is_found_where_trainers_put_it(tmp_path: Path, key: str | None) -> None:
-    content: dict[str, Any] = state() if key is None else {key: state(), "epoch": 3, "args": {}}
+def test_the_state_dict_is_found_where_trainers_put_it(tmp_path, key):
+    content = state() if key is None else {key: state(), "epoch": 3, "args": {}}
     torch.save(content, tmp_path / "step-7.pt")
     found = open_one(tmp_path / "step-7.pt")
     assert found.tensors == {"w": TensorInfo("F32", (3, 2)), "h": TensorInfo("BF16", (2,))}
@@ -37,7 +34,7 @@ def test_the_state_dict_is_found_where_trainers_put_it(tmp_path: Path, key: str 
     assert found.reads.bytes == 4
 
 
-def test_a_key_of_another_name_may_be_deep_and_is_found_or_named(tmp_path: Path) -> None:
+def test_a_key_of_another_name_may_be_deep_and_is_found_or_named(tmp_path):
     path = tmp_path / "step-1.pt"
     torch.save({"net": {"weights": state()}, "other": {"x": torch.ones(2)}, "epoch": 3}, path)
     assert list(open_one(path).tensors) == ["net.weights.w", "net.weights.h", "other.x"]
@@ -46,7 +43,7 @@ def test_a_key_of_another_name_may_be_deep_and_is_found_or_named(tmp_path: Path)
         open_one(path, "nets")
 
 
-def test_a_file_without_weights_is_refused_by_the_keys_it_has(tmp_path: Path) -> None:
+def test_a_file_without_weights_is_refused_by_the_keys_it_has(tmp_path):
     path = tmp_path / "step-1.pt"
     torch.save({"epoch": 3, "optimizer": {"m": torch.ones(2)}, "args": {}}, path)
     with pytest.raises(CheckpointError, match="no weights in it; it holds epoch, optimizer, args"):
@@ -56,7 +53,7 @@ def test_a_file_without_weights_is_refused_by_the_keys_it_has(tmp_path: Path) ->
         open_one(path)
 
 
-def test_tensors_may_share_one_storage_and_need_not_be_contiguous(tmp_path: Path) -> None:
+def test_tensors_may_share_one_storage_and_need_not_be_contiguous(tmp_path):
     whole = torch.arange(12.0).reshape(3, 4)
     tied = {"a": whole, "b": whole, "t": whole.T, "part": whole[1]}
     torch.save(OrderedDict(tied), tmp_path / "step-1.pt")
@@ -66,13 +63,13 @@ def test_tensors_may_share_one_storage_and_need_not_be_contiguous(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"text, not weights", b"PK\x03\x04 and no more"])
-def test_what_is_no_pytorch_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_pytorch_file_is_named(tmp_path, content):
     (tmp_path / "step-1.pt").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"step-1.pt: "):
         open_one(tmp_path / "step-1.pt")
 
 
-def test_a_format_that_sewa_does_not_read_is_called_unknown(tmp_path: Path) -> None:
+def test_a_format_that_sewa_does_not_read_is_called_unknown(tmp_path):
     for name in ("m.nemo", "m.zip", "notes"):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("model_weights.ckpt", b"weights")
@@ -80,7 +77,7 @@ def test_a_format_that_sewa_does_not_read_is_called_unknown(tmp_path: Path) -> N
             open_one(tmp_path / name)
 
 
-def test_a_distributed_checkpoint_gives_the_models_tensors_and_its_step(tmp_path: Path) -> None:
+def test_a_distributed_checkpoint_gives_the_models_tensors_and_its_step(tmp_path):
     optimizer = {"state": {"w": {"exp_avg": torch.zeros(3, 2)}}}
     content = {"model": state(), "optim": optimizer, "step": 40}
     found = open_one(save_distributed(content, tmp_path / "final"))
@@ -92,7 +89,7 @@ def test_a_distributed_checkpoint_gives_the_models_tensors_and_its_step(tmp_path
     assert found.reads.bytes == 28
 
 
-def test_the_key_of_a_distributed_checkpoint_can_be_named(tmp_path: Path) -> None:
+def test_the_key_of_a_distributed_checkpoint_can_be_named(tmp_path):
     content = {"app": {"net": state(), "optim": {"m": torch.zeros(2)}}}
     folder = save_distributed(content, tmp_path / "step-4")
     for key in (None, "app.net"):
@@ -107,7 +104,7 @@ def test_the_key_of_a_distributed_checkpoint_can_be_named(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("fault", ["cut", "missing", "metadata"])
-def test_a_half_written_distributed_checkpoint_is_named(tmp_path: Path, fault: str) -> None:
+def test_a_half_written_distributed_checkpoint_is_named(tmp_path, fault):
     folder = save_distributed(state(), tmp_path / "step-1")
     [data] = folder.glob("*.distcp")
     if fault == "cut":
@@ -122,7 +119,7 @@ def test_a_half_written_distributed_checkpoint_is_named(tmp_path: Path, fault: s
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-def test_memory_stays_far_below_one_file(tmp_path: Path) -> None:
+def test_memory_stays_far_below_one_file(tmp_path):
     """Checkpoints of 120 MB in tensors of 4 MB; the cap is 60 MB, half of one of them."""
     run = tmp_path / "run"
     run.mkdir()

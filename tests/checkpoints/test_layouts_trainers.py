@@ -1,51 +1,45 @@
 """Run directories as real trainers leave them: every command works, and the result loads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.frozen import STEPS, Frozen, FrozenRun, heldout_loss, third_party
-from helpers.tiny import Sewa
+from helpers.frozen import STEPS, heldout_loss, third_party
 from safetensors.torch import load_file
-from torch import nn
 
 SETTINGS = ["--task", "task.py", "--K", 3, "--set", "gumbel.iterations=6", "--device", "cpu"]
 
 
 @pytest.fixture
-def llama(frozen: Frozen) -> FrozenRun:
+def llama(frozen):
     pytest.importorskip("transformers")
     return frozen("transformers")
 
 
-def snapshot(folder: Path) -> dict[str, int]:
+def snapshot(folder):
     return {str(p): p.stat().st_mtime_ns for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def by_from_pretrained(run: FrozenRun, output: str) -> nn.Module:
+def by_from_pretrained(run, output):
     """Load as transformers does, which must find every tensor it wants and no other."""
     model, about = type(run.task.build_model()).from_pretrained(output, output_loading_info=True)
     assert not about["missing_keys"]
     assert not about["unexpected_keys"]
-    return model  # type: ignore[no-any-return]
+    return model
 
 
-def by_load_from_checkpoint(run: FrozenRun, output: str) -> nn.Module:
+def by_load_from_checkpoint(run, output):
     content = torch.load(output, weights_only=True)
     assert not {"optimizer_states", "loops", "callbacks"} & content.keys()
-    loaded: nn.Module = run.task.Net.load_from_checkpoint(output, weights_only=True)
-    assert loaded.hparams["width"] == 16  # type: ignore[index]
+    loaded = run.task.Net.load_from_checkpoint(output, weights_only=True)
+    assert loaded.hparams["width"] == 16
     return loaded
 
 
-def by_load_state_dict(run: FrozenRun, output: str) -> nn.Module:
-    model: nn.Module = run.task.build_model()
+def by_load_state_dict(run, output):
+    model = run.task.build_model()
     is_torch = output.endswith(".pt")
     model.load_state_dict(torch.load(output)["model"] if is_torch else load_file(output))
     return model
@@ -63,8 +57,8 @@ def by_load_state_dict(run: FrozenRun, output: str) -> nn.Module:
     ],
 )
 def test_every_command_works_and_the_trainers_own_loader_gets_the_reported_loss(
-    frozen: Frozen, sewa: Sewa, name: str, output: str, load: Callable[[FrozenRun, str], nn.Module]
-) -> None:
+    frozen, sewa, name, output, load
+):
     run = frozen(name)
     before = snapshot(Path("run"))
     averaged = sewa("average", "run", "--method", "lawa", "--K", 3)
@@ -76,7 +70,7 @@ def test_every_command_works_and_the_trainers_own_loader_gets_the_reported_loss(
     comparison = json.loads(compared.out)
     selected = sewa("select", "run", *SETTINGS, "--json", "-o", output)
     assert selected.code == 0, selected.err
-    report: dict[str, Any] = json.loads(selected.out)
+    report = json.loads(selected.out)
     assert [c["step"] for c in report["candidates"]] == STEPS
     evaluated = sewa("evaluate", output, "--task", "task.py", "--format", "json")
     [row] = json.loads(evaluated.out)["files"]
@@ -96,9 +90,7 @@ def test_every_command_works_and_the_trainers_own_loader_gets_the_reported_loss(
     assert (name == "sharded") == (len(files) > 1)
 
 
-def test_a_folder_has_a_card_and_what_the_newest_checkpoint_or_else_the_run_has(
-    llama: FrozenRun, sewa: Sewa
-) -> None:
+def test_a_folder_has_a_card_and_what_the_newest_checkpoint_or_else_the_run_has(llama, sewa):
     del llama
     Path("run/tokenizer_config.json").write_text("of the run")
     Path("run/merges.txt").write_text("of the run")
@@ -118,9 +110,7 @@ def test_a_folder_has_a_card_and_what_the_newest_checkpoint_or_else_the_run_has(
 
 
 @pytest.mark.parametrize("output", ["run", "run/checkpoint-4", "run/checkpoint-4/new", "."])
-def test_an_output_may_not_hold_or_be_in_an_input(
-    llama: FrozenRun, sewa: Sewa, output: str
-) -> None:
+def test_an_output_may_not_hold_or_be_in_an_input(llama, sewa, output):
     before = snapshot(llama.folder)
     for force in ([], ["--force"]):
         ended = sewa("average", "run", "-o", output, *force)
@@ -128,14 +118,14 @@ def test_an_output_may_not_hold_or_be_in_an_input(
     assert snapshot(llama.folder) == before
 
 
-def test_another_dtype_is_told_in_the_config(llama: FrozenRun, sewa: Sewa) -> None:
+def test_another_dtype_is_told_in_the_config(llama, sewa):
     assert sewa("average", "run", "-o", "out", "--output-dtype", "bfloat16").code == 0
     with third_party():
         model = by_from_pretrained(llama, "out")
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
-def test_shards_are_those_of_huggingface_hub(llama: FrozenRun, sewa: Sewa) -> None:
+def test_shards_are_those_of_huggingface_hub(llama, sewa):
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors import safe_open
 
@@ -150,7 +140,7 @@ def test_shards_are_those_of_huggingface_hub(llama: FrozenRun, sewa: Sewa) -> No
     assert index["metadata"]["total_size"] == expected.metadata["total_size"]
 
 
-def test_apply_tells_when_a_shard_has_changed(frozen: Frozen, sewa: Sewa) -> None:
+def test_apply_tells_when_a_shard_has_changed(frozen, sewa):
     frozen("sharded")
     assert sewa("average", "run", "-o", "out", "--report", "r.json").code == 0
     recipe = json.loads(Path("r.json").read_text())["recipe"]

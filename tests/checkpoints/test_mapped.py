@@ -1,11 +1,8 @@
 """Views of mapped files: what the library reads, bit for bit; any other bytes are refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.errors import CheckpointError
 
 
-def of_every_dtype() -> dict[str, torch.Tensor]:
+def of_every_dtype():
     shapes = [(), (0,), (3, 0, 2), (1,), (3, 5)]
     return {
         f"{word} {shape}": some_tensor(dtype, shape, seed=n)
@@ -30,7 +27,7 @@ def of_every_dtype() -> dict[str, torch.Tensor]:
     }
 
 
-def test_a_checkpoint_gives_the_same_bytes_to_numpy_and_to_torch(tmp_path: Path) -> None:
+def test_a_checkpoint_gives_the_same_bytes_to_numpy_and_to_torch(tmp_path):
     tensors, path = of_every_dtype(), tmp_path / "all.safetensors"
     safetensors.torch.save_file(tensors, path)
     reads = Reads()
@@ -45,12 +42,12 @@ def test_a_checkpoint_gives_the_same_bytes_to_numpy_and_to_torch(tmp_path: Path)
         assert not array.flags.writeable
 
 
-def file_of(header: object, body: bytes) -> bytes:
+def file_of(header, body):
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
-def test_a_tensor_at_an_odd_address_is_read_all_the_same() -> None:
+def test_a_tensor_at_an_odd_address_is_read_all_the_same():
     numbers = np.arange(3, dtype=np.float32)
     header = {"w": {"dtype": "F32", "shape": [3], "data_offsets": [1, 13]}, "__metadata__": {}}
     for extra in range(4):
@@ -78,13 +75,13 @@ def test_a_tensor_at_an_odd_address_is_read_all_the_same() -> None:
         file_of({"w": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}, b"1234"),
     ],
 )
-def test_what_is_no_safetensors_file_is_refused(data: bytes) -> None:
+def test_what_is_no_safetensors_file_is_refused(data):
     with pytest.raises(ValueError, match=r"."):
         views(data)
 
 
 @given(st.integers(0, 200), st.binary(min_size=1, max_size=4))
-def test_damaged_bytes_are_read_or_refused_and_nothing_else(at: int, damage: bytes) -> None:
+def test_damaged_bytes_are_read_or_refused_and_nothing_else(at, damage):
     whole = safetensors.torch.save({"a": torch.ones(2, 3), "b": torch.ones(4).bfloat16()})
     try:
         found = views(whole[:at] + damage + whole[at + len(damage) :])
@@ -93,7 +90,7 @@ def test_damaged_bytes_are_read_or_refused_and_nothing_else(at: int, damage: byt
     assert sum(array.nbytes for array in found.values()) <= len(whole)
 
 
-def test_a_file_that_changes_between_opening_and_reading_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_between_opening_and_reading_is_told(tmp_path):
     path, other = tmp_path / "one.safetensors", tmp_path / "other"
     safetensors.torch.save_file({"w": torch.ones(3)}, path)
     for tensors in ({"v": torch.ones(3)}, {"w": torch.ones(4)}, {"w": torch.ones(3).half()}):

@@ -1,15 +1,12 @@
 """Interval means are read where a run has them, and weighed by their numbers of steps."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 from safetensors.torch import load_file
 from torch import nn
 
@@ -19,7 +16,7 @@ SAVES = (4, 8, 12, 15)
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+def run(tmp_path, monkeypatch):
     """Save snapshots and means of a walk; return the weights of all steps."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -37,13 +34,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     return states
 
 
-def assert_mean(output: str, states: list[Any]) -> None:
+def assert_mean(output, states):
     for name, tensor in load_file(output).items():
         mean = torch.stack([state[name].double() for state in states]).mean(0)
         torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
 
 
-def test_latest_of_means_is_the_mean_of_all_their_steps(run: dict[int, Any], sewa: Sewa) -> None:
+def test_latest_of_means_is_the_mean_of_all_their_steps(run, sewa):
     ended = sewa("average", "ckpts", "--method", "latest", "--K", 2, "-o", "a.safetensors")
     assert "using 4 interval means, of 3–4 steps each; --from snapshots uses" in ended.err
     assert ended.out.split() == ["ckpts/step-12.mean.safetensors", "ckpts/step-15.mean.safetensors"]
@@ -60,9 +57,7 @@ def test_latest_of_means_is_the_mean_of_all_their_steps(run: dict[int, Any], sew
         ("both", ["step-12.mean", "step-12", "step-15.mean", "step-15"]),
     ],
 )
-def test_from_says_what_is_read_and_a_save_counts_once(
-    source: str, names: list[str], run: dict[int, Any], sewa: Sewa
-) -> None:
+def test_from_says_what_is_read_and_a_save_counts_once(source, names, run, sewa):
     ended = sewa("average", "ckpts", "--from", source, "--last", 2, "-o", "a.safetensors")
     assert ended.out.split() == [f"ckpts/{name}.safetensors" for name in names]
     if source == "snapshots":
@@ -71,9 +66,7 @@ def test_from_says_what_is_read_and_a_save_counts_once(
     assert len(json.loads(ended.out)["checkpoints"]) == 2 * len(names)
 
 
-def test_a_save_without_a_mean_turns_the_default_to_snapshots(
-    run: dict[int, Any], sewa: Sewa
-) -> None:
+def test_a_save_without_a_mean_turns_the_default_to_snapshots(run, sewa):
     Path("ckpts/step-8.mean.safetensors").unlink()
     ended = sewa("average", "ckpts", "--last", 3, "-o", "a.safetensors")
     assert "using 3 snapshots, as step-8.safetensors has no interval mean" in ended.err
@@ -87,7 +80,7 @@ def test_a_save_without_a_mean_turns_the_default_to_snapshots(
 
 
 @pytest.mark.usefixtures("run")
-def test_means_are_asked_for_where_there_are_none(sewa: Sewa) -> None:
+def test_means_are_asked_for_where_there_are_none(sewa):
     for path in Path("ckpts").glob("*.mean.*"):
         path.unlink()
     ended = sewa("average", "ckpts", "--from", "means")
@@ -100,7 +93,7 @@ def test_means_are_asked_for_where_there_are_none(sewa: Sewa) -> None:
 
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize("source", ["means", "both"])
-def test_select_from_means_is_reported_and_rebuilt_byte_for_byte(source: str, sewa: Sewa) -> None:
+def test_select_from_means_is_reported_and_rebuilt_byte_for_byte(source, sewa):
     Path("sewa.yaml").write_text(f"from: {source}\ncheckpoints: ckpts\ntask: task.py\n")
     assert sewa("select", "-o", "a.safetensors").code == 0
     report = json.loads(Path("a.report.json").read_text())
@@ -113,7 +106,7 @@ def test_select_from_means_is_reported_and_rebuilt_byte_for_byte(source: str, se
 
 
 @pytest.mark.usefixtures("run")
-def test_the_mean_of_all_weighs_means_by_their_steps_in_select_and_compare(sewa: Sewa) -> None:
+def test_the_mean_of_all_weighs_means_by_their_steps_in_select_and_compare(sewa):
     args = ("ckpts", "--task", "task.py", "--json")
     selected = json.loads(sewa("select", *args, "-o", "a.safetensors").out)
     compared = json.loads(sewa("compare", *args, "--methods", "uniform,best").out)
@@ -125,7 +118,7 @@ def test_the_mean_of_all_weighs_means_by_their_steps_in_select_and_compare(sewa:
 
 
 @pytest.fixture
-def icefall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
+def icefall(tmp_path, monkeypatch):
     """Save files as icefall's train.py does; return the weights of the steps that it averages."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
@@ -149,9 +142,7 @@ def icefall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[int, Any]:
     return states
 
 
-def test_icefalls_running_means_become_interval_means_the_first_too(
-    icefall: dict[int, Any], sewa: Sewa
-) -> None:
+def test_icefalls_running_means_become_interval_means_the_first_too(icefall, sewa):
     from sewa_cli.checkpoints import Reads, open_all
     from sewa_cli.checkpoints.means import with_running
 
@@ -176,9 +167,7 @@ def test_icefalls_running_means_become_interval_means_the_first_too(
 
 
 @pytest.mark.parametrize("source", ["snapshots", "means", "both"])
-def test_icefalls_means_are_selected_from_written_and_rebuilt(
-    source: str, icefall: dict[int, Any], sewa: Sewa
-) -> None:
+def test_icefalls_means_are_selected_from_written_and_rebuilt(source, icefall, sewa):
     ended = sewa("select", "exp", "--from", source, "--task", "task.py", "-o", "best.pt")
     assert ended.code == 0, ended.err
     found = torch.load("best.pt")

@@ -1,13 +1,10 @@
 """Bad input: one line says where, what and what to do; the right exit code; nothing is touched."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +13,7 @@ import pytest
 import torch
 from helpers.shells import standard_input
 from helpers.tensors import change
-from helpers.tiny import Sewa, files_in
+from helpers.tiny import files_in
 from safetensors.torch import load_file, save_file
 
 USAGE, FILES, TASK_MODULE = 2, 3, 4
@@ -24,14 +21,14 @@ CHECKPOINT = "ckpts/step-60.safetensors"
 
 
 class Refused(Protocol):
-    def __call__(self, code: int, arguments: list[str], parts: list[str]) -> None: ...
+    def __call__(self, code, arguments, parts): ...
 
 
 @pytest.fixture
-def refused(run_dir: Path, sewa: Sewa) -> Refused:
+def refused(run_dir, sewa):
     """Check one error line with these parts; stdout is empty, and no file came, went or changed."""
 
-    def call(code: int, arguments: list[str], parts: list[str]) -> None:
+    def call(code, arguments, parts):
         before = files_in(run_dir)
         ended = sewa(*arguments)
         assert ended.code == code, ended.err
@@ -44,7 +41,7 @@ def refused(run_dir: Path, sewa: Sewa) -> Refused:
     return call
 
 
-def in_task(code: str) -> None:
+def in_task(code):
     """Add definitions, which win over the earlier ones."""
     with Path("task.py").open("a") as file:
         file.write(f"\n{code}\n")
@@ -72,7 +69,7 @@ def in_task(code: str) -> None:
          ["best.safetensors: ", "--report and --output name the same file"]),
     ],
 )  # fmt: skip
-def test_a_bad_flag_is_named(refused: Refused, flags: list[str], parts: list[str]) -> None:
+def test_a_bad_flag_is_named(refused, flags, parts):
     refused(USAGE, ["select", *flags], parts)
 
 
@@ -87,9 +84,7 @@ def test_a_bad_flag_is_named(refused: Refused, flags: list[str], parts: list[str
         (["average", "ckpts", "-o", "out.json"], [".safetensors, .pt, .pth, .bin, .ckpt, or use"]),
     ],
 )
-def test_a_usage_error_is_one_line(
-    refused: Refused, arguments: list[str], parts: list[str]
-) -> None:
+def test_a_usage_error_is_one_line(refused, arguments, parts):
     refused(USAGE, arguments, parts)
 
 
@@ -106,7 +101,7 @@ LONG = "x" * 300
         ["init", LONG],
     ],
 )
-def test_a_name_that_is_too_long_is_one_line(refused: Refused, arguments: list[str]) -> None:
+def test_a_name_that_is_too_long_is_one_line(refused, arguments):
     refused(FILES, arguments, ["File name too long"])
 
 
@@ -128,14 +123,12 @@ HEAD = "task: ./task.py\ncheckpoints: ckpts/\n"
         ("task: ./task.py\n", ["no checkpoints named", "`checkpoints:`"]),
     ],
 )  # fmt: skip
-def test_a_fault_in_the_yaml_is_told_with_its_place(
-    refused: Refused, text: str, parts: list[str]
-) -> None:
+def test_a_fault_in_the_yaml_is_told_with_its_place(refused, text, parts):
     Path("sewa.yaml").write_text(text)
     refused(USAGE, ["select"], parts)
 
 
-def test_a_bare_yaml_off_is_the_word_off(run_dir: Path, sewa: Sewa) -> None:
+def test_a_bare_yaml_off_is_the_word_off(run_dir, sewa):
     (run_dir / "sewa.yaml").write_text(f"{HEAD}bn: off\n")
     ended = sewa("select", "--json")
     assert ended.code == 0, ended.err
@@ -145,7 +138,7 @@ def test_a_bare_yaml_off_is_the_word_off(run_dir: Path, sewa: Sewa) -> None:
 # ---- checkpoints: exit 3 -------------------------------------------------------------------------
 
 
-def spoil(step: int = 60, value: float = float("nan")) -> None:
+def spoil(step=60, value=float("nan")):
     change(f"ckpts/step-{step}.safetensors", lambda t: t["2.weight"][1, 3].fill_(value))
 
 
@@ -166,9 +159,7 @@ BROKEN = [f"{CHECKPOINT}: ", "not a complete safetensors", "remove it"]
          ["again-60.safetensors", "step-60.safetensors", "step 60", "leave one out"]),
     ],
 )  # fmt: skip
-def test_a_checkpoint_that_does_not_fit_is_named(
-    refused: Refused, damage: Callable[[Path], object], parts: list[str]
-) -> None:
+def test_a_checkpoint_that_does_not_fit_is_named(refused, damage, parts):
     damage(Path(CHECKPOINT))
     refused(FILES, ["select"], parts)
 
@@ -186,13 +177,7 @@ def test_a_checkpoint_that_does_not_fit_is_named(
         (["-"], f"{CHECKPOINT}\nckpts/typo-20\n", ["ckpts/typo-20: No such file"]),
     ],
 )  # fmt: skip
-def test_checkpoints_that_are_not_there_are_named(
-    refused: Refused,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    stdin: str,
-    parts: list[str],
-) -> None:
+def test_checkpoints_that_are_not_there_are_named(refused, monkeypatch, arguments, stdin, parts):
     Path("none").mkdir()
     for name in "ab":
         shutil.copytree("ckpts", f"two/{name}")
@@ -212,14 +197,12 @@ def test_checkpoints_that_are_not_there_are_named(
          ["0.weight: ", "shape [8, 6] as in the model", "found F32 [16, 6]"]),
     ],
 )  # fmt: skip
-def test_checkpoints_of_another_model_are_told_with_both_sides(
-    refused: Refused, model: str, parts: list[str]
-) -> None:
+def test_checkpoints_of_another_model_are_told_with_both_sides(refused, model, parts):
     in_task(f"def build_model(): return nn.Sequential({model})")
     refused(FILES, ["select"], parts)
 
 
-def test_a_step_range_over_files_without_steps_is_told(refused: Refused) -> None:
+def test_a_step_range_over_files_without_steps_is_told(refused):
     for letter, path in zip("abcdefghijkl", sorted(Path("ckpts").iterdir()), strict=True):
         path.rename(path.with_name(f"{letter}.safetensors"))
     refused(USAGE, ["select", "--to-step", "50"], ["--to-step", "have no steps"])
@@ -227,7 +210,7 @@ def test_a_step_range_over_files_without_steps_is_told(refused: Refused) -> None
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.usefixtures("run_dir")
-def test_a_nan_checkpoint_is_left_out_with_a_warning(sewa: Sewa, value: float) -> None:
+def test_a_nan_checkpoint_is_left_out_with_a_warning(sewa, value):
     spoil(120, value)
     ended = sewa("select", "--json")
     assert ended.code == 0, ended.err
@@ -240,7 +223,7 @@ def test_a_nan_checkpoint_is_left_out_with_a_warning(sewa: Sewa, value: float) -
     assert warning.removeprefix("warning: ") in report["warnings"]
 
 
-def test_too_many_nan_checkpoints_end_the_run(refused: Refused) -> None:
+def test_too_many_nan_checkpoints_end_the_run(refused):
     spoil()
     parts = [f"{CHECKPOINT}: ", "2.weight holds NaN or Inf", "--set nonfinite=skip"]
     refused(FILES, ["select", "--set", "nonfinite=error"], parts)
@@ -279,22 +262,20 @@ NAN = "def loss(outputs, batch): return (outputs * float('nan')).mean()"
         ("raise RuntimeError('one\\ntwo')", ["RuntimeError: one two"]),
     ],
 )  # fmt: skip
-def test_a_fault_in_the_task_is_told_with_what_is_wanted(
-    refused: Refused, code: str, parts: list[str]
-) -> None:
+def test_a_fault_in_the_task_is_told_with_what_is_wanted(refused, code, parts):
     in_task(code)
     refused(TASK_MODULE, ["select"], parts)
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_loss_that_is_a_sum_is_warned_of(sewa: Sewa) -> None:
+def test_a_loss_that_is_a_sum_is_warned_of(sewa):
     in_task("mean = loss\ndef loss(outputs, batch): return mean(outputs, batch) * len(outputs)")
     for command in ("validate", "select"):
         assert "loss() looks like a sum over the batch's examples" in sewa(command).err
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(sewa: Sewa) -> None:
+def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(sewa):
     spoil(120)
     ended = sewa("validate")
     assert ended.code in (0, FILES), ended.err  # as `nonfinite` says, but never the user's module
@@ -302,14 +283,14 @@ def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(sewa: Sewa) -> No
     assert "loss()" not in ended.err
 
 
-def test_a_task_that_is_not_there_is_told_with_the_way_to_one(refused: Refused) -> None:
+def test_a_task_that_is_not_there_is_told_with_the_way_to_one(refused):
     wanted = ["my_lost_task: no such module", "./my_lost_task.py"]
     refused(TASK_MODULE, ["select", "--task", "my_lost_task"], wanted)
     Path("task.py").unlink()
     refused(TASK_MODULE, ["select"], ["task.py: no such task file", "sewa init"])
 
 
-def test_strict_without_heldout_data_is_refused_before_any_work(refused: Refused) -> None:
+def test_strict_without_heldout_data_is_refused_before_any_work(refused):
     in_task("del heldout_data")
     refused(USAGE, ["select", "--strict"], ["--strict", "heldout_data", "task.py"])
 
@@ -324,8 +305,8 @@ def test_strict_without_heldout_data_is_refused_before_any_work(refused: Refused
     ],
 )  # fmt: skip
 def test_an_exception_in_user_code_names_the_function_and_shows_the_users_frames(
-    run_dir: Path, sewa: Sewa, code: str, error: str
-) -> None:
+    run_dir, sewa, code, error
+):
     in_task(code)
     ended = sewa("select")
     assert ended.code == TASK_MODULE, ended.err
@@ -336,7 +317,7 @@ def test_an_exception_in_user_code_names_the_function_and_shows_the_users_frames
     assert "Traceback" not in ended.err
 
 
-def test_frames_go_through_the_users_other_modules(run_dir: Path, sewa: Sewa) -> None:
+def test_frames_go_through_the_users_other_modules(run_dir, sewa):
     (run_dir / "broken_helper.py").write_text("def divide(a, b):\n    return a / b\n")
     in_task("from broken_helper import divide\ndef loss(outputs, batch):\n    return divide(1, 0)")
     ended = sewa("select")
@@ -362,21 +343,17 @@ def test_frames_go_through_the_users_other_modules(run_dir: Path, sewa: Sewa) ->
          ["step-10.safetensors: is one of the inputs"]),
     ],
 )  # fmt: skip
-def test_an_output_that_cannot_be_written_is_refused(
-    refused: Refused, arguments: list[str], parts: list[str]
-) -> None:
+def test_an_output_that_cannot_be_written_is_refused(refused, arguments, parts):
     Path("best.safetensors").write_text("precious")
     Path("new.report.json").write_text("precious")
     refused(FILES, ["select", *arguments], parts)
 
 
 @pytest.mark.parametrize("failing", [1, 2])  # the average, or the report after it
-def test_a_full_disk_leaves_nothing_behind(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_full_disk_leaves_nothing_behind(refused, monkeypatch, failing):
     real, calls = os.fsync, iter(range(1, 100))
 
-    def full(descriptor: int) -> None:
+    def full(descriptor):
         if next(calls) == failing:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
@@ -386,7 +363,7 @@ def test_a_full_disk_leaves_nothing_behind(
 
 
 @contextmanager
-def stdout_to(path: str) -> Iterator[None]:
+def stdout_to(path):
     kept, target = os.dup(1), os.open(path, os.O_WRONLY)
     os.dup2(target, 1)
     try:
@@ -400,7 +377,7 @@ def stdout_to(path: str) -> Iterator[None]:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("flags", [["-o", "-"], ["--json"]])
 @pytest.mark.usefixtures("run_dir")
-def test_a_standard_output_that_is_full_is_an_error_of_files(sewa: Sewa, flags: list[str]) -> None:
+def test_a_standard_output_that_is_full_is_an_error_of_files(sewa, flags):
     with stdout_to("/dev/full"):
         ended = sewa("select", *flags)
     assert ended.code == FILES, ended.err
@@ -409,7 +386,7 @@ def test_a_standard_output_that_is_full_is_an_error_of_files(sewa: Sewa, flags: 
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_without_posix_fadvise_commands_work(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_posix_fadvise_commands_work(sewa, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")  # macOS has none
     assert sewa("select", "--dry-run").code == 0
     assert sewa("average", "ckpts", "-o", "mean.safetensors").code == 0

@@ -1,7 +1,5 @@
 """An interrupt, whenever it comes: one line, exit code 130, no traceback, nothing half-written."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -12,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.shells import BIN, environment, shell, wait_for
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 
 from sewa_cli import interrupts
 
@@ -44,10 +42,10 @@ SLOW_LOSS = TASK.replace(
 )
 
 
-def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
+def swept(points, *arguments):
     """Count exit codes and words of runs that are interrupted at points over their whole life."""
 
-    def begun() -> subprocess.Popen[bytes]:
+    def begun():
         process = subprocess.Popen(
             [sys.executable, "-c", ENTRY, *arguments],
             stdout=subprocess.PIPE,
@@ -57,7 +55,7 @@ def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
         process.stdout.read(1)
         return process
 
-    def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    def ended(process):
         _, err = process.communicate(timeout=60)
         return process.returncode, err.decode()
 
@@ -75,7 +73,7 @@ def swept(points: int, *arguments: str) -> Counter[tuple[int, str]]:
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(("points", "command"), [(40, ["average", "ckpts"]), (120, ["select"])])
-def test_an_interrupt_at_any_moment_is_one_line(points: int, command: list[str]) -> None:
+def test_an_interrupt_at_any_moment_is_one_line(points, command):
     found = swept(points, *command, "-o", "o.safetensors", "--force", "--quiet")
     assert found.keys() == {(130, SAID), (0, "")}, found
     assert found[130, SAID] >= points // 4
@@ -83,7 +81,7 @@ def test_an_interrupt_at_any_moment_is_one_line(points: int, command: list[str])
 
 @pytest.mark.usefixtures("run_dir")
 @ALL
-def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(name: str) -> None:
+def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(name):
     Path("task.py").write_text(SLOW_LOSS)
     before = {str(path) for path in Path().rglob("*")}
     process = subprocess.Popen([BIN / "sewa", "select"], stderr=subprocess.PIPE, env=environment())
@@ -97,7 +95,7 @@ def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(name: str) -> 
     assert {path for path in left if "__pycache__" not in path} == {"started"}
 
 
-def instead_of(module: str, text: str) -> str:
+def instead_of(module, text):
     """Return a shell's assignment with which the command imports this text as `module`."""
     folder = Path("modules").resolve()
     folder.mkdir()
@@ -107,7 +105,7 @@ def instead_of(module: str, text: str) -> str:
 
 @pytest.mark.usefixtures("run_dir")
 @ALL
-def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(name: str) -> None:
+def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(name):
     """numpy's C code prints what it has caught and raises an ImportError."""
     here = instead_of(
         "numpy",
@@ -126,7 +124,7 @@ def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(na
 
 @pytest.mark.usefixtures("run_dir")
 @ALL
-def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name: str) -> None:
+def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name):
     swallow = (
         "import os, signal\n"
         f"try:\n    os.kill(os.getpid(), signal.{name})\n"
@@ -140,7 +138,7 @@ def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name: str)
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_signal_that_is_ignored_stays_ignored() -> None:
+def test_a_signal_that_is_ignored_stays_ignored():
     """`nohup` ignores it, and a shell for what runs in the background."""
     kill = "import os, signal\nfor number in (signal.SIGINT, signal.SIGHUP):\n"
     kill += "    os.kill(os.getpid(), number)\n"
@@ -160,7 +158,7 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     ],
     ids=["while others clear up", "while Python clears up"],
 )
-def test_an_interrupt_when_all_is_done_changes_nothing(late: str) -> None:
+def test_an_interrupt_when_all_is_done_changes_nothing(late):
     stop = "import os\ndef stop(kill=os.kill, me=os.getpid()):\n"
     stop += f"    for number in {[*map(int, SIGNALS)]}: kill(me, number)\n"
     Path("task.py").write_text(f"{TASK}\n{stop}{late}\n")
@@ -171,7 +169,7 @@ def test_an_interrupt_when_all_is_done_changes_nothing(late: str) -> None:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
-def test_a_thread_that_does_not_end_cannot_hold_us() -> None:
+def test_a_thread_that_does_not_end_cannot_hold_us():
     threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()\n"
     Path("task.py").write_text(threads + TASK)
     process = subprocess.Popen(
@@ -188,13 +186,13 @@ def test_a_thread_that_does_not_end_cannot_hold_us() -> None:
     assert len(out.splitlines()) == 4
 
 
-def test_a_caller_gets_its_handlers_back(sewa: Sewa) -> None:
+def test_a_caller_gets_its_handlers_back(sewa):
     before = [signal.getsignal(number) for number in SIGNALS]
     assert sewa("--version").code == 0
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_nothing_slow_is_imported_before_signals_are_caught() -> None:
+def test_nothing_slow_is_imported_before_signals_are_caught():
     code = (
         "import atexit, gc, os, signal, sys; old = set(sys.modules); import sewa_cli.__main__; "
         "print(*sorted(set(sys.modules) - old))"

@@ -1,7 +1,5 @@
 """Names from files clear no screen, forge no line and split no path."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.shells import shell
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 from safetensors.torch import load_file
 
 from sewa_cli.cli.main import LONGEST
@@ -38,7 +36,7 @@ OTHERS = [
 
 
 @pytest.fixture
-def hostile(run_dir: Path) -> list[Path]:
+def hostile(run_dir):
     """Twelve checkpoints with such names, and a task whose metrics have such names."""
     (run_dir / "task.py").write_text(TASK + METRIC)
     paths = []
@@ -49,7 +47,7 @@ def hostile(run_dir: Path) -> list[Path]:
     return paths
 
 
-def check_safe(text: str) -> None:
+def check_safe(text):
     assert text == shown_lines(text)
     assert not any(line.startswith("error: forged") for line in text.splitlines())
 
@@ -58,16 +56,14 @@ def check_safe(text: str) -> None:
 @pytest.mark.parametrize(
     "command", [*COMMANDS, *(pytest.param(one, marks=pytest.mark.breadth) for one in OTHERS)]
 )
-def test_no_name_moves_the_cursor_or_begins_a_line(sewa: Sewa, command: list[str]) -> None:
+def test_no_name_moves_the_cursor_or_begins_a_line(sewa, command):
     ended = sewa(*command)
     assert ended.code == 0, ended.err
     check_safe(ended.err)
     check_safe(ended.out)
 
 
-def test_a_table_keeps_its_cells_and_data_have_the_names_as_they_are(
-    hostile: list[Path], sewa: Sewa
-) -> None:
+def test_a_table_keeps_its_cells_and_data_have_the_names_as_they_are(hostile, sewa):
     ended = sewa("evaluate", "ckpts", "--format", "markdown")
     check_safe(ended.out)
     lines = [line.replace("\\\\", "").replace("\\|", "") for line in ended.out.splitlines()]
@@ -80,9 +76,7 @@ def test_a_table_keeps_its_cells_and_data_have_the_names_as_they_are(
 
 
 @pytest.mark.parametrize("flags", [["--format", "csv"], ["--print0"]])
-def test_on_a_terminal_data_move_no_cursor_either(
-    hostile: list[Path], monkeypatch: pytest.MonkeyPatch, sewa: Sewa, flags: list[str]
-) -> None:
+def test_on_a_terminal_data_move_no_cursor_either(hostile, monkeypatch, sewa, flags):
     stdout = sys.modules["sewa_cli.cli.main"]._Stdout
     monkeypatch.setattr(stdout, "isatty", lambda _: True)
     ended = sewa("average", hostile[0], hostile[4], "-o", "o.safetensors", *flags)
@@ -103,14 +97,14 @@ def test_on_a_terminal_data_move_no_cursor_either(
     ],
 )
 @pytest.mark.usefixtures("run_dir")
-def test_a_fault_is_one_line_whatever_it_names(sewa: Sewa, arguments: list[str]) -> None:
+def test_a_fault_is_one_line_whatever_it_names(sewa, arguments):
     ended = sewa(*arguments)
     assert ended.code in (2, 3, 4)
     check_safe(ended.err)
     assert re.search(r"\\(n|x0a)error: forged\\x1b\[2J", ended.error)  # typer has its own \x0a
 
 
-def test_the_users_own_frames_move_no_cursor(run_dir: Path, sewa: Sewa) -> None:
+def test_the_users_own_frames_move_no_cursor(run_dir, sewa):
     code = "\ndef loss(outputs, batch):\n    raise ValueError('\\x1b[2J')  # \x1b[2J\n"
     (run_dir / "task.py").write_text(TASK + code)
     for flags in ([], ["-v"]):
@@ -120,8 +114,8 @@ def test_the_users_own_frames_move_no_cursor(run_dir: Path, sewa: Sewa) -> None:
         assert "in loss\n" in ended.err
 
 
-def test_a_bug_is_one_line(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
+def test_a_bug_is_one_line(sewa, monkeypatch):
+    def broken():
         raise RuntimeError("a\nerror: forged\x1b[2J")
 
     monkeypatch.setattr(sys.modules["sewa_cli.cli.main"], "_open_closed_streams", broken)
@@ -131,7 +125,7 @@ def test_a_bug_is_one_line(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.error.startswith(r"a bug in sewa: RuntimeError: a error: forged\x1b[2J; -v")
 
 
-def test_a_long_line_of_an_error_loses_its_middle(sewa: Sewa) -> None:
+def test_a_long_line_of_an_error_loses_its_middle(sewa):
     ended = sewa("select", "--format", "begin" + 10_000 * "x" + "end")
     assert ended.code == 2
     assert len(ended.error) < LONGEST + 10
@@ -141,7 +135,7 @@ def test_a_long_line_of_an_error_loses_its_middle(sewa: Sewa) -> None:
 
 
 @pytest.mark.parametrize("command", ["select", "average"])
-def test_print0_ends_paths_with_a_nul_byte(hostile: list[Path], sewa: Sewa, command: str) -> None:
+def test_print0_ends_paths_with_a_nul_byte(hostile, sewa, command):
     ended = sewa(command, "ckpts", "--print0", "-o", "o.safetensors")
     assert ended.code == 0, ended.err
     *paths, end = ended.out.split("\0")
@@ -153,9 +147,7 @@ def test_print0_ends_paths_with_a_nul_byte(hostile: list[Path], sewa: Sewa, comm
 @pytest.mark.parametrize("command", ["select", "average"])
 @pytest.mark.parametrize("name", ["a\nb", "a\u2028b"])
 @pytest.mark.usefixtures("run_dir")
-def test_without_it_a_path_with_a_line_break_is_refused_before_any_work(
-    sewa: Sewa, command: str, name: str
-) -> None:
+def test_without_it_a_path_with_a_line_break_is_refused_before_any_work(sewa, command, name):
     Path("task.py").write_text(TASK + NO_WORK)
     Path("ckpts").rename(name)
     before = sorted(Path().rglob("*"))
@@ -169,7 +161,7 @@ def test_without_it_a_path_with_a_line_break_is_refused_before_any_work(
 
 @pytest.mark.parametrize("command", ["select", "average"])
 @pytest.mark.usefixtures("run_dir")
-def test_print0_is_for_paths_only(sewa: Sewa, command: str) -> None:
+def test_print0_is_for_paths_only(sewa, command):
     for flags, said in {
         ("--format", "csv"): "--print0 is for paths; leave out --format csv",
         ("--json",): "--print0 is for paths; leave out --json",
@@ -179,7 +171,7 @@ def test_print0_is_for_paths_only(sewa: Sewa, command: str) -> None:
         assert (ended.code, ended.out, ended.error) == (2, "", said)
 
 
-def test_paths_from_find_print0_go_in_and_come_out(hostile: list[Path]) -> None:
+def test_paths_from_find_print0_go_in_and_come_out(hostile):
     ended = shell(
         "find ckpts -name '*.safetensors' -print0 | sewa average - --print0 -o o.safetensors | "
         "xargs -0 -n 1 sh -c 'test -f \"$0\" && echo found'"
@@ -190,9 +182,7 @@ def test_paths_from_find_print0_go_in_and_come_out(hostile: list[Path]) -> None:
 
 
 @pytest.mark.parametrize("command", ["init", "demo"])
-def test_a_new_folder_with_a_line_break_is_refused_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, command: str
-) -> None:
+def test_a_new_folder_with_a_line_break_is_refused_too(tmp_path, monkeypatch, sewa, command):
     monkeypatch.chdir(tmp_path)
     ended = sewa(command, "a\nerror: forged")
     assert (ended.code, ended.out) == (3, "")
@@ -201,8 +191,8 @@ def test_a_new_folder_with_a_line_break_is_refused_too(
 
 
 def test_a_working_directory_that_is_not_utf8_is_refused_before_the_work(
-    run_dir: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    run_dir, sewa, monkeypatch
+):
     Path("task.py").write_text(TASK + NO_WORK)
     here = Path(os.fsdecode(bytes(run_dir) + b"/w\xff"))
     here.mkdir()

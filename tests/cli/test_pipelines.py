@@ -1,7 +1,5 @@
 """The command in a real shell: pipes, closed pipes, too little memory, a terminal."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -10,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from helpers.shells import BIN, environment, shell
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 from safetensors.torch import load
 
 import sewa_cli.__main__
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_paths_from_a_pipe_go_in_and_come_out() -> None:
+def test_paths_from_a_pipe_go_in_and_come_out():
     ended = shell("ls ckpts/*.safetensors | sewa select - --K 3 | xargs ls")
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.split()
@@ -26,7 +24,7 @@ def test_paths_from_a_pipe_go_in_and_come_out() -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_averaged_file_can_be_streamed_while_the_users_code_prints(sewa: Sewa) -> None:
+def test_the_averaged_file_can_be_streamed_while_the_users_code_prints(sewa):
     noisy = 'import atexit, os\nprint("hello from the task")\nos.write(1, b"raw hello\\n")\n'
     noisy += "atexit.register(lambda: print('good bye'))\n"
     Path("task.py").write_text(noisy + TASK)
@@ -55,24 +53,22 @@ def test_the_averaged_file_can_be_streamed_while_the_users_code_prints(sewa: Sew
         pytest.param("sewa --help | true", marks=pytest.mark.breadth),
     ],
 )
-def test_a_closed_pipe_is_not_an_error(script: str) -> None:
+def test_a_closed_pipe_is_not_an_error(script):
     ended = shell(script)
     assert ended.returncode == 0, ended.stderr
     assert "Traceback" not in ended.stderr
     assert "BrokenPipe" not in ended.stderr
 
 
-def test_too_little_address_space_is_one_line() -> None:
+def test_too_little_address_space_is_one_line():
     ended = shell("ulimit -v 120000; sewa average x.safetensors -o o.safetensors")
     assert ended.returncode == 3, ended.stderr
     assert ended.stderr.startswith("error: `ulimit -v` leaves 117.2 MiB of address space")
     assert len(ended.stderr.splitlines()) == 1
 
 
-def test_out_of_memory_is_one_line(
-    tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
+def test_out_of_memory_is_one_line(tmp_path, sewa, monkeypatch):
+    def fail(*_, **__):
         raise MemoryError
 
     monkeypatch.setattr("sewa_cli.commands.inspect.run_inspect", fail)
@@ -81,7 +77,7 @@ def test_out_of_memory_is_one_line(
     assert ended.error.startswith("there is not enough memory")
 
 
-def test_the_bare_command_shows_the_help_and_no_error(sewa: Sewa) -> None:
+def test_the_bare_command_shows_the_help_and_no_error(sewa):
     ended = sewa()
     assert ended.code == 2
     assert "select" in ended.out + ended.err
@@ -90,7 +86,7 @@ def test_the_bare_command_shows_the_help_and_no_error(sewa: Sewa) -> None:
 
 @pytest.mark.skipif(not shutil.which("script"), reason="no `script` to make a terminal with")
 @pytest.mark.usefixtures("run_dir")
-def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths() -> None:
+def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths():
     ended = shell("script -qec 'sewa select --set gumbel.iterations=150' /dev/null")
     assert ended.returncode == 0, ended.stdout
     assert "learning" in ended.stdout
@@ -101,8 +97,8 @@ def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths() -> None:
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 def test_the_demos_next_command_runs_where_there_is_no_sewa_on_the_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+    tmp_path, monkeypatch, sewa
+):
     with monkeypatch.context() as here:  # python -m sewa_cli
         here.setenv("PATH", "")
         here.setattr(sys, "argv", [sewa_cli.__main__.__file__, "demo", "a folder"])

@@ -1,7 +1,5 @@
 """One way to ask and to print: every command that prints data takes the same formats."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -10,7 +8,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from helpers.tiny import TASK, Sewa
+from helpers.tiny import TASK
 
 from sewa_cli.cli.flags import FLAGS, FORMATS
 from sewa_cli.present import show
@@ -35,7 +33,7 @@ ROWS |= {"inspect": 12, "validate": 1, "average": 12, "verify": 13}
 
 
 @pytest.fixture
-def measured(run_dir: Path, sewa: Sewa) -> Path:
+def measured(run_dir, sewa):
     """Besides, an average to verify."""
     (run_dir / "task.py").write_text(TASK + METRIC)
     mean = ["-o", "mean.safetensors", "--report", "mean.report.json"]
@@ -45,7 +43,7 @@ def measured(run_dir: Path, sewa: Sewa) -> Path:
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_that_prints_data_prints_it_in_every_format(sewa: Sewa, name: str) -> None:
+def test_every_command_that_prints_data_prints_it_in_every_format(sewa, name):
     printed = {}
     for form in FORMATS:
         ended = sewa(*COMMANDS[name], "--format", form, *quietly(name))
@@ -66,12 +64,12 @@ def test_every_command_that_prints_data_prints_it_in_every_format(sewa: Sewa, na
     assert printed["table"].strip() or not lines
 
 
-def quietly(name: str) -> list[str]:
+def quietly(name):
     return [] if name in LISTS else ["--quiet"]
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_json_is_short_for_format_json(sewa: Sewa, name: str) -> None:
+def test_json_is_short_for_format_json(sewa, name):
     assert sewa(name, "--json").out == sewa(name, "--format", "json").out
     assert sewa(name, "--json", "--format", "json").code == 0
     refused = sewa(name, "--json", "--format", "csv")
@@ -81,7 +79,7 @@ def test_json_is_short_for_format_json(sewa: Sewa, name: str) -> None:
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_unknown_format_is_refused_before_any_work(sewa: Sewa, name: str) -> None:
+def test_an_unknown_format_is_refused_before_any_work(sewa, name):
     Path("task.py").write_text("raise RuntimeError('work was done')")
     ended = sewa(*COMMANDS[name], "--format", "xml")
     assert (ended.code, ended.out) == (2, "")
@@ -91,7 +89,7 @@ def test_an_unknown_format_is_refused_before_any_work(sewa: Sewa, name: str) -> 
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) -> None:
+def test_every_report_fits_the_schema_that_sewa_prints(sewa, kind):
     found = json.loads(sewa(*REPORTS[kind], "--json").out)
     schema = json.loads(sewa("schema", kind).out)
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -106,7 +104,7 @@ def test_every_report_fits_the_schema_that_sewa_prints(sewa: Sewa, kind: str) ->
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "average"])
-def test_help_comes_in_panels(sewa: Sewa, name: str) -> None:
+def test_help_comes_in_panels(sewa, name):
     out = sewa(name, "--help").out
     titles = ["Common", "Which checkpoints", "What to write", "How to run"]
     places = [out.index(f"─ {title} ─") for title in titles]
@@ -119,7 +117,7 @@ def test_help_comes_in_panels(sewa: Sewa, name: str) -> None:
     assert f"sewa {name} ckpts/" in out[out.index("Examples:") :]
 
 
-def test_select_has_few_enough_flags_to_be_read(sewa: Sewa) -> None:
+def test_select_has_few_enough_flags_to_be_read(sewa):
     out = sewa("select", "--help").out
     assert len(re.findall(r"^│ --", out, re.MULTILINE)) <= 32  # with --help
     also = " ".join(out[out.index("Also (see the docs):") :].split())
@@ -127,7 +125,7 @@ def test_select_has_few_enough_flags_to_be_read(sewa: Sewa) -> None:
         assert f"{rare}, " in also
 
 
-def test_a_flag_has_one_name_and_its_setting_exists() -> None:
+def test_a_flag_has_one_name_and_its_setting_exists():
     config = load_settings(None)
     for name, flag in FLAGS.items():
         assert flag.help, name
@@ -137,7 +135,7 @@ def test_a_flag_has_one_name_and_its_setting_exists() -> None:
             assert leaf in {field.alias or key for key, field in fields.items()}
 
 
-def test_shells_complete_commands_and_values(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shells_complete_commands_and_values(sewa, monkeypatch):
     monkeypatch.setenv("_SEWA_COMPLETE", "complete_bash")
     for words, expected in {
         "sewa sel": ["select"],

@@ -1,7 +1,5 @@
 """Progress: which stage, how far, how long still; in a log, a line every half a minute."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os
@@ -9,7 +7,6 @@ import sys
 import time
 
 import pytest
-from helpers.tiny import Sewa
 
 from sewa_cli.cli import console
 from sewa_cli.cli.console import Talk
@@ -20,20 +17,18 @@ from sewa_cli.events import Planned
 class Clock:
     now = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(time, "monotonic", clock)
     return clock
 
 
-def test_a_log_has_a_line_every_half_a_minute_with_an_estimate(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_has_a_line_every_half_a_minute_with_an_estimate(clock, capsys):
     talk = Talk(quiet=False, verbose=False)
     for done in range(101):
         talk.progress("learning", done, 100, None if done == 0 else 0.5)
@@ -46,7 +41,7 @@ def test_a_log_has_a_line_every_half_a_minute_with_an_estimate(
     ]
 
 
-def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock: Clock) -> None:
+def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock):
     stages, passes, left = Stages(clock), 0, []
     stages.follow(
         [
@@ -81,9 +76,7 @@ def test_the_time_left_is_of_the_whole_plan_and_falls_steadily(clock: Clock) -> 
     )
 
 
-def test_where_nothing_reports_a_line_says_what_is_under_way(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_nothing_reports_a_line_says_what_is_under_way(monkeypatch, capsys):
     monkeypatch.setattr(console, "SECONDS", 0.1)
     with Talk(quiet=False, verbose=False) as talk, talk.stage("metrics"):
         time.sleep(0.35)
@@ -92,7 +85,7 @@ def test_where_nothing_reports_a_line_says_what_is_under_way(
     assert all(line.startswith("metrics, 0.") for line in lines)
 
 
-def _in_a_child() -> None:
+def _in_a_child():
     with Talk(quiet=False, verbose=False) as talk:
         talk.say("here")
         talk.progress("learning", 1, 2)
@@ -100,7 +93,7 @@ def _in_a_child() -> None:
 
 @pytest.mark.breadth
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-def test_a_forked_process_can_report_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_can_report_too(monkeypatch):
     monkeypatch.setattr(console, "SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     forking = multiprocessing.get_context("fork")
@@ -123,10 +116,8 @@ def test_a_forked_process_can_report_too(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 @pytest.mark.usefixtures("run_dir")
-def test_every_stage_of_a_run_ends(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, flags: list[str]
-) -> None:
-    last: dict[str, tuple[int, int]] = {}
+def test_every_stage_of_a_run_ends(sewa, monkeypatch, flags):
+    last = {}
     monkeypatch.setattr(Talk, "progress", lambda _, stage, *now: last.update({stage: now[:2]}))
     assert sewa("select", *flags).code == 0
     assert {"reading", "writing"} <= last.keys()
@@ -136,13 +127,13 @@ def test_every_stage_of_a_run_ends(
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals here")
 @pytest.mark.usefixtures("run_dir")
-def test_a_terminal_has_one_bar(sewa: Sewa, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[list[str]] = []
+def test_a_terminal_has_one_bar(sewa, monkeypatch):
+    drawn = []
     update = Talk._draw
     monkeypatch.setattr(console, "BLINK", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
-    def draw(self: Talk) -> None:
+    def draw(self):
         update(self)
         drawn.append([task.description for task in self._bars.tasks])
 

@@ -1,19 +1,16 @@
 """`sewa average` and `sewa evaluate`: no learning, same reader, same writer."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
 
 import pytest
 import torch
 from helpers.memory import peaks
-from helpers.tiny import TASK, Sewa, train_tiny, user_loss
+from helpers.tiny import TASK, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -21,13 +18,13 @@ from sewa_cli.output import safetensors as writer
 
 
 @pytest.fixture
-def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def ckpts(tmp_path, monkeypatch):
     """Checkpoints alone: no sewa.yaml, no task."""
     monkeypatch.chdir(tmp_path)
     return [path.relative_to(tmp_path) for path in train_tiny(tmp_path / "ckpts")]
 
 
-def mean(paths: list[Path], weights: list[float] | None = None) -> dict[str, torch.Tensor]:
+def mean(paths, weights=None):
     states = [load_file(path) for path in paths]
     weights = weights or [1 / len(paths)] * len(paths)
     return {
@@ -36,14 +33,14 @@ def mean(paths: list[Path], weights: list[float] | None = None) -> dict[str, tor
     }
 
 
-def assert_equal(path: str, expected: dict[str, torch.Tensor]) -> None:
+def assert_equal(path, expected):
     found = load_file(path)
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-7)
 
 
-def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa: Sewa) -> None:
+def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts, sewa):
     output = ["-o", "out.safetensors", "--report", "out.report.json"]
     ended = sewa("average", "ckpts/", "--method", "lawa", "--K", 3, *output)
     assert ended.code == 0, ended.err
@@ -57,7 +54,7 @@ def test_a_folder_is_averaged_by_a_method_without_a_task(ckpts: list[Path], sewa
     assert Path("again.safetensors").read_bytes() == Path("out.safetensors").read_bytes()
 
 
-def test_explicit_weights_go_by_the_order_given(ckpts: list[Path], sewa: Sewa) -> None:
+def test_explicit_weights_go_by_the_order_given(ckpts, sewa):
     pair = [ckpts[9], ckpts[2]]  # not by step
     ended = sewa("average", *pair, "--weights", "0.7,0.3", "-o", "out.safetensors")
     assert ended.code == 0, ended.err
@@ -66,7 +63,7 @@ def test_explicit_weights_go_by_the_order_given(ckpts: list[Path], sewa: Sewa) -
         assert file.metadata()["sewa_coefficients"] == "0.3,0.7"  # in step order
 
 
-def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts: list[Path], sewa: Sewa) -> None:
+def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts, sewa):
     train_tiny(Path("ckpts"), dtype=torch.bfloat16)
     ended = sewa("average", "ckpts", "--method", "ema:decay=0.5", "--output-dtype", "float32")
     assert ended.code == 0, ended.err
@@ -91,7 +88,7 @@ def test_an_ema_of_bf16_checkpoints_is_summed_in_float32(ckpts: list[Path], sewa
     ],
 )
 @pytest.mark.usefixtures("ckpts")
-def test_bad_input_to_average(sewa: Sewa, arguments: list[str], code: int, words: str) -> None:
+def test_bad_input_to_average(sewa, arguments, code, words):
     ended = sewa("average", *arguments)
     assert ended.code == code, ended.err
     assert words in ended.error
@@ -99,7 +96,7 @@ def test_bad_input_to_average(sewa: Sewa, arguments: list[str], code: int, words
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_evaluate_gives_the_losses_of_any_files(sewa: Sewa) -> None:
+def test_evaluate_gives_the_losses_of_any_files(sewa):
     assert sewa("average", "ckpts", "--output-dtype", "bfloat16").code == 0
     Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'one': 1}\n")
     files = ["averaged.safetensors", "ckpts/step-120.safetensors"]
@@ -117,7 +114,7 @@ def test_evaluate_gives_the_losses_of_any_files(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
+def test_evaluate_checks_all_files_before_the_first(sewa):
     save_file({"other": torch.ones(2)}, "odd.safetensors")
     ended = sewa("evaluate", "ckpts/step-10.safetensors", "odd.safetensors")
     assert ended.code == 3
@@ -125,20 +122,18 @@ def test_evaluate_checks_all_files_before_the_first(sewa: Sewa) -> None:
     assert ended.out == ""
 
 
-def write_into(path: Path) -> None:
+def write_into(path):
     """Its last four bytes, in place, as another number."""
     with path.open("r+b") as file:
         file.seek(-4, os.SEEK_END)
         file.write(b"\0\0\0\0")
 
 
-def before_call(
-    monkeypatch: pytest.MonkeyPatch, module: object, name: str, number: int, do: Callable[[], None]
-) -> Callable[[], int]:
+def before_call(monkeypatch, module, name, number, do):
     """Do something just before the call of this number (from 0); how many calls there were."""
     real, count, lock = getattr(module, name), [0], Lock()
 
-    def wrapped(*arguments: object) -> object:
+    def wrapped(*arguments):
         with lock:
             if count[0] == number:
                 do()
@@ -149,7 +144,7 @@ def before_call(
     return lambda: count[0]
 
 
-def everything() -> set[Path]:
+def everything():
     """But for what the test itself takes away."""
     found = {path for path in Path().rglob("*") if "__pycache__" not in path.parts}
     return {path for path in found if path.parent != Path("ckpts")}
@@ -169,13 +164,11 @@ CHANGED = "changed while it was being read; try again when nothing writes to it"
     ids=lambda command: " ".join(command[:1] + command[-1:]),
 )
 @pytest.mark.usefixtures("run_dir")
-def test_no_command_writes_an_average_of_files_that_change_meanwhile(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
+def test_no_command_writes_an_average_of_files_that_change_meanwhile(sewa, monkeypatch, command):
     assert sewa("average", "ckpts", "-o", "old.safetensors", "--report", "old.json").code == 0
     before = everything()
 
-    def change() -> None:
+    def change():
         for path in sorted(Path("ckpts").iterdir()):
             write_into(path)
 
@@ -189,7 +182,7 @@ def test_no_command_writes_an_average_of_files_that_change_meanwhile(
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
-def test_averaging_holds_a_few_blocks_in_memory_however_many_files(tmp_path: Path) -> None:
+def test_averaging_holds_a_few_blocks_in_memory_however_many_files(tmp_path):
     """Files of 24 MB: the peak of anonymous memory stays below two of them, for 10 and for 50."""
     for step in range(10):
         state = {f"w{i}": torch.full((500_000,), float(step)) for i in range(12)}
@@ -213,7 +206,7 @@ print(sorted(heavy & set(sys.modules)), file=sys.stderr); sys.exit(code)
 """
 
 
-def test_average_and_apply_import_neither_torch_nor_what_else_is_slow(ckpts: list[Path]) -> None:
+def test_average_and_apply_import_neither_torch_nor_what_else_is_slow(ckpts):
     train_tiny(Path("ckpts"), dtype=torch.bfloat16)
     for arguments in (
         ["average", *map(str, ckpts[:2]), "--weights", "0.3,0.7", "--output-dtype", "float16"],

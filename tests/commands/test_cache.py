@@ -1,17 +1,11 @@
 """`--cache`: a run that was killed goes on where it was, and ends with the same bytes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from helpers.frozen import Frozen
-from helpers.tiny import Ended, Sewa, train_tiny
+from helpers.tiny import train_tiny
 from torch import nn
 
 from sewa_cli import select
@@ -66,7 +60,7 @@ AT_ONCE = 2 * 3  # of the result that a kill takes with it: at most M samples, o
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PASSES", str(tmp_path / "passes"))
     train_tiny(tmp_path / "ckpts", 8)
@@ -82,7 +76,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def passes(run: Path) -> Counter[str]:
+def passes(run):
     """And forgets them."""
     log = run / "passes"
     found = Counter(log.read_text().splitlines()) if log.exists() else Counter[str]()
@@ -90,7 +84,7 @@ def passes(run: Path) -> Counter[str]:
     return found
 
 
-def same(text: str) -> Any:
+def same(text):
     """A report without what may differ: times, passes, names, and how much was recalled."""
     report = json.loads(text)
     for key in ("created", "command", "cost", "config", "output", "recipe", "files", "placement"):
@@ -109,14 +103,14 @@ COMMANDS = {
 }
 
 
-def asked(sewa: Sewa, command: str, *more: object) -> Ended:
-    flags: list[object] = [*COMMANDS[command], "--json", *more]
+def asked(sewa, command, *more):
+    flags = [*COMMANDS[command], "--json", *more]
     if flags[0] == "select":
         flags += ["-o", "average.safetensors", "--force"]
     return sewa(*flags)
 
 
-def bytes_of(run: Path) -> bytes:
+def bytes_of(run):
     path = run / "average.safetensors"
     return path.read_bytes() if path.exists() else b""
 
@@ -125,9 +119,7 @@ def bytes_of(run: Path) -> bytes:
     "command",
     [pytest.param(one, marks=[pytest.mark.breadth] if one == "gumbel" else []) for one in COMMANDS],
 )
-def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(
-    run: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(run, sewa, monkeypatch, command):
     plain = asked(sewa, command)
     assert plain.code == 0, plain.err
     written, report, needed = bytes_of(run), same(plain.out), passes(run)
@@ -159,14 +151,14 @@ def test_with_a_cache_empty_or_full_or_half_full_all_is_as_without(
     assert len(again) <= 6 + steps * AT_ONCE  # the frames', and what broke off
 
 
-def change_a_byte(path: Path) -> None:
+def change_a_byte(path):
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
 
 
 DOUBLE = TASK.replace("batch[1])", "batch[1]) * 2")
-CHANGES: dict[str, Callable[[Path], object] | list[str]] = {
+CHANGES = {
     "a checkpoint": lambda run: change_a_byte(run / "ckpts" / "step-40.safetensors"),
     "the task": lambda run: (run / "task.py").write_text(DOUBLE),
     "a file that an argument names": lambda run: (run / "notes.txt").write_text("another"),
@@ -176,15 +168,13 @@ CHANGES: dict[str, Callable[[Path], object] | list[str]] = {
 }
 
 
-def recalled(ended: Ended) -> int:
+def recalled(ended):
     assert ended.code == 0, ended.err
     return int(json.loads(ended.out)["cost"]["recalled"])
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_has_changed_is_never_answered_from_the_cache(
-    run: Path, sewa: Sewa, what: str
-) -> None:
+def test_what_has_changed_is_never_answered_from_the_cache(run, sewa, what):
     needed, change, flags = [], CHANGES[what], list[str]()
     for changed in (False, False, True):
         if changed and callable(change):
@@ -205,7 +195,7 @@ def make_net():
 
 
 @pytest.mark.parametrize("changed", ["net.py", None])
-def test_files_of_a_ready_made_task_are_known(run: Path, sewa: Sewa, changed: str | None) -> None:
+def test_files_of_a_ready_made_task_are_known(run, sewa, changed):
     draw = np.random.default_rng(0)
     for part in ("dev", "test"):
         x = draw.normal(size=(60, 6)).astype(np.float32)
@@ -221,14 +211,12 @@ def test_files_of_a_ready_made_task_are_known(run: Path, sewa: Sewa, changed: st
     assert (recalled(asked(sewa, "linear", "--cache", "kept")) > 0) == (changed is None)
 
 
-def test_functions_that_are_in_no_file_are_refused(run: Path) -> None:
+def test_functions_that_are_in_no_file_are_refused(run):
     with pytest.raises(ConfigError, match="in no Python file"):
         select("ckpts", model=nn.Linear(6, 2), selection_data=list, loss=len, cache=run / "kept")
 
 
-def test_a_folder_that_cannot_be_written_or_is_spoilt_does_not_end_the_run(
-    run: Path, sewa: Sewa
-) -> None:
+def test_a_folder_that_cannot_be_written_or_is_spoilt_does_not_end_the_run(run, sewa):
     plain = asked(sewa, "gumbel")
     written = bytes_of(run)
     assert asked(sewa, "gumbel", "--cache", "kept").code == 0
@@ -247,13 +235,13 @@ def test_a_folder_that_cannot_be_written_or_is_spoilt_does_not_end_the_run(
     assert "cannot be written" in ended.err
 
 
-def interrupt(_: Path) -> Any:
+def interrupt(_):
     raise KeyboardInterrupt
 
 
 def test_a_language_model_run_killed_at_several_points_ends_with_the_same_bytes(
-    frozen: Frozen, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    frozen, sewa, monkeypatch
+):
     folder = frozen("transformers").folder
     (folder / "sewa.yaml").write_text("task: task.py\ncheckpoints: run\naggregate: {folds: 3}\n")
     flags = ("select", "--json", "--force", "-o", "average.safetensors")

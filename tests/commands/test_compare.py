@@ -1,16 +1,13 @@
 """The comparison: every row there, fair, counted, and no winner inside the noise."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa, user_loss
+from helpers.tiny import TASK, user_loss
 from safetensors.torch import load_file, save_file
 
 from sewa_cli.methods import REGISTRY
@@ -20,14 +17,14 @@ BY_LOSS = {name: method for name, method in REGISTRY.items() if not method.needs
 EVERY = ",".join(BY_LOSS)
 
 
-def compare(sewa: Sewa, *arguments: object) -> dict[str, Any]:
+def compare(sewa, *arguments):
     ended = sewa("compare", *arguments, "--format", "json")
     assert ended.code == 0, ended.err
     return json.loads(ended.out)
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_every_method_at_every_k_has_its_row_with_losses_interval_and_cost(sewa: Sewa) -> None:
+def test_every_method_at_every_k_has_its_row_with_losses_interval_and_cost(sewa):
     found = compare(sewa, "--methods", EVERY, "--K", "2,4")
     rows = {(row["method"], row["K"]): row for row in found["rows"]}
     expected = {
@@ -56,7 +53,7 @@ def test_every_method_at_every_k_has_its_row_with_losses_interval_and_cost(sewa:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_losses_are_those_that_the_user_computes(sewa: Sewa) -> None:
+def test_the_losses_are_those_that_the_user_computes(sewa):
     found = compare(sewa, "--methods", "last,uniform,lawa,ema", "--K", "3")
     states = [load_file(c["path"]) for c in found["candidates"]]
     for row in found["rows"]:
@@ -71,7 +68,7 @@ def test_the_losses_are_those_that_the_user_computes(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_select_and_compare_agree(sewa: Sewa) -> None:
+def test_select_and_compare_agree(sewa):
     assert sewa("select", "--K", 4).code == 0
     selected = json.loads(Path("averaged.report.json").read_text())
     found = compare(sewa, "--methods", "sewa,last,uniform", "--K", 4)
@@ -116,9 +113,7 @@ def loss(outputs, batch):
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.breadth) for seed in (1, 2, 3))]
 )
-def test_where_labels_are_shuffled_nobody_wins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, seed: int
-) -> None:
+def test_where_labels_are_shuffled_nobody_wins(tmp_path, monkeypatch, sewa, seed):
     """Checkpoints that scatter around a network that knows nothing, on labels that mean nothing."""
     monkeypatch.chdir(tmp_path)
     Path("task.py").write_text(NOISE)
@@ -140,7 +135,7 @@ def test_where_labels_are_shuffled_nobody_wins(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_real_difference_has_a_winner(sewa: Sewa) -> None:
+def test_a_real_difference_has_a_winner(sewa):
     # one checkpoint is whole, the others are far off
     for n, path in enumerate(sorted(Path("ckpts").iterdir())):
         if path.name != "step-120.safetensors":
@@ -154,7 +149,7 @@ def test_a_real_difference_has_a_winner(sewa: Sewa) -> None:
     assert "nothing ties with it" in ended.err
 
 
-def test_the_best_row_is_written_and_can_be_built_again(run_dir: Path, sewa: Sewa) -> None:
+def test_the_best_row_is_written_and_can_be_built_again(run_dir, sewa):
     arguments = ["--K", 4, "--output-best", "best.safetensors"]
     found = compare(sewa, "--methods", "last,uniform,ema,random,twa", *arguments)
     best = found["rows"][found["best"]]
@@ -170,7 +165,7 @@ def test_the_best_row_is_written_and_can_be_built_again(run_dir: Path, sewa: Sew
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_without_held_out_data_it_says_what_it_cannot_report(sewa: Sewa) -> None:
+def test_without_held_out_data_it_says_what_it_cannot_report(sewa):
     Path("task.py").write_text(TASK.replace("def heldout_data", "def unused"))
     ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
     assert ended.code == 0
@@ -185,7 +180,7 @@ def test_without_held_out_data_it_says_what_it_cannot_report(sewa: Sewa) -> None
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_loss_that_is_no_mean_over_rows_is_resampled_by_batches(sewa: Sewa) -> None:
+def test_a_loss_that_is_no_mean_over_rows_is_resampled_by_batches(sewa):
     Path("task.py").write_text(
         TASK.replace("x.split(128), y.split(128)", "x.split(20), y.split(20)").replace(
             "    return F.cross_entropy(outputs, batch[1])",
@@ -198,7 +193,7 @@ def test_a_loss_that_is_no_mean_over_rows_is_resampled_by_batches(sewa: Sewa) ->
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
+def test_too_few_rows_give_losses_but_no_intervals(sewa):
     Path("task.py").write_text(TASK.replace("return data(2)", "return data(2, 6)"))
     ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
     found = json.loads(ended.out)
@@ -225,9 +220,7 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa: Sewa) -> None:
         (["--methods", "mine", "--set", "compare.methods_from=gone.py"], 4, "gone.py: no such"),
     ],
 )
-def test_bad_input_gets_one_clear_line(
-    sewa: Sewa, arguments: list[str], code: int, words: str
-) -> None:
+def test_bad_input_gets_one_clear_line(sewa, arguments, code, words):
     ended = sewa("compare", *arguments)
     assert ended.code == code, ended.err
     assert words in ended.error
@@ -256,7 +249,7 @@ def broken(run: Run):
 
 
 @pytest.mark.usefixtures("run_dir", "own_registry")
-def test_methods_of_a_users_file_appear_by_their_names(sewa: Sewa) -> None:
+def test_methods_of_a_users_file_appear_by_their_names(sewa):
     Path("own.py").write_text(OWN)
     listed = sewa("methods", "--set", "compare.methods_from=own.py").out
     assert re.search(r"ends +The first and the last\. \[heavy=0\.5\]", listed)
@@ -275,9 +268,7 @@ def test_methods_of_a_users_file_appear_by_their_names(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "own_registry")
-def test_methods_of_an_installed_package_appear_by_their_names(
-    sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_of_an_installed_package_appear_by_their_names(sewa, tmp_path, monkeypatch):
     package = tmp_path / "site"
     (package / "guest-1.0.dist-info").mkdir(parents=True)
     (package / "guest-1.0.dist-info" / "METADATA").write_text("Name: guest\nVersion: 1.0\n")
@@ -295,7 +286,7 @@ def test_methods_of_an_installed_package_appear_by_their_names(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa: Sewa) -> None:
+def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa):
     Path("task.py").write_text(
         TASK.replace(
             "    return F.cross_entropy(outputs, batch[1])",
@@ -311,7 +302,7 @@ def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa: Sewa)
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_shuffled_data_stay_paired_and_no_method_depends_on_its_neighbours(sewa: Sewa) -> None:
+def test_shuffled_data_stay_paired_and_no_method_depends_on_its_neighbours(sewa):
     plain = compare(sewa, "--methods", "last,lawa,latest")
     shuffled = TASK.replace(
         "return list(zip(x.split(128), y.split(128)))",

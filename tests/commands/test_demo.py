@@ -1,15 +1,10 @@
 """The demo: real digits, a real run, and a folder to go on in."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
-from helpers.once import Demo
-from helpers.tiny import Sewa
 from safetensors.torch import load_file
 
 from sewa_cli.demo import run_demo
@@ -17,7 +12,7 @@ from sewa_cli.events import Events
 
 
 @pytest.mark.breadth
-def test_the_learned_average_beats_the_last_checkpoint_on_three_seeds(tmp_path: Path) -> None:
+def test_the_learned_average_beats_the_last_checkpoint_on_three_seeds(tmp_path):
     ahead = []
     for seed in range(1, 4):
         report = run_demo(tmp_path / f"demo {seed}", seed, Events()).report
@@ -27,15 +22,13 @@ def test_the_learned_average_beats_the_last_checkpoint_on_three_seeds(tmp_path: 
     assert min(ahead) > 1.2
 
 
-def test_the_demo_trains_to_the_same_checkpoints_on_every_processor(demo: Demo) -> None:
+def test_the_demo_trains_to_the_same_checkpoints_on_every_processor(demo):
     newest = load_file(demo.folder / "ckpts" / "step-3000.safetensors")
     found = sha256(b"".join(newest[name].numpy().tobytes() for name in sorted(newest)))
     assert found.hexdigest()[:16] == "59a262ec1407de8e"
 
 
-def test_the_demo_leaves_a_folder_that_the_next_commands_work_in(
-    demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_the_demo_leaves_a_folder_that_the_next_commands_work_in(demo, tmp_path, monkeypatch, sewa):
     ended = demo.ended
     assert ended.code == 0, ended.err
     folder = tmp_path / "here"

@@ -1,13 +1,9 @@
 """`select --dry-run`: the plan of a run, and what the run then takes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.tiny import Sewa
 
 SOLVERS = [
     ["--K", "auto"],
@@ -17,7 +13,7 @@ SOLVERS = [
 ]
 
 
-def compared(sewa: Sewa, flags: list[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def compared(sewa, flags):
     before = sorted(Path().rglob("*"))
     planned = sewa("select", "--dry-run", "--json", *flags)
     assert planned.code == 0, planned.err
@@ -29,7 +25,7 @@ def compared(sewa: Sewa, flags: list[Any]) -> tuple[dict[str, Any], dict[str, An
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("flags", SOLVERS, ids=str)
-def test_a_run_takes_the_passes_that_were_planned(sewa: Sewa, flags: list[Any]) -> None:
+def test_a_run_takes_the_passes_that_were_planned(sewa, flags):
     plan, report = compared(sewa, flags)
     cost = report["cost"]
     assert plan["at_least"] <= cost["forward_passes"] <= plan["forward_passes"]
@@ -43,7 +39,7 @@ def test_a_run_takes_the_passes_that_were_planned(sewa: Sewa, flags: list[Any]) 
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_time_is_the_planned_batches_times_one_that_was_timed(sewa: Sewa) -> None:
+def test_the_time_is_the_planned_batches_times_one_that_was_timed(sewa):
     flags = ["--dry-run", "--K", "auto", "--last", 5]
     found = json.loads(sewa("select", "--json", *flags).out)
     assert (found["found"], found["k"]) == (12, 5)

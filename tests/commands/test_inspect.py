@@ -1,23 +1,18 @@
 """`sewa inspect`: what is there, how the run moved, and a verdict that the geometry supports."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.tensors import change
-from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 
 from sewa_cli.commands import inspect as job
 from sewa_cli.commands.inspect import run_inspect
 from sewa_cli.config import Config
-from sewa_cli.report.kinds import Inspection
-from sewa_cli.trajectory.geometry import ENOUGH, Geometry, Shape, expect
+from sewa_cli.trajectory.geometry import ENOUGH, Geometry, expect
 
 USAGE, FILES = 2, 3
 
@@ -25,7 +20,7 @@ USAGE, FILES = 2, 3
 # ---- the naive twin: everything stacked, each formula as it is written ------------------------
 
 
-def naive(W: np.ndarray[Any, Any], times: list[float]) -> dict[str, Any]:
+def naive(W, times):
     """W [n, P] float64."""
     n, mean = len(W), W.mean(0)
     lengths = [float(np.linalg.norm(b - a)) for a, b in pairwise(W)]
@@ -53,42 +48,42 @@ def naive(W: np.ndarray[Any, Any], times: list[float]) -> dict[str, Any]:
     }
 
 
-def measure(W: torch.Tensor, times: list[float] | None = None) -> Shape:
+def measure(W, times=None):
     geometry = Geometry(times or even(len(W)))
     geometry.add(W.double())
     return geometry.measure()
 
 
-def even(n: int) -> list[float]:
+def even(n):
     return [i / (n - 1) for i in range(n)]
 
 
-def verdict(W: torch.Tensor, times: list[float] | None = None) -> str:
+def verdict(W, times=None):
     return measure(W, times).verdict
 
 
 # ---- the verdict -----------------------------------------------------------------------------
 
 
-def randn(n: int, P: int = 2000, seed: int = 0) -> torch.Tensor:
+def randn(n, P=2000, seed=0):
     """Rows of length about 1."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, P, dtype=torch.float64, generator=generator).mul_(P**-0.5)
 
 
-def walk(n: int, seed: int = 0) -> torch.Tensor:
+def walk(n, seed=0):
     return randn(n, seed=seed).cumsum(0)
 
 
-def line(n: int, speed: float = 1.0) -> torch.Tensor:
+def line(n, speed=1.0):
     return speed * torch.arange(n, dtype=torch.float64)[:, None] * randn(1, seed=99)
 
 
-def home(P: int = 2000) -> torch.Tensor:
+def home(P=2000):
     return 10 * randn(1, P, seed=77)
 
 
-def memory(n: int, phi: float) -> torch.Tensor:
+def memory(n, phi):
     """Noise around a point that forgets a part 1 − φ of where it was with every checkpoint."""
     noise, rows = randn(n + 200), [torch.zeros(2000, dtype=torch.float64)]
     for kick in noise:
@@ -96,11 +91,11 @@ def memory(n: int, phi: float) -> torch.Tensor:
     return torch.stack(rows[-n:])
 
 
-def decay(n: int, to: float) -> torch.Tensor:
+def decay(n, to):
     return torch.exp(torch.linspace(0, to, n, dtype=torch.float64))[:, None]
 
 
-def jump() -> torch.Tensor:
+def jump():
     """Net displacement is nearly the whole path, but the steps point nowhere."""
     W = 1e-2 * randn(40)
     W[-1] += 5 * randn(1, seed=5)[0]
@@ -124,26 +119,26 @@ RUNS = {
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_a_run_gets_the_verdict_that_its_geometry_supports(run: str) -> None:
+def test_a_run_gets_the_verdict_that_its_geometry_supports(run):
     make, expected = RUNS[run]
     assert verdict(make() + home()) == expected
 
 
 @pytest.mark.parametrize("n", [ENOUGH, 10, 50])
-def test_the_verdict_on_a_walk_and_on_noise_hardly_depends_on_chance(n: int) -> None:
+def test_the_verdict_on_a_walk_and_on_noise_hardly_depends_on_chance(n):
     walks = [verdict(walk(n, seed) + home()) for seed in range(20)]
     assert walks.count("drifting") >= 18
     assert {verdict(home() + randn(n, seed=seed)) for seed in range(20)} == {"wandering"}
 
 
-def test_dense_late_checkpoints_of_a_moving_run_do_not_make_it_settled() -> None:
+def test_dense_late_checkpoints_of_a_moving_run_do_not_make_it_settled():
     times = [step / 3040 for step in (0, 1000, 2000, 3000, 3010, 3020, 3030, 3040)]
     W = home() + torch.tensor(times, dtype=torch.float64)[:, None] * randn(1)
     assert verdict(W, times) == "moving"
 
 
 @pytest.mark.parametrize("times", [even(6), even(40), [0.0, 0.01, 0.03, 0.2, 0.25, 0.9, 1.0]])
-def test_what_is_expected_is_what_simulations_show(times: list[float]) -> None:
+def test_what_is_expected_is_what_simulations_show(times):
     n = len(times)
     waits = torch.tensor([after - before for before, after in pairwise(times)])
     kicks = randn(n - 1, P=40_000) * waits.double().sqrt()[:, None]
@@ -160,9 +155,7 @@ def test_what_is_expected_is_what_simulations_show(times: list[float]) -> None:
 # ---- files -----------------------------------------------------------------------------------
 
 
-def save_run(
-    folder: Path, W: torch.Tensor, dtype: torch.dtype = torch.float32, every: int = 10
-) -> list[Path]:
+def save_run(folder, W, dtype=torch.float32, every=10):
     """Rows of W [n, ≥ 20] as checkpoints: two float tensors and an integer one."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -177,15 +170,15 @@ def save_run(
     return paths
 
 
-def spoil(path: Path, name: str = "b", value: float = float("nan")) -> None:
+def spoil(path, name="b", value=float("nan")):
     change(path, lambda tensors: tensors[name].view(-1)[3].fill_(value))
 
 
-def look(folder: Path, **settings: Any) -> Inspection:
+def look(folder, **settings):
     return run_inspect(Config(checkpoints=(folder,), **settings))
 
 
-def stacked(paths: list[Path]) -> np.ndarray[Any, Any]:
+def stacked(paths):
     files = [load_file(path) for path in paths]
     rows = [torch.cat([f["a.weight"].double().view(-1), f["b"].double()]) for f in files]
     return torch.stack(rows).numpy()
@@ -196,8 +189,8 @@ def stacked(paths: list[Path]) -> np.ndarray[Any, Any]:
     [(torch.float64, 1), (torch.bfloat16, 8 * 9 * 5), (torch.float32, 2**25)],
 )
 def test_files_streamed_in_blocks_agree_with_the_naive_twin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, block_bytes: int
-) -> None:
+    tmp_path, monkeypatch, dtype, block_bytes
+):
     paths = save_run(tmp_path, walk(9)[:, :40] * 10, dtype)
     monkeypatch.setattr(job, "BLOCK_BYTES", block_bytes)
     found, wanted = look(tmp_path), naive(stacked(paths), even(9))
@@ -214,7 +207,7 @@ def test_files_streamed_in_blocks_agree_with_the_naive_twin(
 
 
 @pytest.mark.parametrize("bad", [2, 8])
-def test_a_checkpoint_with_nan_takes_no_part_in_distances(tmp_path: Path, bad: int) -> None:
+def test_a_checkpoint_with_nan_takes_no_part_in_distances(tmp_path, bad):
     """Also the newest: the others are then measured from the newest finite one."""
     paths = save_run(tmp_path, walk(9)[:, :40])
     for name in ("b", "a.weight"):
@@ -235,14 +228,14 @@ def test_a_checkpoint_with_nan_takes_no_part_in_distances(tmp_path: Path, bad: i
 
 
 @pytest.fixture
-def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ckpts(tmp_path, monkeypatch):
     """A wandering run of eight in ckpts/; no sewa.yaml, no task."""
     monkeypatch.chdir(tmp_path)
     save_run(Path("ckpts"), home() + randn(8))
     return Path("ckpts")
 
 
-def test_the_table_tells_everything_on_stdout(ckpts: Path, sewa: Sewa) -> None:
+def test_the_table_tells_everything_on_stdout(ckpts, sewa):
     spoil(ckpts / "step-30.safetensors")
     (ckpts / "step-60.safetensors").unlink()
     copied = load_file(ckpts / "step-10.safetensors")

@@ -1,19 +1,15 @@
 """`--metric`: choices and comparisons by a user's score, and what that score may do to us."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 import pytest
 import torch
 from helpers.shells import shell
-from helpers.tiny import TASK, Ended, Sewa
+from helpers.tiny import TASK
 from safetensors.torch import load_file
 
 from sewa_cli.direction import Criterion
@@ -66,7 +62,7 @@ OUTPUT, REPORT = Path("o.safetensors"), Path("o.report.json")
 
 
 @pytest.fixture
-def task(run_dir: Path) -> Path:
+def task(run_dir):
     """A task with a metric and nothing else: no loss, no data."""
     (run_dir / "sewa.yaml").write_text(
         "task: ./task.py\ncheckpoints: ckpts/\ndevice: cpu\noutput: o.safetensors\n"
@@ -76,29 +72,29 @@ def task(run_dir: Path) -> Path:
     return run_dir / "task.py"
 
 
-def calls() -> int:
+def calls():
     return len(Path("calls").read_text()) if Path("calls").exists() else 0
 
 
-def report_of(ended: Ended) -> dict[str, Any]:
+def report_of(ended):
     assert ended.code == 0, ended.err
     return json.loads(REPORT.read_text())
 
 
-def contest_of(ended: Ended) -> dict[str, Any]:
+def contest_of(ended):
     """The contest, and the verdict as `verdict` in it."""
     found = report_of(ended)
     return {**found["contest"], "verdict": found["verdict"]}
 
 
-def compared(ended: Ended) -> dict[str, Any]:
+def compared(ended):
     assert ended.code == 0, ended.err
-    found: dict[str, Any] = json.loads(ended.out)
+    found = json.loads(ended.out)
     found["by"] = {row["method"]: row for row in found["rows"]}
     return found
 
 
-def norm_of(file: Path) -> float:
+def norm_of(file):
     return float(torch.cat([w.double().flatten() for w in load_file(file).values()]).norm())
 
 
@@ -106,7 +102,7 @@ def norm_of(file: Path) -> float:
 
 
 @pytest.mark.usefixtures("task")
-def test_what_is_written_is_what_the_report_says(sewa: Sewa) -> None:
+def test_what_is_written_is_what_the_report_says(sewa):
     report = report_of(sewa("select", "--budget", 150))
     jsonschema.validate(report, json.loads(sewa("schema", "select").out))
     contest = report["contest"]
@@ -133,9 +129,7 @@ def test_what_is_written_is_what_the_report_says(sewa: Sewa) -> None:
 
 @pytest.mark.usefixtures("task")
 @pytest.mark.parametrize("budget", [1, 40, pytest.param(300, marks=pytest.mark.breadth)])
-def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
-    sewa: Sewa, budget: int
-) -> None:
+def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(sewa, budget):
     """The mean of all is bad in this run: it is not even the incumbent, unless it is named."""
     ended = sewa("select", "--set", "objective.incumbent=null", "--budget", budget)
     contest = contest_of(ended)
@@ -158,9 +152,7 @@ def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(
 
 @pytest.mark.usefixtures("task")
 @pytest.mark.parametrize(("metric", "best"), [("wer", min), ("-size", min), ("+size", max)])
-def test_the_better_direction_is_chosen(
-    sewa: Sewa, metric: str, best: Callable[[Iterable[float]], float]
-) -> None:
+def test_the_better_direction_is_chosen(sewa, metric, best):
     """By the metric's name, or by its sign; nothing is assumed."""
     ended = sewa("select", "--metric", metric, "--budget", 200)
     contest = contest_of(ended)
@@ -178,7 +170,7 @@ def test_the_better_direction_is_chosen(
 
 
 @pytest.mark.usefixtures("task")
-def test_an_assumed_direction_is_the_first_line_of_output(sewa: Sewa) -> None:
+def test_an_assumed_direction_is_the_first_line_of_output(sewa):
     said = "warning: assuming that higher size is better; --metric -size if lower is"
     for command in ("select", "compare", "evaluate", "validate"):
         ended = sewa(command, "--metric", "size")
@@ -187,7 +179,7 @@ def test_an_assumed_direction_is_the_first_line_of_output(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("task")
-def test_few_parts_cannot_confirm_a_lead(sewa: Sewa) -> None:
+def test_few_parts_cannot_confirm_a_lead(sewa):
     for parts, confirmed in ((1, None), (24, None), (25, True)):
         flags = ("--set", f"args.parts={parts}", "--budget", 200, "--force")
         contest = contest_of(sewa("select", *flags))
@@ -197,7 +189,7 @@ def test_few_parts_cannot_confirm_a_lead(sewa: Sewa) -> None:
         assert contest["verdict"]["difference"] > 1
 
 
-def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: Path) -> None:
+def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa, task):
     task.write_text(HEAD + NOISE)
     contest = contest_of(sewa("select", "--budget", 300, "--seed", 1))
     assert contest["confirmed"] is False
@@ -221,7 +213,7 @@ def test_a_leader_that_is_not_confirmed_has_the_duels_e_value(sewa: Sewa, task: 
         ("part < 0 or 1 / 0", r"score() raised ZeroDivisionError: division by zero (task.py, line"),
     ],
 )
-def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> None:
+def test_what_is_no_score(sewa, task, value, words):
     task.write_text(f"{HEAD}{SCORE}\nold = score\ndef score(model, part):\n    old(model, part)\n")
     task.write_text(f"{task.read_text()}    return {value}\n")
     ended = sewa("select")
@@ -255,15 +247,15 @@ def test_what_is_no_score(sewa: Sewa, task: Path, value: str, words: str) -> Non
         (("--set", "objective.part_timeout=soon"), "must be a time such as 30s"),
     ],
 )
-def test_what_is_refused(sewa: Sewa, flags: tuple[object, ...], words: str) -> None:
+def test_what_is_refused(sewa, flags, words):
     ended = sewa("select", *flags)
     assert (ended.code, words in ended.error) == (2, True), ended.err
     assert not OUTPUT.exists()
     assert calls() <= 2
 
 
-def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
-    def refused(words: str, *flags: object) -> None:
+def test_tasks_that_have_nothing_to_choose_by(sewa, task):
+    def refused(words, *flags):
         ended = sewa("select", *flags)
         assert (ended.code, words in ended.error) == (4, True), ended.err
 
@@ -274,7 +266,7 @@ def test_tasks_that_have_nothing_to_choose_by(sewa: Sewa, task: Path) -> None:
     refused("there are no parts", "--set", "args.parts=0")
 
 
-def test_metrics_alone_are_one_part(sewa: Sewa, task: Path) -> None:
+def test_metrics_alone_are_one_part(sewa, task):
     task.write_text(
         f"{TASK}\ndef metrics(model):\n    return {{'return': float(model[0].weight.norm())}}\n"
     )
@@ -290,7 +282,7 @@ def test_metrics_alone_are_one_part(sewa: Sewa, task: Path) -> None:
 # ---- which parts ---------------------------------------------------------------------------------
 
 
-def test_copies_of_parts_count_once(sewa: Sewa, task: Path) -> None:
+def test_copies_of_parts_count_once(sewa, task):
     parts = "[{'seed': [n % 3, torch.ones(2)]} for n in range(30)]"
     heldout = "[{'seed': [n, torch.ones(2)]} for n in (2, 3)]"
     task.write_text(
@@ -305,9 +297,7 @@ def test_copies_of_parts_count_once(sewa: Sewa, task: Path) -> None:
 
 
 @pytest.mark.parametrize(("listed", "left"), [(4, 2), (28, 14), (29, 25), (50, 25), (100, 50)])
-def test_without_held_out_parts_some_are_held_back(
-    sewa: Sewa, task: Path, listed: int, left: int
-) -> None:
+def test_without_held_out_parts_some_are_held_back(sewa, task, listed, left):
     """Half of them, but as many are left as can confirm a lead. A constant is one part only."""
     task.write_text(
         f"{HEAD}\ndel heldout_parts\ndef score(model, part): return float(weights(model).norm())"
@@ -322,7 +312,7 @@ def test_without_held_out_parts_some_are_held_back(
         assert "score() gives an average the same on every part" in ended.err
 
 
-def test_batches_held_back_are_not_chosen_by(sewa: Sewa, task: Path) -> None:
+def test_batches_held_back_are_not_chosen_by(sewa, task):
     """Neither by the metric nor by the loss, which would make the incumbent look too good."""
     task.write_text(
         TASK.replace("split(128)", "split(30)").replace("def heldout_data", "def _unused")
@@ -334,7 +324,7 @@ def test_batches_held_back_are_not_chosen_by(sewa: Sewa, task: Path) -> None:
         "    return inner(outputs, batch)\n"
     )
     contest = contest_of(sewa("select", "--K", 3, "--set", "objective.incumbent=null"))
-    module: Any = sys.modules["task"]  # as the command has imported it
+    module = sys.modules["task"]  # as the command has imported it
     assert contest["parts"] + contest["heldout_parts"] == 10
     assert 0 < len(module.seen) <= contest["parts"]
     assert contest["incumbent"] == "by loss"
@@ -343,7 +333,7 @@ def test_batches_held_back_are_not_chosen_by(sewa: Sewa, task: Path) -> None:
 # ---- parts that fail -----------------------------------------------------------------------------
 
 
-def test_failures_are_filled_in() -> None:
+def test_failures_are_filled_in():
     """A part that fails for all is left out; one that fails for some is worse than all scores."""
     nan, inf = float("nan"), float("inf")
     lower, higher = Criterion("loss", "min"), Criterion("return", "max")
@@ -359,7 +349,7 @@ def test_failures_are_filled_in() -> None:
     assert (nothing.left_out, nothing.has_scores, nothing.failure) == (3, [False, False], None)
 
 
-def failing(task: Path, when: str, more: str = "") -> None:
+def failing(task, when, more=""):
     task.write_text(
         f"{HEAD}{SCORE}\nold = score\ndef score(model, part):\n"
         f"    if {when}:\n        raise ValueError('no such level')\n"
@@ -368,7 +358,7 @@ def failing(task: Path, when: str, more: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", ["score", "scores"])
-def test_a_part_that_fails_for_all_is_left_out(sewa: Sewa, task: Path, name: str) -> None:
+def test_a_part_that_fails_for_all_is_left_out(sewa, task, name):
     """Nothing else fails with it, asked at once with it or not."""
     at_once = "def scores(model, parts):\n    return [score(model, p) for p in parts]"
     failing(task, "part % 10 == 3", at_once if name == "scores" else "")
@@ -391,7 +381,7 @@ def test_a_part_that_fails_for_all_is_left_out(sewa: Sewa, task: Path, name: str
 # ---- compare -------------------------------------------------------------------------------------
 
 
-def test_compare_needs_held_out_parts_and_no_loss(sewa: Sewa, task: Path) -> None:
+def test_compare_needs_held_out_parts_and_no_loss(sewa, task):
     methods = compared(sewa("compare", "--json"))["by"].keys()
     assert {"race", "last", "uniform", "latest", "ema"} <= methods
     assert methods.isdisjoint({"aggregate", "greedy", "sewa"})
@@ -406,7 +396,7 @@ def test_compare_needs_held_out_parts_and_no_loss(sewa: Sewa, task: Path) -> Non
 
 
 @pytest.mark.usefixtures("task")
-def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
+def test_what_was_scored_before_is_recalled(sewa):
     first = contest_of(sewa("select", "--cache", "c"))
     before = calls()
     ended = sewa("select", "--cache", "c", "--force")
@@ -420,9 +410,7 @@ def test_what_was_scored_before_is_recalled(sewa: Sewa) -> None:
 
 
 @pytest.mark.parametrize("command", ["select", "compare"])
-def test_batchnorm_is_recomputed_for_each_average_that_is_scored(
-    sewa: Sewa, bn_run: Path, command: str
-) -> None:
+def test_batchnorm_is_recomputed_for_each_average_that_is_scored(sewa, bn_run, command):
     """The file has the statistics that were scored, though the data are shuffled."""
     text = (bn_run / "task.py").read_text()
     text += "\nfrom torch.utils.data import DataLoader\nordered = training_data\n"
@@ -465,7 +453,7 @@ def score(model, part):
         pytest.param({20: signal.SIGTERM}, "", 130, marks=pytest.mark.breadth),
     ],
 )
-def test_interrupts(task: Path, when: dict[int, int], flags: str, code: int) -> None:
+def test_interrupts(task, when, flags, code):
     numbers = {at: int(number) for at, number in when.items()}
     task.write_text(f"{HEAD}{SCORE}\nWHEN = {numbers}{SIGNALS}")
     ended = shell(f"sewa select{flags}")
@@ -482,7 +470,7 @@ def test_interrupts(task: Path, when: dict[int, int], flags: str, code: int) -> 
 
 
 @pytest.mark.usefixtures("task")
-def test_workers_say_the_same(sewa: Sewa) -> None:
+def test_workers_say_the_same(sewa):
     flags = ("--budget", 20, "--set", "args.heldout=4", "--force")
     alone, weights = contest_of(sewa("select", *flags)), OUTPUT.read_bytes()
     assert contest_of(sewa("select", "--workers", 2, *flags)) == alone
@@ -490,7 +478,7 @@ def test_workers_say_the_same(sewa: Sewa) -> None:
 
 
 @pytest.mark.breadth
-def test_a_list_that_changes_from_process_to_process_is_refused(sewa: Sewa, task: Path) -> None:
+def test_a_list_that_changes_from_process_to_process_is_refused(sewa, task):
     task.write_text(
         f"{HEAD}{SCORE}\ndef score_parts(): return [os.getpid() + n for n in range(30)]"
     )

@@ -1,22 +1,18 @@
 """The main job, through the real command line on tiny real checkpoints."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import TASK, Sewa, files_in, report_of, train_tiny, user_loss
+from helpers.tiny import TASK, files_in, report_of, train_tiny, user_loss
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 
-def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(
-    run_dir: Path, sewa: Sewa
-) -> None:
+def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(run_dir, sewa):
     before = files_in(run_dir)
     ended = sewa("select", "ckpts/", "--K", 4)
     assert ended.code == 0, ended.err
@@ -32,9 +28,7 @@ def test_select_prints_the_chosen_paths_and_writes_the_average_and_its_report(
         torch.testing.assert_close(tensor, torch.stack([s[name] for s in sources]).mean(0))
 
 
-def test_the_reported_losses_are_those_of_the_files_as_the_user_computes_them(
-    run_dir: Path, sewa: Sewa
-) -> None:
+def test_the_reported_losses_are_those_of_the_files_as_the_user_computes_them(run_dir, sewa):
     assert sewa("select").code == 0
     report = report_of()
     for data, key in (("selection_data", "selection_loss"), ("heldout_data", "heldout_loss")):
@@ -51,9 +45,7 @@ def test_the_reported_losses_are_those_of_the_files_as_the_user_computes_them(
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.usefixtures("run_dir")
-def test_checkpoints_of_other_dtypes_come_out_as_they_went_in(
-    sewa: Sewa, dtype: torch.dtype
-) -> None:
+def test_checkpoints_of_other_dtypes_come_out_as_they_went_in(sewa, dtype):
     train_tiny(Path("ckpts"), dtype=dtype)
     ended = sewa("select")
     assert ended.code == 0, ended.err
@@ -71,7 +63,7 @@ def test_checkpoints_of_other_dtypes_come_out_as_they_went_in(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_output_dtype_can_be_chosen_and_is_what_is_evaluated(sewa: Sewa) -> None:
+def test_the_output_dtype_can_be_chosen_and_is_what_is_evaluated(sewa):
     assert sewa("select", "--output-dtype", "bfloat16").code == 0
     assert all(t.dtype == torch.bfloat16 for t in load_file("averaged.safetensors").values())
     found = user_loss("averaged.safetensors", "heldout_data")
@@ -79,7 +71,7 @@ def test_the_output_dtype_can_be_chosen_and_is_what_is_evaluated(sewa: Sewa) -> 
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_same_seed_gives_the_same_bytes_and_says_who_wrote_them(sewa: Sewa) -> None:
+def test_the_same_seed_gives_the_same_bytes_and_says_who_wrote_them(sewa):
     for name in ("one", "two"):
         assert sewa("select", "--seed", 3, "-o", f"{name}.safetensors").code == 0
     assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
@@ -91,9 +83,7 @@ def test_the_same_seed_gives_the_same_bytes_and_says_who_wrote_them(sewa: Sewa) 
     assert metadata["sewa_steps"] == ",".join(map(str, steps))
 
 
-def test_baselines_are_compared_on_batches_from_all_over_the_data(
-    run_dir: Path, sewa: Sewa
-) -> None:
+def test_baselines_are_compared_on_batches_from_all_over_the_data(run_dir, sewa):
     """The examples come in an order: the easy ones first."""
     ordered = TASK.replace("x.split(128), y.split(128)", "x.split(2), y.split(2)").replace(
         "    y = (", "    x = x[(x[:, 0] * x[:, 1]).abs().argsort(descending=True)]\n    y = ("
@@ -109,7 +99,7 @@ def test_baselines_are_compared_on_batches_from_all_over_the_data(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> None:
+def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa):
     # selection labels are inverted, so that what is chosen is bad held out
     task = TASK.replace("return data(1)", "return [(x, 1 - y) for x, y in data(1)]")
     Path("task.py").write_text(task)
@@ -138,7 +128,7 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa: Sewa) -> N
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_metrics_are_reported_for_the_average_and_the_references(sewa: Sewa) -> None:
+def test_metrics_are_reported_for_the_average_and_the_references(sewa):
     Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'norm': "
                                "sum(p.norm().item() for p in model.parameters())}\n")  # fmt: skip
     ended = sewa("select")
@@ -181,8 +171,8 @@ def loss(outputs, batch):
 
 @pytest.mark.parametrize("how", ["save_model", "both names", "wrapped"])
 def test_tied_weights_have_the_checkpoints_names_and_load_into_the_users_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa, how: str
-) -> None:
+    tmp_path, monkeypatch, sewa, how
+):
     monkeypatch.chdir(tmp_path)
     Path("task.py").write_text(TIED_TASK)
     Path("ckpts").mkdir()
@@ -214,7 +204,7 @@ def test_tied_weights_have_the_checkpoints_names_and_load_into_the_users_model(
     assert own_loss == pytest.approx(report_of()["average"]["selection_loss"], rel=1e-6)
 
 
-def test_validate_reports_what_fits_and_writes_nothing(run_dir: Path, sewa: Sewa) -> None:
+def test_validate_reports_what_fits_and_writes_nothing(run_dir, sewa):
     before = files_in(run_dir)
     ended = sewa("validate", "--json")
     assert ended.code == 0, ended.err
@@ -234,9 +224,7 @@ def test_validate_reports_what_fits_and_writes_nothing(run_dir: Path, sewa: Sewa
     assert "score" not in shown
 
 
-def test_init_writes_a_task_and_a_config_that_work_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_init_writes_a_task_and_a_config_that_work_as_they_are(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
     ended = sewa("init")
     assert ended.code == 0, ended.err

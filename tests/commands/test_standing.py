@@ -1,18 +1,15 @@
 """Where the run stands: `select` and `compare` say what `inspect` says, and read nothing for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
-from helpers.tiny import Sewa
 
 COMPARED = "--methods", "last,uniform", "--format", "json"
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_select_compare_and_inspect_say_the_same_of_a_run(sewa: Sewa) -> None:
+def test_select_compare_and_inspect_say_the_same_of_a_run(sewa):
     looked = json.loads(sewa("inspect", "--json").out)
     assert sewa("select", "-o", "mask.safetensors").code == 0
     assert sewa("select", "--K", "auto", "-o", "all.safetensors").code == 0

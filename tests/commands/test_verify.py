@@ -1,36 +1,32 @@
 """`sewa verify` finds every byte that is not as the report says, and looks nowhere else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.tiny import Sewa, train_tiny
+from helpers.tiny import train_tiny
 
 
-def change(report: str | Path, edit: Callable[[dict[str, Any]], object]) -> None:
+def change(report, edit):
     found = json.loads(Path(report).read_text())
     edit(found)
     Path(report).write_text(json.dumps(found))
 
 
-def flip(path: str | Path, at: int = -1) -> None:
+def flip(path, at=-1):
     content = bytearray(Path(path).read_bytes())
     content[at] ^= 1
     Path(path).write_bytes(content)
 
 
-def faults(err: str) -> list[str]:
+def faults(err):
     return [line.removeprefix("error: ") for line in err.splitlines() if line.startswith("error: ")]
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work(tmp_path, monkeypatch):
     """The working directory of a user, with three checkpoints."""
     folder = tmp_path / "run"
     train_tiny(folder / "ckpts", k=3)
@@ -39,7 +35,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def one(work: Path, sewa: Sewa) -> Path:
+def one(work, sewa):
     """avg.safetensors of three checkpoints, and its report."""
     options = ["-o", "avg.safetensors", "--report", "avg.report.json"]
     assert sewa("average", "ckpts", *options).code == 0
@@ -47,7 +43,7 @@ def one(work: Path, sewa: Sewa) -> Path:
 
 
 @pytest.fixture
-def sharded(work: Path, sewa: Sewa) -> Path:
+def sharded(work, sewa):
     """The same in several files, with the report inside."""
     options = ["--shard-size", "300", "--report", "avg/sewa.report.json"]
     assert sewa("average", "ckpts", "-o", "avg", *options).code == 0
@@ -55,7 +51,7 @@ def sharded(work: Path, sewa: Sewa) -> Path:
 
 
 @pytest.fixture
-def folder(work: Path, sewa: Sewa) -> Path:
+def folder(work, sewa):
     """The average of Hugging Face folders: out/ and out.report.json."""
     for path in sorted(Path("ckpts").iterdir()):
         step = path.stem.removeprefix("step-")
@@ -74,7 +70,7 @@ def folder(work: Path, sewa: Sewa) -> Path:
 
 @pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("target", ["avg.report.json", "avg.safetensors"])
-def test_an_output_and_its_sources_are_as_the_report_says(sewa: Sewa, target: str) -> None:
+def test_an_output_and_its_sources_are_as_the_report_says(sewa, target):
     ended = sewa("verify", target)
     assert ended.code == 0, ended.err
     assert "all 4 files are as the report says" in ended.err
@@ -82,9 +78,7 @@ def test_an_output_and_its_sources_are_as_the_report_says(sewa: Sewa, target: st
     assert ended.out.count("as it was") == 4
 
 
-def test_a_run_that_was_moved_with_its_folder_is_verified_and_rebuilt(
-    sharded: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_moved_with_its_folder_is_verified_and_rebuilt(sharded, sewa, monkeypatch):
     moved = sharded.rename(sharded.with_name("moved"))
     monkeypatch.chdir(moved / "avg")
     for target in ("sewa.report.json", "."):
@@ -96,7 +90,7 @@ def test_a_run_that_was_moved_with_its_folder_is_verified_and_rebuilt(
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("target", ["out.report.json", "out", "out/"])
-def test_a_folder_is_verified_file_by_file(sewa: Sewa, target: str) -> None:
+def test_a_folder_is_verified_file_by_file(sewa, target):
     ended = sewa("verify", target, "--json")
     assert ended.code == 0, ended.err
     rows = json.loads(ended.out)["files"]
@@ -116,7 +110,7 @@ def test_a_folder_is_verified_file_by_file(sewa: Sewa, target: str) -> None:
 @pytest.mark.usefixtures("one")
 @pytest.mark.parametrize("at", [0, -1])
 @pytest.mark.parametrize("victim", ["avg.safetensors", "ckpts/step-20.safetensors"])
-def test_one_flipped_bit_is_found(sewa: Sewa, victim: str, at: int) -> None:
+def test_one_flipped_bit_is_found(sewa, victim, at):
     flip(victim, at)
     ended = sewa("verify", "avg.report.json")
     assert ended.code == 3
@@ -125,7 +119,7 @@ def test_one_flipped_bit_is_found(sewa: Sewa, victim: str, at: int) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_all_faults_are_told_not_only_the_first(sewa: Sewa) -> None:
+def test_all_faults_are_told_not_only_the_first(sewa):
     flip("avg.safetensors")
     Path("ckpts/step-10.safetensors").unlink()
     flip("ckpts/step-30.safetensors")
@@ -143,7 +137,7 @@ def test_all_faults_are_told_not_only_the_first(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("one")
-def test_without_the_checkpoints_the_output_alone_is_verified(sewa: Sewa) -> None:
+def test_without_the_checkpoints_the_output_alone_is_verified(sewa):
     shutil.rmtree("ckpts")
     ended = sewa("verify", "avg.safetensors")
     assert ended.code == 3
@@ -155,7 +149,7 @@ def test_without_the_checkpoints_the_output_alone_is_verified(sewa: Sewa) -> Non
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_link_out_of_an_averaged_folder_is_a_fault(sewa: Sewa) -> None:
+def test_a_link_out_of_an_averaged_folder_is_a_fault(sewa):
     Path("out/model.safetensors").rename("elsewhere.safetensors")
     Path("out/model.safetensors").symlink_to("../elsewhere.safetensors")
     ended = sewa("verify", "out")
@@ -164,7 +158,7 @@ def test_a_link_out_of_an_averaged_folder_is_a_fault(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("work")
-def test_what_went_to_standard_output_has_its_sources_verified(sewa: Sewa) -> None:
+def test_what_went_to_standard_output_has_its_sources_verified(sewa):
     assert sewa("average", "ckpts", "-o", "-", "--report", "r.json").code == 0
     ended = sewa("verify", "r.json")
     assert ended.code == 0, ended.err
@@ -178,17 +172,8 @@ def test_what_went_to_standard_output_has_its_sources_verified(sewa: Sewa) -> No
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize(
-    "name",
-    [
-        "adapter_config.json",
-        "pytorch_model.bin",
-        "modeling_tiny.py",
-    ],
-)
-def test_what_a_loader_would_find_in_a_folder_beside_the_weights_is_a_fault(
-    sewa: Sewa, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin", "modeling_tiny.py"])
+def test_what_a_loader_would_find_in_a_folder_beside_the_weights_is_a_fault(sewa, name):
     Path("out", name).write_text("{}")
     ended = sewa("verify", "out")
     assert ended.code == 3
@@ -199,8 +184,8 @@ def test_what_a_loader_would_find_in_a_folder_beside_the_weights_is_a_fault(
 
 
 def test_files_of_the_working_directory_are_not_taken_for_those_of_a_report(
-    one: Path, tmp_path: Path, sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    one, tmp_path, sewa, monkeypatch
+):
     """Nor are those above the report."""
     (tmp_path / "a/b").mkdir(parents=True)
     shutil.copy("avg.report.json", tmp_path / "a/b/r.json")
@@ -218,9 +203,7 @@ def test_files_of_the_working_directory_are_not_taken_for_those_of_a_report(
 
 @pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
 @pytest.mark.parametrize("kind", ["file", "folder"])
-def test_a_link_out_of_the_root_is_refused(
-    one: Path, tmp_path: Path, sewa: Sewa, command: list[str], kind: str
-) -> None:
+def test_a_link_out_of_the_root_is_refused(one, tmp_path, sewa, command, kind):
     root = tmp_path / "root"
     shutil.copytree("ckpts", root / "ckpts")
     shutil.copy("avg.safetensors", root)
@@ -235,9 +218,7 @@ def test_a_link_out_of_the_root_is_refused(
 
 @pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "a/../../secret", ".", ".."])
 @pytest.mark.usefixtures("one")
-def test_a_report_cannot_have_files_looked_at_outside_of_the_outputs_folder(
-    sewa: Sewa, path: str
-) -> None:
+def test_a_report_cannot_have_files_looked_at_outside_of_the_outputs_folder(sewa, path):
     change("avg.report.json", lambda report: report["files"][0].update(path=path))
     ended = sewa("verify", "avg.report.json")
     assert ended.code == 3
@@ -248,7 +229,7 @@ def test_a_report_cannot_have_files_looked_at_outside_of_the_outputs_folder(
 
 
 @pytest.mark.usefixtures("one")
-def test_an_output_without_a_report_is_told_with_a_hint(sewa: Sewa) -> None:
+def test_an_output_without_a_report_is_told_with_a_hint(sewa):
     for target in ("ckpts/step-10.safetensors", "ckpts", "nowhere.safetensors"):
         ended = sewa("verify", target)
         assert ended.code == 3
@@ -259,7 +240,7 @@ def test_an_output_without_a_report_is_told_with_a_hint(sewa: Sewa) -> None:
 
 @pytest.mark.parametrize("command", [["verify"], ["apply", "-o", "again.safetensors"]])
 @pytest.mark.usefixtures("one")
-def test_a_pipe_or_a_device_as_a_report_is_refused_at_once(sewa: Sewa, command: list[str]) -> None:
+def test_a_pipe_or_a_device_as_a_report_is_refused_at_once(sewa, command):
     os.mkfifo("fifo.json")
     Path("zero.json").symlink_to("/dev/zero")
     Path("loop.json").symlink_to("loop.json")

@@ -1,15 +1,11 @@
 """YAML, flags and --set become one frozen Config; all faults are reported at once."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from sewa_cli import solvers
 from sewa_cli.config import CompareConfig, Config, ObjectiveConfig, find_config
@@ -19,22 +15,20 @@ from sewa_cli.session.extensions import load_settings as load_config
 from sewa_cli.session.extensions import solver_for
 
 
-def write_yaml(folder: Path, text: str) -> Path:
+def write_yaml(folder, text):
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "sewa.yaml"
     path.write_text(text)
     return path
 
 
-def faults(*arguments: Any) -> tuple[str, ...]:
+def faults(*arguments):
     with pytest.raises(ConfigError) as caught:
         load_config(*arguments)
     return caught.value.faults
 
 
-def test_the_yaml_here_is_found_unless_another_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_yaml_here_is_found_unless_another_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert find_config(None) is None
     write_yaml(tmp_path, "K: 3")
@@ -42,14 +36,14 @@ def test_the_yaml_here_is_found_unless_another_is_named(
     assert find_config(Path("other.yaml")) == Path("other.yaml")
 
 
-def test_a_flag_beats_the_yaml_and_set_beats_both(tmp_path: Path) -> None:
+def test_a_flag_beats_the_yaml_and_set_beats_both(tmp_path):
     path = write_yaml(tmp_path, "K: 3\nseed: 3\nlast: 30\nevery: 2")
     config = load_config(path, {"K": "4", "seed": "4"}, ["K=5"])
     assert (config.K, config.seed, config.last) == (5, 4, 30)
     assert load_config(path, {}, ["every=null"]).every is None
 
 
-def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
+def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path):
     path = write_yaml(tmp_path, "gumbel: {lr: 0.1, samples: 7}\nargs: {a: {b: 1, c: 2}}")
     config = load_config(
         path, {"gumbel.iterations": "9"}, ["gumbel.lr=0.2", "args.a.b=[3, x]", "args.new.deep=on"]
@@ -59,7 +53,7 @@ def test_a_dotted_key_changes_its_neighbours_not_at_all(tmp_path: Path) -> None:
     assert config.args == {"a": {"b": [3, "x"], "c": 2}, "new": {"deep": True}}
 
 
-def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_path: Path) -> None:
+def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_path):
     run = tmp_path / "run"
     path = write_yaml(
         run, "task: ./task.py\ncheckpoints: ckpts/\noutput: out.safetensors\nreport: r.json"
@@ -80,7 +74,7 @@ def test_paths_in_the_yaml_are_relative_to_it_and_paths_in_flags_are_not(tmp_pat
     assert flagged.report == Path("mine.json")
 
 
-def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path: Path) -> None:
+def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path):
     path = write_yaml(
         tmp_path,
         "args:\n  data: ./data\n  up: ../shared\n  name: data\n  glob: .*/x\n  n: 3\n"
@@ -96,7 +90,7 @@ def test_args_that_start_with_a_dot_and_slash_are_paths_at_any_depth(tmp_path: P
     }
 
 
-def test_all_faults_are_told_together_each_with_its_place(tmp_path: Path) -> None:
+def test_all_faults_are_told_together_each_with_its_place(tmp_path):
     path = write_yaml(tmp_path, "K: many\nlasst: 3\ngumbel: {lr: -1, smaples: 2}\nbn: maybe")
     told = faults(path, {"seed": "-5", "gumbel.iterations": "x"}, ["every", "to_step=soon"])
     starts = (
@@ -130,9 +124,7 @@ def test_all_faults_are_told_together_each_with_its_place(tmp_path: Path) -> Non
         ("", {"solver": "newton", "solver.iterations": "3"}, [], ["unknown solver 'newton'"]),
     ],
 )
-def test_a_fault_names_what_gave_the_value(
-    tmp_path: Path, text: str, flags: dict[str, object], sets: list[str], words: list[str]
-) -> None:
+def test_a_fault_names_what_gave_the_value(tmp_path, text, flags, sets, words):
     [fault] = faults(write_yaml(tmp_path, text), flags, sets)
     assert all(word in fault for word in words), fault
     assert "\n" not in fault
@@ -149,7 +141,7 @@ def test_a_fault_names_what_gave_the_value(
         ("args: " + "[" * 1500 + "]" * 1500, ": is nested too deep"),
     ],
 )
-def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, place: str) -> None:
+def test_a_broken_yaml_is_told_with_line_and_column(tmp_path, text, place):
     path = write_yaml(tmp_path, text)
     [told] = faults(path)
     assert told.startswith(f"{path}{place}")
@@ -159,7 +151,7 @@ def test_a_broken_yaml_is_told_with_line_and_column(tmp_path: Path, text: str, p
 TEMPLATE = (files("sewa_cli") / "templates" / "init" / "sewa.yaml").read_text(encoding="utf-8")
 
 
-def commented_out() -> dict[str, Any]:
+def commented_out():
     """The template's commented keys, read as YAML."""
     is_key = re.compile(r"# ( *[\w-]+:(?: .*)?)$")
     lines = [found[1] for line in TEMPLATE.splitlines() if (found := is_key.match(line))]
@@ -168,19 +160,19 @@ def commented_out() -> dict[str, Any]:
     return settings
 
 
-def sections() -> dict[str, type[BaseModel]]:
+def sections():
     own = {name: solvers.find(name).Settings for name in solvers.BUILTIN}
     return {**own, "compare": CompareConfig, "objective": ObjectiveConfig}
 
 
-def test_the_template_is_a_valid_config_and_so_is_all_it_comments_out() -> None:
+def test_the_template_is_a_valid_config_and_so_is_all_it_comments_out():
     live = yaml.safe_load(TEMPLATE)
     load_config(None, live)
     load_config(None, {**live, **commented_out()})
     assert not live.keys() & commented_out().keys()
 
 
-def test_the_template_shows_every_key_there_is() -> None:
+def test_the_template_shows_every_key_there_is():
     shown = {**yaml.safe_load(TEMPLATE), **commented_out()}
     keys = {field.alias or name for name, field in Config.model_fields.items()}
     assert shown.keys() == keys - {"solvers"} | {*solvers.BUILTIN}
@@ -188,7 +180,7 @@ def test_the_template_shows_every_key_there_is() -> None:
         assert shown[name].keys() == section.model_fields.keys(), name
 
 
-def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
+def test_every_commented_key_of_the_template_shows_the_real_default():
     shown = commented_out()
     assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
     assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
@@ -208,9 +200,7 @@ def test_every_commented_key_of_the_template_shows_the_real_default() -> None:
         ({"K": "4", "solver": "linear"}, "linear"),
     ],
 )
-def test_where_no_solver_is_named_k_says_which_one_serves(
-    flags: dict[str, object], serves: str
-) -> None:
+def test_where_no_solver_is_named_k_says_which_one_serves(flags, serves):
     config = load_config(None, flags)
     assert config.solver == flags.get("solver")
     assert solver_for(config, config.K) == serves

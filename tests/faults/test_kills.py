@@ -3,11 +3,9 @@
 Here the cases that differ in what they do; `make faults` runs every command, form and signal.
 """
 
-from __future__ import annotations
-
 import pytest
 
-from faults.cases import Case, Stage
+from faults.cases import Case
 from faults.sweep import interrupts, kills
 
 CASES = [
@@ -29,16 +27,12 @@ LEARNING = [  # a few points each
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_signal_at_any_point_leaves_old_none_or_new_and_the_next_run_clears_up(
-    stage: Stage, case: Case
-) -> None:
+def test_a_signal_at_any_point_leaves_old_none_or_new_and_the_next_run_clears_up(stage, case):
     assert kills(stage, case, every=1 if case == CASES[1] else 3).faults == []
     assert interrupts(stage, case, every=7).faults == []
 
 
 @pytest.mark.parametrize("case", LEARNING, ids=str)
-def test_every_command_that_writes_survives_kills_and_interrupts(
-    learning: Stage, case: Case
-) -> None:
+def test_every_command_that_writes_survives_kills_and_interrupts(learning, case):
     assert kills(learning, case, every=7).faults == []
     assert interrupts(learning, case, every=13).faults == []

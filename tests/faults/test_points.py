@@ -1,14 +1,12 @@
 """No call that changes the output folder escapes the injection: strace sees the same ones."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from faults.cases import Case, Stage
+from faults.cases import Case
 from faults.driver import Driver
 
 CHANGING = (
@@ -40,9 +38,7 @@ CALLS = {
     ],
     ids=str,
 )
-def test_every_system_call_that_changes_the_folder_is_a_point(
-    stage: Stage, tmp_path: Path, case: Case
-) -> None:
+def test_every_system_call_that_changes_the_folder_is_a_point(stage, tmp_path, case):
     before = stage.prepare(case)
     log = tmp_path / "calls"
     traced = ["strace", "-f", "-y", "-qq", "-o", str(log), f"--trace={CHANGING}"]
@@ -56,7 +52,7 @@ def test_every_system_call_that_changes_the_folder_is_a_point(
     assert found == [CALLS.get(point, point) for point in points]
 
 
-def system_calls(log: str, folder: Path) -> list[str]:
+def system_calls(log, folder):
     """Those on the folder, in their order, by the names that Python has for them."""
     found = []
     for name, rest in re.findall(r"^\d+ +(\w+)\((.*)$", log, re.MULTILINE):
@@ -67,7 +63,7 @@ def system_calls(log: str, folder: Path) -> list[str]:
     return found
 
 
-def places(name: str, arguments: str, folder: Path) -> list[Path]:
+def places(name, arguments, folder):
     """What a call is about; strace shows the path of a descriptor, so also of a folder's."""
     if descriptor := re.match(r"\d+<([^>]*)>(?!, \")", arguments):
         return [Path(descriptor[1])]

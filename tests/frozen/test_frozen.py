@@ -1,7 +1,5 @@
 """Runs of every trainer are read, and a trainer of today still leaves what is frozen here."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import subprocess
@@ -18,9 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 
-
-
-def weights_of(run: str, step: int) -> dict[str, Tensor]:
+def weights_of(run, step):
     """The weights as the trainer's own users read them."""
     if run in ("transformers", "sharded"):
         files = Path(f"run/checkpoint-{step}").glob("*.safetensors")
@@ -38,9 +34,7 @@ def weights_of(run: str, step: int) -> dict[str, Tensor]:
 
 @pytest.mark.filterwarnings("ignore:.*process group.*")
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "peft"])
-def test_an_average_of_any_trainers_checkpoints_is_the_mean_of_their_weights(
-    name: str, frozen: Frozen, sewa: Sewa
-) -> None:
+def test_an_average_of_any_trainers_checkpoints_is_the_mean_of_their_weights(name, frozen, sewa):
     frozen(name)
     ended = sewa("average", "run", "--last", 3, "-o", "out.safetensors")
     assert ended.code == 0, ended.err
@@ -53,21 +47,19 @@ def test_an_average_of_any_trainers_checkpoints_is_the_mean_of_their_weights(
 
 @pytest.mark.breadth
 @pytest.mark.parametrize("name", RUNS)
-def test_a_trainer_of_today_leaves_the_same_files_with_the_same_contents(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_trainer_of_today_leaves_the_same_files_with_the_same_contents(name, tmp_path):
     command = [sys.executable, FROZEN / "make.py", name, "--into", tmp_path]
     subprocess.run(command, check=True, capture_output=True)
     assert described(tmp_path / name) == described(FROZEN / name)
 
 
-def described(folder: Path) -> dict[str, Any]:
+def described(folder):
     """Every file by its name: keys, shapes and dtypes, but no values."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(p.relative_to(folder)): contents(p) for p in files if p.suffix != ".pyc"}
 
 
-def contents(path: Path) -> Any:
+def contents(path):
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
@@ -85,7 +77,7 @@ def contents(path: Path) -> Any:
     return "a file"
 
 
-def shape_of(content: Any) -> Any:
+def shape_of(content):
     if isinstance(content, Tensor):
         return content.dtype, content.shape
     if isinstance(content, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import sqrt
 
 import hypothesis.strategies as st
@@ -18,18 +17,18 @@ ALL = sorted(name for name, method in REGISTRY.items() if not method.needs_metri
 EXACTLY_K = ["lawa", "latest", "random", "sewa", "topk", "wsm"]
 
 
-def quadratic(points: Sequence[float], target: float, steps: Sequence[int] | None = None) -> Run:
+def quadratic(points, target, steps=None):
     """A run of scalars: L(c) = (Σ c_i x_i − target)²."""
     x = torch.tensor(points, dtype=torch.float64)
 
-    def loss(c: Sequence[float]) -> float:
+    def loss(c):
         return float((torch.tensor(c, dtype=torch.float64) @ x - target) ** 2)
 
-    def gradient(c: Sequence[float]) -> tuple[float, list[float]]:
+    def gradient(c):
         error = float(torch.tensor(c, dtype=torch.float64) @ x) - target
         return error**2, (2 * error * x).tolist()
 
-    def learn(K: int) -> list[float]:
+    def learn(K):
         if K == AUTO:  # weights on all: the nearer the target, the more
             near = (1 / (1 + (x - target).abs())).tolist()
             return [weight / sum(near) for weight in near]
@@ -39,7 +38,7 @@ def quadratic(points: Sequence[float], target: float, steps: Sequence[int] | Non
     return Run(len(points), steps, 0, loss, gradient, learn)
 
 
-def one(spec: str, run: Run, K: int | None = None) -> list[float]:
+def one(spec, run, K=None):
     return parse_one(spec)(run, K)[0]
 
 
@@ -78,16 +77,16 @@ RUN = quadratic([0.0, 4.0, 1.0, 3.0], target=2.0)
         ("aggregate", None, [0.2, 0.2, 0.3, 0.3]),
     ],
 )
-def test_coefficients_by_hand(spec: str, K: int | None, expected: list[float]) -> None:
+def test_coefficients_by_hand(spec, K, expected):
     assert one(spec, RUN, K) == pytest.approx(expected)
 
 
-def test_swa_goes_by_step_where_steps_are_known() -> None:
+def test_swa_goes_by_step_where_steps_are_known():
     run = quadratic([0.0] * 5, 0.0, steps=[100, 900, 1000, 1190, 1200])
     assert one("swa", run) == pytest.approx([0, 0, 1 / 3, 1 / 3, 1 / 3])
 
 
-def test_an_ema_of_window_k_is_as_old_on_average_as_the_mean_of_the_last_k() -> None:
+def test_an_ema_of_window_k_is_as_old_on_average_as_the_mean_of_the_last_k():
     run = Run(4000)
     for K in (1, 3, 10, 50):
         ages = [run.k - 1 - i for i in range(run.k)]
@@ -96,7 +95,7 @@ def test_an_ema_of_window_k_is_as_old_on_average_as_the_mean_of_the_last_k() -> 
         assert ema == pytest.approx(mean, abs=1e-6)
 
 
-def test_wsm_weights_updates_as_the_decay_it_names() -> None:
+def test_wsm_weights_updates_as_the_decay_it_names():
     K, run = 8, Run(8)
     weights = one("wsm", run, K)
     # the factor on the j-th update is the sum of the weights from j on
@@ -104,7 +103,7 @@ def test_wsm_weights_updates_as_the_decay_it_names() -> None:
     assert factors == pytest.approx([1 - sqrt(j / K) for j in range(1, K)])
 
 
-def test_twa_finds_the_minimum_inside_the_simplex() -> None:
+def test_twa_finds_the_minimum_inside_the_simplex():
     c = one("twa:iterations=400:lr=0.3", RUN)
     assert RUN.loss(c) < 1e-3
     assert all(x > 0 for x in c)
@@ -115,9 +114,7 @@ points = st.lists(st.floats(-5, 5), min_size=3, max_size=15)
 
 @settings(max_examples=30)
 @given(points, st.floats(-3, 3), st.data())
-def test_coefficients_sum_to_one_are_not_negative_and_use_k_where_promised(
-    values: list[float], target: float, data: st.DataObject
-) -> None:
+def test_coefficients_sum_to_one_are_not_negative_and_use_k_where_promised(values, target, data):
     K = data.draw(st.integers(1, len(values) - 1))
     run = quadratic(values, target)
     for name in ALL:
@@ -132,9 +129,7 @@ def test_coefficients_sum_to_one_are_not_negative_and_use_k_where_promised(
 
 
 @given(st.integers(1, 300), st.data())
-def test_equal_intervals_differ_by_one_at_most_and_end_at_the_newest(
-    k: int, data: st.DataObject
-) -> None:
+def test_equal_intervals_differ_by_one_at_most_and_end_at_the_newest(k, data):
     K = data.draw(st.integers(1, k))
     chosen = [i for i, c in enumerate(one("lawa", Run(k), K)) if c > 0]
     assert len(chosen) == K
@@ -143,14 +138,14 @@ def test_equal_intervals_differ_by_one_at_most_and_end_at_the_newest(
     assert max(gaps) - min(gaps) <= 1
 
 
-def test_random_draws_differ_and_come_back_with_the_seed() -> None:
+def test_random_draws_differ_and_come_back_with_the_seed():
     first, again = (parse_one("random:draws=6")(Run(30, seed=3), 5) for _ in range(2))
     assert first == again
     assert len({tuple(draw) for draw in first}) == 6
     assert parse_one("random")(Run(30, seed=4), 5)[0] != first[0]
 
 
-def test_greedy_and_forward_never_end_above_the_best_single() -> None:
+def test_greedy_and_forward_never_end_above_the_best_single():
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
         run = quadratic(torch.randn(9, generator=generator).tolist(), 0.4)
@@ -159,10 +154,10 @@ def test_greedy_and_forward_never_end_above_the_best_single() -> None:
         assert run.loss(one("forward", run, 5)) <= best
 
 
-def test_a_checkpoint_whose_loss_is_nan_is_never_chosen_by_loss() -> None:
+def test_a_checkpoint_whose_loss_is_nan_is_never_chosen_by_loss():
     run = quadratic([0.0, 1.0, 5.0], 1.0)
 
-    def loss(c: Sequence[float]) -> float:
+    def loss(c):
         return float("nan") if c[2] > 0 else run.loss(c)
 
     broken = Run(3, loss=loss)
@@ -186,13 +181,13 @@ def test_a_checkpoint_whose_loss_is_nan_is_never_chosen_by_loss() -> None:
         ("random:draws=0", 2),
     ],
 )
-def test_an_option_out_of_range_is_told(spec: str, K: int | None) -> None:
+def test_an_option_out_of_range_is_told(spec, K):
     with pytest.raises(ValueError, match=r"must|cannot"):
         parse_one(spec)(RUN, K)
 
 
 @pytest.mark.usefixtures("own_registry")
-def test_an_own_method_is_registered_with_its_options_and_checked() -> None:
+def test_an_own_method_is_registered_with_its_options_and_checked():
     @methods.method()
     def first_and_last(run: Run, *, share: float = 0.5) -> list[float]:
         """The two ends."""

@@ -1,14 +1,11 @@
 """BatchNorm: statistics of an average are not the average of statistics."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.batchnorm import make_net, train_batchnorm
-from helpers.tiny import Sewa
 from safetensors.torch import load_file, load_model
 from torch import nn
 
@@ -16,7 +13,7 @@ from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 
 
-def heldout_loss(model: nn.Module) -> float:
+def heldout_loss(model):
     x = torch.randn(250, 1, 6, generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         outputs = model.eval()(signal=x)
@@ -24,9 +21,7 @@ def heldout_loss(model: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
-    bn_run: Path, sewa: Sewa, dtype: torch.dtype
-) -> None:
+def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(bn_run, sewa, dtype):
     if dtype != torch.float32:
         for path in (bn_run / "ckpts").iterdir():
             path.unlink()
@@ -52,9 +47,7 @@ def test_the_written_file_has_recomputed_statistics_and_the_loss_of_the_report(
     assert heldout_loss(model) == pytest.approx(report["average"]["heldout_loss"], rel=1e-6)
 
 
-def test_a_single_checkpoint_keeps_its_statistics_in_every_command(
-    bn_run: Path, sewa: Sewa
-) -> None:
+def test_a_single_checkpoint_keeps_its_statistics_in_every_command(bn_run, sewa):
     last = sorted((bn_run / "ckpts").iterdir(), key=lambda path: int(path.stem.split("-")[-1]))[-1]
     model = make_net()
     load_model(model, last)
@@ -66,13 +59,13 @@ def test_a_single_checkpoint_keeps_its_statistics_in_every_command(
 
 
 @pytest.mark.usefixtures("bn_run")
-def test_an_average_without_a_model_warns_of_averaged_statistics(sewa: Sewa) -> None:
+def test_an_average_without_a_model_warns_of_averaged_statistics(sewa):
     said = "BatchNorm statistics (norm.running_mean and 1 more) are averaged; `sewa select`"
     assert said in sewa("average", "ckpts", "-o", "out.safetensors").err
     assert "BatchNorm" not in sewa("average", "ckpts", "--method", "last", "-o", "last.pt").err
 
 
-def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
+def test_off_keeps_the_averaged_statistics(bn_run, sewa):
     assert sewa("select", "--set", "bn=off", "-o", "out.safetensors").code == 0
     report = json.loads((bn_run / "out.report.json").read_text())
     assert report["batchnorm"]["data"] is None
@@ -81,7 +74,7 @@ def test_off_keeps_the_averaged_statistics(bn_run: Path, sewa: Sewa) -> None:
     torch.testing.assert_close(written, torch.stack(selected).mean(0))
 
 
-def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
+def test_recomputed_statistics_are_the_row_weighted_mean_over_batches():
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(3)
     model = FlatModel(nn.Sequential(layer), torch.device("cpu"))
@@ -98,7 +91,7 @@ def test_recomputed_statistics_are_the_row_weighted_mean_over_batches() -> None:
 
 
 @pytest.mark.usefixtures("bn_run")
-def test_a_single_chosen_checkpoint_keeps_its_own_statistics(sewa: Sewa) -> None:
+def test_a_single_chosen_checkpoint_keeps_its_own_statistics(sewa):
     assert sewa("select", "--K", 1, "-o", "out.safetensors").code == 0
     report = json.loads(Path("out.report.json").read_text())
     assert report["batchnorm"]["data"] is None
@@ -107,9 +100,7 @@ def test_a_single_chosen_checkpoint_keeps_its_own_statistics(sewa: Sewa) -> None
 
 
 @pytest.mark.parametrize(("mode", "word"), [("eval", "eval mode"), ("train", "train mode")])
-def test_a_predict_that_sets_the_mode_is_told(
-    bn_run: Path, sewa: Sewa, mode: str, word: str
-) -> None:
+def test_a_predict_that_sets_the_mode_is_told(bn_run, sewa, mode, word):
     task = bn_run / "task.py"
     changed = task.read_text().replace(
         "    return model(signal", f"    model.{mode}()\n    return model(signal"
@@ -121,14 +112,14 @@ def test_a_predict_that_sets_the_mode_is_told(
     assert not Path("out.safetensors").exists()
 
 
-def small_network() -> FlatModel:
+def small_network():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     return FlatModel(model, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("learning", [False, True])
-def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
+def test_while_learning_a_batch_is_normalised_by_itself(learning):
     """Against the naive twin: the same network in train mode, or in eval mode."""
     model = small_network()
     objective = Objective(
@@ -145,7 +136,7 @@ def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
     # nothing is left behind: no statistics, no mode
     assert all(torch.equal(b, statistics[n]) for n, b in model.module.named_buffers())
     assert not any(module.training for module in model.module.modules())
-    assert model.module[1].track_running_stats  # type: ignore[index]
+    assert model.module[1].track_running_stats
 
     twin = small_network().module.train(learning)
     outputs = twin(x)
@@ -153,5 +144,5 @@ def test_while_learning_a_batch_is_normalised_by_itself(learning: bool) -> None:
     twin_loss.backward()
     assert torch.allclose(seen, outputs, atol=1e-6)
     assert float(loss) == pytest.approx(twin_loss.item(), rel=1e-5)
-    flat = torch.cat([p.grad.reshape(-1) for p in twin.parameters()])  # type: ignore[union-attr]
+    flat = torch.cat([p.grad.reshape(-1) for p in twin.parameters()])
     assert sorted(gradient.tolist()) == pytest.approx(sorted(flat.tolist()), abs=1e-6)

@@ -1,7 +1,5 @@
 """The board of a contest: each score once, a budget that holds, failures that are reported."""
 
-from __future__ import annotations
-
 from math import inf, isfinite, nan
 
 import pytest
@@ -12,12 +10,12 @@ from hypothesis import strategies as st
 
 from sewa_cli import interrupts
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.board import Average, Failed
+from sewa_cli.objective.board import Failed
 
 A, B, C = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 
 
-def by_part(average: Average, part: int) -> float:
+def by_part(average, part):
     return part - 2 * average[1]
 
 
@@ -28,9 +26,7 @@ def by_part(average: Average, part: int) -> float:
     st.integers(1, 60),
     st.sampled_from([1, 3, 8]),
 )
-def test_each_score_is_asked_for_once_and_within_the_budget(
-    wanted: list[tuple[Average, list[int]]], budget: int, at_once: int
-) -> None:
+def test_each_score_is_asked_for_once_and_within_the_budget(wanted, budget, at_once):
     played = Played(by_part, 20, budget, at_once=at_once)
     needed = {(average, part) for average, parts in wanted for part in parts}
     is_enough = played.ask(*wanted)
@@ -45,8 +41,8 @@ def test_each_score_is_asked_for_once_and_within_the_budget(
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 8])  # asked beside others, they do not fail with it
-def test_a_part_is_bad_when_it_fails_for_all(at_once: int) -> None:
-    def loss(average: Average, part: int) -> float | Failed:
+def test_a_part_is_bad_when_it_fails_for_all(at_once):
+    def loss(average, part):
         return Failed("no such level") if part == 1 or (part, average) == (2, A) else part
 
     played = Played(loss, 4, 100, at_once=at_once)
@@ -73,7 +69,7 @@ def test_a_part_is_bad_when_it_fails_for_all(at_once: int) -> None:
     ]
 
 
-def test_means_and_differences_are_weighted() -> None:
+def test_means_and_differences_are_weighted():
     played = Played(by_part, 3, 100)
     played.board.weights = torch.tensor([1.0, 1.0, 4.0], dtype=torch.float64)
     played.ask((A, [2, 0, 1]), (B, range(3)))
@@ -85,7 +81,7 @@ def test_means_and_differences_are_weighted() -> None:
 
 
 @pytest.mark.parametrize("values", [(1e308, -1e308), (5.0, 5.0), (0.0, 0.0), (-1e308, nan)])
-def test_numbers_at_the_end_of_what_there_is(values: tuple[float, float]) -> None:
+def test_numbers_at_the_end_of_what_there_is(values):
     played = Played(lambda _, part: values[part % 2] if part < 4 else nan, 5, 100)
     played.ask((A, range(5)), (B, range(4)))
     assert played.board.scores(A, range(4))[0] == values[0]
@@ -95,7 +91,7 @@ def test_numbers_at_the_end_of_what_there_is(values: tuple[float, float]) -> Non
 
 
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_what_never_works_ends_soon(at_once: int) -> None:
+def test_what_never_works_ends_soon(at_once):
     played = Played(lambda *_: Failed("broken"), 40, 1000, at_once=at_once)
     with pytest.raises(TaskError, match="no part could be scored; part 0: broken"):
         played.ask(*((one, range(n, n + 8)) for n in range(0, 40, 8) for one in (A, B)))
@@ -107,7 +103,7 @@ def test_what_never_works_ends_soon(at_once: int) -> None:
     assert len(word.calls) == 1
 
 
-def test_one_bad_checkpoint_or_part_ends_nothing() -> None:
+def test_one_bad_checkpoint_or_part_ends_nothing():
     played = Played(lambda average, _: Failed("exploded") if average[0] else 1.0, 40, 1000)
     half = (0.5, 0.5, 0.0)
     assert played.ask((A, range(20)), (half, range(20)), (B, range(20)))
@@ -120,8 +116,8 @@ def test_one_bad_checkpoint_or_part_ends_nothing() -> None:
     assert played.ask((A, range(2, 40)))
 
 
-def test_ctrl_c_ends_the_asking(monkeypatch: pytest.MonkeyPatch) -> None:
-    def stop(average: Average, part: int) -> float:
+def test_ctrl_c_ends_the_asking(monkeypatch):
+    def stop(average, part):
         if part == 5:
             raise KeyboardInterrupt
         return by_part(average, part)

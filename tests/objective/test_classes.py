@@ -1,25 +1,20 @@
 """A loss of known classes, piece by piece: the same numbers as in one go, in bounded memory."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.objectives import objective_of
-from helpers.tiny import TASK, Sewa, train_tiny
+from helpers.tiny import TASK, train_tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from sewa_cli.objective.classes import PIECE
-from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import rows
-from sewa_cli.task import Task, make_task
+from sewa_cli.task import make_task
 
 V = 11
 
@@ -27,7 +22,7 @@ V = 11
 class Speaker(nn.Module):
     """A word and the one before it ↦ logits of the next; each row for itself."""
 
-    def __init__(self, norm: bool = False) -> None:
+    def __init__(self, norm=False):
         super().__init__()
         torch.manual_seed(0)
         self.words = nn.Embedding(V, 6)
@@ -35,20 +30,18 @@ class Speaker(nn.Module):
         self.mix = nn.Linear(12, 5)
         self.head = nn.Linear(5, V)
 
-    def body(self, ids: Tensor) -> Tensor:
+    def body(self, ids):
         x = self.norm(self.words(ids).transpose(1, 2)).transpose(1, 2)
-        hidden: Tensor = self.mix(torch.cat([x, x.roll(1, 1)], -1)).tanh()
-        return hidden
+        return self.mix(torch.cat([x, x.roll(1, 1)], -1)).tanh()
 
-    def forward(self, ids: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.body(ids))
-        return logits
+    def forward(self, ids):
+        return self.head(self.body(ids))
 
 
 Batch = dict[str, Any]
 
 
-def batches(sizes: list[tuple[int, int]], ignored: float = 0.3, seed: int = 0) -> list[Batch]:
+def batches(sizes, ignored=0.3, seed=0):
     """Of n rows and T words each; a share of the words are not to be predicted."""
     draw = torch.Generator().manual_seed(seed)
     found = []
@@ -60,53 +53,48 @@ def batches(sizes: list[tuple[int, int]], ignored: float = 0.3, seed: int = 0) -
     return found
 
 
-def mean_over_targets(outputs: Tensor, batch: Batch) -> Tensor:
+def mean_over_targets(outputs, batch):
     return F.cross_entropy(outputs.flatten(0, -2), batch["labels"].flatten())
 
 
-def weighted(outputs: Tensor, batch: Batch) -> Tensor:
+def weighted(outputs, batch):
     each = F.cross_entropy(outputs.flatten(0, -2), batch["labels"].flatten(), reduction="none")
-    total: Tensor = (each.reshape(batch["labels"].shape) * by_place(batch)).sum()
-    return total
+    return (each.reshape(batch["labels"].shape) * by_place(batch)).sum()
 
 
-def by_place(batch: Batch) -> Tensor:
+def by_place(batch):
     """Later words count for more, those that are not to be predicted for as much as others."""
     n, T = batch["labels"].shape
-    weights: Tensor = torch.linspace(0.5, 1.5, T).reshape(1, T) / (n * T)
-    return weights
+    return torch.linspace(0.5, 1.5, T).reshape(1, T) / (n * T)
 
 
-PLAIN: dict[str, Any] = {
+PLAIN = {
     "build_model": Speaker,
     "loss": mean_over_targets,
     "predict": lambda model, batch: model(batch["ids"]),
 }
-TARGETS: dict[str, Any] = {"targets": lambda batch: batch["labels"]}
-WEIGHTED: dict[str, Any] = {
-    "loss": weighted,
-    "targets": lambda batch: (batch["labels"], by_place(batch)),
-}
-HEAD: dict[str, Any] = {
+TARGETS = {"targets": lambda batch: batch["labels"]}
+WEIGHTED = {"loss": weighted, "targets": lambda batch: (batch["labels"], by_place(batch))}
+HEAD = {
     "features": lambda model, batch: model.body(batch["ids"]),
     "head": lambda model, hidden: model.head(hidden),
 }
 
 
-def task_of(data: list[Batch], *functions: dict[str, Any]) -> Task:
-    given: dict[str, Any] = {**PLAIN, "selection_data": lambda: data}
+def task_of(data, *functions):
+    given = {**PLAIN, "selection_data": lambda: data}
     for some in functions:
         given |= some
     return make_task(given, source="somewhere/task.py", args={})
 
 
-def naive(data: list[Batch], says: dict[str, Any], **others: Any) -> Objective:
+def naive(data, says, **others):
     """The user's loss of all logits."""
     silent = {name: f for name, f in says.items() if name != "targets"}
     return objective_of(task_of(data, silent), Speaker(**others))
 
 
-def agree(found: Objective, expected: Objective, data: list[Batch]) -> None:
+def agree(found, expected, data):
     assert found.mean_loss(data)[0] == pytest.approx(expected.mean_loss(data)[0], rel=1e-5)
     units = found.unit_losses(data)
     assert units.mean == pytest.approx(expected.unit_losses(data).mean, rel=1e-5)
@@ -131,26 +119,24 @@ SIZES = st.lists(st.tuples(st.integers(1, 5), st.integers(2, 6)), min_size=1, ma
     says=st.sampled_from([TARGETS, WEIGHTED]),
     has_head=st.booleans(),
 )
-def test_pieces_make_up_the_loss_its_rows_and_its_gradient(
-    sizes: list[tuple[int, int]], ignored: float, room: int, says: dict[str, Any], has_head: bool
-) -> None:
+def test_pieces_make_up_the_loss_its_rows_and_its_gradient(sizes, ignored, room, says, has_head):
     data = batches(sizes, ignored)
     task = task_of(data, says, HEAD if has_head else {})
-    said: list[str] = []
+    said = []
     found = objective_of(task, Speaker(), room, said.append)
     agree(found, naive(data, says), data)
     assert not said
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool) -> None:
+def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient):
     data = batches([(8, 9), (7, 5)])
     room = 4 * V * 10
     model, largest = Speaker(), list[int]()
     found = objective_of(task_of(data, TARGETS, HEAD), model, room)
     found.mean_loss(data)  # what the task says is looked at once, on two rows of each batch
 
-    def measure(_: nn.Module, __: object, logits: Tensor) -> None:
+    def measure(_, __, logits):
         largest.append(4 * logits.numel())
 
     model.head.register_forward_hook(measure)
@@ -162,7 +148,7 @@ def test_the_head_never_makes_more_logits_than_there_is_room_for(gradient: bool)
     assert len(largest) > 4
 
 
-def mean_of_rows(outputs: Tensor, batch: Batch) -> Tensor:
+def mean_of_rows(outputs, batch):
     each = [
         mean_over_targets(o, {"labels": x}) for o, x in zip(outputs, batch["labels"], strict=True)
     ]
@@ -172,9 +158,7 @@ def mean_of_rows(outputs: Tensor, batch: Batch) -> Tensor:
 @pytest.mark.parametrize(
     "loss", [mean_of_rows, lambda outputs, batch: 2 * mean_over_targets(outputs, batch)]
 )
-def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(
-    loss: Callable[[Tensor, Batch], Tensor],
-) -> None:
+def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(loss):
     data, said = batches([(4, 6), (3, 6)], ignored=0.5), list[str]()
     found = objective_of(task_of(data, TARGETS, HEAD, {"loss": loss}), Speaker(), 100, said.append)
     expected = objective_of(task_of(data, {"loss": loss}), Speaker())
@@ -205,7 +189,7 @@ def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(
          "str"),
     ],
 )  # fmt: skip
-def test_wrong_targets_are_one_line(targets: str, said: str, run_dir: Path, sewa: Sewa) -> None:
+def test_wrong_targets_are_one_line(targets, said, run_dir, sewa):
     with (run_dir / "task.py").open("a") as task:
         task.write(f"\ndef targets(batch):\n    return {targets}\n")
     ended = sewa("validate")
@@ -225,7 +209,7 @@ def head(model, features):
 """
 
 
-def test_a_run_says_the_same_with_targets_as_without(run_dir: Path, sewa: Sewa) -> None:
+def test_a_run_says_the_same_with_targets_as_without(run_dir, sewa):
     train_tiny(run_dir / "ckpts")
     reports = []
     for text in (TASK, TASK + WITH_HEAD):

@@ -1,18 +1,14 @@
 """Examples that depend on each other: the group is the unit of intervals, folds and splits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.intervals import difference, paired
 from sewa_cli.objective.units import Grouping, UnitLosses, groups_of, keep_aside
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Interval
 
 COPIES = 8
 # 30 held-out and 40 selection examples, each of them COPIES times, in batches that split groups
@@ -48,7 +44,7 @@ def groups(batch):
 """
 
 
-def intervals(n: int = 40) -> list[Interval | None]:
+def intervals(n=40):
     """Return a difference's interval by n examples, by groups of copies, and by all copies."""
     losses = torch.randn(2, n, dtype=torch.float64) + torch.tensor([[0.2], [0.0]])
     order = torch.randperm(COPIES * n) % n
@@ -66,7 +62,7 @@ def intervals(n: int = 40) -> list[Interval | None]:
     ]
 
 
-def test_an_interval_of_groups_of_copies_is_as_wide_as_without_the_copies() -> None:
+def test_an_interval_of_groups_of_copies_is_as_wide_as_without_the_copies():
     torch.manual_seed(0)
     alone, grouped, as_rows = intervals()
     assert alone
@@ -77,7 +73,7 @@ def test_an_interval_of_groups_of_copies_is_as_wide_as_without_the_copies() -> N
     assert as_rows.high - as_rows.low < 0.4 * width
 
 
-def test_a_group_in_several_batches_counts_once_by_its_size() -> None:
+def test_a_group_in_several_batches_counts_once_by_its_size():
     groups = groups_of([["a", "b"], ["b", "c", "c"]], lambda batch: batch)
     units = Grouping.make([2, 3], by_row=True, groups=groups)
     assert units.weights.tolist() == [1, 2, 2]
@@ -86,7 +82,7 @@ def test_a_group_in_several_batches_counts_once_by_its_size() -> None:
     assert by_batch.of.tolist() == [0, 1, 0, 2]  # the first and the third batch share a group
 
 
-def test_groups_are_kept_aside_whole() -> None:
+def test_groups_are_kept_aside_whole():
     x = torch.arange(60)
     selection, heldout = keep_aside(x.split(7), 0.3, seed=1, label=lambda b: (b % 10).tolist())
     sides = [set((torch.cat(side) % 10).tolist()) for side in (selection, heldout)]
@@ -95,21 +91,19 @@ def test_groups_are_kept_aside_whole() -> None:
     assert sum(map(len, selection + heldout)) == 60
 
 
-def test_labels_must_be_as_many_as_examples() -> None:
+def test_labels_must_be_as_many_as_examples():
     with pytest.raises(TaskError, match="one label for each of the 4 examples of a batch, found 3"):
         groups_of([torch.zeros(4)], lambda _: [1, 2, 3])
 
 
-def report(sewa: Sewa, *args: str) -> Report:
+def report(sewa, *args):
     ended = sewa("select", *args, "-o", "out.safetensors", "--force")
     assert ended.code == 0, ended.err
     return Report.model_validate_json(Path("out.report.json").read_text())
 
 
 @pytest.mark.parametrize("solver", [(), pytest.param(("--sparse",), marks=pytest.mark.breadth)])
-def test_a_choice_by_groups_of_copies_is_that_without_the_copies(
-    sewa: Sewa, run_dir: Path, solver: tuple[str, ...]
-) -> None:
+def test_a_choice_by_groups_of_copies_is_that_without_the_copies(sewa, run_dir, solver):
     """Folds, intervals, the verdict: copies of an example are no further evidence."""
     (run_dir / "task.py").write_text(TASK)
     as_rows = report(sewa, "--K", "auto", *solver)

@@ -1,14 +1,12 @@
 """Intervals: as wide as they should be, and no winner where there is none."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from sewa_cli.objective.intervals import compare_rows
 
 
-def test_means_are_weighted_and_the_best_is_the_lowest() -> None:
+def test_means_are_weighted_and_the_best_is_the_lowest():
     losses = torch.rand(3, 40, dtype=torch.float64)
     weights = torch.arange(1, 41, dtype=torch.float64)
     spread = compare_rows(losses, weights)
@@ -20,7 +18,7 @@ def test_means_are_weighted_and_the_best_is_the_lowest() -> None:
         assert low < mean < high
 
 
-def test_an_interval_of_a_mean_is_that_of_the_normal_approximation() -> None:
+def test_an_interval_of_a_mean_is_that_of_the_normal_approximation():
     torch.manual_seed(0)
     losses = torch.randn(1, 2000, dtype=torch.float64) + 5
     ((low, high),) = compare_rows(losses, torch.ones(2000, dtype=torch.float64)).intervals
@@ -28,7 +26,7 @@ def test_an_interval_of_a_mean_is_that_of_the_normal_approximation() -> None:
     assert (high - low) / 2 == pytest.approx(half, rel=0.1)
 
 
-def test_a_small_but_steady_difference_is_found_because_it_is_paired() -> None:
+def test_a_small_but_steady_difference_is_found_because_it_is_paired():
     torch.manual_seed(0)
     hard = 3 * torch.rand(300, dtype=torch.float64)  # examples differ a lot, rows hardly
     better = hard + 0.001 * torch.randn(300, dtype=torch.float64)
@@ -38,7 +36,7 @@ def test_a_small_but_steady_difference_is_found_because_it_is_paired() -> None:
     assert spread.intervals[0][0] < spread.means[1]  # unpaired intervals overlap
 
 
-def test_the_best_of_many_equals_is_crowned_no_more_often_than_promised() -> None:
+def test_the_best_of_many_equals_is_crowned_no_more_often_than_promised():
     """Twenty rows that differ by noise alone: all pairs hold together in 95 % of the cases."""
     crowned = 0
     for seed in range(60):
@@ -51,7 +49,7 @@ def test_the_best_of_many_equals_is_crowned_no_more_often_than_promised() -> Non
     assert crowned <= 8  # 3 expected of 60
 
 
-def test_few_examples_are_not_trusted_too_much() -> None:
+def test_few_examples_are_not_trusted_too_much():
     """Fifteen equal rows on twenty examples: the rate that is promised for many."""
     crowned = 0
     for seed in range(100):

@@ -1,14 +1,12 @@
 """The flat-buffer core against its naive twin: autograd through stacked checkpoints."""
 
-from __future__ import annotations
-
 import copy
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor, nn
+from torch import nn
 from torch.func import functional_call
 
 from sewa_cli.errors import TaskError
@@ -23,7 +21,7 @@ CPU = torch.device("cpu")
 class Tied(nn.Module):
     """An embedding used twice, a frozen layer, an integer and a float buffer."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width):
         super().__init__()
         self.embed = nn.Embedding(7, width)
         self.mix = nn.Linear(width, width)
@@ -33,13 +31,13 @@ class Tied(nn.Module):
         self.register_buffer("scale", torch.rand(width) + 0.5)
         self.register_buffer("count", torch.tensor(3))
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens):
         scale = self.get_buffer("scale")
         hidden = torch.tanh(self.frozen(torch.tanh(self.mix(self.embed(tokens)))) * scale)
-        return self.head(hidden)  # type: ignore[no-any-return]
+        return self.head(hidden)
 
 
-def random_model(kind: str, width: int) -> tuple[nn.Module, Tensor]:
+def random_model(kind, width):
     if kind == "mlp":
         mlp = nn.Sequential(nn.Linear(5, width), nn.Tanh(), nn.Linear(width, 7))
         return mlp, torch.randn(9, 5)
@@ -51,7 +49,7 @@ def random_model(kind: str, width: int) -> tuple[nn.Module, Tensor]:
     return Tied(width), torch.randint(7, (9,))
 
 
-def perturbed(model: nn.Module) -> dict[str, Tensor]:
+def perturbed(model):
     state = {n: t.detach().clone() for n, t in model.state_dict().items()}
     tied = {id(t): n for n, t in model.state_dict(keep_vars=True).items()}
     for name in tied.values():
@@ -62,16 +60,14 @@ def perturbed(model: nn.Module) -> dict[str, Tensor]:
     return state
 
 
-def objective_of(model: FlatModel, target: Tensor) -> Objective:
-    def loss(outputs: Tensor, _batch: object) -> Tensor:
+def objective_of(model, target):
+    def loss(outputs, _batch):
         return nn.functional.cross_entropy(outputs, target)
 
     return Objective(model, lambda m, x: m(x), loss, lambda value: torch.autograd.backward(value))
 
 
-def naive_twin(
-    model: nn.Module, states: list[dict[str, Tensor]], a: Tensor, x: Tensor, target: Tensor
-) -> tuple[Tensor, Tensor]:
+def naive_twin(model, states, a, x, target):
     """Loss at Σ a_i w_i and its gradient in a, by autograd through the stacked tensors."""
     a = a.clone().requires_grad_(True)
     parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -99,8 +95,8 @@ def naive_twin(
     st.integers(0, 2**31),
 )
 def test_mixing_and_its_gradient_equal_autograd_through_the_stacked_checkpoints(
-    kind: str, width: int, k: int, samples: int, seed: int
-) -> None:
+    kind, width, k, samples, seed
+):
     torch.manual_seed(seed)
     model, x = random_model(kind, width)
     target = torch.randint(7, (9,))
@@ -128,7 +124,7 @@ def test_mixing_and_its_gradient_equal_autograd_through_the_stacked_checkpoints(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
+def test_a_model_in_another_dtype_computes_in_it(dtype):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 7)).to(dtype)
     model[2].float()  # mixed: the last layer stays float32
@@ -136,15 +132,15 @@ def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
     flat = FlatModel(model, CPU)
     x, target = torch.randn(9, 5, dtype=dtype), torch.randint(7, (9,))
 
-    def predict(module: nn.Module, batch: Tensor) -> Tensor:
+    def predict(module, batch):
         assert isinstance(module, nn.Sequential)
-        return module[2](module[1](module[0](batch)).float())  # type: ignore[no-any-return]
+        return module[2](module[1](module[0](batch)).float())
 
     objective = objective_of(flat, target)
     objective.predict = predict
     loss, gradient = objective.gradient(flat.flat.clone(), [x])
     expected = nn.functional.cross_entropy(predict(twin, x), target)
-    expected.backward()  # type: ignore[no-untyped-call]
+    expected.backward()
     torch.testing.assert_close(loss, expected.detach(), check_dtype=False)
     for name, parameter in twin.named_parameters():
         own = gradient[flat.layout.slices[name]].view(parameter.shape)
@@ -156,7 +152,7 @@ def test_a_model_in_another_dtype_computes_in_it(dtype: torch.dtype) -> None:
     ("tensor", "word"),
     [(torch.empty(2, device="meta"), "meta"), (torch.zeros(2, dtype=torch.complex64), "complex")],
 )
-def test_weights_that_cannot_be_averaged_are_refused_by_name(tensor: Tensor, word: str) -> None:
+def test_weights_that_cannot_be_averaged_are_refused_by_name(tensor, word):
     model = nn.Module()
     model.register_parameter("odd", nn.Parameter(tensor))
     with pytest.raises(TaskError, match=f"odd is .*{word}"):

@@ -1,13 +1,9 @@
 """Rows in two sets of data at once are told, wherever the sets meet the user."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 
 from sewa_cli.objective import overlap
 
@@ -19,17 +15,13 @@ ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
 @pytest.mark.parametrize(
     ("command", "more", "told"),
     [
-        (
-            "validate",
-            ALL_TRAINED,
-            "300 of the 300 selection examples looked at are in training",
-        ),
+        ("validate", ALL_TRAINED, "300 of the 300 selection examples looked at are in training"),
         ("validate", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
         ("select", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
         ("compare", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
     ],
 )
-def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: str) -> None:
+def test_rows_of_two_sets_are_told(sewa, command, more, told):
     arguments = ("--methods", "last") if command == "compare" else ()
     before = sewa(command, *arguments)
     assert "selection examples looked at" not in before.err
@@ -41,7 +33,7 @@ def test_rows_of_two_sets_are_told(sewa: Sewa, command: str, more: str, told: st
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("command", ["select", "compare", "validate"])
-def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command: str) -> None:
+def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa, command):
     """Nothing else needs them here, and a courtesy is no reason to lose hours of work."""
     broken = "\n\ndef training_data():\n    yield 1\n    raise OSError('the disk is gone')\n"
     Path("task.py").write_text(Path("task.py").read_text() + broken)
@@ -52,21 +44,21 @@ def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa: Sewa, command
 class Shuffled:
     """A loader with a generator of its own, or with torch's."""
 
-    def __init__(self, generator: torch.Generator | None) -> None:
+    def __init__(self, generator):
         self.generator = generator
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self):
         return iter(torch.randperm(100, generator=self.generator).split(10))
 
 
-def test_data_that_change_from_pass_to_pass_are_told() -> None:
+def test_data_that_change_from_pass_to_pass_are_told():
     own, seeded_by_us = Shuffled(torch.Generator()), Shuffled(None)
     told, *_ = overlap.find_overlap(seeded_by_us, own, None, 0)
     assert told.startswith("heldout_data gives other examples or another order in each pass")
     assert not list(overlap.find_overlap(seeded_by_us, None, None, 0))
 
 
-def test_a_few_twins_in_real_data_are_no_reason_to_warn() -> None:
+def test_a_few_twins_in_real_data_are_no_reason_to_warn():
     x = torch.randn(1000, 3)
     keys = overlap.row_keys([x])
     assert overlap.shared(keys, [x[:9]]) == 0
@@ -80,7 +72,7 @@ TEXTS = [f"text {n}" for n in range(50)]
     ("inputs", "told"),
     [(torch.randn(50, 2), 1), (TEXTS, 1), (["a text"] * 50, 0), ([object()] * 50, 0)],
 )
-def test_rows_that_cannot_be_told_apart_say_nothing(inputs: object, told: int) -> None:
+def test_rows_that_cannot_be_told_apart_say_nothing(inputs, told):
     """Labels alone are in every set, and an object has no bytes."""
     data = [(inputs, torch.arange(50) % 2)]
     assert len(list(overlap.find_overlap(data, data, None, seed=0))) == told

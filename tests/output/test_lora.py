@@ -1,38 +1,33 @@
 """Averages of products of thin factors, against the products themselves."""
 
-from __future__ import annotations
-
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
 
 from sewa_cli.output.lora import factor_gap, refactor
 
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 12), st.integers(1, 4), st.integers(1, 6))
 
 
-def factors(m: int, n: int, r: int, k: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
+def factors(m, n, r, k, seed):
     generator = torch.Generator().manual_seed(seed)
     Bs = [torch.randn(m, r, generator=generator) for _ in range(k)]
     return Bs, [torch.randn(r, n, generator=generator) for _ in range(k)]
 
 
-def naive(Bs: list[Tensor], As: list[Tensor], c: list[float]) -> Tensor:
+def naive(Bs, As, c):
     return sum((w * B.double() @ A.double() for w, B, A in zip(c, Bs, As)), torch.zeros(()))  # noqa: B905
 
 
-def weights(k: int, seed: int) -> list[float]:
+def weights(k, seed):
     drawn = torch.rand(k, generator=torch.Generator().manual_seed(seed + 1)) + 0.1
     return [float(x) for x in drawn / drawn.sum()]
 
 
 @settings(max_examples=60)
 @given(shapes, st.integers(0, 2**31))
-def test_refactor_is_the_truncated_svd_of_the_mean_of_products(
-    shape: tuple[int, int, int, int], seed: int
-) -> None:
+def test_refactor_is_the_truncated_svd_of_the_mean_of_products(shape, seed):
     m, n, r, k = shape
     Bs, As = factors(m, n, r, k, seed)
     c = weights(k, seed)
@@ -50,9 +45,7 @@ def test_refactor_is_the_truncated_svd_of_the_mean_of_products(
 
 @settings(max_examples=60)
 @given(shapes, st.integers(0, 2**31))
-def test_the_gap_of_factors_apart_is_that_of_the_products(
-    shape: tuple[int, int, int, int], seed: int
-) -> None:
+def test_the_gap_of_factors_apart_is_that_of_the_products(shape, seed):
     m, n, r, k = shape
     Bs, As = factors(m, n, r, k, seed)
     c = weights(k, seed)
@@ -64,7 +57,7 @@ def test_the_gap_of_factors_apart_is_that_of_the_products(
     assert factor_gap(Bs, As, c) == pytest.approx(float(expected), rel=1e-3, abs=1e-4)
 
 
-def test_factors_of_a_convolution_keep_their_shapes() -> None:
+def test_factors_of_a_convolution_keep_their_shapes():
     generator = torch.Generator().manual_seed(0)
     As = [torch.randn(2, 3, 3, 3, generator=generator) for _ in range(2)]
     Bs = [torch.randn(5, 2, 1, 1, generator=generator) for _ in range(2)]

@@ -1,10 +1,7 @@
 """Means against a float64 twin and a torch twin; pieces and threads against whole tensors."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
 
 import hypothesis.strategies as st
 import ml_dtypes
@@ -12,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from torch import Tensor
 
 from sewa_cli.dtypes import as_array, as_tensor
 from sewa_cli.output import mean as average
@@ -22,24 +18,19 @@ OUTPUTS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 FLOATS = [*OUTPUTS, torch.float8_e4m3fn, torch.float8_e5m2]
 
 
-def some_weights(n: int, equal: bool, generator: torch.Generator) -> list[float]:
+def some_weights(n, equal, generator):
     raw = torch.ones(n) if equal else torch.rand(n, generator=generator) + 0.01
-    weights: list[float] = (raw.double() / raw.double().sum()).tolist()
-    return weights
+    return (raw.double() / raw.double().sum()).tolist()
 
 
-def mean_of_tensors(
-    tensors: list[Tensor], weights: list[float], dtype: torch.dtype | None = None
-) -> Tensor:
+def mean_of_tensors(tensors, weights, dtype=None):
     """What is tested, with torch on both sides."""
     arrays = [as_array(tensor).reshape(-1) for tensor in tensors]
     wanted = None if dtype is None else as_array(torch.empty(0, dtype=dtype)).dtype
     return as_tensor(weighted_mean(arrays, weights, wanted)).reshape(tensors[0].shape)
 
 
-def naive_mean(
-    tensors: list[Tensor], weights: list[float], dtype: torch.dtype | None = None
-) -> Tensor:
+def naive_mean(tensors, weights, dtype=None):
     """Torch, whole tensors, one after the other: what must come out to the bit."""
     wide = torch.float64 if torch.float64 in (tensors[0].dtype, dtype) else torch.float32
     if len(set(weights)) == 1:
@@ -58,7 +49,7 @@ def naive_mean(
     return total.to(dtype or tensors[0].dtype)
 
 
-def raw(tensor: Tensor) -> bytes:
+def raw(tensor):
     return as_array(tensor).tobytes()
 
 
@@ -70,14 +61,7 @@ def raw(tensor: Tensor) -> bytes:
     st.integers(-8, 4),
     st.integers(0, 2**31),
 )
-def test_the_bytes_are_those_of_torch(
-    n: int,
-    dtype: torch.dtype,
-    output: torch.dtype | None,
-    equal: bool,
-    exponent: int,
-    seed: int,
-) -> None:
+def test_the_bytes_are_those_of_torch(n, dtype, output, equal, exponent, seed):
     generator = torch.Generator().manual_seed(seed)
     scale = 10.0**exponent  # of fp16 and fp8, also numbers too small to be normal
     made = [torch.randn(40, generator=generator, dtype=torch.float64) * scale for _ in range(n)]
@@ -89,7 +73,7 @@ def test_the_bytes_are_those_of_torch(
     assert raw(found) == raw(expected)
 
 
-def test_torchs_number_of_threads_is_as_before_when_all_is_averaged() -> None:
+def test_torchs_number_of_threads_is_as_before_when_all_is_averaged():
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -105,14 +89,14 @@ def test_torchs_number_of_threads_is_as_before_when_all_is_averaged() -> None:
     ("dtype", "number"),
     [(np.float16, 1e5), (ml_dtypes.bfloat16, 3.4e38), (ml_dtypes.float8_e5m2, 1e5)],
 )
-def test_a_mean_that_overflows_the_wanted_dtype_is_an_error(dtype: Any, number: float) -> None:
+def test_a_mean_that_overflows_the_wanted_dtype_is_an_error(dtype, number):
     wanted = np.dtype(dtype)
     with pytest.raises(ValueError, match=f"does not fit into {wanted.name}"):
         weighted_mean([np.array([1, number, 1], np.float32)], [1.0], wanted)
 
 
 @pytest.mark.parametrize(("name", "largest"), [("float8_e4m3fn", 448.0), ("float8_e5m2", 57344.0)])
-def test_weights_that_carry_fp8_out_of_its_range_are_an_error(name: str, largest: float) -> None:
+def test_weights_that_carry_fp8_out_of_its_range_are_an_error(name, largest):
     """Torch clips e4m3 to its largest number and says nothing."""
     dtype = np.dtype(getattr(ml_dtypes, name))
     most, least = np.array([largest], dtype), np.array([-largest], dtype)
@@ -121,7 +105,7 @@ def test_weights_that_carry_fp8_out_of_its_range_are_an_error(name: str, largest
         weighted_mean([most, least], [2.0, -1.0])
 
 
-def test_float64_as_the_result_holds_sums_that_float32_does_not() -> None:
+def test_float64_as_the_result_holds_sums_that_float32_does_not():
     parts = [torch.tensor([3e38]), torch.tensor([3e38])]
     for weights in ([0.5, 0.5], [0.75, 0.25]):
         found = mean_of_tensors(parts, weights, torch.float64)
@@ -132,7 +116,7 @@ def test_float64_as_the_result_holds_sums_that_float32_does_not() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_nan_and_inf_are_seen_in_any_dtype(dtype: torch.dtype, bad: float) -> None:
+def test_nan_and_inf_are_seen_in_any_dtype(dtype, bad):
     if dtype == torch.float8_e4m3fn and bad == bad:
         bad = float("nan")  # it has no Inf
     broken = torch.tensor([1.0, 2.0, bad, 3.0]).to(dtype)
@@ -144,9 +128,7 @@ def test_nan_and_inf_are_seen_in_any_dtype(dtype: torch.dtype, bad: float) -> No
 
 @pytest.mark.parametrize("equal", [True, False])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_the_bytes_are_the_naive_means_whatever_the_threads_and_pieces(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, equal: bool
-) -> None:
+def test_the_bytes_are_the_naive_means_whatever_the_threads_and_pieces(monkeypatch, dtype, equal):
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(103, 97, generator=generator).to(dtype) for _ in range(7)]
     weights = some_weights(7, equal, generator)

@@ -3,14 +3,11 @@
 tests/faults kills whole commands at every step; here is what the writer itself promises.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -23,10 +20,10 @@ ELSEWHERE = ".sewa-00000000-01234567"
 
 
 @pytest.fixture
-def lacks(monkeypatch: pytest.MonkeyPatch) -> Lacks:
+def lacks(monkeypatch):
     """Take from the system what not every system has."""
 
-    def without(what: str) -> None:
+    def without(what):
         if what in ("exchange", "all"):
             monkeypatch.setattr(publishing, "_exchange", lambda *_: False)
         if what in ("locks", "all"):
@@ -38,7 +35,7 @@ def lacks(monkeypatch: pytest.MonkeyPatch) -> Lacks:
 systems = pytest.mark.parametrize("lacking", ["nothing", "exchange", "locks", "all"])
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     """Return all that is there, hidden or not."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes() if path.is_file() else b""
@@ -46,12 +43,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def write(path: Path, text: bytes, force: bool = False) -> None:
+def write(path, text, force=False):
     with new_file(path, force) as file:
         file.write(text)
 
 
-def write_folder(path: Path, text: bytes, force: bool = False) -> None:
+def write_folder(path, text, force=False):
     with temporary(path.parent, is_folder=True) as made:
         (made / "inside").write_bytes(text)
         sync(made)
@@ -59,9 +56,7 @@ def write_folder(path: Path, text: bytes, force: bool = False) -> None:
 
 
 @systems
-def test_a_file_and_a_folder_appear_whole_and_replace_if_forced(
-    tmp_path: Path, lacks: Lacks, lacking: str
-) -> None:
+def test_a_file_and_a_folder_appear_whole_and_replace_if_forced(tmp_path, lacks, lacking):
     lacks(lacking)
     for text in (b"old", b"new"):
         with new_file(tmp_path / "out", force=text == b"new") as file:
@@ -72,7 +67,7 @@ def test_a_file_and_a_folder_appear_whole_and_replace_if_forced(
 
 
 @systems
-def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path, lacks: Lacks, lacking: str) -> None:
+def test_what_appears_meanwhile_is_not_replaced(tmp_path, lacks, lacking):
     lacks(lacking)
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "inside").write_bytes(b"theirs")
@@ -82,14 +77,12 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path: Path, lacks: Lacks, la
     assert contents(tmp_path) == {"out": b"", "out/inside": b"theirs"}
 
 
-def test_without_exchange_a_failing_rename_puts_the_old_folder_back(
-    tmp_path: Path, lacks: Lacks, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_exchange_a_failing_rename_puts_the_old_folder_back(tmp_path, lacks, monkeypatch):
     lacks("exchange")
     write_folder(tmp_path / "out", b"old")
     real, calls = os.rename, iter(range(10))
 
-    def rename(source: str, target: str) -> None:
+    def rename(source, target):
         if next(calls) == 1:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(source, target)
@@ -100,12 +93,10 @@ def test_without_exchange_a_failing_rename_puts_the_old_folder_back(
     assert contents(tmp_path) == {"out": b"", "out/inside": b"old"}
 
 
-def test_the_bytes_are_on_the_disk_before_they_get_their_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatch):
     path, real, synced = tmp_path / "out.bin", os.fsync, []
 
-    def fsync(descriptor: int) -> None:
+    def fsync(descriptor):
         synced.append((os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size, path.exists()))
         real(descriptor)
 
@@ -115,7 +106,7 @@ def test_the_bytes_are_on_the_disk_before_they_get_their_name(
     assert (tmp_path.stat().st_ino, tmp_path.stat().st_size, True) in synced
 
 
-def test_an_output_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> None:
+def test_an_output_has_the_permissions_that_any_new_file_has(tmp_path):
     """Temporary files of other tools are for their owner only; a colleague would find it shut."""
     (tmp_path / "usual").touch()
     (tmp_path / "usual-folder").mkdir()
@@ -125,9 +116,7 @@ def test_an_output_has_the_permissions_that_any_new_file_has(tmp_path: Path) -> 
         assert (tmp_path / ours).stat().st_mode == (tmp_path / usual).stat().st_mode
 
 
-def test_what_a_killed_process_left_is_removed_but_not_what_is_being_written(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_process_left_is_removed_but_not_what_is_being_written(tmp_path):
     program = (
         "import sys, time, pathlib\nfrom sewa_cli.publish import temporary\n"
         "place = pathlib.Path(sys.argv[1])\n"
@@ -146,7 +135,7 @@ def test_what_a_killed_process_left_is_removed_but_not_what_is_being_written(
     assert contents(tmp_path) == {"out": b"newer"}
 
 
-def test_what_another_host_writes_is_left_alone_for_a_day(tmp_path: Path) -> None:
+def test_what_another_host_writes_is_left_alone_for_a_day(tmp_path):
     """Its lock may not be seen here."""
     (tmp_path / ELSEWHERE).write_bytes(b"half")
     write(tmp_path / "out", b"new")
@@ -156,7 +145,7 @@ def test_what_another_host_writes_is_left_alone_for_a_day(tmp_path: Path) -> Non
     assert contents(tmp_path).keys() == {"out"}
 
 
-def test_what_only_looks_like_a_leftover_is_left_alone(tmp_path: Path) -> None:
+def test_what_only_looks_like_a_leftover_is_left_alone(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").write_bytes(b"mine")
     (tmp_path / OURS).symlink_to(tmp_path / "elsewhere")

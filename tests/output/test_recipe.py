@@ -1,20 +1,16 @@
 """An Average is made in one place, is never changed, and comes back from its recipe."""
 
-from __future__ import annotations
-
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.tiny import Sewa, report_of, train_tiny
+from helpers.tiny import report_of, train_tiny
 from safetensors.torch import load_file, save, save_file
 
-from sewa_cli.checkpoints import Checkpoint, Reads, open_checkpoint
+from sewa_cli.checkpoints import Reads, open_checkpoint
 from sewa_cli.config import Config
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, write_results
@@ -23,7 +19,7 @@ from sewa_cli.report.shared import Part
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> list[Checkpoint]:
+def run(tmp_path):
     """Steps 10 to 40, each with a counter."""
     paths = train_tiny(tmp_path / "ckpts", k=4)
     for n, path in enumerate(paths):
@@ -31,7 +27,7 @@ def run(tmp_path: Path) -> list[Checkpoint]:
     return [open_checkpoint(path, Reads()) for path in paths]
 
 
-def test_what_has_no_weight_is_dropped_and_the_rest_goes_by_step(run: list[Checkpoint]) -> None:
+def test_what_has_no_weight_is_dropped_and_the_rest_goes_by_step(run):
     average = Average.of(run[::-1], [0.25, 0.0, 0.75, 0.0], method="mine", K=2)
     assert [c.step for c in average.sources] == [20, 40]
     assert average.coefficients == (0.75, 0.25)
@@ -47,7 +43,7 @@ def test_what_has_no_weight_is_dropped_and_the_rest_goes_by_step(run: list[Check
     }
 
 
-def test_an_average_comes_back_from_its_recipe(run: list[Checkpoint], tmp_path: Path) -> None:
+def test_an_average_comes_back_from_its_recipe(run, tmp_path):
     statistics = {"0.bias": np.ones(run[0].tensors["0.bias"].shape, np.float16)}
     average = Average.of(
         run, [0.1, 0.2, 0.3, 0.4], config=Config(output_dtype="float16"), method="ema"
@@ -59,7 +55,7 @@ def test_an_average_comes_back_from_its_recipe(run: list[Checkpoint], tmp_path: 
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
-def test_a_report_without_an_average_leaves_an_older_average_alone(tmp_path: Path) -> None:
+def test_a_report_without_an_average_leaves_an_older_average_alone(tmp_path):
     """As of a comparison that found no best row."""
     older, report = tmp_path / "best.safetensors", tmp_path / "best.report.json"
     older.write_text("older")
@@ -70,7 +66,7 @@ def test_a_report_without_an_average_leaves_an_older_average_alone(tmp_path: Pat
 
 
 @pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa) -> dict[str, Any]:
+def report(tmp_path, monkeypatch, sewa):
     """Of three checkpoints with a counter, in the working directory."""
     monkeypatch.chdir(tmp_path)
     for n, path in enumerate(train_tiny(Path("ckpts"), k=3)):
@@ -79,23 +75,23 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa) -> dict[
     return report_of("r.json")
 
 
-def packed(**tensors: torch.Tensor) -> str:
+def packed(**tensors):
     return base64.b64encode(save(tensors)).decode()
 
 
-def source(**values: object) -> Callable[[dict[str, Any]], object]:
+def source(**values):
     return lambda recipe: recipe["sources"][1].update(values)
 
 
-def recipe(**values: object) -> Callable[[dict[str, Any]], object]:
+def recipe(**values):
     return lambda recipe: recipe.update(values)
 
 
-def tensors(**names: object) -> Callable[[dict[str, Any]], object]:
+def tensors(**names):
     return lambda recipe: recipe["tensors"].update(names)
 
 
-def renamed(name: str) -> Callable[[dict[str, Any]], object]:
+def renamed(name):
     return lambda recipe: recipe["tensors"].update({name: recipe["tensors"].pop("0.bias")})
 
 
@@ -127,9 +123,7 @@ def renamed(name: str) -> Callable[[dict[str, Any]], object]:
     ],
     ids=lambda value: value[:60] if isinstance(value, str) else "",
 )
-def test_apply_refuses_an_edited_report_by_the_name_of_the_field(
-    report: dict[str, Any], sewa: Sewa, edit: Callable[[dict[str, Any]], object], field: str
-) -> None:
+def test_apply_refuses_an_edited_report_by_the_name_of_the_field(report, sewa, edit, field):
     edit(report["recipe"])
     Path("r.json").write_text(json.dumps(report))
     ended = sewa("apply", "r.json", "-o", "again.safetensors")
@@ -147,9 +141,7 @@ def test_apply_refuses_an_edited_report_by_the_name_of_the_field(
         [],
     ],
 )
-def test_statistics_of_impossible_shapes_are_refused(
-    report: dict[str, Any], sewa: Sewa, header: object
-) -> None:
+def test_statistics_of_impossible_shapes_are_refused(report, sewa, header):
     text = json.dumps(header).encode()
     content = len(text).to_bytes(8, "little") + text + bytes(64)
     report["recipe"]["replaced"] = base64.b64encode(content).decode()
@@ -160,9 +152,7 @@ def test_statistics_of_impossible_shapes_are_refused(
         assert "recipe.replaced: " in ended.error
 
 
-def test_weights_may_be_negative_and_need_not_be_equal_if_they_sum_to_one(
-    report: dict[str, Any], sewa: Sewa
-) -> None:
+def test_weights_may_be_negative_and_need_not_be_equal_if_they_sum_to_one(report, sewa):
     for one, coefficient in zip(report["recipe"]["sources"], (-0.5, 0.25, 1.25), strict=True):
         one["coefficient"] = coefficient
     Path("r.json").write_text(json.dumps(report))
@@ -173,9 +163,7 @@ def test_weights_may_be_negative_and_need_not_be_equal_if_they_sum_to_one(
     assert all(torch.equal(again[name], same[name]) for name in same)
 
 
-def test_a_state_key_that_a_report_has_wrong_is_told_by_its_field(
-    report: dict[str, Any], sewa: Sewa
-) -> None:
+def test_a_state_key_that_a_report_has_wrong_is_told_by_its_field(report, sewa):
     for path in sorted(Path("ckpts").iterdir()):
         torch.save({"model": load_file(path)}, f"{path.stem}.pt")
     files = [f"step-{step}.pt" for step in (10, 20, 30)]

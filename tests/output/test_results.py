@@ -1,22 +1,18 @@
 """What a run leaves in a folder: nothing of what it replaces, and a report that describes it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def place(tmp_path, monkeypatch):
     """Two checkpoints of three tensors."""
     monkeypatch.chdir(tmp_path)
     Path("ckpts").mkdir()
@@ -26,7 +22,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run() -> Path:
+def run():
     """A Hugging Face run, as far as averaging goes."""
     for n in (1, 2):
         folder = Path(f"run/checkpoint-{n}")
@@ -37,15 +33,15 @@ def run() -> Path:
     return Path("run")
 
 
-def there() -> set[str]:
+def there():
     """All but the inputs, hidden or not."""
     inputs = ("ckpts", "run")
     return {p.as_posix() for p in Path().rglob("*") if p.is_file() and p.parts[0] not in inputs}
 
 
-def check_report(path: str) -> dict[str, Any]:
+def check_report(path):
     """It has the hashes of all that is there but itself."""
-    report: dict[str, Any] = json.loads(Path(path).read_text())
+    report = json.loads(Path(path).read_text())
     listed = {file["path"]: (file["size"], file["sha256"]) for file in report["files"]}
     found = {
         name: (Path(name).stat().st_size, hashlib.sha256(Path(name).read_bytes()).hexdigest())
@@ -58,7 +54,7 @@ def check_report(path: str) -> dict[str, Any]:
 ONE = {"out.safetensors"}
 
 
-def test_a_report_does_not_outlive_the_average_that_it_describes(sewa: Sewa) -> None:
+def test_a_report_does_not_outlive_the_average_that_it_describes(sewa):
     assert (
         sewa("average", "ckpts", "-o", "out.safetensors", "--report", "out.report.json").code == 0
     )
@@ -66,14 +62,14 @@ def test_a_report_does_not_outlive_the_average_that_it_describes(sewa: Sewa) -> 
     assert there() == ONE
 
 
-def test_a_report_is_kept_where_another_average_of_its_stem_is_written(sewa: Sewa) -> None:
+def test_a_report_is_kept_where_another_average_of_its_stem_is_written(sewa):
     average = "average", "ckpts", "-o"
     assert sewa(*average, "out.safetensors", "--report", "out.report.json").code == 0
     assert sewa(*average, "out.pt", "--report", "second.json", "--force").code == 0
     assert there() == {"out.pt", "out.safetensors", "out.report.json", "second.json"}
 
 
-def test_a_report_whose_average_is_gone_is_not_put_beside_another(sewa: Sewa) -> None:
+def test_a_report_whose_average_is_gone_is_not_put_beside_another(sewa):
     assert (
         sewa("average", "ckpts", "-o", "out.safetensors", "--report", "out.report.json").code == 0
     )
@@ -89,14 +85,14 @@ def test_a_report_whose_average_is_gone_is_not_put_beside_another(sewa: Sewa) ->
     check_report("out.report.json")
 
 
-def test_somebody_elses_file_of_a_reports_name_is_left_alone(sewa: Sewa) -> None:
+def test_somebody_elses_file_of_a_reports_name_is_left_alone(sewa):
     Path("out.report.json").write_text('{"mine": true}')
     assert sewa("average", "ckpts", "-o", "out.safetensors", "--force").code == 0
     assert Path("out.report.json").read_text() == '{"mine": true}'
 
 
 @pytest.mark.parametrize("report", ["o/sewa.report.json", "o.report.json"])
-def test_a_folder_and_its_report_are_replaced_together(sewa: Sewa, run: Path, report: str) -> None:
+def test_a_folder_and_its_report_are_replaced_together(sewa, run, report):
     for flags in ([], ["--last", 1, "--force"]):
         ended = sewa("average", run, "-o", "o", "--report", report, *flags)
         assert ended.code == 0, ended.err
@@ -107,9 +103,7 @@ def test_a_folder_and_its_report_are_replaced_together(sewa: Sewa, run: Path, re
 
 
 @pytest.mark.parametrize("mine", ["notes.txt", "eval/scores.json", "other.safetensors"])
-def test_a_folder_with_anything_of_yours_in_it_is_not_replaced(
-    sewa: Sewa, run: Path, mine: str
-) -> None:
+def test_a_folder_with_anything_of_yours_in_it_is_not_replaced(sewa, run, mine):
     assert sewa("average", run, "-o", "o").code == 0
     (Path("o") / mine).parent.mkdir(exist_ok=True)
     if mine.endswith(".safetensors"):
@@ -123,7 +117,7 @@ def test_a_folder_with_anything_of_yours_in_it_is_not_replaced(
     assert there() == before
 
 
-def test_a_report_in_the_folder_that_is_written_is_refused(sewa: Sewa, run: Path) -> None:
+def test_a_report_in_the_folder_that_is_written_is_refused(sewa, run):
     for flags in ([], ["--force"]):
         ended = sewa("average", run, "-o", "o", "--report", "o/report.json", *flags)
         assert ended.code == 2
@@ -131,7 +125,7 @@ def test_a_report_in_the_folder_that_is_written_is_refused(sewa: Sewa, run: Path
         assert sewa("average", run, "-o", "o", "--force").code == 0
 
 
-def test_files_that_are_links_into_the_hubs_cache_are_copied(sewa: Sewa, run: Path) -> None:
+def test_files_that_are_links_into_the_hubs_cache_are_copied(sewa, run):
     Path("hub/blobs").mkdir(parents=True)
     Path("hub/snapshots").mkdir()
     for n in (1, 2):
@@ -146,9 +140,7 @@ def test_files_that_are_links_into_the_hubs_cache_are_copied(sewa: Sewa, run: Pa
 
 
 @pytest.mark.parametrize("where", ["run/checkpoint-2", "run"])
-def test_a_link_out_of_the_run_is_not_copied_into_the_output(
-    sewa: Sewa, run: Path, where: str
-) -> None:
+def test_a_link_out_of_the_run_is_not_copied_into_the_output(sewa, run, where):
     Path("secret.txt").write_text("mine")
     link = Path(where) / "vocab_more.txt"
     link.symlink_to(Path("secret.txt").resolve())
@@ -159,9 +151,7 @@ def test_a_link_out_of_the_run_is_not_copied_into_the_output(
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000])
-def test_a_broken_config_is_told_before_anything_is_averaged(
-    sewa: Sewa, run: Path, content: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_config_is_told_before_anything_is_averaged(sewa, run, content, monkeypatch):
     from sewa_cli.output.average import Average
 
     monkeypatch.setattr(Average, "pieces", None)  # calling it would be an error: too late
@@ -173,16 +163,13 @@ def test_a_broken_config_is_told_before_anything_is_averaged(
 
 
 @pytest.mark.parametrize("name", ["averaged.safetensors", "averaged"])
-def test_a_name_that_is_taken_while_the_run_works_is_no_reason_to_fail(
-    sewa: Sewa, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_is_taken_while_the_run_works_is_no_reason_to_fail(sewa, name, monkeypatch):
     """Nobody asked for `averaged`, so the next free one is as good; the report follows."""
     from sewa_cli.output.average import Average
-    from sewa_cli.report.recipe import Recipe
 
     real = Average.recipe
 
-    def other_run(average: Average, *arguments: Any) -> Recipe:
+    def other_run(average, *arguments):
         Path(name).write_text("of another run")
         return real(average, *arguments)
 

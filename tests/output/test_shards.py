@@ -1,18 +1,14 @@
 """--shard-size: a folder with weights split in the Hugging Face style."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import Sewa, train_tiny
+from helpers.tiny import train_tiny
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch import Tensor
 
 from sewa_cli.config import load_config
 from sewa_cli.output import average as recipe
@@ -25,12 +21,12 @@ FOLDER = {"README.md", INDEX, *SHARDS}
 
 
 @pytest.fixture
-def ckpts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def ckpts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return [path.relative_to(tmp_path) for path in train_tiny(tmp_path / "ckpts", k=4)]
 
 
-def load_folder(folder: str) -> dict[str, Tensor]:
+def load_folder(folder):
     """Load weights as transformers does: by the index alone."""
     weight_map = json.loads(Path(folder, INDEX).read_text())["weight_map"]
     found = {}
@@ -40,11 +36,11 @@ def load_folder(folder: str) -> dict[str, Tensor]:
     return found
 
 
-def inside(folder: str) -> set[str]:
+def inside(folder):
     return {path.name for path in Path(folder).iterdir()}
 
 
-def hidden() -> list[Path]:
+def hidden():
     return [path for path in Path().iterdir() if path.name.startswith(".sewa-")]
 
 
@@ -52,12 +48,12 @@ def hidden() -> list[Path]:
     ("text", "size"),
     [("500MB", 500 * 10**6), ("5GB", 5 * 10**9), ("2GiB", 2**31), ("1.5 kb", 1500), ("77", 77)],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+def test_sizes_are_read_as_people_write_them(text, size):
     assert load_config(None, {"shard_size": text}).shard_size == size
 
 
 @pytest.mark.usefixtures("ckpts")
-def test_a_large_output_is_a_folder_of_shards_with_an_index(sewa: Sewa) -> None:
+def test_a_large_output_is_a_folder_of_shards_with_an_index(sewa):
     assert sewa("average", "ckpts", "-o", "one.safetensors").code == 0
     ended = sewa("average", "ckpts", "-o", "out", "--shard-size", SIZE, "--report", f"out/{REPORT}")
     assert ended.code == 0, ended.err
@@ -77,7 +73,7 @@ def test_a_large_output_is_a_folder_of_shards_with_an_index(sewa: Sewa) -> None:
 
 @pytest.mark.usefixtures("ckpts")
 @pytest.mark.parametrize("size", [SIZE, 584])
-def test_apply_rebuilds_the_folder_or_makes_one_file_of_it(sewa: Sewa, size: int) -> None:
+def test_apply_rebuilds_the_folder_or_makes_one_file_of_it(sewa, size):
     assert sewa("average", "ckpts", "-o", "one.safetensors").code == 0
     report = ["--report", f"out/{REPORT}"]
     assert sewa("average", "ckpts", "-o", "out", "--shard-size", size, *report).code == 0
@@ -97,7 +93,7 @@ def test_apply_rebuilds_the_folder_or_makes_one_file_of_it(sewa: Sewa, size: int
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_select_writes_a_folder_too_with_its_report_inside(sewa: Sewa) -> None:
+def test_select_writes_a_folder_too_with_its_report_inside(sewa):
     for name in ("averaged", "averaged-2"):  # a second run takes the next free name
         ended = sewa("select", "--set", f"shard_size={SIZE}")
         assert ended.code == 0, ended.err
@@ -111,15 +107,15 @@ def test_select_writes_a_folder_too_with_its_report_inside(sewa: Sewa) -> None:
 @pytest.mark.parametrize("doing", ["weighted_mean", "sha256_of"])
 @pytest.mark.parametrize("part", ["model-00002-of-00002.safetensors", INDEX])
 def test_a_shard_or_index_that_changes_while_it_is_averaged_or_hashed_is_named(
-    ckpts: list[Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch, part: str, doing: str
-) -> None:
+    ckpts, sewa, monkeypatch, part, doing
+):
     for name, method in (("one", "last"), ("two", "uniform")):
         arguments = ["--method", method, "-o", name, "--shard-size", SIZE]
         assert sewa("average", "ckpts", *arguments).code == 0
 
     real = getattr(recipe, doing)
 
-    def meanwhile(*arguments: Any) -> Any:
+    def meanwhile(*arguments):
         os.utime(Path("one", part))
         Path(ckpts[0].parent, "step-900.safetensors").touch()  # next to it is no matter
         return real(*arguments)
@@ -135,7 +131,7 @@ def test_a_shard_or_index_that_changes_while_it_is_averaged_or_hashed_is_named(
 
 @pytest.mark.usefixtures("ckpts")
 @pytest.mark.parametrize("output", ["-", "out.safetensors", "out.pt"])
-def test_one_file_cannot_be_split(sewa: Sewa, output: str) -> None:
+def test_one_file_cannot_be_split(sewa, output):
     ended = sewa("average", "ckpts", "-o", output, "--shard-size", "5GB")
     assert ended.code == 2
     assert ended.out == ""

@@ -5,20 +5,16 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 from safetensors.torch import load_file
 
 
-def test_what_cannot_be_written_again_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_what_cannot_be_written_again_is_one_line(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
-    endless: list[Any] = [torch.ones(2)]
+    endless = [torch.ones(2)]
     endless.append(endless)
     deep = b"]" * 100_000 + b"a" * 99_999
     for step in (1, 2):
@@ -42,7 +38,7 @@ class Layout:
     gone: str = ""  # ways that are not in the output
 
 
-def _shared(t: Callable[[], torch.Tensor]) -> dict[str, Any]:
+def _shared(t):
     one = t()
     return {"encoder": {"embed": one}, "decoder": {"embed": one, "out": t()}}
 
@@ -86,16 +82,14 @@ LAYOUTS = {
 }  # fmt: skip
 
 
-def at(content: Any, way: str) -> Any:
+def at(content, way):
     for part in way.split("."):
         content = content[int(part) if isinstance(content, list) else part]
     return content
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_no_tensor_is_lost_without_a_word(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_no_tensor_is_lost_without_a_word(name, tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
     layout = LAYOUTS[name]
     for step in (1, 3):

@@ -1,11 +1,8 @@
 """The model card: what a folder's README.md says can be said from its report alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from helpers.tiny import Sewa
 from markdown_it import MarkdownIt
 from safetensors.torch import load_file, save_file
 
@@ -15,7 +12,7 @@ from sewa_cli.text import shown_lines
 
 
 @pytest.fixture
-def folders(run_dir: Path) -> None:
+def folders(run_dir):
     """The run's checkpoints as Hugging Face folders."""
     for path in (run_dir / "ckpts").iterdir():
         folder = run_dir / "run" / path.stem.replace("step", "checkpoint")
@@ -33,9 +30,7 @@ def folders(run_dir: Path) -> None:
     ],
     ids=lambda part: part[0] if isinstance(part, list) else "",
 )
-def test_the_card_in_a_folder_has_the_scores_and_the_command(
-    sewa: Sewa, command: list[str], table: str
-) -> None:
+def test_the_card_in_a_folder_has_the_scores_and_the_command(sewa, command, table):
     assert sewa(*command).code == 0
     written = Path("out/README.md").read_text()
     assert f"sewa {' '.join(command)}" in written
@@ -47,7 +42,7 @@ def test_the_card_in_a_folder_has_the_scores_and_the_command(
 HOSTILE = ["a|b", "a`b", "a\nb", "\\", "<img src=x>", "![x](http://a.b)", "\x1b[2J\u202e", "```\n"]
 
 
-def test_no_name_breaks_out_of_the_card() -> None:
+def test_no_name_breaks_out_of_the_card():
     """Names come from folders, reports that others made, and arguments."""
     for name in HOSTILE:
         card = model_card(

@@ -1,14 +1,9 @@
 """Charts show the report's numbers, every word can be read, and a file is whole or not there."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers.figures import assert_readable, row
@@ -17,9 +12,9 @@ from helpers.pages import raw, report
 from sewa_cli.cli.request import check_plot, save_figure
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.present import draw, view_of
-from sewa_cli.present.charts import Chart, Panel, Series, running_mean
+from sewa_cli.present.charts import Chart, Panel, running_mean
 from sewa_cli.present.figures import figure_of, label
-from sewa_cli.report.kinds import Comparison, Row
+from sewa_cli.report.kinds import Comparison
 from sewa_cli.report.select import Report
 from sewa_cli.report.shared import Candidate, to_json
 
@@ -29,29 +24,29 @@ TAKING_NONE = ["last", "best", "uniform", "swa", "ema:decay=0.99", "greedy", "tw
 
 
 @pytest.fixture(scope="module")
-def weighed() -> Report:
+def weighed():
     found = report(raw("select"))
     assert isinstance(found, Report)
     return found
 
 
 @pytest.fixture(scope="module")
-def masked() -> Report:
+def masked():
     found = report(raw("mask"))
     assert isinstance(found, Report)
     return found
 
 
-def series_of(chart: Chart) -> list[Series]:
+def series_of(chart):
     return [series for panel in chart.panels for series in panel.series]
 
 
-def chart_of(found: Report | Comparison, title: str) -> Chart:
+def chart_of(found, title):
     [chart] = [one for one in view_of(found).charts if one.title == title]
     return chart
 
 
-def test_the_weights_their_prior_and_the_path_are_the_reports(weighed: Report) -> None:
+def test_the_weights_their_prior_and_the_path_are_the_reports(weighed):
     prior, weights = series_of(chart_of(weighed, "Coefficients along the run"))
     known = [(c.step, c.weight) for c in weighed.candidates]
     assert list(zip(weights.x, weights.y, strict=True)) == known
@@ -62,7 +57,7 @@ def test_the_weights_their_prior_and_the_path_are_the_reports(weighed: Report) -
     assert path.x_names[0] == "prior"
 
 
-def test_a_mask_shows_every_probability_and_marks_the_chosen(masked: Report) -> None:
+def test_a_mask_shows_every_probability_and_marks_the_chosen(masked):
     likely, chosen = series_of(chart_of(masked, "Mask along the run"))
     assert list(likely.y) == [c.probability for c in masked.candidates]
     assert list(chosen.x) == masked.selected_steps
@@ -71,7 +66,7 @@ def test_a_mask_shows_every_probability_and_marks_the_chosen(masked: Report) -> 
     assert max(smooth.y) <= max(history.y)
 
 
-def checkpoints(weighed: Report, k: int, steps: Any) -> Report:
+def checkpoints(weighed, k, steps):
     chance = random.Random(k)
     found = [chance.random() ** 4 for _ in range(k)]
     candidates = [
@@ -82,7 +77,7 @@ def checkpoints(weighed: Report, k: int, steps: Any) -> Report:
     return weighed.model_copy(update=update)
 
 
-RUNS: dict[str, tuple[int, Any]] = {
+RUNS = {
     "one": (1, lambda _: 10),
     "uneven steps": (20, lambda i: 2**i),
     "no steps": (12, lambda i: None if i == 3 else i),
@@ -92,7 +87,7 @@ RUNS: dict[str, tuple[int, Any]] = {
 
 
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-def test_any_selection_can_be_drawn_and_read(weighed: Report, run: tuple[int, Any]) -> None:
+def test_any_selection_can_be_drawn_and_read(weighed, run):
     found = checkpoints(weighed, *run)
     figure = draw(found)
     assert_readable(figure)
@@ -100,7 +95,7 @@ def test_any_selection_can_be_drawn_and_read(weighed: Report, run: tuple[int, An
     assert ("by index" in figure.axes[0].get_xlabel()) == by_index
 
 
-def comparison(rows: Sequence[Row], *, is_held: bool = True) -> Comparison:
+def comparison(rows, *, is_held=True):
     """The lowest is marked as best, all that lies within 0.01 of it as ties."""
     found = report(raw("compare"))
     assert isinstance(found, Comparison)
@@ -111,7 +106,7 @@ def comparison(rows: Sequence[Row], *, is_held: bool = True) -> Comparison:
         loss, mark = one.heldout_loss, None
         if loss is not None and lowest is not None and is_held:
             mark = "best" if loss == lowest else "tie" if loss < lowest + 0.01 else "worse"
-        update: dict[str, Any] = {"mark": mark}
+        update = {"mark": mark}
         if not is_held:
             update |= {"heldout_loss": None, "interval": None, "spread": None}
         marked.append(one.model_copy(update=update))
@@ -122,13 +117,13 @@ def comparison(rows: Sequence[Row], *, is_held: bool = True) -> Comparison:
     return found.model_copy(update=update)
 
 
-def rows_for(Ks: Sequence[int], taking: Sequence[str], none: Sequence[str]) -> list[Row]:
+def rows_for(Ks, taking, none):
     chance = random.Random(0)
     rows = [row(method, K, 0.15 + 0.1 * chance.random()) for method in taking for K in Ks]
     return rows + [row(method, None, 0.15 + 0.1 * chance.random()) for method in none]
 
 
-COMPARISONS: dict[str, list[Row]] = {
+COMPARISONS = {
     "all methods": rows_for([5, 10, 20, 50], TAKING, TAKING_NONE),
     "one row": [row("last", None, 0.2)],
     "nothing finite": [row("last", None, None)],
@@ -144,30 +139,28 @@ COMPARISONS: dict[str, list[Row]] = {
 
 @pytest.mark.parametrize("is_held", [True, pytest.param(False, marks=BREADTH)])
 @pytest.mark.parametrize("rows", COMPARISONS.values(), ids=COMPARISONS)
-def test_any_comparison_can_be_drawn_and_read(rows: list[Row], is_held: bool) -> None:
+def test_any_comparison_can_be_drawn_and_read(rows, is_held):
     figure = draw(comparison(rows, is_held=is_held))
     assert_readable(figure)
     what = "held-out loss" if is_held else "selection loss (nothing held out)"
     assert figure.axes[0].get_xlabel() == what
 
 
-def test_a_label_keeps_every_letter() -> None:
+def test_a_label_keeps_every_letter():
     assert label("ema:decay=0.99,match=window", 18) == "ema:decay=0.99,\nmatch=window"
     assert label("a$b$") == r"a\$b\$"
     assert label("_mine") == " _mine"  # matplotlib leaves labels with a leading _ out
     assert label("a\x1b[2J\nb") == r"a\x1b[2J\nb"
 
 
-def test_the_running_mean_skips_missing_values() -> None:
+def test_the_running_mean_skips_missing_values():
     nan = float("nan")
     assert running_mean([1.0, 3.0, nan, 5.0], half=1) == [1.0, 2.0, 3.0, 5.0]
     assert running_mean([1.0, 2.0] * 20, half=5)[5:-5] == [1.5] * 30
     assert running_mean([], half=1) == []
 
 
-def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(
-    masked: Report, tmp_path: Path
-) -> None:
+def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(masked, tmp_path):
     import matplotlib as mpl
 
     (tmp_path / "report.json").write_text(to_json(masked))
@@ -193,8 +186,8 @@ def test_the_same_report_gives_the_same_bytes_whatever_the_users_settings(
 
 
 def test_an_unknown_suffix_and_a_missing_matplotlib_are_refused_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     for name in ("plot.jpg", "plot", "png", "plot.png.bak"):
         with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
             check_plot(tmp_path / name, force=False)
@@ -205,8 +198,8 @@ def test_an_unknown_suffix_and_a_missing_matplotlib_are_refused_before_any_work(
         check_plot(tmp_path / "a.png", force=False)
 
 
-def test_a_picture_replaces_nothing_without_force_and_is_whole_or_not_there(tmp_path: Path) -> None:
-    def savefig(file: Any, **_: object) -> None:
+def test_a_picture_replaces_nothing_without_force_and_is_whole_or_not_there(tmp_path):
+    def savefig(file, **_):
         file.write(b"half")
         raise KeyboardInterrupt
 
@@ -215,7 +208,7 @@ def test_a_picture_replaces_nothing_without_force_and_is_whole_or_not_there(tmp_
     figure = figure_of(Chart("", "", [Panel([], "x", "y")]))
     with pytest.raises(OutputError, match="use --force"):
         check_plot(path, force=False)
-    broken: Any = SimpleNamespace(savefig=savefig)
+    broken = SimpleNamespace(savefig=savefig)
     with pytest.raises(KeyboardInterrupt):
         save_figure(broken, path, force=True)
     assert path.read_text() == "mine"

@@ -1,12 +1,9 @@
 """The page: the report's numbers and nothing else, whatever names are in it, in one small file."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.pages import (
@@ -20,7 +17,6 @@ from helpers.pages import (
     raw,
     report,
 )
-from helpers.tiny import Sewa
 
 from sewa_cli import Selection, present
 from sewa_cli.errors import ConfigError
@@ -31,14 +27,14 @@ from sewa_cli.report.reading import misfit, read_any
 from sewa_cli.text import number, shown
 
 
-def is_shown(exact: float, text: str) -> bool:
+def is_shown(exact, text):
     """Whether the words are the number with five digits or three."""
     known = [number(exact), number(exact, 3), f"{exact:,.0f}" if exact == int(exact) else ""]
     return text in known
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_number_on_the_page_is_the_reports(name: str) -> None:
+def test_every_number_on_the_page_is_the_reports(name):
     content = raw(name)
     found = Page(plain_page(name))
     known = {*numbers(content)}
@@ -56,7 +52,7 @@ def test_every_number_on_the_page_is_the_reports(name: str) -> None:
         assert is_shown(exact, text), (exact, text)
 
 
-def test_what_people_ask_first_is_there_first() -> None:
+def test_what_people_ask_first_is_there_first():
     content = {**raw("mask"), "command": "sewa select ckpts/ --K 4"}
     found = Page(page(report(content), "mask.report.json"))
     words = " ".join(found.words.split())
@@ -81,7 +77,7 @@ def test_what_people_ask_first_is_there_first() -> None:
     assert [exact for exact, _ in found.values if exact in weights]
 
 
-def test_hovering_says_what_every_point_is() -> None:
+def test_hovering_says_what_every_point_is():
     text = plain_page("compare")
     for row in raw("compare")["rows"]:
         name = row["method"] if row["K"] is None else f"{row['method']} K={row['K']}"
@@ -94,7 +90,7 @@ def test_hovering_says_what_every_point_is() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
+def test_whatever_names_a_report_has_they_are_text(name):
     content = raw(name)
     plain = Page(plain_page(name))
     nasty = evil(content)
@@ -113,7 +109,7 @@ def test_whatever_names_a_report_has_they_are_text(name: str) -> None:
         assert not Page(cell).tags["script"]
 
 
-def test_nothing_is_asked_of_anybody() -> None:
+def test_nothing_is_asked_of_anybody():
     for name in ("select", "compare"):
         text = plain_page(name)
         found = Page(text)
@@ -127,24 +123,20 @@ def test_nothing_is_asked_of_anybody() -> None:
         assert "https://" not in text
 
 
-def test_a_large_run_makes_a_page_that_can_be_sent() -> None:
+def test_a_large_run_makes_a_page_that_can_be_sent():
     text = page(report(many_checkpoints()))
     assert len(text.encode()) < 850_000
     assert Page(text).tags["tr"] > 60
 
 
-def test_a_table_of_more_rows_than_anybody_reads_is_cut_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_of_more_rows_than_anybody_reads_is_cut_and_says_so(monkeypatch):
     monkeypatch.setattr(pages, "MOST_ROWS", 10)
     text = page(report(raw("inspect")))
     assert "The first 10 of 12; the report has all of them." in text
     assert "step-110.safetensors" not in text
 
 
-def test_without_matplotlib_the_page_has_all_but_pictures_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sewa: Sewa
-) -> None:
+def test_without_matplotlib_the_page_has_all_but_pictures_and_says_so(monkeypatch, tmp_path, sewa):
     (tmp_path / "a.json").write_text(json.dumps(raw("select")))
     for module in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, module, None)
@@ -157,9 +149,9 @@ def test_without_matplotlib_the_page_has_all_but_pictures_and_says_so(
     assert number(raw("select")["average"]["heldout_loss"]) in found.words
 
 
-def test_a_notebook_shows_the_core_of_the_page() -> None:
+def test_a_notebook_shows_the_core_of_the_page():
     assert report(raw("inspect"))._repr_html_() == core(report(raw("inspect")))
-    found = Page(Selection(report(raw("mask")), None)._repr_html_())  # type: ignore[arg-type]
+    found = Page(Selection(report(raw("mask")), None)._repr_html_())
     assert not {"html", "body", "script", "meta"} & {*found.tags}
     assert found.tags["svg"] >= 3
     assert "checkpoints" in found.words
@@ -169,7 +161,7 @@ def test_a_notebook_shows_the_core_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("name", ["select", "compare"])
-def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
+def test_no_metric_takes_the_place_of_a_column(name):
     words = ("held-out", "selection", "95 % CI", "minus best", "expected loss", "average", "mark")
     content, plain = raw(name), raw(name)
     places = content["rows"] if name == "compare" else [*content["references"].values()]
@@ -184,7 +176,7 @@ def test_no_metric_takes_the_place_of_a_column(name: str) -> None:
         assert [*new.values()].count(77.0) == len(words)
 
 
-def test_a_picture_of_too_many_points_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_picture_of_too_many_points_is_left_out(monkeypatch):
     monkeypatch.setattr(pages, "MOST_POINTS", 3)
     found = Page(page(report(raw("compare"))))
     assert "Nothing is drawn: " in found.words
@@ -192,7 +184,7 @@ def test_a_picture_of_too_many_points_is_left_out(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_every_kind_of_report_has_a_page(sewa: Sewa) -> None:
+def test_every_kind_of_report_has_a_page(sewa):
     commands = {
         "select": ["select", "-o", "s.safetensors"],
         "forecast": ["select", "--dry-run"],
@@ -221,7 +213,7 @@ def test_every_kind_of_report_has_a_page(sewa: Sewa) -> None:
     assert sewa("report", "verify.json", "-o", "-").out == Path("verify.html").read_text()
 
 
-BAD: dict[str, tuple[str | bytes, str]] = {
+BAD = {
     "not JSON": ("{", "not a report of sewa"),
     "a list": ("[]", "is no JSON object"),
     "another kind": ('{"kind": "windows"}', "its kind is 'windows', and none of select"),
@@ -231,7 +223,7 @@ BAD: dict[str, tuple[str | bytes, str]] = {
     "too deep": ("[" * 10_000, "not a report of sewa"),
     "too many values": ("[" + "0," * 4_000_001 + "0]", "values, the most that are read"),
 }
-CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+CONTRADICTIONS = {
     "a best row that is not there": ("compare", {"best": 999}),
     "fewer candidates than k": ("compare", {"k": 13}),
     "no rows": ("compare", {"rows": [], "best": None}),
@@ -246,9 +238,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", [*BAD, *CONTRADICTIONS])
-def test_what_is_no_report_or_inconsistent_is_refused_in_a_line(
-    tmp_path: Path, sewa: Sewa, case: str
-) -> None:
+def test_what_is_no_report_or_inconsistent_is_refused_in_a_line(tmp_path, sewa, case):
     file, why = tmp_path / "a.json", "is inconsistent"
     if case in BAD:
         content, why = BAD[case]
@@ -263,7 +253,7 @@ def test_what_is_no_report_or_inconsistent_is_refused_in_a_line(
     assert not (tmp_path / "a.html").exists()
 
 
-def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> None:
+def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path, sewa):
     content = json.dumps(raw("select"))
     for loss in (raw("select")["average"]["heldout_loss"], raw("select")["expected"]["loss"]):
         content = content.replace(json.dumps(loss), "NaN")
@@ -275,7 +265,7 @@ def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path: Path, sewa: Sewa) -> No
     assert "nan" not in Page((tmp_path / "a.html").read_text()).words.lower()
 
 
-def test_a_page_replaces_nothing_without_force(tmp_path: Path, sewa: Sewa) -> None:
+def test_a_page_replaces_nothing_without_force(tmp_path, sewa):
     file, target = tmp_path / "a.json", tmp_path / "a.html"
     file.write_text(json.dumps(raw("inspect")))
     target.write_text("mine")

@@ -3,13 +3,9 @@
 Where there is no browser these tests say so and are left out; `make test-browser` installs it.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.pages import EVIL, evil, many_checkpoints, plain_page, raw, report
@@ -26,7 +22,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     if FOUND is None:
         pytest.skip("no browser is found: `make test-browser` installs Chromium")
     api = pytest.importorskip("playwright.sync_api")
@@ -37,11 +33,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
 
 
-def written(folder: Path, name: str) -> Path:
+def written(folder, name):
     """A page on the disk, made when it is first asked for."""
     target = folder / f"{name}.html"
     if not target.exists():
@@ -58,25 +54,25 @@ def written(folder: Path, name: str) -> Path:
 class Tab:
     """A page that is open, and all that it complained about or asked for."""
 
-    def __init__(self, browser: Any, file: Path, width: int = WIDE, **options: Any) -> None:
+    def __init__(self, browser, file, width=WIDE, **options):
         size = {"width": width, "height": 900}
         self._context = browser.new_context(viewport=size, **options)
         self.page = self._context.new_page()
-        self.complaints: list[str] = []
-        self.asked: list[str] = []
+        self.complaints = []
+        self.asked = []
         self.page.on("console", lambda message: self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(file.as_uri())
 
-    def __enter__(self) -> Tab:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._context.close()
 
-    def ask(self, script: str) -> Any:
+    def ask(self, script):
         return self.page.evaluate(script)
 
 
@@ -84,9 +80,7 @@ LATER = [pytest.param(name, marks=pytest.mark.breadth) for name in ("inspect", "
 
 
 @pytest.mark.parametrize("name", ["select", "compare", "evil", "long", *LATER])
-def test_it_complains_of_nothing_asks_for_nothing_and_fits_every_width(
-    browser: Any, folder: Path, name: str
-) -> None:
+def test_it_complains_of_nothing_asks_for_nothing_and_fits_every_width(browser, folder, name):
     file = written(folder, name)
     with Tab(browser, file) as tab:
         assert tab.ask(OVERFLOW) <= 0
@@ -99,7 +93,7 @@ def test_it_complains_of_nothing_asks_for_nothing_and_fits_every_width(
         assert tab.asked == [file.as_uri()]
 
 
-def test_pointing_at_a_checkpoint_says_which_it_is(browser: Any, folder: Path) -> None:
+def test_pointing_at_a_checkpoint_says_which_it_is(browser, folder):
     with Tab(browser, written(folder, "select")) as tab:
         said = tab.ask("""() => {
             const hints = [...document.querySelectorAll(".hints circle")];
@@ -113,7 +107,7 @@ def test_pointing_at_a_checkpoint_says_which_it_is(browser: Any, folder: Path) -
         assert said.startswith(f"step {last['step']}, weight ")
 
 
-def test_dark_is_dark_light_is_light_and_paper_is_white(browser: Any, folder: Path) -> None:
+def test_dark_is_dark_light_is_light_and_paper_is_white(browser, folder):
     back = "getComputedStyle(document.body).backgroundColor"
     for scheme in ("light", "dark"):
         with Tab(browser, written(folder, "select"), color_scheme=scheme) as tab:
@@ -127,9 +121,7 @@ def test_dark_is_dark_light_is_light_and_paper_is_white(browser: Any, folder: Pa
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", ["select", "compare", *LATER])
-def test_axe_finds_no_fault_in_contrast_names_and_structure(
-    browser: Any, folder: Path, name: str, scheme: str
-) -> None:
+def test_axe_finds_no_fault_in_contrast_names_and_structure(browser, folder, name, scheme):
     if not AXE.exists():
         pytest.skip("axe-core is not here: `make test-browser` fetches it")
     file = written(folder, name)
@@ -146,7 +138,7 @@ def test_axe_finds_no_fault_in_contrast_names_and_structure(
         assert {"color-contrast", "svg-img-alt"} <= {one["id"] for one in found["passes"]}
 
 
-def test_the_example_shows_the_demos_answer(browser: Any) -> None:
+def test_the_example_shows_the_demos_answer(browser):
     with Tab(browser, ROOT / "docs" / "page.html") as tab:
         assert "vs best baseline" in tab.page.locator(".answer").inner_text()
         assert tab.ask(OVERFLOW) <= 0

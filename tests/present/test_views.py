@@ -1,15 +1,10 @@
 """The words of `select`: the gain over the last checkpoint, the verdict, what was chosen."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 from helpers.pages import raw, report
 
 from sewa_cli.objective.judge import decide
-from sewa_cli.present.view import View, Words
+from sewa_cli.present.view import Words
 from sewa_cli.present.views import select
 from sewa_cli.report.select import Expected, Report
 from sewa_cli.report.shared import Candidate, Interval, Rival, Scores, Verdict
@@ -18,27 +13,18 @@ BEST = "latest K=5"
 
 
 @pytest.fixture(scope="module")
-def real() -> Report:
+def real():
     """A real report of the default, whose details a test changes."""
     found = report(raw("select"))
     assert isinstance(found, Report)
     return found
 
 
-def interval(ends: tuple[float, float] | None) -> Interval | None:
+def interval(ends):
     return None if ends is None else Interval(low=ends[0], high=ends[1])
 
 
-def judged(
-    real: Report,
-    by: float | None = None,
-    ends: tuple[float, float] | None = None,
-    *,
-    kind: Any = "baseline",
-    over: str | None = None,
-    beaten_by: Sequence[Rival] = (),
-    **more: Any,
-) -> Report:
+def judged(real, by=None, ends=None, *, kind="baseline", over=None, beaten_by=(), **more):
     """A report with such a difference from the best baseline; None: a verdict of that kind."""
     verdict = Verdict(kind=kind, baseline=over)
     if by is not None:
@@ -51,15 +37,15 @@ def judged(
     return real.model_copy(update=update)
 
 
-def better(name: str, by: float, ends: tuple[float, float] | None = None) -> Rival:
+def better(name, by, ends=None):
     return Rival(name=name, score=0.2, difference=by, interval=interval(ends))
 
 
-def hoped(by: float | None, ends: tuple[float, float] | None, error: float | None = 0.01) -> Any:
+def hoped(by, ends, error=0.01):
     return {"expected": Expected(loss=0.3, error=error, by=by, interval=interval(ends))}
 
 
-def words(view: View, title: str) -> Sequence[str]:
+def words(view, title):
     [section] = [one for one in view.sections if one.title == title]
     [found] = [part for part in section.parts if isinstance(part, Words)]
     return found.lines
@@ -76,13 +62,11 @@ def words(view: View, title: str) -> Sequence[str]:
         (0.0, None, "0; too few examples for a confidence interval"),
     ],
 )
-def test_a_difference_is_significant_only_if_the_interval_leaves_zero_out(
-    real: Report, by: float, ends: tuple[float, float] | None, said: str
-) -> None:
+def test_a_difference_is_significant_only_if_the_interval_leaves_zero_out(real, by, ends, said):
     assert select.verdict(judged(real, by, ends)) == f"vs best baseline ({BEST}): {said}"
 
 
-def test_select_says_five_lines_and_the_rest_is_in_the_details(real: Report) -> None:
+def test_select_says_five_lines_and_the_rest_is_in_the_details(real):
     average = Scores(selection_loss=0.3, heldout_loss=0.4, metrics={"accuracy": 0.964})
     found = judged(real, -0.1, (-0.15, -0.05), average=average, output="out.safetensors")
     view = select.view(found)
@@ -110,8 +94,8 @@ def test_select_says_five_lines_and_the_rest_is_in_the_details(real: Report) -> 
     ],
 )
 def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
-    real: Report, loss: float | None, last: float | None, said: str, headline: str
-) -> None:
+    real, loss, last, said, headline
+):
     found = judged(real, average=Scores(selection_loss=0.1, heldout_loss=loss))
     before = Scores(selection_loss=0.1, heldout_loss=last)
     found = found.model_copy(update={"references": {**found.references, "last": before}})
@@ -129,13 +113,7 @@ def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
         (0.3, None, None, "yes: cross-validation"),
     ],
 )
-def test_the_page_answers_whether_it_overfits(
-    real: Report,
-    own: float,
-    lower: tuple[float, float] | None,
-    heldout_rows: int | None,
-    answer: str,
-) -> None:
+def test_the_page_answers_whether_it_overfits(real, own, lower, heldout_rows, answer):
     beaten = [better("uniform", 0.02, lower)] if lower else []
     average = Scores(selection_loss=own, heldout_loss=0.4)
     found = judged(real, -0.1, (-0.25, 0.05), average=average, beaten_by=beaten)
@@ -157,9 +135,7 @@ def test_the_page_answers_whether_it_overfits(
         ((-0.25, 0.05), [better("uniform", 0.02, (-0.01, 0.05))], None),
     ],
 )
-def test_another_average_with_a_lower_loss_is_named(
-    real: Report, ends: tuple[float, float], others: Sequence[Rival], named: str | None
-) -> None:
+def test_another_average_with_a_lower_loss_is_named(real, ends, others, named):
     said = select.verdict(judged(real, -0.1, ends, beaten_by=others))
     assert (f"; vs {named}: +0.02" in said) == (named is not None)
 
@@ -191,9 +167,7 @@ INSTEAD = "; `last` was written instead"
         ),
     ],
 )
-def test_without_a_difference_the_verdict_says_why(
-    real: Report, made: dict[str, Any], said: str
-) -> None:
+def test_without_a_difference_the_verdict_says_why(real, made, said):
     assert select.verdict(judged(real, **made)) == said
 
 
@@ -216,14 +190,12 @@ def test_without_a_difference_the_verdict_says_why(
         ),
     ],
 )
-def test_the_expected_loss_has_its_interval_and_the_best_baseline(
-    real: Report, made: dict[str, Any], said: str
-) -> None:
+def test_the_expected_loss_has_its_interval_and_the_best_baseline(real, made, said):
     found = real.model_copy(update={"heldout_rows": None, **made})
     assert select.expected(found) == f"expected loss {said}"
 
 
-def test_without_held_out_data_the_expected_loss_comes_first(real: Report) -> None:
+def test_without_held_out_data_the_expected_loss_comes_first(real):
     found = judged(real, kind="no held-out data", heldout_rows=None, **hoped(-0.02, None))
     view = select.view(found)
     assert view.says[0] == select.expected(found)
@@ -243,9 +215,7 @@ def test_without_held_out_data_the_expected_loss_comes_first(real: Report) -> No
         ([0.0, 1.0], "1 of 2 checkpoints used: step 10"),
     ],
 )
-def test_what_was_chosen_is_said_in_one_line(
-    real: Report, weights: Sequence[float], said: str
-) -> None:
+def test_what_was_chosen_is_said_in_one_line(real, weights, said):
     used = [i for i, weight in enumerate(weights) if weight]
     candidates = [Candidate(index=i, path="", step=10 * i, weight=w) for i, w in enumerate(weights)]
     made = {"k": len(weights), "K": len(used), "candidates": candidates, "selected": used}

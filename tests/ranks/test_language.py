@@ -1,23 +1,19 @@
 """Runs of the Trainer, in shards, and of FSDP2 on two processes, selected on two ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.frozen import Frozen, heldout_loss, third_party
-from helpers.tiny import Sewa, report_of
+from helpers.frozen import heldout_loss, third_party
+from helpers.tiny import report_of
 from helpers.together import alike, sewa_on
 
 pytestmark = pytest.mark.breadth
 SETTINGS = "task: ./task.py\nK: 3\nsolver: gumbel\ndevice: cpu\ngumbel: {iterations: 6}\n"
 
 
-def test_a_run_of_the_trainer_loads_with_from_pretrained_and_has_the_reported_loss(
-    frozen: Frozen, sewa: Sewa
-) -> None:
+def test_a_run_of_the_trainer_loads_with_from_pretrained_and_has_the_reported_loss(frozen, sewa):
     task = frozen("sharded").task
     Path("sewa.yaml").write_text(SETTINGS)
     assert sewa("select", "run", "-o", "one").code == 0
@@ -33,9 +29,7 @@ def test_a_run_of_the_trainer_loads_with_from_pretrained_and_has_the_reported_lo
         assert Path("two", file.name).read_bytes() == file.read_bytes()
 
 
-def test_a_checkpoint_that_two_processes_saved_with_fsdp_is_read_by_slices(
-    frozen: Frozen, sewa: Sewa
-) -> None:
+def test_a_checkpoint_that_two_processes_saved_with_fsdp_is_read_by_slices(frozen, sewa):
     frozen("fsdp_two_ranks")
     Path("sewa.yaml").write_text(SETTINGS)
     assert len(list(Path("run/step-10").glob("*.distcp"))) == 2
@@ -52,9 +46,7 @@ def test_a_checkpoint_that_two_processes_saved_with_fsdp_is_read_by_slices(
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_average_as_a_distributed_checkpoint_is_loaded_by_torch(
-    run_dir: Path, sewa: Sewa, ranks: int
-) -> None:
+def test_an_average_as_a_distributed_checkpoint_is_loaded_by_torch(run_dir, sewa, ranks):
     import torch.distributed.checkpoint as dcp
     from safetensors.torch import load_file
 
@@ -66,7 +58,7 @@ def test_an_average_as_a_distributed_checkpoint_is_loaded_by_torch(
     expected = load_file(run_dir / "one.safetensors")
     state = {"model": {name: torch.zeros_like(x) for name, x in expected.items()}}
     with third_party():
-        dcp.load(state, checkpoint_id="averaged", no_dist=True)  # type: ignore[attr-defined]
+        dcp.load(state, checkpoint_id="averaged", no_dist=True)
     for name, tensor in expected.items():
         assert torch.equal(state["model"][name], tensor)
     assert sewa("verify", "averaged/sewa.report.json").code == 0

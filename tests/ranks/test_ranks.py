@@ -1,20 +1,17 @@
 """Several ranks are one command: the same answer, one voice, and one end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from helpers.shells import environment, wait_for
-from helpers.tiny import TASK, Ended, Sewa, report_of
+from helpers.tiny import TASK, Ended, report_of
 from helpers.together import alike, on_ranks, sewa_on
 from safetensors.torch import load_file, save_file
 
@@ -44,13 +41,13 @@ def predict(model, batch):
 
 
 @pytest.fixture
-def uneven(run_dir: Path) -> Path:
+def uneven(run_dir):
     (run_dir / "task.py").write_text(UNEVEN)
     return run_dir
 
 
 @pytest.mark.usefixtures("uneven")
-def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
+def test_two_ranks_choose_and_write_what_one_does(sewa):
     alone = sewa("select", "--solver", "gumbel", "-o", "one.safetensors")
     assert alone.code == 0, alone.err
     both = sewa_on(2, "select", "--solver", "gumbel", "-o", "two.safetensors")
@@ -74,7 +71,7 @@ def test_two_ranks_choose_and_write_what_one_does(sewa: Sewa) -> None:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
-def test_ranks_that_are_given_other_batches_are_told_of() -> None:
+def test_ranks_that_are_given_other_batches_are_told_of():
     with Path("task.py").open("a") as task:
         task.write(
             "\nimport os\nall_of_it = selection_data\n"
@@ -99,9 +96,7 @@ def test_ranks_that_are_given_other_batches_are_told_of() -> None:
     ids=" ".join,
 )
 @pytest.mark.usefixtures("uneven")
-def test_every_solver_and_tier_gives_the_same_answer(
-    sewa: Sewa, arguments: list[str], ranks: int
-) -> None:
+def test_every_solver_and_tier_gives_the_same_answer(sewa, arguments, ranks):
     assert sewa("select", *arguments, "-o", "one.safetensors").code == 0
     ended = sewa_on(ranks, "select", *arguments, "-o", "more.safetensors")
     assert ended.code == 0, ended.err
@@ -113,7 +108,7 @@ def test_every_solver_and_tier_gives_the_same_answer(
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
-def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa: Sewa) -> None:
+def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa):
     for command in (
         ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4", "--json"],
         ["evaluate", "ckpts/step-10.safetensors", "ckpts/step-20.safetensors", "--json"],
@@ -128,7 +123,7 @@ def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa: Sewa) -> None:
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("uneven")
-def test_nan_in_the_columns_of_one_rank_is_left_out_by_all(sewa: Sewa) -> None:
+def test_nan_in_the_columns_of_one_rank_is_left_out_by_all(sewa):
     path = "ckpts/step-60.safetensors"
     broken = load_file(path)
     broken["0.weight"][-1, -1] = torch.nan  # the last rank's
@@ -152,7 +147,7 @@ def test_nan_in_the_columns_of_one_rank_is_left_out_by_all(sewa: Sewa) -> None:
     ],
 )
 @pytest.mark.usefixtures("uneven")
-def test_a_rank_that_raises_is_named_and_ends_all(how: str, line: str) -> None:
+def test_a_rank_that_raises_is_named_and_ends_all(how, line):
     Path("task.py").write_text(FAILING)
     ended = sewa_on(2, "select", "--solver", "gumbel", HOW=how)
     assert time.time() - Path("begun").stat().st_mtime < SOON
@@ -165,7 +160,7 @@ def test_a_rank_that_raises_is_named_and_ends_all(how: str, line: str) -> None:
 @pytest.mark.breadth
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("uneven")
-def test_an_interrupt_is_one_line(number: signal.Signals) -> None:
+def test_an_interrupt_is_one_line(number):
     with started(0, "learning") as running:
         if number == signal.SIGINT:  # a terminal sends it to all
             os.killpg(running.pid, number)
@@ -207,7 +202,7 @@ def predict(model, batch):
 )
 
 
-def started(slow: int, when: str) -> subprocess.Popen[str]:
+def started(slow, when):
     """Return a run on two ranks, of which one sleeps at that point."""
     Path("task.py").write_text(SLOW)
     running = subprocess.Popen(
@@ -222,7 +217,7 @@ def started(slow: int, when: str) -> subprocess.Popen[str]:
     return running
 
 
-def processes_of(folder: Path) -> Iterator[psutil.Process]:
+def processes_of(folder):
     for process in psutil.process_iter():
         try:
             if process.cwd() == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
@@ -242,7 +237,7 @@ def processes_of(folder: Path) -> Iterator[psutil.Process]:
         ),
     ],
 )
-def test_a_rank_that_is_killed_ends_all(uneven: Path, killed: int, when: str) -> None:
+def test_a_rank_that_is_killed_ends_all(uneven, killed, when):
     with started(killed, when) as running:
         processes = psutil.Process(running.pid).children(recursive=True)
         [victim] = [p for p in processes if p.environ().get("RANK") == str(killed)]

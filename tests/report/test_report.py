@@ -1,24 +1,21 @@
 """The report says what happened, fits its schema, and is enough to build the file again."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
-from helpers.tiny import WEIGHTS, Sewa, report_of
+from helpers.tiny import WEIGHTS, report_of
 
 from sewa_cli.methods.fixed import baselines
 
 
 @pytest.fixture
-def reported(run_dir: Path, sewa: Sewa) -> dict[str, Any]:
+def reported(run_dir, sewa):
     ended = sewa("select", "-o", "out.safetensors")
     assert ended.code == 0, ended.err
     return report_of(run_dir / "out.report.json")
 
 
-def test_the_report_names_every_candidate_and_what_was_chosen(reported: dict[str, Any]) -> None:
+def test_the_report_names_every_candidate_and_what_was_chosen(reported):
     candidates = reported["candidates"]
     assert [c["index"] for c in candidates] == list(range(12))
     assert [c["step"] for c in candidates] == list(range(10, 130, 10))
@@ -30,7 +27,7 @@ def test_the_report_names_every_candidate_and_what_was_chosen(reported: dict[str
     assert min(chosen) >= max(others)
 
 
-def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
+def test_the_report_counts_the_cost(reported):
     # 3 batches of selection and 3 of held-out data. The simple averages on the first, the best of
     # them, `last` and `uniform` on the second, the average on both; 8 iterations × 2 samples
     simple = len(baselines(12, 4))
@@ -47,7 +44,7 @@ def test_the_report_counts_the_cost(reported: dict[str, Any]) -> None:
     assert reported["config"]["solvers"]["gumbel"]["temperature"] == 0.5
 
 
-def test_apply_gives_the_same_bytes(reported: dict[str, Any], run_dir: Path, sewa: Sewa) -> None:
+def test_apply_gives_the_same_bytes(reported, run_dir, sewa):
     assert reported["recipe"]["replaced"] is None
     ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
     assert ended.code == 0, ended.err
@@ -57,9 +54,7 @@ def test_apply_gives_the_same_bytes(reported: dict[str, Any], run_dir: Path, sew
 
 
 @pytest.mark.parametrize("change", ["size", "hash", "gone"])
-def test_apply_refuses_when_an_input_has_changed(
-    reported: dict[str, Any], sewa: Sewa, change: str
-) -> None:
+def test_apply_refuses_when_an_input_has_changed(reported, sewa, change):
     victim = Path(reported["selected_paths"][1])
     content = victim.read_bytes()
     if change == "gone":
@@ -74,7 +69,7 @@ def test_apply_refuses_when_an_input_has_changed(
 
 
 @pytest.mark.parametrize("text", ["", "{}", "not json", '{"schema_version": 99}'])
-def test_apply_refuses_what_is_no_report(run_dir: Path, sewa: Sewa, text: str) -> None:
+def test_apply_refuses_what_is_no_report(run_dir, sewa, text):
     (run_dir / "odd.json").write_text(text)
     ended = sewa("apply", "odd.json", "-o", "again.safetensors")
     assert ended.code == 3

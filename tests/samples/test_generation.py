@@ -1,13 +1,9 @@
 """The sample that generates: its texts, its scores, a tiny run."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -20,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "sample_configs" / "generation"
 
 
 @pytest.fixture
-def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def task(monkeypatch):
     """Other samples have a task.py too."""
     monkeypatch.syspath_prepend(FOLDER)
     for name in ("task", "words"):
@@ -31,7 +27,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 @pytest.mark.usefixtures("task")
-def test_a_tiny_run_is_scored_by_what_it_generates(tmp_path: Path) -> None:
+def test_a_tiny_run_is_scored_by_what_it_generates(tmp_path):
     options = ["--steps", "4", "--checkpoints", "2", "--every", "2", "--out", str(tmp_path)]
     subprocess.run([sys.executable, FOLDER / "train.py", *options], check=True)
     assert {path.name for path in tmp_path.iterdir()} == {

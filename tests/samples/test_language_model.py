@@ -1,7 +1,5 @@
 """The language model: documents apart, and a small run as its README says."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -11,9 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from helpers.tiny import Sewa
-
 FOLDER = Path(__file__).parents[2] / "sample_configs" / "language_model"
 SMALL = (
     "--steps 26 --decay 4 --every 1 --checkpoints 22 --warmup 3 --words 300 --width 16 --layers 1 "
@@ -21,7 +16,7 @@ SMALL = (
 )
 
 
-def write_reviews(folder: Path) -> None:
+def write_reviews(folder):
     """Write reviews of two hundred words, in which some words follow others."""
     folder.mkdir()
     draw = random.Random(0)
@@ -37,9 +32,7 @@ def write_reviews(folder: Path) -> None:
                 table.writerow([draw.randint(1, 2), "", " ".join(text)])
 
 
-def test_the_commands_of_the_readme_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, sewa):
     assert "$ python train.py\n$ sewa select\n" in (FOLDER / "README.md").read_text()
     run = tmp_path / "run"
     shutil.copytree(FOLDER, run, ignore=shutil.ignore_patterns("ckpts", "data", "__pycache__"))

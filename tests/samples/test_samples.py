@@ -1,7 +1,5 @@
 """The sample configs run as their README says."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -9,21 +7,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.tiny import Sewa
 
 from sewa_cli.session.extensions import load_settings
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 
 
-def train_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+def train_sample(monkeypatch):
     """In a process of its own: a sample may read its data off the modules that are loaded."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     subprocess.run([sys.executable, "train.py"], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*/sewa.yaml")), ids=lambda p: p.parent.name)
-def test_every_key_of_a_sample_config_is_known(path: Path) -> None:
+def test_every_key_of_a_sample_config_is_known(path):
     assert load_settings(path, {}).checkpoints
 
 
@@ -37,14 +34,7 @@ def test_every_key_of_a_sample_config_is_known(path: Path) -> None:
         ("digits_batchnorm", 30, []),
     ],
 )
-def test_a_sample_runs(
-    sample: str,
-    checkpoints: int,
-    flags: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    sewa: Sewa,
-) -> None:
+def test_a_sample_runs(sample, checkpoints, flags, tmp_path, monkeypatch, sewa):
     readme = SAMPLES / sample / "README.md"
     if readme.exists():
         assert "$ python train.py\n$ sewa select\n" in readme.read_text()

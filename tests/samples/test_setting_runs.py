@@ -1,7 +1,5 @@
 """The paper's three settings in sample_configs/: parts that are apart, and a small run of each."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json
@@ -11,14 +9,10 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
-from helpers.tiny import Sewa
 
 from sewa_cli.errors import TaskError
 
@@ -29,7 +23,7 @@ MODULES = ("task", "episodes", "experts", "cifar", "texts")
 
 
 @pytest.fixture(autouse=True)
-def _fresh_modules() -> Iterator[None]:
+def _fresh_modules():
     """Each setting has a task.py of its own."""
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -39,17 +33,17 @@ def _fresh_modules() -> Iterator[None]:
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+def load(monkeypatch):
     """load("text_classification") → its task.py."""
 
-    def load(folder: str, module: str = "task") -> ModuleType:
+    def load(folder, module="task"):
         monkeypatch.syspath_prepend(SAMPLES / folder)
         return importlib.import_module(module)
 
     return load
 
 
-def write_episodes(path: Path, count: int, length: int) -> Path:
+def write_episodes(path, count, length):
     """Episodes in D4RL's format, whose actions follow from the observations."""
     draw = np.random.default_rng(0)
     observations = draw.standard_normal((count * length, 11)).astype(np.float32)
@@ -61,7 +55,7 @@ def write_episodes(path: Path, count: int, length: int) -> Path:
     return path
 
 
-def write_images(folder: Path, each: int) -> Path:
+def write_images(folder, each):
     """CIFAR-10's binary files with `each` images, no two alike."""
     folder.mkdir()
     draw = np.random.default_rng(0)
@@ -72,7 +66,7 @@ def write_images(folder: Path, each: int) -> Path:
     return folder
 
 
-def write_texts(folder: Path) -> Path:
+def write_texts(folder):
     """Reviews of two classes, which one word among others shows."""
     folder.mkdir()
     draw = random.Random(0)
@@ -88,7 +82,7 @@ def write_texts(folder: Path) -> Path:
     return folder
 
 
-def write_data(setting: str, folder: Path) -> Path:
+def write_data(setting, folder):
     if setting == "behavior_cloning":
         return write_episodes(folder / "hopper-tiny.hdf5", 20, 40)
     if setting == "image_classification":
@@ -96,7 +90,7 @@ def write_data(setting: str, folder: Path) -> Path:
     return write_texts(folder / "texts")
 
 
-def ids(batches: Any) -> set[bytes]:
+def ids(batches):
     return {row.numpy().tobytes() for inputs, _ in batches for row in inputs}
 
 
@@ -108,9 +102,7 @@ def ids(batches: Any) -> set[bytes]:
         ("text_classification", {"vocabulary": 400, "length": 12}),
     ],
 )
-def test_training_selection_and_held_out_examples_are_apart(
-    load: Callable[..., ModuleType], tmp_path: Path, setting: str, sizes: dict[str, Any]
-) -> None:
+def test_training_selection_and_held_out_examples_are_apart(load, tmp_path, setting, sizes):
     task, data = load(setting), str(write_data(setting, tmp_path))
     training = ids(task.training_data(data, **sizes))
     sizes.pop("statistics", None)
@@ -122,16 +114,14 @@ def test_training_selection_and_held_out_examples_are_apart(
 
 
 class RunsCode:
-    def __init__(self, mark: Path) -> None:
+    def __init__(self, mark):
         self.mark = mark
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self):
         return os.system, (f"touch {self.mark}",)
 
 
-def test_a_pickle_of_images_never_runs_code(
-    load: Callable[..., ModuleType], tmp_path: Path
-) -> None:
+def test_a_pickle_of_images_never_runs_code(load, tmp_path):
     cifar = load("image_classification", "cifar")
     names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
     for name in names:
@@ -163,15 +153,15 @@ RUNS = {
 
 @pytest.mark.parametrize("setting", RUNS)
 def test_a_setting_trains_selects_and_compares_as_its_readme_says(
-    setting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+    setting, tmp_path, monkeypatch, sewa
+):
     few, settings, metric = RUNS[setting]
     made = shutil.ignore_patterns("ckpts*", "averaged*", "__pycache__")
     shutil.copytree(SAMPLES / setting, tmp_path / "run", ignore=made)
     monkeypatch.chdir(tmp_path / "run")
     data = write_data(setting, tmp_path)
 
-    def train(*options: str) -> subprocess.CompletedProcess[str]:
+    def train(*options):
         command = [sys.executable, "train.py", "--data", str(data), *few.split(), *options]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -198,7 +188,7 @@ def test_a_setting_trains_selects_and_compares_as_its_readme_says(
 
 
 @pytest.mark.parametrize("setting", RUNS)
-def test_without_data_training_says_make_data(setting: str, tmp_path: Path) -> None:
+def test_without_data_training_says_make_data(setting, tmp_path):
     command = [sys.executable, SAMPLES / setting / "train.py", "--data", "./missing"]
     ended = subprocess.run(
         [*command, "--out", tmp_path / "ckpts"], capture_output=True, text=True, check=False

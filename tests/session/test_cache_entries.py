@@ -1,11 +1,6 @@
 """Entries of `--cache`: found under the same key, and nowhere else."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
-from torch import Tensor
 
 from sewa_cli.events import Events
-from sewa_cli.objective.memo import Memo, Tensors
+from sewa_cli.objective.memo import Memo
 from sewa_cli.rng import seeded
 from sewa_cli.session.cache import Cache, _checksum, digest
 
@@ -27,11 +21,11 @@ nests = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3), max_leav
 
 
 @given(nests, nests)
-def test_two_nests_have_one_digest_only_if_they_are_the_same(one: Any, two: Any) -> None:
+def test_two_nests_have_one_digest_only_if_they_are_the_same(one, two):
     assert (digest(one) == digest(two)) == (repr(one) == repr(two))
 
 
-def test_tensors_count_by_all_that_they_hold() -> None:
+def test_tensors_count_by_all_that_they_hold():
     x = torch.arange(6.0)
     others = [x.double(), x.view(2, 3), x.view(3, 2), -x, x.bfloat16(), x.numpy(), x.tolist()]
     assert len({digest(other) for other in [x, *others]}) == len(others) + 1
@@ -40,22 +34,22 @@ def test_tensors_count_by_all_that_they_hold() -> None:
     assert digest([few := [1], few]) == digest([[1], [1]])
 
 
-def opened(folder: Path, run: str = "run", seed: int = 0) -> Cache:
+def opened(folder, run="run", seed=0):
     return Cache(folder / "kept", run, seed, Events())
 
 
-def value(found: Tensors | None) -> list[float] | None:
+def value(found):
     return None if found is None else found[""].tolist()
 
 
 class Bomb:
     """Runs code where a pickle of it is loaded."""
 
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+    def __reduce__(self):
         return pytest.fail, ("code of the cache has run",)
 
 
-def rewritten(path: Path, what: str) -> None:
+def rewritten(path, what):
     """Damage an entry; or forge one, with the right checksum, as who knows the format would."""
     import pickle
 
@@ -86,7 +80,7 @@ SPOILT = ["torn", "bit", "empty", "folder", "foreign", "pickle", "archive", "not
 
 
 @pytest.mark.parametrize("what", SPOILT)
-def test_a_damaged_or_foreign_entry_is_as_good_as_none(tmp_path: Path, what: str) -> None:
+def test_a_damaged_or_foreign_entry_is_as_good_as_none(tmp_path, what):
     opened(tmp_path).keep(("a",), {"": torch.ones(4)})
     [path] = (tmp_path / "kept").glob("??/*")
     rewritten(path, what)
@@ -97,13 +91,11 @@ def test_a_damaged_or_foreign_entry_is_as_good_as_none(tmp_path: Path, what: str
         assert value(opened(tmp_path).known(("a",))) == [2, 2, 2, 2]
 
 
-def drawn() -> Tensor:
+def drawn():
     return torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))])
 
 
-def test_random_numbers_are_the_same_with_a_full_cache_an_empty_one_and_none(
-    tmp_path: Path,
-) -> None:
+def test_random_numbers_are_the_same_with_a_full_cache_an_empty_one_and_none(tmp_path):
     found = []
     for memo in (Memo(seed=3), opened(tmp_path, seed=3), opened(tmp_path, seed=3)):
         with seeded(5):

@@ -1,23 +1,18 @@
 """Parts scored in several processes: the same numbers, whatever happens to one of them."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
 from helpers.shells import environment
 from helpers.tiny import train_tiny
-from torch import Tensor
 
 from sewa_cli.config import Config
 from sewa_cli.objective.board import Failed
@@ -65,22 +60,22 @@ def score(model, part):
 DRAWS, RAISE, WORD, EXIT, KILL, QUIT, HANG = (range(8), *range(8, 14))
 
 
-def recipe_in(folder: Path, task: str = TASK) -> Recipe:
+def recipe_in(folder, task=TASK):
     (folder / "task.py").write_text(task)
     *_, newest = train_tiny(folder / "ckpts", k=2)
     config = Config(task=str(folder / "task.py"), checkpoints=(newest,), device="cpu", seed=5)
     places = {"selection": Places("selection", range(14)), "heldout": Places("heldout", (2, 0))}
     names = {"selection": None, "heldout": None}
-    return Recipe(config, newest, {}, "cpu", places, names)  # type: ignore[arg-type]
+    return Recipe(config, newest, {}, "cpu", places, names)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("workers")
 
 
 @pytest.fixture(scope="module")
-def workers(folder: Path) -> Iterator[Workers]:
+def workers(folder):
     found = Workers(recipe_in(folder), 2, 2.5)
     yield found
     pids = [child.pid for child in processes()]
@@ -89,56 +84,54 @@ def workers(folder: Path) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> InProcess:
+def alone(folder):
     return InProcess(recipe_in(folder).open())
 
 
-def weights(seed: int = 0) -> Tensor:
+def weights(seed=0):
     return torch.randn(146, generator=torch.Generator().manual_seed(seed))
 
 
-def jobs(stored: Tensor | Path, *parts: int) -> list[Job]:
+def jobs(stored, *parts):
     return [Job(stored, "selection", (part,)) for part in parts]
 
 
-def processes() -> list[psutil.Process]:
+def processes():
     """List the processes of workers, and all that these have started."""
     every = psutil.Process().children(recursive=True)
     return [one for one in every if is_of_workers(one)]
 
 
-def is_of_workers(process: psutil.Process) -> bool:
+def is_of_workers(process):
     try:
         return "resource_tracker" not in " ".join(process.cmdline())
     except psutil.NoSuchProcess:  # it has ended, perhaps as a zombie
         return False
 
 
-def assert_gone(pids: list[int], within: float = 5.0) -> None:
+def assert_gone(pids, within=5.0):
     end = time.monotonic() + within
     while left := [pid for pid in pids if is_running(pid)]:
         assert time.monotonic() < end, left
         time.sleep(0.02)
 
 
-def is_running(pid: int) -> bool:
+def is_running(pid):
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def hung(folder: Path) -> list[int]:
+def hung(folder):
     """Return the processes that hang in score(), and what they have started."""
     files = list(folder.glob("hangs-*"))
     assert files
     return [int(text) for file in files for text in (file.name.split("-")[1], file.read_text())]
 
 
-def test_results_do_not_depend_on_who_works(
-    workers: Workers, alone: InProcess, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def results(pool: Any) -> dict[int, Any]:
+def test_results_do_not_depend_on_who_works(workers, alone, capfd):
+    def results(pool):
         first, second = (pool.store(weights(seed)) for seed in range(2))
         every = [*jobs(first, *DRAWS), *jobs(second, *DRAWS)]
         every += [Job(first, "selection", (0, 1, 2)), Job(second, "heldout", (1, 0))]
@@ -158,11 +151,11 @@ def test_results_do_not_depend_on_who_works(
     assert err.count("printed by score()") == 21
 
 
-def test_what_fails_is_reported_and_replaced(workers: Workers, alone: InProcess) -> None:
+def test_what_fails_is_reported_and_replaced(workers, alone):
     stored = workers.store(weights())
     found = dict(workers.run(jobs(stored, RAISE, WORD, QUIT, EXIT, KILL, 1)))
     assert found[5] == next(alone.run(jobs(weights(), 1)))[1]
-    lines = {n: re.sub(r" \(task\.py, line \d+\)$", "", found[n].line) for n in range(5)}  # type: ignore[union-attr]
+    lines = {n: re.sub(r" \(task\.py, line \d+\)$", "", found[n].line) for n in range(5)}
     assert lines == {
         0: "score() raised ValueError: no such level",
         1: 'score() must return a number, or a dict like {"return": 1242.0}; found str',
@@ -170,13 +163,11 @@ def test_what_fails_is_reported_and_replaced(workers: Workers, alone: InProcess)
         3: "the process ended with exit code 3",
         4: "the process was killed (signal 9), perhaps for want of memory",
     }
-    assert lines[0] != found[0].line  # type: ignore[union-attr] # it names the line
+    assert lines[0] != found[0].line  # it names the line
     assert [isinstance(one, Failed) and one.is_final for one in found.values()].count(True) == 1
 
 
-def test_what_hangs_is_given_up_with_all_that_it_has_started(
-    workers: Workers, folder: Path
-) -> None:
+def test_what_hangs_is_given_up_with_all_that_it_has_started(workers, folder):
     stored = workers.store(weights())
     assert list(workers.run(jobs(stored, 0, 1), until=time.monotonic() - 1)) == []
     found = {}
@@ -194,7 +185,7 @@ def test_what_hangs_is_given_up_with_all_that_it_has_started(
     assert time.monotonic() < end + 5
     # one that dies while it has nothing to do
     assert isinstance(dict(workers.run(jobs(stored, 1)))[0], list)
-    idle, *_ = (one for one in processes() if one.parent().pid == os.getpid())  # type: ignore[union-attr]
+    idle, *_ = (one for one in processes() if one.parent().pid == os.getpid())
     idle.kill()
     idle.wait(5)
     assert isinstance(dict(workers.run(jobs(stored, 2)))[0], list)
@@ -214,7 +205,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.breadth
-def test_nothing_outlives_the_parent(tmp_path: Path) -> None:
+def test_nothing_outlives_the_parent(tmp_path):
     (tmp_path / "parent.py").write_text(PARENT)
     paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
     known = environment()

@@ -1,7 +1,5 @@
 """Solvers by a metric: nothing is confirmed for luck, what is best is found, and budgets hold."""
 
-from __future__ import annotations
-
 from random import Random
 from types import SimpleNamespace
 
@@ -13,7 +11,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.fixed import family
 from sewa_cli.objective import board
-from sewa_cli.objective.board import Average, Failed
+from sewa_cli.objective.board import Failed
 from sewa_cli.objective.intervals import SURE
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED
@@ -26,23 +24,23 @@ BEST = frozenset({1, 4, 8})
 NEEDED = {"race": 3000, "reinforce": 1000}  # evaluations
 
 
-def level(average: Average) -> float:
+def level(average):
     """Return minus the weight on the best, in steps: there is no gradient."""
     return -round(3 * sum(average[i] for i in BEST)) / 3
 
 
-def known_best(average: Average, part: int) -> float:
+def known_best(average, part):
     return level(average) + 0.2 * drawn(7)(average, part)
 
 
-def exploded(average: Average, part: int) -> float | Failed:
+def exploded(average, part):
     """The last checkpoint fails, and with it every moving average."""
     return Failed("inf") if average[-1] != 0 else known_best(average, part)
 
 
 @pytest.mark.parametrize("kind", ["normal", "cauchy"])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_pure_noise_confirms_nothing(solver: str, kind: str) -> None:
+def test_pure_noise_confirms_nothing(solver, kind):
     for seed in range(10):
         choice = Played(drawn(seed, kind), parts=100, budget=300).choose(solver, k, K, seed)
         outcome = outcome_of(choice)
@@ -52,10 +50,10 @@ def test_pure_noise_confirms_nothing(solver: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_the_best_subset_is_found(solver: str) -> None:
+def test_the_best_subset_is_found(solver):
     """Though some parts fail for all, and others now and then."""
 
-    def some_fail(average: Average, part: int) -> float | Failed:
+    def some_fail(average, part):
         if part % 7 == 0 or Random(hash((average, part))).random() < 0.03:
             return Failed("took longer than 30 s")
         return known_best(average, part)
@@ -69,21 +67,21 @@ def test_the_best_subset_is_found(solver: str) -> None:
         assert all(part % 7 == 0 for part in played.board.bad)
 
 
-def test_the_same_seed_gives_the_same_choice() -> None:
+def test_the_same_seed_gives_the_same_choice():
     for solver in SOLVERS:
         one, two = (Played(known_best, 60, 200) for _ in range(2))
         assert one.choose(solver, k, K, 3) == two.choose(solver, k, K, 3)
         assert one.calls == two.calls
 
 
-def test_a_race_for_any_average_finds_one_as_good() -> None:
+def test_a_race_for_any_average_finds_one_as_good():
     choice = Played(known_best, parts=200, budget=1000).choose("race", k, AUTO)
     assert outcome_of(choice).confirmed
     assert level(tuple(choice.coefficients)) == -1
 
 
 @pytest.mark.parametrize(("of", "size"), [(1000, AUTO), (1000, 10), (30, 5)])
-def test_the_budget_of_a_race_goes_to_those_that_lead(of: int, size: int) -> None:
+def test_the_budget_of_a_race_goes_to_those_that_lead(of, size):
     """However many start: fewer and fewer are asked on more and more parts, until there are two."""
     played = Played(lambda average, part: Random(f"{average} {part}").gauss(), 600, 500)
     played.choose("race", of, size)
@@ -96,7 +94,7 @@ def test_the_budget_of_a_race_goes_to_those_that_lead(of: int, size: int) -> Non
 
 
 @pytest.mark.parametrize(("of", "budget"), [(1000, 60), (1000, 500), (30, 60)])
-def test_where_not_all_can_start_some_of_each_kind_do(of: int, budget: int) -> None:
+def test_where_not_all_can_start_some_of_each_kind_do(of, budget):
     played = Played(lambda average, part: Random(f"{average} {part}").gauss(), 600, budget)
     played.choose("race", of, AUTO)
     started = list(played.board.found)
@@ -110,7 +108,7 @@ def test_where_not_all_can_start_some_of_each_kind_do(of: int, budget: int) -> N
 @pytest.mark.parametrize("at_once", [1, 8])
 @pytest.mark.parametrize("parts", [1, 24, 25, 60])
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_budgets_hold(solver: str, parts: int, at_once: int) -> None:
+def test_budgets_hold(solver, parts, at_once):
     for budget in (1, 2, 50, 333):
         played = Played(known_best, parts, budget, at_once=at_once)
         choice = played.choose(solver, k, K)
@@ -135,19 +133,17 @@ def test_budgets_hold(solver: str, parts: int, at_once: int) -> None:
 class Clock:
     """Clock of a machine that nobody else uses: evaluations take time, and nothing else."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_a_budget_in_seconds_is_used_and_ends_in_time(
-    solver: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_in_seconds_is_used_and_ends_in_time(solver, monkeypatch):
     """The first parts take half a second: an environment is made, or a file is read."""
     clock = Clock(monkeypatch)
 
-    def slow(average: Average, part: int) -> float:
+    def slow(average, part):
         clock.now += 0.5 if clock.now < 1 else 0.005
         return known_best(average, part)
 
@@ -160,10 +156,10 @@ def test_a_budget_in_seconds_is_used_and_ends_in_time(
 
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("calls", [1, 3, 40])
-def test_an_interrupt_at_any_time_leaves_a_choice(solver: str, calls: int) -> None:
+def test_an_interrupt_at_any_time_leaves_a_choice(solver, calls):
     """The incumbent may not have been asked on any part then, nor the leader."""
 
-    def interrupted(average: Average, part: int) -> float:
+    def interrupted(average, part):
         played.board.interrupted = len(played.calls) >= calls
         return known_best(average, part)
 
@@ -173,7 +169,7 @@ def test_an_interrupt_at_any_time_leaves_a_choice(solver: str, calls: int) -> No
     assert not outcome_of(choice).confirmed
 
 
-def test_the_lead_is_measured_in_the_duel() -> None:
+def test_the_lead_is_measured_in_the_duel():
     """On the other parts the leader was picked for its lead."""
     for seed in range(4):
         played = Played(drawn(seed), parts=100, budget=300)
@@ -187,10 +183,10 @@ def test_the_lead_is_measured_in_the_duel() -> None:
             assert outcome.ahead == pytest.approx(expected)
 
 
-def test_an_average_that_fails_pays_for_it() -> None:
+def test_an_average_that_fails_pays_for_it():
     """It is the best one, but on one part in four it has no score: worse than any that has."""
 
-    def loss(average: Average, part: int) -> float:
+    def loss(average, part):
         is_best = {i for i, c in enumerate(average) if c} == BEST
         return float("nan") if is_best and part % 4 == 0 else level(average)
 
@@ -199,7 +195,7 @@ def test_an_average_that_fails_pays_for_it() -> None:
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_where_nothing_works_it_ends_soon(solver: str) -> None:
+def test_where_nothing_works_it_ends_soon(solver):
     for parts, checkpoints in ((1, 12), (2, 2), (100, 12)):
         played = Played(lambda *_: Failed("it is broken"), parts, 10_000)
         with pytest.raises(TaskError, match=r"no part could be scored; part \d+: it is broken"):
@@ -209,9 +205,7 @@ def test_where_nothing_works_it_ends_soon(solver: str) -> None:
 
 @pytest.mark.parametrize(("K", "budget"), [(AUTO, 60), (AUTO, 2000), (3, 200)])
 @pytest.mark.parametrize("at_once", [1, 8])
-def test_one_checkpoint_that_has_exploded_is_no_reason_to_give_up(
-    K: int, budget: int, at_once: int
-) -> None:
+def test_one_checkpoint_that_has_exploded_is_no_reason_to_give_up(K, budget, at_once):
     choice = Played(exploded, parts=100, budget=budget, at_once=at_once).choose("race", k, K)
     assert choice.coefficients[-1] == 0
     if budget == 2000:
@@ -219,8 +213,8 @@ def test_one_checkpoint_that_has_exploded_is_no_reason_to_give_up(
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_it_ends_where_there_is_nothing_more_to_ask(solver: str) -> None:
-    def loss(average: Average, part: int) -> float:
+def test_it_ends_where_there_is_nothing_more_to_ask(solver):
+    def loss(average, part):
         return -average[0] + 0.01 * drawn(0)(average, part)
 
     for parts, checkpoints, chosen in ((1, 3, 2), (30, 2, 1)):
@@ -230,12 +224,12 @@ def test_it_ends_where_there_is_nothing_more_to_ask(solver: str) -> None:
         assert choice.coefficients[0] > 0
 
 
-def test_changes_of_the_winner_are_not_called_baselines() -> None:
+def test_changes_of_the_winner_are_not_called_baselines():
     """The best is between two that start: their blend."""
     front = [torch.tensor(average) for average in list(family(k).values())[3:5]]
     between = (front[0] + front[1]) / 2
 
-    def loss(average: Average, part: int) -> float:
+    def loss(average, part):
         distance = float((torch.tensor(average) - between).abs().sum())
         return distance + 0.001 * drawn(3)(average, part)
 

@@ -1,23 +1,18 @@
 """The default: prior, path and folds, and what it does with odd data."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.linear_problems import NOISE, problem_of, random_problem
-from helpers.tiny import TASK, Sewa, report_of
+from helpers.tiny import TASK, report_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from sewa_cli.methods.fixed import baselines, moving_averages
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import Choice, Problem, aggregate
+from sewa_cli.solvers import aggregate
 from sewa_cli.solvers.aggregate import (
     NEGLIGIBLE,
     Aggregate,
@@ -34,29 +29,29 @@ from sewa_cli.text import with_K
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01)
 
 
-def choose(problem: Problem) -> Choice:
+def choose(problem):
     return Aggregate().choose(problem, AUTO)
 
 
 # ---- the path ----------------------------------------------------------------------------------
 
 
-def quadratic(seed: int, p: int = 3, k: int = 7) -> tuple[Any, Any]:
+def quadratic(seed, p=3, k=7):
     """p losses ½‖A c − b‖², as values and gradients."""
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(p, 10, k, generator=generator, dtype=torch.float64)
     b = torch.randn(p, 10, generator=generator, dtype=torch.float64)
 
-    def value(C: Tensor) -> Tensor:
+    def value(C):
         return 0.5 * ((torch.einsum("pik,pk->pi", A, C) - b) ** 2).sum(1)
 
-    def gradient(C: Tensor) -> Tensor:
+    def gradient(C):
         return torch.einsum("pik,pi->pk", A, torch.einsum("pik,pk->pi", A, C) - b)
 
     return value, gradient
 
 
-def solve_slowly(value: Any, prior: Tensor, strength: float, steps: int = 2000) -> Tensor:
+def solve_slowly(value, prior, strength, steps=2000):
     """Minimise over a softmax by plain gradient descent and autograd."""
     theta = prior.log().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([theta], lr=0.03)
@@ -73,7 +68,7 @@ def solve_slowly(value: Any, prior: Tensor, strength: float, steps: int = 2000) 
 @pytest.mark.parametrize(
     "strength", [0.1, *(pytest.param(s, marks=pytest.mark.breadth) for s in STRENGTHS if s != 0.1)]
 )
-def test_the_path_ends_where_slow_descent_does(strength: float) -> None:
+def test_the_path_ends_where_slow_descent_does(strength):
     value, gradient = quadratic(5, p=1)
     prior = torch.full((1, 7), 1 / 7, dtype=torch.float64)
     c = path(gradient, prior, value(prior), STRENGTHS)[STRENGTHS.index(strength), 0]
@@ -83,9 +78,7 @@ def test_the_path_ends_where_slow_descent_does(strength: float) -> None:
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_the_path_stays_on_the_simplex_and_each_strength_lowers_its_own_objective(
-    seed: int,
-) -> None:
+def test_the_path_stays_on_the_simplex_and_each_strength_lowers_its_own_objective(seed):
     value, gradient = quadratic(seed)
     priors = torch.full((3, 7), 1 / 7, dtype=torch.float64)
     scale = value(priors)
@@ -94,10 +87,9 @@ def test_the_path_stays_on_the_simplex_and_each_strength_lowers_its_own_objectiv
     torch.testing.assert_close(found.sum(2), torch.ones(len(STRENGTHS), 3, dtype=torch.float64))
     for strength, c in zip(STRENGTHS, found, strict=True):
 
-        def penalised(C: Tensor, strength: float = strength) -> Tensor:
+        def penalised(C, strength=strength):
             apart = (C * (C / priors).clamp_min(1e-300).log()).sum(1)
-            found: Tensor = value(C) + strength * scale * apart
-            return found
+            return value(C) + strength * scale * apart
 
         assert bool((penalised(c) <= penalised(before) + 1e-9).all())
         before = c
@@ -106,7 +98,7 @@ def test_the_path_stays_on_the_simplex_and_each_strength_lowers_its_own_objectiv
 # ---- weights -----------------------------------------------------------------------------------
 
 
-def test_what_is_as_good_as_the_best_has_its_share_and_what_is_behind_has_less() -> None:
+def test_what_is_as_good_as_the_best_has_its_share_and_what_is_behind_has_less():
     generator = torch.Generator().manual_seed(0)
     one = torch.rand(200, generator=generator, dtype=torch.float64)
     noise = 0.1 * torch.randn(200, generator=generator, dtype=torch.float64)
@@ -121,7 +113,7 @@ def test_what_is_as_good_as_the_best_has_its_share_and_what_is_behind_has_less()
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40).filter(lambda x: sum(x) > 1e-6))
-def test_negligible_coefficients_make_up_next_to_nothing(raw: list[float]) -> None:
+def test_negligible_coefficients_make_up_next_to_nothing(raw):
     c = torch.tensor(raw, dtype=torch.float64)
     c = c / c.sum()
     kept = drop_negligible(c)
@@ -132,7 +124,7 @@ def test_negligible_coefficients_make_up_next_to_nothing(raw: list[float]) -> No
 # ---- folds -------------------------------------------------------------------------------------
 
 
-def test_validated_losses_do_not_depend_on_the_examples_own_labels() -> None:
+def test_validated_losses_do_not_depend_on_the_examples_own_labels():
     """Losses under two labels give the output; it must be the same in each fold."""
     plain = random_problem()
     y = torch.cat([batch[1] for batch in plain.objective.selection])
@@ -150,7 +142,7 @@ def test_validated_losses_do_not_depend_on_the_examples_own_labels() -> None:
     torch.testing.assert_close(residual**2, found[0], rtol=1e-3, atol=1e-3)
 
 
-def test_the_expected_loss_is_that_of_new_data() -> None:
+def test_the_expected_loss_is_that_of_new_data():
     """Few examples and many checkpoints: what is learned looks better than it is."""
     expected, seen, truth = torch.zeros(3, 20)
     for seed in range(20):
@@ -167,7 +159,7 @@ def test_the_expected_loss_is_that_of_new_data() -> None:
     assert abs(float((truth - expected).mean())) < too_low
 
 
-def test_the_examples_of_a_group_are_in_one_fold() -> None:
+def test_the_examples_of_a_group_are_in_one_fold():
     x = torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     problem = random_problem(examples=40)
     y = torch.cat([batch[1] for batch in problem.objective.selection])
@@ -180,7 +172,7 @@ def test_the_examples_of_a_group_are_in_one_fold() -> None:
 # ---- the solver --------------------------------------------------------------------------------
 
 
-def test_it_is_no_worse_than_the_baselines_and_costs_little() -> None:
+def test_it_is_no_worse_than_the_baselines_and_costs_little():
     problem = random_problem(examples=400, k=30, batch=400)
     found = choose(problem)
     assert set(found.simple) == set(baselines(30))
@@ -192,7 +184,7 @@ def test_it_is_no_worse_than_the_baselines_and_costs_little() -> None:
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_the_report_has_prior_path_and_expected_loss(sewa: Sewa) -> None:
+def test_the_report_has_prior_path_and_expected_loss(sewa):
     assert sewa("select").code == 0
     report = report_of()
     blend = report["blend"]
@@ -204,9 +196,7 @@ def test_the_report_has_prior_path_and_expected_loss(sewa: Sewa) -> None:
     assert interval["low"] < report["expected"]["by"] < interval["high"]
 
 
-def test_a_broken_checkpoint_is_left_out_as_if_it_were_not_there(
-    plain_run: Path, sewa: Sewa
-) -> None:
+def test_a_broken_checkpoint_is_left_out_as_if_it_were_not_there(plain_run, sewa):
     path = plain_run / "ckpts/step-50.safetensors"
     path.rename(plain_run / "step-50.safetensors")
     assert sewa("select", "-o", "without.safetensors").code == 0
@@ -222,7 +212,7 @@ def test_a_broken_checkpoint_is_left_out_as_if_it_were_not_there(
 
 
 @pytest.mark.parametrize("rows", [9, 10])
-def test_few_examples_take_the_best_moving_average(rows: int) -> None:
+def test_few_examples_take_the_best_moving_average(rows):
     problem = random_problem(rows, seed=86)
     chosen = choose(problem)
     best = min((n for n in moving_averages(9) if n in chosen.simple), key=chosen.simple.__getitem__)
@@ -233,9 +223,7 @@ def test_few_examples_take_the_best_moving_average(rows: int) -> None:
         assert chosen.blend is not None
 
 
-def test_one_batch_of_a_loss_that_does_not_split_takes_the_best_moving_average(
-    plain_run: Path, sewa: Sewa
-) -> None:
+def test_one_batch_of_a_loss_that_does_not_split_takes_the_best_moving_average(plain_run, sewa):
     whole = TASK.replace("return data(1)", "return data(1, 128)").replace(
         "return F.cross_entropy(outputs, batch[1])",
         "return F.cross_entropy(outputs, batch[1], reduction='sum').sqrt()",
@@ -248,7 +236,7 @@ def test_one_batch_of_a_loss_that_does_not_split_takes_the_best_moving_average(
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_two_checkpoints_are_enough(sewa: Sewa) -> None:
+def test_two_checkpoints_are_enough(sewa):
     ended = sewa("select", "--last", 2)
     assert ended.code == 0, ended.err
     report = report_of()
@@ -257,7 +245,7 @@ def test_two_checkpoints_are_enough(sewa: Sewa) -> None:
     assert own <= max(ends) + 1e-6
 
 
-def test_labels_of_other_examples_are_warned_of_and_change_nothing() -> None:
+def test_labels_of_other_examples_are_warned_of_and_change_nothing():
     problem = random_problem(examples=200)
     assert choose(problem).blend is not None
     assert problem.events.warnings == []
@@ -269,16 +257,14 @@ def test_labels_of_other_examples_are_warned_of_and_change_nothing() -> None:
     assert "no better with the examples mixed up" in shuffled.events.warnings[0]
 
 
-def test_a_loss_that_ignores_its_batch_is_warned_of() -> None:
+def test_a_loss_that_ignores_its_batch_is_warned_of():
     problem = random_problem(loss=lambda outputs, _: (outputs**2).mean())
     choose(problem)
     assert "return its outputs from predict()" in problem.events.warnings[0]
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_what_does_not_come_true_is_not_written(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_come_true_is_not_written(sewa, monkeypatch):
     """The learned average is run with other weights, as if its prediction had been false."""
     true = aggregate.Survey.true_losses
     monkeypatch.setattr(aggregate.Survey, "true_losses", lambda self, flats: true(self, -3 * flats))
@@ -291,7 +277,7 @@ def test_what_does_not_come_true_is_not_written(
     assert report["written"] == min((n for n in names if n in losses), key=losses.__getitem__)
 
 
-def test_a_loss_that_changes_its_batch_is_reported_in_one_line(plain_run: Path, sewa: Sewa) -> None:
+def test_a_loss_that_changes_its_batch_is_reported_in_one_line(plain_run, sewa):
     changing = TASK.replace(
         "    return F.cross_entropy(outputs, batch[1])",
         "    batch[1][batch[0][:, 0] > 9] = -100\n    return F.cross_entropy(outputs, batch[1])",
@@ -303,7 +289,7 @@ def test_a_loss_that_changes_its_batch_is_reported_in_one_line(plain_run: Path, 
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_with_little_memory_all_selection_losses_are_of_the_same_examples(sewa: Sewa) -> None:
+def test_with_little_memory_all_selection_losses_are_of_the_same_examples(sewa):
     assert sewa("select", "-o", "wide.safetensors").code == 0
     ended = sewa("select", "--memory", "40KB", "-o", "tight.safetensors")
     assert ended.code == 0, ended.err
@@ -316,7 +302,7 @@ def test_with_little_memory_all_selection_losses_are_of_the_same_examples(sewa: 
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_compare_has_the_default_as_a_row_and_select_agrees(sewa: Sewa) -> None:
+def test_compare_has_the_default_as_a_row_and_select_agrees(sewa):
     found = json.loads(sewa("compare", "--methods", "aggregate,uniform", "--json").out)
     assert sewa("select").code == 0
     row = found["rows"][0]

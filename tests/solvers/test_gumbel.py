@@ -1,27 +1,20 @@
 """The solver finds what is there to be found, and says so when it cannot."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers.problems import Function, dense, problem_of
-from helpers.tiny import TASK, Sewa
-from torch import Tensor
+from helpers.tiny import TASK
 
 from sewa_cli.errors import TaskError
-from sewa_cli.solvers import Choice
 from sewa_cli.solvers.gumbel import Gumbel, _Rest
 from sewa_cli.solvers.mask import Adam
-from sewa_cli.trajectory.tiers import Dense
 
 P = 40
 
 
-def planted(k: int, good: set[int], seed: int) -> tuple[Dense, Tensor]:
+def planted(k, good, seed):
     """k points, of which the good ones scatter around a target and the others lie off to a side."""
     generator = torch.Generator().manual_seed(seed)
     target = torch.randn(P, generator=generator)
@@ -33,8 +26,8 @@ def planted(k: int, good: set[int], seed: int) -> tuple[Dense, Tensor]:
     return dense(torch.stack(rows)), target
 
 
-def solve(trajectory: Dense, target: Tensor, K: int, **settings: Any) -> Choice:
-    def gradient(flat: Tensor) -> tuple[Tensor, Tensor]:
+def solve(trajectory, target, K, **settings):
+    def gradient(flat):
         difference = flat - target
         return difference @ difference / P, 2 * difference / P
 
@@ -54,7 +47,7 @@ def solve(trajectory: Dense, target: Tensor, K: int, **settings: Any) -> Choice:
     ids=str,
 )
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_setting_finds_the_planted_checkpoints(settings: dict[str, Any], seed: int) -> None:
+def test_every_setting_finds_the_planted_checkpoints(settings, seed):
     good = {2, 5, 11, 17}
     trajectory, target = planted(20, good, seed)
     solution = solve(trajectory, target, 4, seed=seed, **settings)
@@ -62,18 +55,18 @@ def test_every_setting_finds_the_planted_checkpoints(settings: dict[str, Any], s
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_the_papers_normalisation_chooses_better_than_all_together(seed: int) -> None:
+def test_the_papers_normalisation_chooses_better_than_all_together(seed):
     trajectory, target = planted(20, {2, 5, 11, 17}, seed)
     solution = solve(trajectory, target, 4, normalize="paper")
 
-    def loss(indices: list[int]) -> float:
+    def loss(indices):
         return float(((trajectory.W[indices].mean(0) - target) ** 2).mean())
 
     assert loss(solution.selected) < 0.5 * loss(list(range(20)))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(seed: int) -> None:
+def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(seed):
     trajectory, target = planted(20, {2, 5, 11, 17}, seed)
     full = solve(trajectory, target, 4, seed=seed, iterations=400, patience=400)
     short = solve(trajectory, target, 4, seed=seed, iterations=400)
@@ -85,9 +78,7 @@ def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_the_summary_says_when_it_stopped_and_the_report_how_many_iterations_it_took(
-    sewa: Sewa,
-) -> None:
+def test_the_summary_says_when_it_stopped_and_the_report_how_many_iterations_it_took(sewa):
     flags = ["select", "--K", 1, "--solver", "gumbel", "--set", "gumbel.iterations=900"]
     ended = sewa(*flags, "--set", "gumbel.patience=10", "--json", "-v")
     assert ended.code == 0, ended.err
@@ -98,7 +89,7 @@ def test_the_summary_says_when_it_stopped_and_the_report_how_many_iterations_it_
     assert "patience: " in sewa(*flags, "--set", "gumbel.patience=3").error
 
 
-def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest() -> None:
+def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest():
     torch.manual_seed(0)
     noise = 0.1 * torch.randn(200)
     flat = [x + 1.0 for x in noise]
@@ -112,10 +103,10 @@ def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest() -> Non
     assert not any(rest.has_come([1, 2 + n // 40], flat[:n]) for n in range(10, 200, 10))
 
 
-def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
+def test_a_nan_gradient_ends_in_an_error_not_in_a_selection():
     trajectory, _ = planted(6, {1}, 0)
 
-    def broken(flat: Tensor) -> tuple[Tensor, Tensor]:
+    def broken(flat):
         return flat.sum() * float("nan"), flat * float("nan")
 
     settings = Gumbel.Settings(iterations=3)
@@ -123,7 +114,7 @@ def test_a_nan_gradient_ends_in_an_error_not_in_a_selection() -> None:
         Gumbel(settings).choose(problem_of(Function(broken), trajectory), 2)
 
 
-def test_our_adam_takes_the_steps_of_torchs() -> None:
+def test_our_adam_takes_the_steps_of_torchs():
     torch.manual_seed(0)
     ours = torch.randn(7, dtype=torch.float64)
     theirs = ours.clone().requires_grad_(True)
@@ -136,7 +127,7 @@ def test_our_adam_takes_the_steps_of_torchs() -> None:
         torch.testing.assert_close(ours, theirs.detach())
 
 
-def test_baselines_take_no_more_passes_than_learning(run_dir: Path, sewa: Sewa) -> None:
+def test_baselines_take_no_more_passes_than_learning(run_dir, sewa):
     """They are run on the first 32 of 150 batches, and the three that are shown on all."""
     task = TASK.replace("x.split(128), y.split(128)", "x.split(2), y.split(2)")
     (run_dir / "task.py").write_text(task)

@@ -1,7 +1,5 @@
 """K checkpoints with equal coefficients by predicted losses, and K by cross-validation."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.linear_problems import predicted, random_problem
-from helpers.tiny import Sewa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +17,7 @@ from sewa_cli.solvers.outputs.predictions import mean
 
 
 @pytest.mark.parametrize("K", [1, 3, 6])
-def test_the_best_subset_is_found(K: int) -> None:
+def test_the_best_subset_is_found(K):
     """It is as good as the best of all subsets, each tried."""
     for seed in range(3):
         problem = random_problem(seed=seed, k=8)
@@ -34,7 +31,7 @@ def test_the_best_subset_is_found(K: int) -> None:
         assert len(found.selected) == K
 
 
-def test_the_relaxed_mask_is_feasible_and_no_small_change_is_better() -> None:
+def test_the_relaxed_mask_is_feasible_and_no_small_change_is_better():
     found = predicted(random_problem())
     gradient = found.gradient_on(torch.ones(1, 60, dtype=torch.bool))
     [s] = relax(gradient, 4, torch.full((1, 9), 4 / 9, dtype=torch.float64), 200)
@@ -51,7 +48,7 @@ def test_the_relaxed_mask_is_feasible_and_no_small_change_is_better() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=12), st.floats(0.05, 0.95))
-def test_the_projection_is_the_nearest_feasible_point(values: list[float], share: float) -> None:
+def test_the_projection_is_the_nearest_feasible_point(values, share):
     v = torch.tensor(values, dtype=torch.float64)
     total = share * len(values)
     s = mask.project_to_sum(v, total)
@@ -62,7 +59,7 @@ def test_the_projection_is_the_nearest_feasible_point(values: list[float], share
         assert float((v - s)[inside].max() - (v - s)[inside].min()) < 1e-6
 
 
-def test_sparse_finds_K_and_expects_what_new_data_say() -> None:
+def test_sparse_finds_K_and_expects_what_new_data_say():
     problem = random_problem(examples=100, k=12)
     found = Linear().choose(problem, AUTO)
     [taken] = [option for option in found.budget if option.chosen]
@@ -74,7 +71,7 @@ def test_sparse_finds_K_and_expects_what_new_data_say() -> None:
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_sparse_reports_its_options(sewa: Sewa) -> None:
+def test_sparse_reports_its_options(sewa):
     ended = sewa("select", "--sparse", "-v")
     assert ended.code == 0, ended.err
     assert "cross-validated loss by K" in ended.err
@@ -84,14 +81,14 @@ def test_sparse_reports_its_options(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_sparse_and_a_number_do_not_go_together(sewa: Sewa) -> None:
+def test_sparse_and_a_number_do_not_go_together(sewa):
     ended = sewa("select", "--sparse", "--K", 4)
     assert ended.code == 2
     assert "leave out one of them" in ended.error
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_a_mask_of_K_reads_the_checkpoints_three_times_at_most(sewa: Sewa) -> None:
+def test_a_mask_of_K_reads_the_checkpoints_three_times_at_most(sewa):
     assert sewa("select", "--K", 4, "--solver", "linear").code == 0
     report = json.loads(Path("averaged.report.json").read_text())
     assert report["K"] == 4
@@ -100,14 +97,14 @@ def test_a_mask_of_K_reads_the_checkpoints_three_times_at_most(sewa: Sewa) -> No
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_compare_makes_masks_whatever_solver_weighs(sewa: Sewa) -> None:
+def test_compare_makes_masks_whatever_solver_weighs(sewa):
     ended = sewa("compare", "--solver", "aggregate", "--methods", "sewa,last", "--K", 4, "--json")
     assert ended.code == 0, ended.err
     assert json.loads(ended.out)["rows"][0]["size"] == 4
 
 
 @pytest.mark.usefixtures("plain_run")
-def test_fast_comparisons_serve_every_K_from_one_survey(sewa: Sewa) -> None:
+def test_fast_comparisons_serve_every_K_from_one_survey(sewa):
     flags = "--methods", "sewa,twa,greedy,last", "--json"
     one = json.loads(sewa("compare", "--fast", *flags, "--K", "3").out)
     more = json.loads(sewa("compare", "--fast", *flags, "--K", "3,5").out)

@@ -1,15 +1,11 @@
 """A solver of the user's own: from a file or a package, with its settings, in every command."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.tiny import Sewa
 
 from sewa_cli import solvers
 
@@ -18,7 +14,7 @@ OWN = ["--solver", "climb", "--set", "solver_from=climb.py"]
 
 
 @pytest.fixture
-def climb(run_dir: Path) -> Iterator[str]:
+def climb(run_dir):
     """The example of the documentation, in the user's folder."""
     [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     (run_dir / "climb.py").write_text(example)
@@ -28,7 +24,7 @@ def climb(run_dir: Path) -> Iterator[str]:
 
 
 @pytest.mark.usefixtures("climb")
-def test_the_example_chooses_better_than_where_it_began(sewa: Sewa) -> None:
+def test_the_example_chooses_better_than_where_it_began(sewa):
     ended = sewa("select", "--K", 4, *OWN, "--set", "climb.tries=60", "--json")
     assert ended.code == 0, ended.err
     report = json.loads(ended.out)
@@ -42,7 +38,7 @@ def test_the_example_chooses_better_than_where_it_began(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("climb")
-def test_the_same_seed_gives_the_same_bytes_in_every_tier(sewa: Sewa) -> None:
+def test_the_same_seed_gives_the_same_bytes_in_every_tier(sewa):
     for tier in ("memory", "files"):
         ended = sewa("select", *OWN, "--set", f"tier={tier}", "-o", f"{tier}.safetensors")
         assert ended.code == 0, ended.err
@@ -50,7 +46,7 @@ def test_the_same_seed_gives_the_same_bytes_in_every_tier(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("climb")
-def test_its_settings_are_checked_under_its_name(sewa: Sewa, run_dir: Path) -> None:
+def test_its_settings_are_checked_under_its_name(sewa, run_dir):
     yaml = run_dir / "sewa.yaml"
     text = yaml.read_text() + "solver: climb\nsolver_from: climb.py\n"
     yaml.write_text(text + "climb: {tries: 3}\n")
@@ -64,7 +60,7 @@ def test_its_settings_are_checked_under_its_name(sewa: Sewa, run_dir: Path) -> N
 
 
 @pytest.mark.usefixtures("climb")
-def test_it_is_listed_planned_and_refused_as_ours_are(sewa: Sewa) -> None:
+def test_it_is_listed_planned_and_refused_as_ours_are(sewa):
     listed = sewa("solvers", "--set", "solver_from=climb.py").out
     assert re.search(r"^climb +From the K newest, one random swap", listed, re.MULTILINE)
     forecast = json.loads(sewa("select", *OWN, "--dry-run", "--json").out)
@@ -74,9 +70,7 @@ def test_it_is_listed_planned_and_refused_as_ours_are(sewa: Sewa) -> None:
     assert "K: auto needs a solver that finds K" in ended.error
 
 
-def test_a_package_brings_one_by_an_entry_point(
-    climb: str, sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_brings_one_by_an_entry_point(climb, sewa, tmp_path, monkeypatch):
     package = tmp_path / "site"
     info = package / "guest-1.0.dist-info"
     info.mkdir(parents=True)
@@ -91,7 +85,7 @@ def test_a_package_brings_one_by_an_entry_point(
 
 
 @pytest.mark.usefixtures("climb")
-def test_a_fault_in_it_is_shown_with_the_users_frames(sewa: Sewa) -> None:
+def test_a_fault_in_it_is_shown_with_the_users_frames(sewa):
     path = Path("climb.py")
     path.write_text(
         path.read_text().replace("        k, draw =", "        1 / 0\n        k, draw =")
@@ -102,9 +96,9 @@ def test_a_fault_in_it_is_shown_with_the_users_frames(sewa: Sewa) -> None:
     assert "climb.py" in ended.err
 
 
-def test_a_class_that_is_no_solver_is_refused() -> None:
+def test_a_class_that_is_no_solver_is_refused():
     with pytest.raises(ValueError, match="a solver is a subclass"):
-        solvers.register("dict", dict)  # type: ignore[arg-type]
+        solvers.register("dict", dict)
     with pytest.raises(ValueError, match="there is a solver named gumbel already"):
         solvers.register("gumbel", type("Mine", (solvers.Solver,), {}))
 
@@ -134,9 +128,7 @@ FAULTS = {
 
 @pytest.mark.usefixtures("climb")
 @pytest.mark.parametrize(("lines", "words"), FAULTS.values(), ids=FAULTS)
-def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(
-    sewa: Sewa, lines: str, words: str
-) -> None:
+def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(sewa, lines, words):
     Path("climb.py").write_text(
         "from sewa_cli.solvers import *\nfrom sewa_cli.solvers import Solver, Choice, register\n"
         "class Climb(Solver):\n"
@@ -165,9 +157,7 @@ def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(
         ),
     ],
 )
-def test_what_is_no_solver_is_refused_when_it_is_registered(
-    sewa: Sewa, text: str, words: str
-) -> None:
+def test_what_is_no_solver_is_refused_when_it_is_registered(sewa, text, words):
     Path("climb.py").write_text(f"from sewa_cli.solvers import Solver, register\n{text}\n")
     ended = sewa("select", *OWN)
     assert ended.code == 4, ended.err
@@ -175,7 +165,7 @@ def test_what_is_no_solver_is_refused_when_it_is_registered(
 
 
 @pytest.mark.usefixtures("climb")
-def test_a_name_that_is_a_key_of_the_config_is_refused(sewa: Sewa) -> None:
+def test_a_name_that_is_a_key_of_the_config_is_refused(sewa):
     path = Path("climb.py")
     path.write_text(path.read_text().replace('register("climb"', 'register("task"'))
     ended = sewa("select", "--solver", "task", "--set", "solver_from=climb.py")
@@ -184,7 +174,7 @@ def test_a_name_that_is_a_key_of_the_config_is_refused(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("climb")
-def test_a_fast_comparison_says_that_it_does_not_ask_it(sewa: Sewa) -> None:
+def test_a_fast_comparison_says_that_it_does_not_ask_it(sewa):
     ended = sewa("compare", "--fast", "--methods", "sewa,last", "--K", 3, *OWN)
     assert ended.code == 0, ended.err
     assert "--fast: `sewa` chooses by predicted outputs, not by --solver" in ended.err

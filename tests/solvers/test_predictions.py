@@ -1,12 +1,9 @@
 """Outputs of averages are predicted: exactly for linear models, from all outputs or a digest."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,9 +15,8 @@ from helpers.linear_problems import (
     random_problem,
     squared,
 )
-from helpers.tiny import Sewa
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
@@ -34,18 +30,18 @@ from sewa_cli.solvers.outputs.predictions import mean
 from sewa_cli.trajectory.tiers import Dense
 
 
-def root(outputs: Tensor, batch: Any) -> Tensor:
+def root(outputs, batch):
     """A loss that does not split into examples."""
     return ((outputs - batch[1]) ** 2).sum().sqrt()
 
 
-def true_losses(problem: Problem, C: Tensor) -> Tensor:
+def true_losses(problem, C):
     flats = [problem.trajectory.mix_few(c.tolist()) for c in C]
     return torch.tensor([problem.objective.value(flat) for flat in flats], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(("loss", "splits"), [(squared, True), (root, False)])
-def test_predictions_of_a_linear_model_are_its_losses(loss: Any, splits: bool) -> None:
+def test_predictions_of_a_linear_model_are_its_losses(loss, splits):
     problem, C = random_problem(loss=loss), random_averages(9)
     found = predicted(problem, splits)
     torch.testing.assert_close(found.means(C), true_losses(problem, C), rtol=1e-4, atol=1e-6)
@@ -56,16 +52,14 @@ def test_predictions_of_a_linear_model_are_its_losses(loss: Any, splits: bool) -
 
 @pytest.mark.parametrize("batch", [2, 25])
 @pytest.mark.parametrize(("loss", "splits"), [(squared, True), (root, False)])
-def test_gradients_on_samples_of_the_units_are_those_of_their_mean_loss(
-    loss: Any, splits: bool, batch: int
-) -> None:
+def test_gradients_on_samples_of_the_units_are_those_of_their_mean_loss(loss, splits, batch):
     found = predicted(random_problem(loss=loss, batch=batch), splits)
     generator, C = torch.Generator().manual_seed(0), random_averages(9)
     members = torch.rand(4, len(found.weights), generator=generator) < 0.6
     members[:, 0] = True
     gradients = found.gradient_on(members)(C)
 
-    def mean_loss(c: Tensor, some: Tensor) -> float:
+    def mean_loss(c, some):
         weights = found.weights * some
         return float(found.losses(c[None])[0] @ weights / weights.sum())
 
@@ -77,7 +71,7 @@ def test_gradients_on_samples_of_the_units_are_those_of_their_mean_loss(
         assert float(gradient @ direction) == pytest.approx(slope, rel=2e-2, abs=1e-3)
 
 
-def bent_problem() -> Problem:
+def bent_problem():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
     start = FlatModel(net, torch.device("cpu")).flat.clone()
@@ -85,14 +79,14 @@ def bent_problem() -> Problem:
     return problem_of(start + torch.randn(9, len(start)), x, y, net=net)
 
 
-def test_the_base_is_predicted_exactly_though_the_model_is_bent() -> None:
+def test_the_base_is_predicted_exactly_though_the_model_is_bent():
     problem, base = bent_problem(), random_averages(9)[0]
     found = predicted(problem, base=base)
     true = true_losses(problem, base[None])
     torch.testing.assert_close(found.means(base[None]), true, rtol=1e-5, atol=1e-7)
 
 
-def test_half_the_precision_is_enough_where_memory_is_short() -> None:
+def test_half_the_precision_is_enough_where_memory_is_short():
     problem, C = random_problem(k=40), random_averages(40)
     wide = predicted(problem)
     narrow = predicted(replace(problem, room=wide.size.bytes - 1))
@@ -100,7 +94,7 @@ def test_half_the_precision_is_enough_where_memory_is_short() -> None:
     torch.testing.assert_close(narrow.means(C), wide.means(C), rtol=1e-2, atol=1e-3)
 
 
-def test_examples_that_do_not_fit_are_left_out_and_too_few_are_refused() -> None:
+def test_examples_that_do_not_fit_are_left_out_and_too_few_are_refused():
     problem = random_problem(examples=200, k=40)
     need = predicted(problem).size.bytes
     some = replace(problem, room=need // 4, events=Events())
@@ -112,10 +106,10 @@ def test_examples_that_do_not_fit_are_left_out_and_too_few_are_refused() -> None
         predicted(replace(problem, room=need // 40))
 
 
-def test_masked_outputs_stay_as_they_are() -> None:
+def test_masked_outputs_stay_as_they_are():
     mask = torch.tensor([0.0, -torch.inf, 0.0])
 
-    def loss(outputs: Tensor, batch: Any) -> Tensor:
+    def loss(outputs, batch):
         return F.cross_entropy(outputs + mask, batch[1])
 
     generator = torch.Generator().manual_seed(0)
@@ -141,9 +135,7 @@ def test_masked_outputs_stay_as_they_are() -> None:
         (lambda m, b: m(b[0]).long(), TaskError, "no floating-point tensors"),
     ],
 )
-def test_outputs_that_cannot_be_predicted_are_refused(
-    predict: Any, error: type[Exception], words: str
-) -> None:
+def test_outputs_that_cannot_be_predicted_are_refused(predict, error, words):
     problem = random_problem()
     W = problem.trajectory.mix(torch.eye(9)).clone()
     W[:, 5] = 0.0
@@ -192,14 +184,14 @@ def targets(batch):
 
 
 @cache
-def task() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def task():
+    found = {}
     exec(LANGUAGE, found)
     return found
 
 
 @cache
-def trained() -> Tensor:
+def trained():
     """A real run [K, P], at a rate at which it still jumps about."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -216,7 +208,7 @@ def trained() -> Tensor:
     return torch.stack(found)
 
 
-def language_problem(digest: bool) -> Problem:
+def language_problem(digest):
     model = FlatModel(task()["build_model"](), torch.device("cpu"))
     predict, loss = task()["predict"], task()["loss"]
     classes = Classes(predict, loss, lambda batch: (batch["labels"], None)) if digest else None
@@ -225,7 +217,7 @@ def language_problem(digest: bool) -> Problem:
     return Problem(objective, Dense(trained(), model.layout), 10**9, 0, Events())
 
 
-def test_a_digest_is_exact_at_the_base_and_nearly_all_logits_elsewhere() -> None:
+def test_a_digest_is_exact_at_the_base_and_nearly_all_logits_elsewhere():
     digest = predicted(language_problem(digest=True), **KEEP)
     whole = predicted(language_problem(digest=False))
     assert isinstance(digest.frame, Digest)
@@ -240,7 +232,7 @@ def test_a_digest_is_exact_at_the_base_and_nearly_all_logits_elsewhere() -> None
     assert float((digest.means(C) - whole.means(C)).abs().max()) < 0.25 * spread
 
 
-def test_a_digests_gradient_is_that_of_its_loss() -> None:
+def test_a_digests_gradient_is_that_of_its_loss():
     found, C = predicted(language_problem(digest=True), **KEEP), random_averages(K, 2)
     gradients = found.gradient_on(torch.ones(2, len(found.weights), dtype=torch.bool))(C)
     direction = torch.zeros(K, dtype=torch.float64)
@@ -249,9 +241,7 @@ def test_a_digests_gradient_is_that_of_its_loss() -> None:
     torch.testing.assert_close(gradients @ direction, slopes, rtol=1e-2, atol=1e-4)
 
 
-def test_a_task_with_targets_chooses_by_a_digest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sewa: Sewa
-) -> None:
+def test_a_task_with_targets_chooses_by_a_digest(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
     Path("task.py").write_text(LANGUAGE)
     model = FlatModel(task()["build_model"](), torch.device("cpu"))

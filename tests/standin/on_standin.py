@@ -4,24 +4,20 @@ Not collected by itself: once a process has the device, torch asks it for stream
 and more wherever it asks a GPU. `test_standin.py` runs this in a process of its own.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers import standin
 from helpers.standin import NAME
-from helpers.tiny import Sewa
 from safetensors.torch import load_file
 
 in_run_dir = pytest.mark.usefixtures("run_dir")
 QUICKLY = ["--set", "aggregate.folds=3"]
 
 
-def chosen(sewa: Sewa, device: str, *arguments: object) -> tuple[dict[str, Any], bytes]:
+def chosen(sewa, device, *arguments):
     """The report and the file of a selection on that device."""
     name = f"{device}.safetensors"
     ended = sewa("select", "--device", device, "-o", name, "--force", "--json", *arguments)
@@ -39,7 +35,7 @@ def chosen(sewa: Sewa, device: str, *arguments: object) -> tuple[dict[str, Any],
         pytest.param("aggregate", None, marks=pytest.mark.breadth),
     ],
 )
-def test_a_selection_is_the_cpus_in_every_tier(sewa: Sewa, solver: str, tier: str | None) -> None:
+def test_a_selection_is_the_cpus_in_every_tier(sewa, solver, tier):
     arguments = ["--solver", solver, *QUICKLY]
     arguments += ["--K", "auto"] if solver == "aggregate" else []
     there, written = chosen(sewa, NAME, *arguments, *in_tier(tier))
@@ -53,12 +49,12 @@ def test_a_selection_is_the_cpus_in_every_tier(sewa: Sewa, solver: str, tier: st
         assert written == expected
 
 
-def in_tier(tier: str | None) -> list[str]:
+def in_tier(tier):
     return [] if tier is None else ["--set", f"tier={tier}"]
 
 
 @in_run_dir
-def test_compare_and_evaluate_give_the_cpus_numbers(sewa: Sewa) -> None:
+def test_compare_and_evaluate_give_the_cpus_numbers(sewa):
     for command in (
         ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4"],
         ["evaluate", "ckpts/step-10.safetensors", "ckpts/step-20.safetensors"],
@@ -73,9 +69,7 @@ def test_compare_and_evaluate_give_the_cpus_numbers(sewa: Sewa) -> None:
 
 
 @in_run_dir
-def test_a_tensor_that_is_left_on_the_cpu_is_found(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_that_is_left_on_the_cpu_is_found(sewa, monkeypatch):
     monkeypatch.setattr("sewa_cli.objective.objective.to_device", lambda batch, _: batch)
     ended = sewa("select", "--device", NAME, "--solver", "gumbel")
     assert ended.code == 4
@@ -83,7 +77,7 @@ def test_a_tensor_that_is_left_on_the_cpu_is_found(
 
 
 @in_run_dir
-def test_no_step_waits_for_the_device(sewa: Sewa) -> None:
+def test_no_step_waits_for_the_device(sewa):
     """What is looked at now and then, and in the end, does not grow with the steps in between."""
     counted = []
     for iterations in (2, 9):  # both look once on the way
@@ -95,7 +89,7 @@ def test_no_step_waits_for_the_device(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("bn_run")
-def test_batchnorm_is_recomputed_on_the_device(sewa: Sewa) -> None:
+def test_batchnorm_is_recomputed_on_the_device(sewa):
     there, written = chosen(sewa, NAME, "--solver", "gumbel")
     here, _ = chosen(sewa, "cpu", "--solver", "gumbel")
     assert there["batchnorm"]["after"] is not None

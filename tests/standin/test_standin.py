@@ -1,7 +1,5 @@
 """The device that is not the CPU, in a process of its own: it would change torch for all others."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,7 @@ TESTS = Path(__file__).with_name("on_standin.py")
 @pytest.mark.parametrize(
     "which", [[], pytest.param(["--breadth", "-m", "breadth"], marks=pytest.mark.breadth)]
 )
-def test_everything_is_on_the_device_that_should_be(which: list[str]) -> None:
+def test_everything_is_on_the_device_that_should_be(which):
     command = [sys.executable, "-m", "pytest", str(TESTS), "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(
         [*command, *which, "-p", "no:xdist"],

@@ -1,17 +1,13 @@
 """`task: classification`: any model function, on arrays or a folder of images."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.hf_runs import COLOURS, write_images
 from helpers.objectives import metrics_of
-from helpers.tiny import Sewa, train_tiny
+from helpers.tiny import train_tiny
 from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
@@ -33,13 +29,13 @@ number = 3
 """
 
 
-def arrays(seed: int, rows: int = 130) -> dict[str, Any]:
+def arrays(seed, rows=130):
     x = np.random.default_rng(seed).standard_normal((rows, 6)).astype(np.float32)
     return {"x": x, "y": (x[:, 0] * x[:, 1] > 0).astype(np.int64)}
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path, monkeypatch):
     """Arrays, a net.py, twelve checkpoints of it, and the YAML; and we are elsewhere."""
     folder = tmp_path / "run"
     train_tiny(folder / "ckpts")
@@ -60,7 +56,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_select_reports_the_loss_and_accuracy_of_the_written_file(run: Path, sewa: Sewa) -> None:
+def test_select_reports_the_loss_and_accuracy_of_the_written_file(run, sewa):
     ended = sewa("select", "--config", run / "sewa.yaml", "-o", "out.safetensors", "--json")
     assert ended.code == 0, ended.err
     average = json.loads(ended.out)["average"]
@@ -74,12 +70,8 @@ def test_select_reports_the_loss_and_accuracy_of_the_written_file(run: Path, sew
     assert average["metrics"] == {"accuracy": pytest.approx(right, abs=1e-9)}
 
 
-def task_args(run: Path, **others: Any) -> dict[str, Any]:
-    return {
-        "model": f"{run / 'net.py'}:make_net",
-        "selection": run / "selection.npz",
-        **others,
-    }
+def task_args(run, **others):
+    return {"model": f"{run / 'net.py'}:make_net", "selection": run / "selection.npz", **others}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +85,7 @@ def task_args(run: Path, **others: Any) -> dict[str, Any]:
         ({"y": "x"}, "x: must be whole numbers, one per row, found float32 [130, 6]"),
     ],
 )
-def test_wrong_args_are_reported_in_one_line(
-    change: dict[str, Any], message: str, run: Path
-) -> None:
+def test_wrong_args_are_reported_in_one_line(change, message, run):
     with pytest.raises((ConfigError, TaskError)) as caught:
         load_task("classification", task_args(run) | change)
     assert message in str(caught.value)
@@ -112,9 +102,7 @@ def test_wrong_args_are_reported_in_one_line(
         ({"x": np.array([{}, 1]), "y": np.array([0, 1])}, "Object arrays cannot be loaded"),
     ],
 )
-def test_bad_arrays_are_reported_in_one_line(
-    content: dict[str, Any], message: str, run: Path
-) -> None:
+def test_bad_arrays_are_reported_in_one_line(content, message, run):
     for save in (np.savez, np.savez_compressed):
         save(run / "bad.npz", **content)
         with pytest.raises(TaskError) as caught:
@@ -126,7 +114,7 @@ def test_bad_arrays_are_reported_in_one_line(
         load_task("classification", task_args(run, selection=run / "bad.npz"))
 
 
-def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
+def test_mse_is_the_mean_over_all_numbers(run):
     y = np.random.default_rng(0).standard_normal((20, 2))
     parts = {"selection": run / "numbers.npz", "heldout": run / "more.npz"}
     for path in parts.values():
@@ -145,9 +133,7 @@ def test_mse_is_the_mean_over_all_numbers(run: Path) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [50, 100])
-def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
-    run: Path, batch_size: int
-) -> None:
+def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(run, batch_size):
     args = task_args(run, heldout=run / "heldout.npz", batch_size=batch_size)
     task = load_task("classification", args)
     model = task.build_model().eval()
@@ -162,14 +148,14 @@ def test_parts_are_few_rows_and_their_mean_accuracy_is_that_of_all(
         assert len(set(found)) > 1
 
 
-def image_args(run: Path) -> dict[str, Any]:
+def image_args(run):
     for seed, part in enumerate(("selection", "heldout", "training")):
         write_images(run / part, 12, seed)
     parts = {part: run / part for part in ("selection", "heldout", "training")}
     return {"model": f"{run / 'net.py'}:make_conv", **parts, "size": 8}
 
 
-def test_images_of_a_folder_are_resized_scaled_and_normalised(run: Path) -> None:
+def test_images_of_a_folder_are_resized_scaled_and_normalised(run):
     mean, std = [0.1, 0.2, 0.3], [0.5, 0.6, 0.7]
     settings = {"size": [8, 6], "mean": mean, "std": std, "batch_size": 5}
     task = load_task("classification", image_args(run) | settings)

@@ -1,18 +1,12 @@
 """`task: gymnasium`: a policy judged by what it earns, with YAML alone."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from sewa_cli.errors import SewaError, TaskError, UserCodeError
-from sewa_cli.task import Task, load_task
+from sewa_cli.task import load_task
 
 gymnasium = pytest.importorskip("gymnasium")
 
@@ -74,7 +68,7 @@ def pair(inputs=4, outputs=2):
 
 
 @pytest.fixture(autouse=True)
-def _forget() -> Iterator[None]:
+def _forget():
     known = set(gymnasium.registry)
     yield
     for name in set(gymnasium.registry) - known:
@@ -82,20 +76,20 @@ def _forget() -> Iterator[None]:
 
 
 @pytest.fixture
-def args(tmp_path: Path) -> dict[str, Any]:
+def args(tmp_path):
     (tmp_path / "policies.py").write_text(POLICIES)
     return {"env": "CartPole-v1", "model": f"{tmp_path / 'policies.py'}:linear"}
 
 
-def walk(args: dict[str, Any], **more: Any) -> dict[str, Any]:
+def walk(args, **more):
     return args | {"env": "Walk-v0", "model_args": {"inputs": 2, "outputs": 1}} | more
 
 
-def scores(task: Task, parts: list[int], model: nn.Module | None = None) -> list[dict[str, float]]:
+def scores(task, parts, model=None):
     return task.scoring.score(model or task.build_model().eval(), parts)
 
 
-def played(env: Any, seed: int, act: Any) -> dict[str, float]:
+def played(env, seed, act):
     """One episode, by itself."""
     observation, _ = env.reset(seed=seed)
     total, length, over = 0.0, 0, False
@@ -107,7 +101,7 @@ def played(env: Any, seed: int, act: Any) -> dict[str, float]:
     return {"return": total, "length": length}
 
 
-def test_a_policy_needs_no_data_and_its_episodes_are_apart(args: dict[str, Any]) -> None:
+def test_a_policy_needs_no_data_and_its_episodes_are_apart(args):
     task = load_task("gymnasium", args | {"seed0": 7})
     assert not task.has_loss
     assert task.scoring.at_once
@@ -120,7 +114,7 @@ def test_a_policy_needs_no_data_and_its_episodes_are_apart(args: dict[str, Any])
     assert heldout[0] > more.parts.list()[-1]
 
 
-def test_discrete_actions_are_the_largest_outputs(args: dict[str, Any]) -> None:
+def test_discrete_actions_are_the_largest_outputs(args):
     task = load_task("gymnasium", args)
     model = task.build_model()
     seeds = list(range(40))  # more than are played side by side
@@ -132,7 +126,7 @@ def test_discrete_actions_are_the_largest_outputs(args: dict[str, Any]) -> None:
     assert len({one["length"] for one in expected}) > 3
 
 
-def test_sampled_actions_are_drawn_by_the_episodes_own_seed(args: dict[str, Any]) -> None:
+def test_sampled_actions_are_drawn_by_the_episodes_own_seed(args):
     task = load_task("gymnasium", args | {"policy": "sample"})
     model = task.build_model()
     first = scores(task, list(range(20)), model)
@@ -146,7 +140,7 @@ def test_sampled_actions_are_drawn_by_the_episodes_own_seed(args: dict[str, Any]
     assert 18 < np.mean([one["length"] for one in even]) < 26  # of a coin: about 22
 
 
-def _constant(bias: torch.Tensor) -> nn.Module:
+def _constant(bias):
     model = nn.Linear(4, len(bias))
     nn.init.zeros_(model.weight)
     model.bias = nn.Parameter(bias)
@@ -154,13 +148,11 @@ def _constant(bias: torch.Tensor) -> nn.Module:
 
 
 @pytest.mark.parametrize("stretch", [False, True])
-def test_continuous_actions_are_clipped_or_stretched_to_the_bounds(
-    args: dict[str, Any], stretch: bool
-) -> None:
+def test_continuous_actions_are_clipped_or_stretched_to_the_bounds(args, stretch):
     task = load_task("gymnasium", walk(args, stretch=stretch))
     model = task.build_model()
 
-    def act(x: torch.Tensor) -> Any:
+    def act(x):
         output = model(x).numpy().reshape(1, 1)
         return np.clip(output * 3 + 1 if stretch else output, -2, 4)
 
@@ -172,7 +164,7 @@ def test_continuous_actions_are_clipped_or_stretched_to_the_bounds(
 
 
 @pytest.mark.parametrize("output", ["logits", None, "both", "values", 0])
-def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> None:
+def test_one_output_of_several_is_named(args, output):
     several = args | {"model": args["model"].replace("linear", "pair")}
     task = load_task("gymnasium", several | ({} if output is None else {"output": output}))
     message = {
@@ -204,16 +196,14 @@ def test_one_output_of_several_is_named(args: dict[str, Any], output: Any) -> No
         ({"model": "policies"}, "args.model: must look like"),
     ],
 )
-def test_wrong_args_are_reported_in_one_line(
-    args: dict[str, Any], change: dict[str, Any], message: str
-) -> None:
+def test_wrong_args_are_reported_in_one_line(args, change, message):
     with pytest.raises(SewaError) as caught:
         load_task("gymnasium", args | change)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_that_does_not_fit_the_environment_is_reported(args: dict[str, Any]) -> None:
+def test_a_model_that_does_not_fit_the_environment_is_reported(args):
     task = load_task("gymnasium", args)
     with pytest.raises(TaskError) as caught:
         scores(task, [0], nn.Linear(3, 2))

@@ -1,23 +1,15 @@
 """Language models of transformers: their head in pieces, and metrics from the same pass."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 import transformers
 from helpers.hf_runs import WORDS, text_rows, tokenizer, write_model, write_rows
 from helpers.objectives import objective_of
-from torch import Tensor, nn
 
-from sewa_cli.objective.objective import Objective
-from sewa_cli.task import Task, load_task
+from sewa_cli.task import load_task
 
 ROOM = 4 * WORDS * 7  # logits of seven words
-SMALL: dict[str, Any] = {
+SMALL = {
     "vocab_size": WORDS,
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -44,11 +36,11 @@ OTHERS = ("tied", "no softcapping", "scaled", "divided", "GPT-2")
 CHANGED = ("softcapping", "scaled", "divided")  # logits after the last layer
 
 
-def breadth(values: Iterable[Any]) -> list[Any]:
+def breadth(values):
     return [pytest.param(value, marks=pytest.mark.breadth) for value in values]
 
 
-def language_task(folder: Path, name: str, **args: Any) -> Task:
+def language_task(folder, name, **args):
     kind = "masked-lm" if name == "BERT" else "causal-lm"
     if name in CONFIGS:
         CONFIGS[name].save_pretrained(folder / "model")
@@ -63,7 +55,7 @@ def language_task(folder: Path, name: str, **args: Any) -> Task:
     return load_task("huggingface", {**usual, **data, **args})
 
 
-def built(task: Task, scale: float = 3.0) -> Any:
+def built(task, scale=3.0):
     """Weights large enough for a cap on logits to show."""
     torch.manual_seed(0)
     model = task.build_model().eval()
@@ -74,13 +66,13 @@ def built(task: Task, scale: float = 3.0) -> Any:
     return model
 
 
-def in_one_go(task: Task, model: nn.Module) -> Objective:
+def in_one_go(task, model):
     expected = objective_of(task, model)
     expected.classes = expected.summarize = None
     return expected
 
 
-def agree(found: Objective, expected: Objective, data: Iterable[Any], rel: float = 1e-5) -> None:
+def agree(found, expected, data, rel=1e-5):
     flat = expected.model.flat.clone()
     mine, theirs = found.unit_losses(data), expected.unit_losses(data)
     assert mine.mean == pytest.approx(theirs.mean, rel=rel)
@@ -94,16 +86,16 @@ def agree(found: Objective, expected: Objective, data: Iterable[Any], rel: float
 class Largest:
     """The largest number of logits that the last layer ever made at once, in bytes."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model):
         self.bytes = 0
         model.get_output_embeddings().register_forward_hook(self._look)
 
-    def _look(self, _: nn.Module, __: object, logits: Tensor) -> None:
+    def _look(self, _, __, logits):
         self.bytes = max(self.bytes, 4 * logits.numel())
 
 
 @pytest.mark.parametrize("name", ["Llama", "softcapping", "BERT", *breadth(OTHERS)])
-def test_pieces_make_up_the_loss_its_rows_and_its_gradient(name: str, tmp_path: Path) -> None:
+def test_pieces_make_up_the_loss_its_rows_and_its_gradient(name, tmp_path):
     task = language_task(tmp_path, name)
     expected = in_one_go(task, built(task))
     model = built(task)
@@ -122,11 +114,11 @@ def test_pieces_make_up_the_loss_its_rows_and_its_gradient(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("on", [["q_proj", "lm_head"], *breadth([["q_proj", "v_proj"]])])
-def test_adapters_are_run_in_pieces_too(on: list[str], tmp_path: Path) -> None:
+def test_adapters_are_run_in_pieces_too(on, tmp_path):
     peft = pytest.importorskip("peft")
     task = language_task(tmp_path, "Llama")
 
-    def adapted() -> Any:
+    def adapted():
         config = peft.LoraConfig(
             r=2, target_modules=on, task_type="CAUSAL_LM", init_lora_weights=False
         )

@@ -1,21 +1,15 @@
 """`task: huggingface`: every kind end to end, each loss compared with transformers' own."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
 import socket
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
 import torch
 import transformers
 from helpers.hf_runs import (
     NAMES,
-    Batch,
     build,
     load,
     naive_examples,
@@ -29,7 +23,6 @@ from helpers.hf_runs import (
     write_rows,
 )
 from helpers.objectives import metrics_of
-from helpers.tiny import Sewa
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -45,7 +38,7 @@ KINDS = [
 ]
 
 
-def as_transformers(batch: dict[str, Any], kind: str) -> Batch:
+def as_transformers(batch, kind):
     """A batch of ours as transformers wants it: labels where they stand, not shifted.
 
     Of a causal one, the last target of a row has no place there: its token is not an input.
@@ -58,11 +51,11 @@ def as_transformers(batch: dict[str, Any], kind: str) -> Batch:
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def runs(tmp_path_factory):
     """A run of each kind: model/, data/, ckpts/ and sewa.yaml; made when first asked for."""
-    made: dict[str, Path] = {}
+    made = {}
 
-    def run(kind: str) -> Path:
+    def run(kind):
         if kind not in made:
             made[kind] = make_run(tmp_path_factory.mktemp(kind), kind)
         return made[kind]
@@ -70,7 +63,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-def make_run(folder: Path, kind: str, dtype: torch.dtype | None = None) -> Path:
+def make_run(folder, kind, dtype=None):
     write_model(folder / "model", kind, NAMES.get(kind, ()))
     if kind == "image-classification":
         for seed, part in enumerate(("selection", "heldout")):
@@ -106,15 +99,15 @@ def make_run(folder: Path, kind: str, dtype: torch.dtype | None = None) -> Path:
     return folder
 
 
-def args_of(folder: Path, kind: str, **others: Any) -> dict[str, Any]:
+def args_of(folder, kind, **others):
     data = {part: folder / "data" / f"{part}.jsonl" for part in ("selection", "heldout")}
     return {"kind": kind, "model": folder / "model", **data, **others}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_select_reports_the_loss_of_the_written_file_as_transformers_computes_it(
-    kind: str, runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
-) -> None:
+    kind, runs, sewa, tmp_path
+):
     folder, output = runs(kind), tmp_path / "averaged.safetensors"
     ended = sewa("select", "--config", folder / "sewa.yaml", "-o", output, "--json")
     assert ended.code == 0, ended.err
@@ -133,7 +126,7 @@ def test_select_reports_the_loss_of_the_written_file_as_transformers_computes_it
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_score_what_the_models_own_logits_do(kind: str, runs: Callable[[str], Path]) -> None:
+def test_parts_score_what_the_models_own_logits_do(kind, runs):
     task = load_task("huggingface", args_of(runs(kind), kind, batch_size=40))
     model = task.build_model().eval()
     parts = task.scoring.parts.list()
@@ -163,9 +156,7 @@ def test_parts_score_what_the_models_own_logits_do(kind: str, runs: Callable[[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_mean_does_not_depend_on_the_batches_and_splits_into_rows(
-    kind: str, runs: Callable[[str], Path]
-) -> None:
+def test_the_mean_does_not_depend_on_the_batches_and_splits_into_rows(kind, runs):
     folder = runs(kind)
     means = []
     for size in (1, 7, 60):
@@ -180,7 +171,7 @@ def test_the_mean_does_not_depend_on_the_batches_and_splits_into_rows(
     assert means == pytest.approx([means[0]] * 3, rel=1e-5)
 
 
-def test_masks_are_15_percent_of_the_words_and_80_10_10(runs: Callable[[str], Path]) -> None:
+def test_masks_are_15_percent_of_the_words_and_80_10_10(runs):
     folder = runs("masked-lm")
     args = args_of(folder, "masked-lm", selection=folder / "all.jsonl", batch_size=1)
     write_rows(folder / "all.jsonl", [{"text": row["text"]} for row in text_rows() * 5])
@@ -201,7 +192,7 @@ def test_masks_are_15_percent_of_the_words_and_80_10_10(runs: Callable[[str], Pa
     assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.03)
 
 
-def test_limit_and_cut_texts_are_reported(runs: Callable[[str], Path]) -> None:
+def test_limit_and_cut_texts_are_reported(runs):
     folder = runs("causal-lm")
     task = load_task("huggingface", args_of(folder, "causal-lm", limit=20, max_length=5))
     notes = "\n".join(task.notes)
@@ -211,9 +202,7 @@ def test_limit_and_cut_texts_are_reported(runs: Callable[[str], Path]) -> None:
     assert sum(len(batch["targets"]) for batch in task.selection_data) == 20
 
 
-def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_noted(
-    runs: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_noted(runs, tmp_path):
     folder = runs("sequence-classification")
     write_model(tmp_path / "model", "sequence-classification")  # LABEL_0, LABEL_1
     args = args_of(folder, "sequence-classification", model=tmp_path / "model", batch_size=100)
@@ -225,7 +214,7 @@ def test_labels_without_names_in_the_config_are_numbered_in_sorted_order_and_not
     assert torch.equal(one["targets"], two["targets"])
 
 
-def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
+def test_a_pair_of_texts_and_a_regression(tmp_path):
     config = transformers.AutoConfig.from_pretrained
     write_model(tmp_path / "model", "sequence-classification")
     settings = json.loads((tmp_path / "model" / "config.json").read_text())
@@ -261,8 +250,8 @@ def test_a_pair_of_texts_and_a_regression(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", ["data/selection.jsonl", "data/selection"])
 def test_images_are_found_from_relative_paths_even_if_the_folder_changes(
-    data: str, runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    data, runs, monkeypatch, tmp_path
+):
     monkeypatch.chdir(runs("image-classification"))
     args = {"kind": "image-classification", "model": "model", "selection": data}
     task = load_task("huggingface", args)
@@ -270,10 +259,8 @@ def test_images_are_found_from_relative_paths_even_if_the_folder_changes(
     assert sum(len(batch["targets"]) for batch in task.selection_data) == 30
 
 
-def test_nothing_is_asked_of_the_network_and_no_file_is_written(
-    runs: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> NoReturn:
+def test_nothing_is_asked_of_the_network_and_no_file_is_written(runs, monkeypatch):
+    def refuse(*_):
         raise AssertionError("the network was asked")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
@@ -287,9 +274,7 @@ def test_nothing_is_asked_of_the_network_and_no_file_is_written(
         assert sorted(folder.rglob("*")) == before
 
 
-def test_all_faults_in_args_are_reported_together(
-    runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
-) -> None:
+def test_all_faults_in_args_are_reported_together(runs, sewa, tmp_path):
     folder = runs("causal-lm")
     (tmp_path / "sewa.yaml").write_text(
         "task: huggingface\n"
@@ -305,7 +290,7 @@ def test_all_faults_in_args_are_reported_together(
     assert "args.limit: must be a whole number, found 'many'" in ended.err
 
 
-def first_fault(args: dict[str, Any]) -> str:
+def first_fault(args):
     with pytest.raises((ConfigError, TaskError)) as caught:
         load_task("huggingface", args)
     assert "\n" not in str(caught.value)
@@ -322,9 +307,7 @@ def first_fault(args: dict[str, Any]) -> str:
         ({"text": "txt"}, ": no column 'txt'; there are text, label, tokens, tags"),
     ],
 )
-def test_wrong_args_are_one_line_with_their_place(
-    change: dict[str, Any], message: str, runs: Callable[[str], Path]
-) -> None:
+def test_wrong_args_are_one_line_with_their_place(change, message, runs):
     folder = runs("causal-lm")
     args = args_of(folder, "causal-lm") | change
     if change.get("heldout") == "selection":
@@ -355,27 +338,21 @@ def test_wrong_args_are_one_line_with_their_place(
         ),
     ],
 )
-def test_a_wrong_row_is_named(
-    kind: str, row: Any, message: str, runs: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_wrong_row_is_named(kind, row, message, runs, tmp_path):
     folder = runs(kind)
     good = read_rows(folder / "data" / "selection.jsonl")[0]
     write_rows(tmp_path / "rows.jsonl", [good, row, good])
     assert message in first_fault(args_of(folder, kind, selection=tmp_path / "rows.jsonl"))
 
 
-def test_without_transformers_it_says_what_to_install(
-    runs: Callable[[str], Path], sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_transformers_it_says_what_to_install(runs, sewa, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     ended = sewa("validate", "--config", runs("causal-lm") / "sewa.yaml")
     assert ended.code == 4
     assert ended.error == "task: huggingface needs transformers: pip install transformers"
 
 
-def test_data_is_never_overwritten_by_an_output(
-    runs: Callable[[str], Path], sewa: Sewa, tmp_path: Path
-) -> None:
+def test_data_is_never_overwritten_by_an_output(runs, sewa, tmp_path):
     shutil.copytree(runs("causal-lm"), tmp_path / "run")
     data = tmp_path / "run" / "data" / "selection.jsonl"
     before = data.read_bytes()

@@ -1,10 +1,6 @@
 """Rows of language models: every token is predicted once, chats by their answers, packed or not."""
 
-from __future__ import annotations
-
 import copy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +13,6 @@ from sewa_cli.task import load_task
 from sewa_cli.task.ready.batches import Rows, _whole_texts
 from sewa_cli.task.ready.language import Language, label_of
 from sewa_cli.task.ready.tables import Row
-from sewa_cli.task.ready.text import Example
 
 WORDS = tokenizer(brackets=False)
 BRACKETS = tokenizer(brackets=True)
@@ -37,31 +32,29 @@ MARKED = (
 texts = st.lists(st.sampled_from(["return", "the", "object", "with", "a", "None"]))
 
 
-def rows(*values: dict[str, Any]) -> list[Row]:
+def rows(*values):
     return [Row(f"rows: row {i}", value) for i, value in enumerate(values, 1)]
 
 
-def with_template(template: str) -> Any:
+def with_template(template):
     words = copy.deepcopy(WORDS)
     words.chat_template = template
     return words
 
 
-def predicted(examples: list[Example]) -> list[int]:
+def predicted(examples):
     """The targets, in order."""
     found = [x.targets for x in examples]
-    return [target for targets in found for target in targets if target != -100]  # type: ignore[union-attr]
+    return [target for targets in found for target in targets if target != -100]
 
 
-def inputs(examples: list[Example]) -> list[int]:
+def inputs(examples):
     return [token for example in examples for token in example.inputs["input_ids"]]
 
 
 @settings(max_examples=60)
 @given(texts, st.integers(1, 9))
-def test_every_token_but_the_first_is_predicted_once_from_the_one_before_it(
-    text: list[str], length: int
-) -> None:
+def test_every_token_but_the_first_is_predicted_once_from_the_one_before_it(text, length):
     whole = WORDS(" ".join(text))["input_ids"]
     language = Language(WORDS, length, pack=False)
     examples = language.causal(language.texts(rows({"text": " ".join(text)}), "text"))
@@ -78,9 +71,7 @@ def test_every_token_but_the_first_is_predicted_once_from_the_one_before_it(
 
 @settings(max_examples=60)
 @given(st.lists(texts, min_size=1, max_size=5), st.integers(1, 9))
-def test_packed_rows_hold_all_tokens_with_an_end_after_each_text(
-    several: list[list[str]], length: int
-) -> None:
+def test_packed_rows_hold_all_tokens_with_an_end_after_each_text(several, length):
     joined = [" ".join(text) for text in several]
     stream = [token for text in joined for token in [*WORDS(text)["input_ids"], END]]
     language = Language(WORDS, length, pack=True)
@@ -93,9 +84,7 @@ def test_packed_rows_hold_all_tokens_with_an_end_after_each_text(
 
 @settings(max_examples=60)
 @given(st.lists(texts, min_size=1, max_size=4), st.integers(3, 9), st.booleans())
-def test_masked_rows_have_every_token_once_between_special_ones(
-    several: list[list[str]], length: int, pack: bool
-) -> None:
+def test_masked_rows_have_every_token_once_between_special_ones(several, length, pack):
     joined = [" ".join(text) for text in several]
     bare = [BRACKETS(text, add_special_tokens=False)["input_ids"] for text in joined]
     language = Language(BRACKETS, length, pack)
@@ -108,7 +97,7 @@ def test_masked_rows_have_every_token_once_between_special_ones(
     assert predicted(examples) == [token for ids in bare for token in ids]
 
 
-def test_a_text_that_begins_with_the_tokenizers_own_start_has_one_start() -> None:
+def test_a_text_that_begins_with_the_tokenizers_own_start_has_one_start():
     language = Language(BRACKETS, 30, pack=False)
     [one, two] = language.texts(rows({"text": "[CLS] return"}, {"text": "return"}), "text")
     assert one == two
@@ -122,11 +111,9 @@ messages = st.lists(
 
 @settings(max_examples=60)
 @given(messages, st.sampled_from([CHAT, MARKED]))
-def test_answers_of_a_chat_are_those_of_a_naive_rendering(
-    chat: list[tuple[str, list[str]]], template: str
-) -> None:
-    ids: list[int] = []
-    wanted: list[bool] = []
+def test_answers_of_a_chat_are_those_of_a_naive_rendering(chat, template):
+    ids = []
+    wanted = []
     for role, text in chat:
         head = WORDS(f"[CLS] {role} :", add_special_tokens=False)["input_ids"]
         content = WORDS(f"{' '.join(text)} [SEP]", add_special_tokens=False)["input_ids"]
@@ -141,7 +128,7 @@ def test_answers_of_a_chat_are_those_of_a_naive_rendering(
         assert found.wanted == wanted
 
 
-def test_long_chats_are_cut_and_rows_without_an_answer_are_no_loss() -> None:
+def test_long_chats_are_cut_and_rows_without_an_answer_are_no_loss():
     chat = [
         {"role": "user", "content": "return the object " * 9},
         {"role": "assistant", "content": "None"},
@@ -155,7 +142,7 @@ def test_long_chats_are_cut_and_rows_without_an_answer_are_no_loss() -> None:
     assert all(x.number_of_targets for x in examples)
 
 
-def test_a_prompt_and_its_completion() -> None:
+def test_a_prompt_and_its_completion():
     words = with_template(CHAT)
     language = Language(words, 99, pack=False)
     [found] = language.completions(
@@ -173,7 +160,7 @@ def test_a_prompt_and_its_completion() -> None:
     assert not ended.wanted[0]
 
 
-def test_a_prompt_may_be_a_chat_whose_answers_do_not_count() -> None:
+def test_a_prompt_may_be_a_chat_whose_answers_do_not_count():
     before = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]
     before += [{"role": "user", "content": "b"}]
     after = [{"role": "assistant", "content": "list"}]
@@ -198,14 +185,14 @@ def test_a_prompt_may_be_a_chat_whose_answers_do_not_count() -> None:
         ({"text": "a"}, "rows: row 1: no column 'messages'; there are text"),
     ],
 )
-def test_a_malformed_chat_is_named(row: dict[str, Any], message: str) -> None:
+def test_a_malformed_chat_is_named(row, message):
     with pytest.raises(TaskError) as caught:
         Language(with_template(CHAT), 99, pack=False).chats(rows(row), "messages")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_templates_that_cannot_be_used_are_reported() -> None:
+def test_templates_that_cannot_be_used_are_reported():
     chat = rows(
         {
             "messages": [
@@ -232,15 +219,15 @@ def test_templates_that_cannot_be_used_are_reported() -> None:
         Language(WORDS, 99, pack=False).chats(chat, "messages")
 
 
-def task_args(folder: Path, **others: Any) -> dict[str, Any]:
+def task_args(folder, **others):
     config_of("causal-lm").save_pretrained(folder)
     with_template(CHAT).save_pretrained(folder)
     return {"kind": "causal-lm", "model": folder, "batch_size": 100, **others}
 
 
-def test_the_form_of_the_data_is_found_or_named(tmp_path: Path) -> None:
+def test_the_form_of_the_data_is_found_or_named(tmp_path):
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "the"}]
-    forms: dict[str, dict[str, Any]] = {
+    forms = {
         "text": {"text": "return the object", "prompt": "x"},
         "chat": {"messages": chat, "id": 5},
         "pair": {"prompt": "return", "completion": " the object"},
@@ -264,7 +251,7 @@ def test_the_form_of_the_data_is_found_or_named(tmp_path: Path) -> None:
         load_task("huggingface", args | {"text": "text"})
 
 
-def test_rows_of_one_text_have_its_label_and_packed_ones_that_of_their_middle() -> None:
+def test_rows_of_one_text_have_its_label_and_packed_ones_that_of_their_middle():
     several = ["return the object", "a list with the object", "None"]
     ids = [WORDS(text)["input_ids"] for text in several]
     language = Language(WORDS, 2, pack=False)
@@ -282,9 +269,7 @@ def test_rows_of_one_text_have_its_label_and_packed_ones_that_of_their_middle() 
     assert len({x.text for x in masked}) == 1
 
 
-def test_a_row_has_the_loss_that_transformers_gives_for_max_length_and_one_more_tokens(
-    tmp_path: Path,
-) -> None:
+def test_a_row_has_the_loss_that_transformers_gives_for_max_length_and_one_more_tokens(tmp_path):
     import transformers
 
     words = [WORDS.decode([token]) for token in range(20, 29)]
@@ -306,7 +291,7 @@ def test_a_row_has_the_loss_that_transformers_gives_for_max_length_and_one_more_
     assert task.groups(batch) == [label_of(ids[0].tolist())]
 
 
-def test_a_part_to_be_scored_never_splits_a_text() -> None:
+def test_a_part_to_be_scored_never_splits_a_text():
     labels = [[1, 1, 2], [2, *[3] * 40], [3, 4]]
     parts = list(_whole_texts("selection", labels))
     assert parts == [

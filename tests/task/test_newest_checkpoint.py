@@ -1,23 +1,19 @@
 """`task: huggingface` without `model`: all from the newest checkpoint; adapters on their base."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from helpers.frozen import third_party
 from helpers.hf_runs import naive_examples, naive_loss, text_rows, tokenizer, write_rows
-from helpers.tiny import Sewa
 from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
 
-TINY: dict[str, Any] = {
+TINY = {
     "vocab_size": 300,
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -36,7 +32,7 @@ gumbel: {iterations: 4}
 """
 
 
-def steps(model: Any, save: Any) -> None:
+def steps(model, save):
     """A few noisy steps; what is saved after each of them."""
     rows = [{"text": row["text"]} for row in text_rows()]
     words = tokenizer(brackets=False)
@@ -51,7 +47,7 @@ def steps(model: Any, save: Any) -> None:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """run/: checkpoints of a Trainer's layout; lora/: adapters of base/; data/ and sewa.yaml."""
     folder = tmp_path_factory.mktemp("newest")
     rows = [{"text": row["text"]} for row in text_rows()]
@@ -61,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY))
         model.save_pretrained(folder / "base")
 
-        def save(step: int) -> None:
+        def save(step):
             model.save_pretrained(folder / "run" / f"checkpoint-{step}")
             tokenizer(brackets=False).save_pretrained(folder / "run" / f"checkpoint-{step}")
 
@@ -71,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         adapted = peft.get_peft_model(base, settings)
         adapted.peft_config["default"].base_model_name_or_path = "base"
 
-        def save_adapter(step: int) -> None:
+        def save_adapter(step):
             adapted.save_pretrained(folder / "lora" / f"checkpoint-{step}")
 
         steps(adapted, save_adapter)
@@ -83,20 +79,20 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(made, tmp_path, monkeypatch):
     shutil.copytree(made, tmp_path / "work")
     monkeypatch.chdir(tmp_path / "work")
     return tmp_path / "work"
 
 
-def heldout(folder: Path, model: Any) -> float:
+def heldout(folder, model):
     with third_party():
         return naive_loss(
             model.eval(), naive_examples(folder, "causal-lm", "heldout"), "causal-lm"
         )[0]
 
 
-def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here: Path, sewa: Sewa) -> None:
+def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here, sewa):
     ended = sewa("select", "-o", "best", "--json")
     assert ended.code == 0, ended.err
     assert "model and tokenizer from run/checkpoint-5" in " ".join(ended.err.split())
@@ -112,7 +108,7 @@ def test_model_and_tokenizer_are_those_of_the_newest_checkpoint(here: Path, sewa
     assert best["heldout_loss"] == pytest.approx(average["heldout_loss"], rel=1e-5)
 
 
-def test_a_tokenizer_in_the_run_above_is_used_and_noted(here: Path, sewa: Sewa) -> None:
+def test_a_tokenizer_in_the_run_above_is_used_and_noted(here, sewa):
     for path in here.glob("run/checkpoint-*/tokenizer*"):
         path.unlink()
     ended = sewa("validate")
@@ -127,7 +123,7 @@ def test_a_tokenizer_in_the_run_above_is_used_and_noted(here: Path, sewa: Sewa) 
     assert ended.code == 0, ended.err
 
 
-def test_files_without_a_config_are_reported(here: Path, sewa: Sewa) -> None:
+def test_files_without_a_config_are_reported(here, sewa):
     (here / "flat").mkdir()
     for step in range(1, 6):
         shutil.copy(f"run/checkpoint-{step}/model.safetensors", f"flat/step-{step}.safetensors")
@@ -142,14 +138,14 @@ def test_files_without_a_config_are_reported(here: Path, sewa: Sewa) -> None:
     assert sewa("validate", "flat").code == 0
 
 
-def on_base(folder: str) -> Any:
+def on_base(folder):
     with third_party():
         base = transformers.LlamaForCausalLM.from_pretrained("base")
         return peft.PeftModel.from_pretrained(base, folder)
 
 
 @pytest.mark.parametrize("mode", ["factors", "merged"])
-def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
+def test_adapters_need_yaml_alone(here, sewa, mode):
     shown = transformers.utils.logging.is_progress_bar_enabled()
     ended = sewa("select", "lora", "--set", f"lora={mode}", "-o", "best", "--json")
     assert ended.code == 0, ended.err
@@ -178,9 +174,7 @@ def test_adapters_need_yaml_alone(here: Path, sewa: Sewa, mode: str) -> None:
         pytest.param("embed_tokens", True, "factors", marks=pytest.mark.breadth),
     ],
 )
-def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
-    here: Path, sewa: Sewa, target: str | None, tied: bool, mode: str
-) -> None:
+def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(here, sewa, target, tied, mode):
     """Target embeddings are saved with the weights they are added to; None: all of them."""
     with third_party():
         config = transformers.LlamaConfig(**TINY, tie_word_embeddings=tied)
@@ -191,7 +185,7 @@ def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
             base, peft.LoraConfig(r=2, target_modules=targets, task_type="CAUSAL_LM")
         )
         adapted.peft_config["default"].base_model_name_or_path = "base"
-        along: Any = True if target is None else "auto"
+        along = True if target is None else "auto"
         steps(
             adapted,
             lambda step: adapted.save_pretrained(
@@ -210,7 +204,7 @@ def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(
     )
 
 
-def test_a_classifier_head_is_part_of_the_adapter(here: Path, sewa: Sewa) -> None:
+def test_a_classifier_head_is_part_of_the_adapter(here, sewa):
     with third_party():
         config = transformers.LlamaConfig(**TINY, pad_token_id=0, num_labels=2)
         transformers.LlamaForSequenceClassification(config).save_pretrained("base")
@@ -238,7 +232,7 @@ def test_a_classifier_head_is_part_of_the_adapter(here: Path, sewa: Sewa) -> Non
     torch.testing.assert_close(found[name], mean)
 
 
-def test_a_base_that_is_not_here_is_asked_for(here: Path, sewa: Sewa) -> None:
+def test_a_base_that_is_not_here_is_asked_for(here, sewa):
     (here / "base").rename("elsewhere")
     ended = sewa("validate", "lora")
     assert ended.code == 2
@@ -251,7 +245,7 @@ def test_a_base_that_is_not_here_is_asked_for(here: Path, sewa: Sewa) -> None:
     assert ended.code == 0, ended.err
 
 
-def test_a_base_of_pickles_or_without_weights_is_refused(here: Path, sewa: Sewa) -> None:
+def test_a_base_of_pickles_or_without_weights_is_refused(here, sewa):
     weights = load_file("base/model.safetensors")
     Path("base/model.safetensors").unlink()
     torch.save(weights, "base/pytorch_model.bin")
@@ -267,7 +261,7 @@ def test_a_base_of_pickles_or_without_weights_is_refused(here: Path, sewa: Sewa)
     assert ended.error.startswith(f"base: has no weights for {lost}, and neither has lora/")
 
 
-def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
+def test_no_adapter_runs_code(here, sewa):
     """PEFT imports a module that adapter_config.json names."""
     (here / "evil.py").write_text("open('ran', 'w')")
     for path in here.glob("lora/checkpoint-*/adapter_config.json"):
@@ -279,7 +273,7 @@ def test_no_adapter_runs_code(here: Path, sewa: Sewa) -> None:
     assert not (here / "ran").exists()
 
 
-def warnings(sewa: Sewa, *flags: str) -> list[str]:
+def warnings(sewa, *flags):
     ended = sewa("validate", "--json", *flags)
     assert ended.code == 0, ended.err
     return [text for text in json.loads(ended.out)["warnings"] if "training data" in text]
@@ -295,9 +289,7 @@ def warnings(sewa: Sewa, *flags: str) -> list[str]:
         ("dev.jsonl", False),
     ],
 )
-def test_a_name_that_says_train_is_warned_of(
-    here: Path, sewa: Sewa, name: str, is_warned: bool
-) -> None:
+def test_a_name_that_says_train_is_warned_of(here, sewa, name, is_warned):
     path = here / "some" / name
     path.parent.mkdir(parents=True)
     shutil.copy("data/dev.jsonl", path)

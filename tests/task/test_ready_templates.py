@@ -1,23 +1,18 @@
 """`sewa init --task …` and docs/tasks.md say what the ready-made tasks take."""
 
-from __future__ import annotations
-
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from helpers.tiny import Sewa
 
 from sewa_cli.config import READY_MADE, Config, load_config
-from sewa_cli.settings import Settings
 from sewa_cli.task.ready.classification import ClassificationArgs
 from sewa_cli.task.ready.gymnasium import GymnasiumArgs
 from sewa_cli.task.ready.huggingface import COLUMNS, USUAL_LENGTH, HuggingFaceArgs
 
-ARGS: dict[str, type[Settings]] = {
+ARGS = {
     "huggingface": HuggingFaceArgs,
     "classification": ClassificationArgs,
     "gymnasium": GymnasiumArgs,
@@ -25,7 +20,7 @@ ARGS: dict[str, type[Settings]] = {
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
 
-def shown_in_template(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def shown_in_template(name):
     """Return the live keys of `args`, and the commented ones."""
     template = files("sewa_cli") / "templates" / name / "sewa.yaml"
     text = template.read_text(encoding="utf-8")
@@ -34,7 +29,7 @@ def shown_in_template(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ARGS)
-def test_the_template_shows_every_arg_and_its_real_default(name: str) -> None:
+def test_the_template_shows_every_arg_and_its_real_default(name):
     live, commented = shown_in_template(name)
     fields = ARGS[name].model_fields
     assert not live.keys() & commented.keys()
@@ -42,20 +37,20 @@ def test_the_template_shows_every_arg_and_its_real_default(name: str) -> None:
     # None in the model: they depend on the kind or on the config
     usual = {**COLUMNS["sequence-classification"], **COLUMNS["image-classification"]}
     usual |= COLUMNS["causal-lm"]
-    usual |= {"max_length": USUAL_LENGTH}  # type: ignore[dict-item]
+    usual |= {"max_length": USUAL_LENGTH}
     for key, value in commented.items():
         real = fields[key].get_default(call_default_factory=True)
         assert value == (usual.get(key) if name == "huggingface" and real is None else real), key
 
 
 @pytest.mark.parametrize("name", ARGS)
-def test_the_page_has_a_row_for_every_arg_and_no_other(name: str) -> None:
+def test_the_page_has_a_row_for_every_arg_and_no_other(name):
     rows = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
     assert ARGS[name].model_fields.keys() <= rows
     assert rows == {key for model in ARGS.values() for key in model.model_fields}
 
 
-def test_every_yaml_of_the_page_is_a_config_of_known_args() -> None:
+def test_every_yaml_of_the_page_is_a_config_of_known_args():
     examples = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     kinds = set()
     for text in examples:
@@ -67,9 +62,7 @@ def test_every_yaml_of_the_page_is_a_config_of_known_args() -> None:
 
 
 @pytest.mark.parametrize("name", READY_MADE)
-def test_init_writes_a_ready_made_config(
-    name: str, sewa: Sewa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_init_writes_a_ready_made_config(name, sewa, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ended = sewa("init", "--task", name)
     assert (ended.code, ended.out) == (0, "sewa.yaml\n")
@@ -85,9 +78,7 @@ def test_init_writes_a_ready_made_config(
     assert "no such file or folder" in ended.err
 
 
-def test_paths_are_relative_to_the_yaml_and_in_flags_to_the_working_directory(
-    tmp_path: Path,
-) -> None:
+def test_paths_are_relative_to_the_yaml_and_in_flags_to_the_working_directory(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "sewa.yaml").write_text(

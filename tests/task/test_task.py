@@ -5,25 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from collections import UserDict
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import Sewa
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from sewa_cli.errors import ConfigError, TaskError, UserCodeError
 from sewa_cli.objective.tree import rows, to_device
-from sewa_cli.task import Task, default_predict, load_task, make_task
+from sewa_cli.task import default_predict, load_task, make_task
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 
 
-def task_of(functions: dict[str, Any] | None = None, **args: Any) -> Task:
+def task_of(functions=None, **args):
     usual = {
         "build_model": lambda: nn.Linear(3, 2),
         "selection_data": lambda: [1, 2],
@@ -41,7 +37,7 @@ class Output:
 class Encoder(nn.Module):
     """Takes keywords and answers with an object, as the Hugging Face models do."""
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Output:
+    def forward(self, input_ids, attention_mask=None):
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         return Output(logits=input_ids * mask, hidden=torch.zeros(()))
 
@@ -50,19 +46,19 @@ X, Y = torch.arange(6.0).reshape(2, 3), torch.tensor([0, 1])
 
 
 @pytest.mark.parametrize("batch", [(X, Y), [X, Y], (X,), X], ids=["tuple", "list", "one", "bare"])
-def test_default_predict_gives_the_model_the_inputs_of_a_batch(batch: Any) -> None:
+def test_default_predict_gives_the_model_the_inputs_of_a_batch(batch):
     model = nn.Linear(3, 2)
     assert torch.equal(default_predict(model, batch), model(X))
 
 
-def test_default_predict_gives_a_dict_as_keywords_and_takes_the_logits() -> None:
+def test_default_predict_gives_a_dict_as_keywords_and_takes_the_logits():
     mask = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]])
     outputs = default_predict(Encoder(), {"input_ids": X, "attention_mask": mask})
     assert torch.equal(outputs, X * mask)
 
 
-def test_a_generator_function_can_be_iterated_over_again() -> None:
-    def selection_data() -> Iterator[int]:
+def test_a_generator_function_can_be_iterated_over_again():
+    def selection_data():
         yield from (1, 2, 3)
 
     data = task_of({"selection_data": selection_data}).selection_data
@@ -72,11 +68,11 @@ def test_a_generator_function_can_be_iterated_over_again() -> None:
     assert list(both) == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_a_loader_is_made_once_and_iterated_over_often() -> None:
-    made: list[DataLoader[int]] = []
+def test_a_loader_is_made_once_and_iterated_over_often():
+    made = []
 
-    def selection_data() -> DataLoader[int]:
-        made.append(DataLoader(range(4), batch_size=2))  # type: ignore[arg-type]
+    def selection_data():
+        made.append(DataLoader(range(4), batch_size=2))
         return made[-1]
 
     data = task_of({"selection_data": selection_data}).selection_data
@@ -85,7 +81,7 @@ def test_a_loader_is_made_once_and_iterated_over_often() -> None:
     assert len(made) == 1
 
 
-def test_every_arg_that_no_function_takes_is_reported() -> None:
+def test_every_arg_that_no_function_takes_is_reported():
     with pytest.raises(ConfigError) as caught:
         task_of({"build_model": lambda width: nn.Linear(3, width)}, width=2, depht=1, see=0)
     assert caught.value.faults == (
@@ -94,7 +90,7 @@ def test_every_arg_that_no_function_takes_is_reported() -> None:
     )
 
 
-def test_args_reach_the_task_from_yaml_and_set(run_dir: Path, sewa: Sewa) -> None:
+def test_args_reach_the_task_from_yaml_and_set(run_dir, sewa):
     with (run_dir / "task.py").open("a") as file:
         file.write("def selection_data(rows, where): print(where); return data(1, rows)\n")
     with (run_dir / "sewa.yaml").open("a") as file:
@@ -105,7 +101,7 @@ def test_args_reach_the_task_from_yaml_and_set(run_dir: Path, sewa: Sewa) -> Non
     assert "data" in ended.err.splitlines()  # sewa.yaml is here, and so is ./data
 
 
-def test_all_missing_functions_are_reported_together() -> None:
+def test_all_missing_functions_are_reported_together():
     with pytest.raises(TaskError) as caught:
         make_task({"loss": 3}, source="x/task.py", args={})
     message = str(caught.value).splitlines()
@@ -124,7 +120,7 @@ def loss(outputs, batch): return outputs.mean()
 """
 
 
-def test_a_task_file_can_import_its_neighbour(tmp_path: Path) -> None:
+def test_a_task_file_can_import_its_neighbour(tmp_path):
     (tmp_path / "neighbour_of_task.py").write_text("WIDTH = 5\n")
     path = tmp_path / "my-task.py"
     path.write_text(SMALL.format(extra="from neighbour_of_task import WIDTH"))
@@ -135,7 +131,7 @@ def test_a_task_file_can_import_its_neighbour(tmp_path: Path) -> None:
     assert task.source == str(path)
 
 
-def test_an_importable_module_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_importable_module_is_a_task(tmp_path, monkeypatch):
     package = tmp_path / "package_with_task"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -150,8 +146,8 @@ def test_an_importable_module_is_a_task(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_module_that_imports_a_missing_one_is_the_users_error_with_its_frame(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     (tmp_path / "task_with_lost_import.py").write_text("import nonesuch_package\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserCodeError, match="No module named 'nonesuch_package'") as caught:
@@ -159,7 +155,7 @@ def test_a_module_that_imports_a_missing_one_is_the_users_error_with_its_frame(
     assert "task_with_lost_import.py" in caught.value.frames
 
 
-def test_functions_of_a_task_file_can_be_pickled_for_worker_processes(tmp_path: Path) -> None:
+def test_functions_of_a_task_file_can_be_pickled_for_worker_processes(tmp_path):
     import pickle
 
     path = tmp_path / "pickled_task.py"
@@ -197,9 +193,7 @@ def metrics(model):
 
 
 @pytest.mark.parametrize("command", ["select", "validate"])
-def test_what_the_users_code_prints_goes_to_stderr_and_never_to_stdout(
-    run_dir: Path, sewa: Sewa, command: str
-) -> None:
+def test_what_the_users_code_prints_goes_to_stderr_and_never_to_stdout(run_dir, sewa, command):
     with (run_dir / "task.py").open("a") as file:
         file.write(LOUD)
     ended = sewa(command, "--json")
@@ -214,17 +208,17 @@ def test_what_the_users_code_prints_goes_to_stderr_and_never_to_stdout(
 class Encoding(UserDict[str, Tensor]):
     """A tokenizer's output: a mapping whose keys are attributes, and which moves itself."""
 
-    def __getattr__(self, name: str) -> Tensor:
+    def __getattr__(self, name):
         try:
-            return self.__dict__["data"][name]  # type: ignore[no-any-return]
+            return self.__dict__["data"][name]
         except KeyError:
             raise AttributeError(name) from None
 
-    def to(self, device: torch.device, **_options: Any) -> Encoding:
+    def to(self, device, **_options):
         return Encoding({key: value.to(device) for key, value in self.items()})
 
 
-def test_a_mapping_that_can_move_itself_keeps_its_kind() -> None:
+def test_a_mapping_that_can_move_itself_keeps_its_kind():
     moved = to_device((Encoding({"input_ids": torch.zeros(4, 3)}), torch.zeros(4)), META)
     assert moved[0]["input_ids"].device == META
     assert moved[0].input_ids.device == META  # as the user's predict would write it
@@ -244,5 +238,5 @@ def test_a_mapping_that_can_move_itself_keeps_its_kind() -> None:
         (torch.zeros(0, 3), 0),
     ],
 )
-def test_a_batch_counts_by_its_rows(batch: Any, count: int) -> None:
+def test_a_batch_counts_by_its_rows(batch, count):
     assert rows(batch) == count

@@ -1,18 +1,16 @@
 """Whatever the user's code does to the model, the data, the process: right numbers or an error."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.shells import shell
-from helpers.tiny import TASK, Sewa, report_of
+from helpers.tiny import TASK, report_of
 from safetensors.torch import load_file, save_file
 
 
-def write_task(extra: str, *replaced: tuple[str, str]) -> None:
+def write_task(extra, *replaced):
     text = TASK
     for old, new in replaced:
         assert old in text
@@ -28,7 +26,7 @@ def write_task(extra: str, *replaced: tuple[str, str]) -> None:
         "def loss(o, b):\n    return nn.functional.cross_entropy(o, b[1].mul_(0))",
     ],
 )
-def test_a_batch_changed_in_place_is_reported(sewa: Sewa, extra: str) -> None:
+def test_a_batch_changed_in_place_is_reported(sewa, extra):
     """Later passes would see other data."""
     write_task(extra)
     ended = sewa("select")
@@ -37,7 +35,7 @@ def test_a_batch_changed_in_place_is_reported(sewa: Sewa, extra: str) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa: Sewa) -> None:
+def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa):
     write_task("def targets(b):\n    return b[1] if len(b[1]) == 128 else 1 - b[1]")
     ended = sewa("select")
     assert ended.code == 4
@@ -46,7 +44,7 @@ def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa: Sewa) -> No
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_labels_may_be_popped_from_a_dict_batch(sewa: Sewa) -> None:
+def test_labels_may_be_popped_from_a_dict_batch(sewa):
     assert sewa("select").code == 0
     plain = report_of()
     write_task(
@@ -61,7 +59,7 @@ def test_labels_may_be_popped_from_a_dict_batch(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_random_numbers_drawn_while_importing_are_seeded(sewa: Sewa) -> None:
+def test_random_numbers_drawn_while_importing_are_seeded(sewa):
     write_task("", ("def data(", "SHUFFLE = torch.randn(300, 6)\n\ndef data("), (
         "generator=generator)\n", "generator=generator) + SHUFFLE\n"))  # fmt: skip
     outputs = []
@@ -74,7 +72,7 @@ def test_random_numbers_drawn_while_importing_are_seeded(sewa: Sewa) -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_function_that_leaves_another_folder_behind_is_refused(sewa: Sewa) -> None:
+def test_a_function_that_leaves_another_folder_behind_is_refused(sewa):
     Path("elsewhere").mkdir()
     write_task(
         "",
@@ -89,7 +87,7 @@ def test_a_function_that_leaves_another_folder_behind_is_refused(sewa: Sewa) -> 
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_when_nobody_reads_stderr_the_work_is_still_done() -> None:
+def test_when_nobody_reads_stderr_the_work_is_still_done():
     write_task("def metrics(m):\n    print('x' * 100, flush=True)\n    return {'a': 1}")
     ended = shell("sewa select -v -o out.safetensors 2> >(head -1 > /dev/null) | wc -l")
     assert ended.returncode == 0, ended.stderr
@@ -99,7 +97,7 @@ def test_when_nobody_reads_stderr_the_work_is_still_done() -> None:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_metrics_that_cast_the_weights_are_refused(sewa: Sewa) -> None:
+def test_metrics_that_cast_the_weights_are_refused(sewa):
     write_task("def metrics(m):\n    m.double(); m.float()\n    return {'x': 1}")
     ended = sewa("select")
     assert ended.code == 4
@@ -114,7 +112,7 @@ def test_metrics_that_cast_the_weights_are_refused(sewa: Sewa) -> None:
         pytest.param("torch.set_grad_enabled(False)", marks=pytest.mark.breadth),
     ],
 )
-def test_global_switches_of_torch_in_the_task_do_no_harm(sewa: Sewa, extra: str) -> None:
+def test_global_switches_of_torch_in_the_task_do_no_harm(sewa, extra):
     assert sewa("select").code == 0
     plain = report_of()["average"]["heldout_loss"]
     write_task(extra, ("torch.randn(rows, 6,", "torch.randn(rows, 6, dtype=torch.float32,"))
@@ -129,9 +127,7 @@ def test_global_switches_of_torch_in_the_task_do_no_harm(sewa: Sewa, extra: str)
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("solver", ["gumbel", pytest.param("linear", marks=pytest.mark.breadth)])
-def test_a_task_may_change_the_working_directory_when_it_is_imported(
-    sewa: Sewa, tmp_path: Path, solver: str
-) -> None:
+def test_a_task_may_change_the_working_directory_when_it_is_imported(sewa, tmp_path, solver):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "rows.txt").write_text("300")
     write_task(
@@ -149,7 +145,7 @@ def test_a_task_may_change_the_working_directory_when_it_is_imported(
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("name", ["step-:smile:3", "step-[bold]3"])
-def test_a_path_in_a_warning_is_shown_as_it_is(sewa: Sewa, name: str) -> None:
+def test_a_path_in_a_warning_is_shown_as_it_is(sewa, name):
     broken = load_file("ckpts/step-10.safetensors")
     broken["0.bias"][0] = float("nan")
     save_file(broken, f"{name}.safetensors")
@@ -170,7 +166,7 @@ def test_a_path_in_a_warning_is_shown_as_it_is(sewa: Sewa, name: str) -> None:
         ("sewa select -o $'caf\\xe9.safetensors'", "is not a UTF-8 name"),
     ],
 )
-def test_unusual_streams_and_names_get_one_line(script: str, words: str) -> None:
+def test_unusual_streams_and_names_get_one_line(script, words):
     ended = shell(script)
     assert (ended.returncode, len(ended.stderr.splitlines())) == (3, 1), ended.stderr
     assert words in ended.stderr
@@ -179,7 +175,7 @@ def test_unusual_streams_and_names_get_one_line(script: str, words: str) -> None
 @pytest.mark.breadth
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
-def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(sewa: Sewa, closed: str) -> None:
+def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(sewa, closed):
     """Prints to a number that the averaged file had got would stand in its middle."""
     write_task("import os\ndef metrics(m):\n    os.system('echo noise >&2')\n    return {'a': 1}")
     assert sewa("select", "-o", "whole.safetensors").code == 0

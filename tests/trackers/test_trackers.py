@@ -1,20 +1,15 @@
 """Trackers get the report: TensorBoard's own reader finds it again, and so does anybody's hook."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers.pages import raw, report
-from helpers.tiny import Sewa
 
 from sewa_cli.trackers import curves, numbers
 
@@ -22,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "page.md"
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_tensorboard_has_numbers_curves_names_and_pictures(sewa: Sewa) -> None:
+def test_tensorboard_has_numbers_curves_names_and_pictures(sewa):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     ended = sewa("select", "-o", "out.safetensors", "--log", "tensorboard:runs")
@@ -50,7 +45,7 @@ def test_tensorboard_has_numbers_curves_names_and_pictures(sewa: Sewa) -> None:
 
 
 @pytest.mark.parametrize("name", ["select", "mask", "compare", "evaluate", "inspect"])
-def test_tags_are_the_same_in_every_run_and_have_no_space(name: str) -> None:
+def test_tags_are_the_same_in_every_run_and_have_no_space(name):
     content = raw(name)
     other = json.loads(json.dumps(content))
     if name in ("select", "mask"):  # another baseline
@@ -64,23 +59,21 @@ def test_tags_are_the_same_in_every_run_and_have_no_space(name: str) -> None:
     assert all(re.fullmatch(r"sewa/\S+", tag) for tag in one)
 
 
-def installed(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+def installed(monkeypatch, function):
     entry = SimpleNamespace(name="mine", load=lambda: function)
     own = importlib.metadata.entry_points
 
-    def entry_points(**params: Any) -> Any:
+    def entry_points(**params):
         return [entry] if params == {"group": "sewa.trackers"} else own(**params)
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_an_installed_tracker_gets_the_report_when_all_is_written(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_tracker_gets_the_report_when_all_is_written(sewa, monkeypatch):
     got = []
 
-    def log(found: Any, where: str) -> None:
+    def log(found, where):
         assert Path("out.safetensors").exists()
         got.append((found.kind, found.average.heldout_loss, where))
 
@@ -91,10 +84,8 @@ def test_an_installed_tracker_gets_the_report_when_all_is_written(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_tracker_that_fails_is_the_users_code_and_costs_no_result(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def log(*_: object) -> None:
+def test_a_tracker_that_fails_is_the_users_code_and_costs_no_result(sewa, monkeypatch):
+    def log(*_):
         raise OSError("no network")
 
     installed(monkeypatch, log)
@@ -114,9 +105,7 @@ def test_a_tracker_that_fails_is_the_users_code_and_costs_no_result(
         ("wandb:a-project", 2, "pip install wandb"),
     ],
 )
-def test_a_tracker_is_refused_before_any_work(
-    monkeypatch: pytest.MonkeyPatch, sewa: Sewa, asked: str, code: int, why: str
-) -> None:
+def test_a_tracker_is_refused_before_any_work(monkeypatch, sewa, asked, code, why):
     monkeypatch.setitem(sys.modules, "wandb", None)
     ended = sewa("select", "-o", "out.safetensors", "--log", asked)
     assert ended.code == code
@@ -124,7 +113,7 @@ def test_a_tracker_is_refused_before_any_work(
     assert not Path("out.safetensors").exists()
 
 
-def test_the_documented_hook_is_ours_for_weights_and_biases() -> None:
+def test_the_documented_hook_is_ours_for_weights_and_biases():
     from sewa_cli.trackers import wandb
 
     [example] = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
@@ -134,7 +123,7 @@ def test_the_documented_hook_is_ours_for_weights_and_biases() -> None:
 
 
 @pytest.fixture
-def wandb(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def wandb(run_dir, monkeypatch):
     found = pytest.importorskip("wandb", reason="no wandb: pip install wandb")
     for name, value in (("MODE", "offline"), ("SILENT", "true"), ("ERROR_REPORTING", "false")):
         monkeypatch.setenv(f"WANDB_{name}", value)
@@ -143,7 +132,7 @@ def wandb(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.breadth
-def test_weights_and_biases_keeps_the_report_offline(wandb: Any, sewa: Sewa) -> None:
+def test_weights_and_biases_keeps_the_report_offline(wandb, sewa):
     ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:a-project")
     assert ended.code == 0, ended.err
     wandb.teardown()  # as at the end of a process: its own one may still be writing
@@ -157,7 +146,7 @@ def test_weights_and_biases_keeps_the_report_offline(wandb: Any, sewa: Sewa) -> 
 
 @pytest.mark.breadth
 @pytest.mark.usefixtures("wandb")
-def test_what_weights_and_biases_raises_is_no_bug_of_ours_and_costs_no_result(sewa: Sewa) -> None:
+def test_what_weights_and_biases_raises_is_no_bug_of_ours_and_costs_no_result(sewa):
     ended = sewa("select", "-o", "out.safetensors", "--log", "wandb:not/a project?")
     assert ended.code == 4
     assert "wandb() raised" in ended.error

@@ -1,19 +1,11 @@
 """Products by tiles: what the naive product gives, whatever the threads and the files."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import hypothesis.strategies as st
 import pytest
 import torch
 from helpers.problems import dense
-from helpers.tiny import Sewa
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
@@ -26,14 +18,14 @@ from sewa_cli.trajectory.tiers import Dense, Streamed
 
 
 @pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
+def threads():
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
 @pytest.fixture
-def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tiles(monkeypatch):
     """A few columns each, so that a small W has many."""
     monkeypatch.setattr(products, "COLUMNS", 8)
     monkeypatch.setattr(products, "FEWEST_COLUMNS", 3)
@@ -41,15 +33,15 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "ALONE", 1)
 
 
-def naive(W: Tensor, a: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
+def naive(W, a, G):
     return a.double() @ W.double(), G.double() @ W[:, : G.shape[1]].double().T
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_tiles_of_every_shape_give_the_naive_product() -> None:
+def test_tiles_of_every_shape_give_the_naive_product():
     @settings(max_examples=30)
     @given(st.integers(1, 120), st.integers(1, 60), st.integers(1, 5), st.integers(0, 10**6))
-    def check(k: int, P: int, M: int, seed: int) -> None:
+    def check(k, P, M, seed):
         torch.manual_seed(seed)
         W, a = torch.randn(k, P), torch.randn(M, k)
         G = torch.randn(M, int(torch.randint(1, P + 1, ())))
@@ -64,7 +56,7 @@ def test_tiles_of_every_shape_give_the_naive_product() -> None:
 class Net(torch.nn.Module):
     """Tensors of many sizes, one of them tied, one empty, and a buffer."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.first = torch.nn.Linear(7, 9)
         self.second = torch.nn.Linear(9, 7, bias=False)
@@ -73,9 +65,9 @@ class Net(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(7)
 
 
-def rows_of(folder: Path) -> CheckpointRows:
+def rows_of(folder):
     x = torch.zeros(2, 7)
-    functions: dict[str, Any] = {
+    functions = {
         "build_model": Net,
         "selection_data": lambda: [(x, x)],
         "loss": lambda outputs, batch: ((outputs - batch[1]) ** 2).mean(),
@@ -85,7 +77,7 @@ def rows_of(folder: Path) -> CheckpointRows:
     return CheckpointRows(open_session(config, task, Events()))
 
 
-def save(state: dict[str, Tensor], folder: Path, step: int, form: str) -> None:
+def save(state, folder, step, form):
     state = {name: tensor.contiguous() for name, tensor in state.items()}
     if form == "file":
         state = {name: tensor.clone() for name, tensor in state.items()}
@@ -116,9 +108,7 @@ def save(state: dict[str, Tensor], folder: Path, step: int, form: str) -> None:
         ("dcp", torch.bfloat16),
     ],
 )
-def test_a_stream_of_files_gives_the_products_that_W_in_memory_gives(
-    tmp_path: Path, form: str, dtype: torch.dtype
-) -> None:
+def test_a_stream_of_files_gives_the_products_that_W_in_memory_gives(tmp_path, form, dtype):
     torch.manual_seed(0)
     for step in range(20):
         model = Net()
@@ -141,7 +131,7 @@ def test_a_stream_of_files_gives_the_products_that_W_in_memory_gives(
 
 
 @pytest.mark.usefixtures("small_tiles")
-def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path: Path) -> None:
+def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path):
     for step in range(3):
         save(Net().state_dict(), tmp_path, step, "file")
     rows = rows_of(tmp_path)
@@ -163,9 +153,7 @@ def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path: Path)
         pytest.param(["--K", "3", "--solver", "linear"], "memory", marks=pytest.mark.breadth),
     ],
 )
-def test_a_command_writes_the_same_bytes_with_one_two_and_four_threads(
-    sewa: Sewa, flags: list[str], tier: str
-) -> None:
+def test_a_command_writes_the_same_bytes_with_one_two_and_four_threads(sewa, flags, tier):
     found = []
     for threads in (1, 2, 4):
         torch.set_num_threads(threads)

@@ -1,7 +1,5 @@
 """Where W lives changes what it costs, not what it gives."""
 
-from __future__ import annotations
-
 import json
 import weakref
 from pathlib import Path
@@ -12,13 +10,12 @@ import pytest
 import torch
 from helpers.memory import WIDE_TASK, peaks
 from helpers.tiny import WEIGHTS as BYTES
-from helpers.tiny import Sewa, report_of
+from helpers.tiny import report_of
 from hypothesis import given, settings
 from safetensors.torch import save_file
 from torch import nn
 
 from sewa_cli.objective.model import FlatModel
-from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory import placement as placing
 from sewa_cli.trajectory.placement import free_on_host
 from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed
@@ -33,18 +30,18 @@ class Rows:
     device = CPU
     gather = None
 
-    def __init__(self, W: torch.Tensor, layout: Layout) -> None:
+    def __init__(self, W, layout):
         self.layout = layout
         self.count = len(W)
-        self.broken: set[int] = set()
+        self.broken = set()
         self._W = W
 
-    def fill(self, i: int, row: torch.Tensor) -> bool:
+    def fill(self, i, row):
         row.copy_(self._W[i])
         return i not in self.broken
 
 
-def tiers(k: int, width: int, seed: int) -> tuple[torch.Tensor, dict[str, Trajectory]]:
+def tiers(k, width, seed):
     """The same random W [k, P] in every tier."""
     torch.manual_seed(seed)
     layout = FlatModel(nn.Linear(width, 3), CPU).layout
@@ -56,9 +53,7 @@ def tiers(k: int, width: int, seed: int) -> tuple[torch.Tensor, dict[str, Trajec
 
 @settings(max_examples=25)
 @given(st.integers(1, 130), st.integers(1, 20), st.integers(1, 4), st.integers(0, 2**31))
-def test_every_tier_mixes_and_pulls_back_like_the_naive_product(
-    k: int, width: int, M: int, seed: int
-) -> None:
+def test_every_tier_mixes_and_pulls_back_like_the_naive_product(k, width, M, seed):
     W, held = tiers(k, width, seed)
     a = torch.rand(M, k, dtype=torch.float64)
     G = torch.randn(M, W.shape[1])
@@ -75,7 +70,7 @@ def test_every_tier_mixes_and_pulls_back_like_the_naive_product(
         assert ((found - pulled).abs() <= bound).all(), name
 
 
-def caps() -> dict[str, int]:
+def caps():
     return {
         "memory": 12 * BYTES + WORK,
         "bf16": 6 * BYTES + 2 * BYTES + WORK,
@@ -83,7 +78,7 @@ def caps() -> dict[str, int]:
     }
 
 
-def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
+def run_in(sewa, tier, *arguments):
     name = f"{tier}.safetensors"
     ended = sewa(
         *("select", "--memory", caps()[tier], "--set", "gumbel.iterations=30"),
@@ -94,7 +89,7 @@ def run_in(sewa: Sewa, tier: str, *arguments: object) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_every_tier_selects_an_average_of_the_same_loss(sewa: Sewa) -> None:
+def test_every_tier_selects_an_average_of_the_same_loss(sewa):
     reports = {tier: run_in(sewa, tier) for tier in ("memory", "bf16", "files")}
     for tier, report in reports.items():
         assert report["placement"]["tier"] == tier
@@ -120,15 +115,13 @@ def predict(model, batch):
 """
 
 
-def fail_in_forward_passes(times: int) -> None:
+def fail_in_forward_passes(times):
     Path("task.py").write_text(Path("task.py").read_text() + ONCE.format(times=times))
 
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("command", ["select", "compare --methods sewa,last"])
-def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tier(
-    sewa: Sewa, command: str
-) -> None:
+def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tier(sewa, command):
     """On a GPU that is the usual case: W is placed first, activations come later."""
     fail_in_forward_passes(2)
     form = ["--json"] if command == "select" else ["--format", "json"]
@@ -143,9 +136,7 @@ def test_memory_that_runs_out_while_learning_or_in_the_users_code_lowers_the_tie
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("flags", [[], ["--solver", "linear"]])
-def test_memory_that_runs_out_in_the_users_code_to_the_last_is_told_with_its_frames(
-    sewa: Sewa, flags: list[str]
-) -> None:
+def test_memory_that_runs_out_in_the_users_code_to_the_last_is_told_with_its_frames(sewa, flags):
     fail_in_forward_passes(10**6)
     ended = sewa("select", *flags)
     assert ended.code == 4
@@ -155,13 +146,11 @@ def test_memory_that_runs_out_in_the_users_code_to_the_last_is_told_with_its_fra
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
-    sewa: Sewa, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_held_is_let_go_before_the_next_tier_is_tried(sewa, monkeypatch):
     plain, held = placing.Placer.place, list[Any]()
-    alive: list[int] = []
+    alive = []
 
-    def place(self: placing.Placer) -> placing.Placed:
+    def place(self):
         alive.append(sum(ref() is not None for ref in held))
         placed = plain(self)
         held.append(weakref.ref(placed.trajectory))
@@ -178,8 +167,8 @@ def test_what_was_held_is_let_go_before_the_next_tier_is_tried(
     ("limit", "left"), [("300000\n", 250_000), ("max\n", None), ("40000\n", 0)]
 )
 def test_a_containers_limit_counts_and_its_cached_files_are_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, left: int | None
-) -> None:
+    tmp_path, monkeypatch, limit, left
+):
     (tmp_path / "max").write_text(limit)
     (tmp_path / "current").write_text("100000\n")
     (tmp_path / "memory.stat").write_text("anon 50000\nactive_file 20000\ninactive_file 30000\n")
@@ -201,15 +190,13 @@ def test_a_containers_limit_counts_and_its_cached_files_are_free(
         ("1KB", "memory: 1000 B is too little"),
     ],
 )
-def test_a_cap_that_makes_no_sense_is_told(sewa: Sewa, text: str, words: str) -> None:
+def test_a_cap_that_makes_no_sense_is_told(sewa, text, words):
     ended = sewa("select", "--memory", text)
     assert ended.code == 2
     assert words in ended.error
 
 
-def test_a_trajectory_four_times_the_cap_stays_within_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trajectory_four_times_the_cap_stays_within_it(tmp_path, monkeypatch):
     """80 checkpoints of 4 MB under a cap of 80 MB, and 30 MB for Python and torch."""
     if not Path("/proc/self/status").exists():
         pytest.skip("anonymous memory is read from /proc")
