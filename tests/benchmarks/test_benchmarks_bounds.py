@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 bounds = importlib.import_module("bounds")
 sys.path.remove(str(BENCHMARKS))
 
-Array = NDArray[np.float64]
 probabilities = st.floats(0, 1)
 products = st.floats(0.01, 100)
 seeds = st.integers(0, 10_000)

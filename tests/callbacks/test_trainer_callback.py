@@ -6,7 +6,7 @@ import logging
 import pytest
 import torch
 from helpers.hf_runs import build, text_rows, write_model, write_rows
-from helpers.saved import assert_means, metadata, steps
+from helpers.saved import assert_mean, assert_means, metadata, steps
 from safetensors.torch import load as load_bytes
 from safetensors.torch import load_file
 
@@ -140,11 +140,8 @@ def test_a_mean_that_a_resumed_run_has_cut_is_said_and_has_the_steps_after_it(
         {16: [states[15], states[16]], 20: [states[step] for step in range(17, 21)]},
     )
     own = tmp_path / "trainer" / "checkpoint-20" / "mean.safetensors"
-    found, names = load_file(own), load_file(own.with_name("model.safetensors")).keys()
-    assert found.keys() == names
-    for name in names:
-        mean = torch.stack([states[step][name].double() for step in range(15, 21)]).mean(0)
-        torch.testing.assert_close(found[name].double(), mean, rtol=1e-6, atol=1e-7)
+    assert load_file(own).keys() == load_file(own.with_name("model.safetensors")).keys()
+    assert_mean(own, [states[step] for step in range(15, 21)])
     assert metadata(own)["sewa_mean_steps"] == "6"
 
 
@@ -194,10 +191,8 @@ def test_means_in_the_trainers_own_checkpoints_are_selected_from_after_a_kill(
     resumed.train(resume_from_checkpoint=True)
     states = states_of(killed) | states_of(resumed)
     for step in (4, 8, 12, 16, 20):
-        found = load_file(tmp_path / "run" / f"checkpoint-{step}" / "mean.safetensors")
-        for name, tensor in found.items():
-            mean = torch.stack([states[step - n][name].double() for n in range(4)]).mean(0)
-            torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+        file = tmp_path / "run" / f"checkpoint-{step}" / "mean.safetensors"
+        assert_mean(file, [states[step - n] for n in range(4)])
     monkeypatch.chdir(trained)
     text = (trained / "sewa.yaml").read_text().replace("ckpts\nK: 3", f"{tmp_path / 'run'}")
     (trained / "means.yaml").write_text(text)

@@ -249,7 +249,6 @@ def test_bytes_entries_are_not_unpickled(folder, sewa, mark, name, monkeypatch):
 
 
 WHOLE = torch.arange(12.0).reshape(4, 3)
-Box = tuple[tuple[int, int], tuple[int, int]]
 
 
 def split(folder, *boxes):

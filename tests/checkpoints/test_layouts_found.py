@@ -11,8 +11,6 @@ from sewa_cli import checkpoints as library
 from sewa_cli.checkpoints import Reads
 from sewa_cli.errors import CheckpointError, ConfigError
 
-Tensors = dict[str, torch.Tensor]
-
 
 def weights(seed=0):
     generator = torch.Generator().manual_seed(seed)

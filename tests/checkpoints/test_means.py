@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.saved import assert_mean
 from helpers.tiny import TASK
-from safetensors.torch import load_file
 from torch import nn
 
 from sewa_cli.callbacks import IntervalMean, save_weights
@@ -32,12 +32,6 @@ def run(tmp_path, monkeypatch):
             save_weights(model, "ckpts", step, mean=mean)
     Path("task.py").write_text(TASK)
     return states
-
-
-def assert_mean(output, states):
-    for name, tensor in load_file(output).items():
-        mean = torch.stack([state[name].double() for state in states]).mean(0)
-        torch.testing.assert_close(tensor.double(), mean, rtol=1e-5, atol=1e-6)
 
 
 def test_latest_of_means_is_the_mean_of_all_their_steps(run, sewa):

@@ -7,7 +7,6 @@ import shutil
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 import torch
@@ -16,12 +15,10 @@ from helpers.tensors import change
 from helpers.tiny import files_in
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.usefixtures("run_dir")
+
 USAGE, FILES, TASK_MODULE = 2, 3, 4
 CHECKPOINT = "ckpts/step-60.safetensors"
-
-
-class Refused(Protocol):
-    def __call__(self, code, arguments, parts): ...
 
 
 @pytest.fixture
@@ -209,7 +206,6 @@ def test_a_step_range_over_files_without_steps_is_told(refused):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.usefixtures("run_dir")
 def test_a_nan_checkpoint_is_left_out_with_a_warning(sewa, value):
     spoil(120, value)
     ended = sewa("select", "--json")
@@ -267,14 +263,12 @@ def test_a_fault_in_the_task_is_told_with_what_is_wanted(refused, code, parts):
     refused(TASK_MODULE, ["select"], parts)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_a_loss_that_is_a_sum_is_warned_of(sewa):
     in_task("mean = loss\ndef loss(outputs, batch): return mean(outputs, batch) * len(outputs)")
     for command in ("validate", "select"):
         assert "loss() looks like a sum over the batch's examples" in sewa(command).err
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_validate_does_not_blame_the_loss_for_a_nan_checkpoint(sewa):
     spoil(120)
     ended = sewa("validate")
@@ -376,7 +370,6 @@ def stdout_to(path):
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("flags", [["-o", "-"], ["--json"]])
-@pytest.mark.usefixtures("run_dir")
 def test_a_standard_output_that_is_full_is_an_error_of_files(sewa, flags):
     with stdout_to("/dev/full"):
         ended = sewa("select", *flags)
@@ -385,7 +378,6 @@ def test_a_standard_output_that_is_full_is_an_error_of_files(sewa, flags):
     assert "No space left on device" in ended.error
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_without_posix_fadvise_commands_work(sewa, monkeypatch):
     monkeypatch.delattr(os, "posix_fadvise")  # macOS has none
     assert sewa("select", "--dry-run").code == 0

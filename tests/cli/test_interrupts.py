@@ -33,6 +33,8 @@ def tell():
     return handlers
 interrupts.catch = tell
 from sewa_cli.__main__ import run
+
+pytestmark = pytest.mark.usefixtures("run_dir")
 sys.exit(run())
 """
 SLOW_LOSS = TASK.replace(
@@ -71,7 +73,6 @@ def swept(points, *arguments):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(("points", "command"), [(40, ["average", "ckpts"]), (120, ["select"])])
 def test_an_interrupt_at_any_moment_is_one_line(points, command):
     found = swept(points, *command, "-o", "o.safetensors", "--force", "--quiet")
@@ -79,7 +80,6 @@ def test_an_interrupt_at_any_moment_is_one_line(points, command):
     assert found[130, SAID] >= points // 4
 
 
-@pytest.mark.usefixtures("run_dir")
 @ALL
 def test_an_interrupt_while_learning_exits_130_and_leaves_nothing(name):
     Path("task.py").write_text(SLOW_LOSS)
@@ -103,7 +103,6 @@ def instead_of(module, text):
     return f"PYTHONPATH={folder}{os.pathsep}$PYTHONPATH"
 
 
-@pytest.mark.usefixtures("run_dir")
 @ALL
 def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(name):
     """numpy's C code prints what it has caught and raises an ImportError."""
@@ -122,7 +121,6 @@ def test_an_interrupt_that_an_import_turns_into_its_own_error_is_an_interrupt(na
     assert not Path("out.safetensors").exists()
 
 
-@pytest.mark.usefixtures("run_dir")
 @ALL
 def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name):
     swallow = (
@@ -137,7 +135,6 @@ def test_an_interrupt_that_the_users_code_swallows_still_ends_the_run(name):
     assert not Path("out.safetensors").exists()
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_a_signal_that_is_ignored_stays_ignored():
     """`nohup` ignores it, and a shell for what runs in the background."""
     kill = "import os, signal\nfor number in (signal.SIGINT, signal.SIGHUP):\n"
@@ -149,7 +146,6 @@ def test_a_signal_that_is_ignored_stays_ignored():
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     "late",
     [
@@ -168,7 +164,6 @@ def test_an_interrupt_when_all_is_done_changes_nothing(late):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
 def test_a_thread_that_does_not_end_cannot_hold_us():
     threads = "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()\n"
     Path("task.py").write_text(threads + TASK)

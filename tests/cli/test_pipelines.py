@@ -13,8 +13,9 @@ from safetensors.torch import load
 
 import sewa_cli.__main__
 
+pytestmark = pytest.mark.usefixtures("run_dir")
 
-@pytest.mark.usefixtures("run_dir")
+
 def test_paths_from_a_pipe_go_in_and_come_out():
     ended = shell("ls ckpts/*.safetensors | sewa select - --K 3 | xargs ls")
     assert ended.returncode == 0, ended.stderr
@@ -23,7 +24,6 @@ def test_paths_from_a_pipe_go_in_and_come_out():
     assert all(Path(line).is_file() for line in lines)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_the_averaged_file_can_be_streamed_while_the_users_code_prints(sewa):
     noisy = 'import atexit, os\nprint("hello from the task")\nos.write(1, b"raw hello\\n")\n'
     noisy += "atexit.register(lambda: print('good bye'))\n"
@@ -43,7 +43,6 @@ def test_the_averaged_file_can_be_streamed_while_the_users_code_prints(sewa):
     assert Path("again").read_bytes() == ended.stdout
 
 
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     "script",
     [
@@ -85,7 +84,6 @@ def test_the_bare_command_shows_the_help_and_no_error(sewa):
 
 
 @pytest.mark.skipif(not shutil.which("script"), reason="no `script` to make a terminal with")
-@pytest.mark.usefixtures("run_dir")
 def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths():
     ended = shell("script -qec 'sewa select --set gumbel.iterations=150' /dev/null")
     assert ended.returncode == 0, ended.stdout
@@ -95,7 +93,6 @@ def test_a_terminal_sees_the_loss_while_it_learns_and_no_paths():
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
 def test_the_demos_next_command_runs_where_there_is_no_sewa_on_the_path(
     tmp_path, monkeypatch, sewa
 ):

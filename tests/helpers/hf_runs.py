@@ -33,6 +33,17 @@ BERT: dict[str, Any] = {
     "max_position_embeddings": 32,
 }
 BERT |= {"pad_token_id": 0, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+LLAMA: dict[str, Any] = {
+    **TINY,
+    "vocab_size": WORDS,
+    "intermediate_size": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
 COLOURS = ["blue", "green", "red"]
 NAMES = {
     "sequence-classification": ["few", "many"],

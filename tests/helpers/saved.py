@@ -32,6 +32,12 @@ def steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if not name.endswith(".mean"))
 
 
+def assert_mean(file: Path | str, states: list[dict[str, Any]]) -> None:
+    for name, tensor in load_file(file).items():
+        mean = torch.stack([state[name].double() for state in states]).mean(0)
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+
+
 def assert_means(folder: Path, expected: dict[int, list[dict[str, Any]]]) -> None:
     """Compare interval means with the weights of all steps, which a slow twin kept in lists."""
     assert steps(folder) == sorted(expected)
@@ -39,7 +45,5 @@ def assert_means(folder: Path, expected: dict[int, list[dict[str, Any]]]) -> Non
         path = folder / f"step-{step}.mean.safetensors"
         found = load_file(path)
         assert set(found) == set(load_file(folder / f"step-{step}.safetensors"))
-        for name, tensor in found.items():
-            mean = torch.stack([one[name].double() for one in kept]).mean(0)
-            torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+        assert_mean(path, kept)
         assert metadata(path)["sewa_mean_steps"] == str(len(kept))

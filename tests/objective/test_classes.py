@@ -1,7 +1,6 @@
 """A loss of known classes, piece by piece: the same numbers as in one go, in bounded memory."""
 
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -36,9 +35,6 @@ class Speaker(nn.Module):
 
     def forward(self, ids):
         return self.head(self.body(ids))
-
-
-Batch = dict[str, Any]
 
 
 def batches(sizes, ignored=0.3, seed=0):

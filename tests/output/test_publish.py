@@ -7,14 +7,12 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from sewa_cli import publish as publishing
 from sewa_cli.publish import new_file, publish, sync, temporary
 
-Lacks = Callable[[str], None]
 OURS = f".sewa-{publishing._HOST}-01234567"
 ELSEWHERE = ".sewa-00000000-01234567"
 

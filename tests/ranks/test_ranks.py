@@ -26,6 +26,8 @@ FAILING = (
     UNEVEN
     + """
 import os, pathlib
+
+pytestmark = pytest.mark.usefixtures("uneven")
 calls = 0
 def predict(model, batch):
     global calls
@@ -46,7 +48,6 @@ def uneven(run_dir):
     return run_dir
 
 
-@pytest.mark.usefixtures("uneven")
 def test_two_ranks_choose_and_write_what_one_does(sewa):
     alone = sewa("select", "--solver", "gumbel", "-o", "one.safetensors")
     assert alone.code == 0, alone.err
@@ -70,7 +71,6 @@ def test_two_ranks_choose_and_write_what_one_does(sewa):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
 def test_ranks_that_are_given_other_batches_are_told_of():
     with Path("task.py").open("a") as task:
         task.write(
@@ -95,7 +95,6 @@ def test_ranks_that_are_given_other_batches_are_told_of():
     ],
     ids=" ".join,
 )
-@pytest.mark.usefixtures("uneven")
 def test_every_solver_and_tier_gives_the_same_answer(sewa, arguments, ranks):
     assert sewa("select", *arguments, "-o", "one.safetensors").code == 0
     ended = sewa_on(ranks, "select", *arguments, "-o", "more.safetensors")
@@ -107,7 +106,6 @@ def test_every_solver_and_tier_gives_the_same_answer(sewa, arguments, ranks):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
 def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa):
     for command in (
         ["compare", "--methods", "sewa,last,uniform,greedy", "--K", "4", "--json"],
@@ -122,7 +120,6 @@ def test_compare_and_evaluate_are_the_same_on_two_ranks(sewa):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("uneven")
 def test_nan_in_the_columns_of_one_rank_is_left_out_by_all(sewa):
     path = "ckpts/step-60.safetensors"
     broken = load_file(path)
@@ -146,7 +143,6 @@ def test_nan_in_the_columns_of_one_rank_is_left_out_by_all(sewa):
         pytest.param("memory", "rank 1: predict() raised OutOfMemoryError", marks=BREADTH),
     ],
 )
-@pytest.mark.usefixtures("uneven")
 def test_a_rank_that_raises_is_named_and_ends_all(how, line):
     Path("task.py").write_text(FAILING)
     ended = sewa_on(2, "select", "--solver", "gumbel", HOW=how)
@@ -159,7 +155,6 @@ def test_a_rank_that_raises_is_named_and_ends_all(how, line):
 
 @pytest.mark.breadth
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.usefixtures("uneven")
 def test_an_interrupt_is_one_line(number):
     with started(0, "learning") as running:
         if number == signal.SIGINT:  # a terminal sends it to all

@@ -9,6 +9,8 @@ import pytest
 
 from sewa_cli import solvers
 
+pytestmark = pytest.mark.usefixtures("climb")
+
 PAGE = Path(__file__).parents[2] / "docs" / "solvers.md"
 OWN = ["--solver", "climb", "--set", "solver_from=climb.py"]
 
@@ -23,7 +25,6 @@ def climb(run_dir):
         del solvers.REGISTRY[name]
 
 
-@pytest.mark.usefixtures("climb")
 def test_the_example_chooses_better_than_where_it_began(sewa):
     ended = sewa("select", "--K", 4, *OWN, "--set", "climb.tries=60", "--json")
     assert ended.code == 0, ended.err
@@ -37,7 +38,6 @@ def test_the_example_chooses_better_than_where_it_began(sewa):
     assert losses["sewa"] < losses["latest"]
 
 
-@pytest.mark.usefixtures("climb")
 def test_the_same_seed_gives_the_same_bytes_in_every_tier(sewa):
     for tier in ("memory", "files"):
         ended = sewa("select", *OWN, "--set", f"tier={tier}", "-o", f"{tier}.safetensors")
@@ -45,7 +45,6 @@ def test_the_same_seed_gives_the_same_bytes_in_every_tier(sewa):
     assert Path("memory.safetensors").read_bytes() == Path("files.safetensors").read_bytes()
 
 
-@pytest.mark.usefixtures("climb")
 def test_its_settings_are_checked_under_its_name(sewa, run_dir):
     yaml = run_dir / "sewa.yaml"
     text = yaml.read_text() + "solver: climb\nsolver_from: climb.py\n"
@@ -59,7 +58,6 @@ def test_its_settings_are_checked_under_its_name(sewa, run_dir):
     assert sewa("average").code == 0  # which chooses nothing, and looks at no solver
 
 
-@pytest.mark.usefixtures("climb")
 def test_it_is_listed_planned_and_refused_as_ours_are(sewa):
     listed = sewa("solvers", "--set", "solver_from=climb.py").out
     assert re.search(r"^climb +From the K newest, one random swap", listed, re.MULTILINE)
@@ -84,7 +82,6 @@ def test_a_package_brings_one_by_an_entry_point(climb, sewa, tmp_path, monkeypat
     assert json.loads(ended.out)["config"]["solver"] == "guest"
 
 
-@pytest.mark.usefixtures("climb")
 def test_a_fault_in_it_is_shown_with_the_users_frames(sewa):
     path = Path("climb.py")
     path.write_text(
@@ -96,9 +93,7 @@ def test_a_fault_in_it_is_shown_with_the_users_frames(sewa):
     assert "climb.py" in ended.err
 
 
-def test_a_class_that_is_no_solver_is_refused():
-    with pytest.raises(ValueError, match="a solver is a subclass"):
-        solvers.register("dict", dict)
+def test_a_second_solver_of_one_name_is_refused():
     with pytest.raises(ValueError, match="there is a solver named gumbel already"):
         solvers.register("gumbel", type("Mine", (solvers.Solver,), {}))
 
@@ -126,7 +121,6 @@ FAULTS = {
 }
 
 
-@pytest.mark.usefixtures("climb")
 @pytest.mark.parametrize(("lines", "words"), FAULTS.values(), ids=FAULTS)
 def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(sewa, lines, words):
     Path("climb.py").write_text(
@@ -144,7 +138,6 @@ def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(sewa, lin
     assert not list(Path().glob("averaged*"))
 
 
-@pytest.mark.usefixtures("climb")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -164,7 +157,6 @@ def test_what_is_no_solver_is_refused_when_it_is_registered(sewa, text, words):
     assert words in ended.error
 
 
-@pytest.mark.usefixtures("climb")
 def test_a_name_that_is_a_key_of_the_config_is_refused(sewa):
     path = Path("climb.py")
     path.write_text(path.read_text().replace('register("climb"', 'register("task"'))
@@ -173,7 +165,6 @@ def test_a_name_that_is_a_key_of_the_config_is_refused(sewa):
     assert "'task' is a key of sewa.yaml" in ended.error
 
 
-@pytest.mark.usefixtures("climb")
 def test_a_fast_comparison_says_that_it_does_not_ask_it(sewa):
     ended = sewa("compare", "--fast", "--methods", "sewa,last", "--K", 3, *OWN)
     assert ended.code == 0, ended.err

@@ -131,9 +131,7 @@ def test_sampled_actions_are_drawn_by_the_episodes_own_seed(args):
     model = task.build_model()
     first = scores(task, list(range(20)), model)
     assert scores(task, [12, 5], model) == [first[12], first[5]]
-    sure = nn.Linear(4, 2)
-    nn.init.zeros_(sure.weight)
-    sure.bias = nn.Parameter(torch.tensor([0.0, -torch.inf]))  # an action that is ruled out
+    sure = _constant(torch.tensor([0.0, -torch.inf]))  # an action that is ruled out
     always = played(gymnasium.make("CartPole-v1"), 3, lambda _: 0)
     assert scores(task, [3], sure) == [always]
     even = scores(task, list(range(100)), _constant(torch.zeros(2)))

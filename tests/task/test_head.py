@@ -3,34 +3,21 @@
 import pytest
 import torch
 import transformers
-from helpers.hf_runs import WORDS, text_rows, tokenizer, write_model, write_rows
+from helpers.hf_runs import LLAMA, WORDS, text_rows, tokenizer, write_model, write_rows
 from helpers.objectives import objective_of
 
 from sewa_cli.task import load_task
 
 ROOM = 4 * WORDS * 7  # logits of seven words
-SMALL = {
-    "vocab_size": WORDS,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 2,
-    "eos_token_id": 3,
-}
 CONFIGS = {
-    "Llama": transformers.LlamaConfig(**SMALL),
-    "tied": transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "softcapping": transformers.Gemma2Config(**SMALL, query_pre_attn_scalar=8),
+    "Llama": transformers.LlamaConfig(**LLAMA),
+    "tied": transformers.LlamaConfig(**LLAMA, tie_word_embeddings=True),
+    "softcapping": transformers.Gemma2Config(**LLAMA, query_pre_attn_scalar=8),
     "no softcapping": transformers.Gemma2Config(
-        **SMALL, query_pre_attn_scalar=8, final_logit_softcapping=None
+        **LLAMA, query_pre_attn_scalar=8, final_logit_softcapping=None
     ),
-    "scaled": transformers.CohereConfig(**SMALL, logit_scale=0.0625),
-    "divided": transformers.GraniteConfig(**SMALL, logits_scaling=4.0),
+    "scaled": transformers.CohereConfig(**LLAMA, logit_scale=0.0625),
+    "divided": transformers.GraniteConfig(**LLAMA, logits_scaling=4.0),
 }
 OTHERS = ("tied", "no softcapping", "scaled", "divided", "GPT-2")
 CHANGED = ("softcapping", "scaled", "divided")  # logits after the last layer

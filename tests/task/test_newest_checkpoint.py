@@ -8,20 +8,11 @@ import pytest
 import torch
 import transformers
 from helpers.frozen import third_party
-from helpers.hf_runs import naive_examples, naive_loss, text_rows, tokenizer, write_rows
+from helpers.hf_runs import LLAMA, naive_examples, naive_loss, text_rows, tokenizer, write_rows
 from safetensors.torch import load_file, save_file
 
 peft = pytest.importorskip("peft")
 
-TINY = {
-    "vocab_size": 300,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 32,
-}
 YAML = """\
 task: huggingface
 args: {kind: causal-lm, selection: data/dev.jsonl, heldout: data/heldout.jsonl}
@@ -54,7 +45,7 @@ def made(tmp_path_factory):
     write_rows(folder / "data" / "dev.jsonl", rows[:40])
     write_rows(folder / "data" / "heldout.jsonl", rows[40:80])
     with third_party():
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**TINY))
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
         model.save_pretrained(folder / "base")
 
         def save(step):
@@ -177,7 +168,7 @@ def test_adapters_need_yaml_alone(here, sewa, mode):
 def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(here, sewa, target, tied, mode):
     """Target embeddings are saved with the weights they are added to; None: all of them."""
     with third_party():
-        config = transformers.LlamaConfig(**TINY, tie_word_embeddings=tied)
+        config = transformers.LlamaConfig(**LLAMA, tie_word_embeddings=tied)
         transformers.LlamaForCausalLM(config).save_pretrained("base")
         base = transformers.LlamaForCausalLM.from_pretrained("base")
         targets = ["q_proj", *([target] if target else [])]
@@ -206,7 +197,7 @@ def test_embeddings_that_peft_saves_along_are_part_of_the_adapter(here, sewa, ta
 
 def test_a_classifier_head_is_part_of_the_adapter(here, sewa):
     with third_party():
-        config = transformers.LlamaConfig(**TINY, pad_token_id=0, num_labels=2)
+        config = transformers.LlamaConfig(**LLAMA, num_labels=2)
         transformers.LlamaForSequenceClassification(config).save_pretrained("base")
         base = transformers.LlamaForSequenceClassification.from_pretrained("base")
         settings = peft.LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_CLS")

@@ -9,6 +9,8 @@ from helpers.shells import shell
 from helpers.tiny import TASK, report_of
 from safetensors.torch import load_file, save_file
 
+pytestmark = pytest.mark.usefixtures("run_dir")
+
 
 def write_task(extra, *replaced):
     text = TASK
@@ -18,7 +20,6 @@ def write_task(extra, *replaced):
     Path("task.py").write_text(text + "\n" + extra)
 
 
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     "extra",
     [
@@ -34,7 +35,6 @@ def test_a_batch_changed_in_place_is_reported(sewa, extra):
     assert "changes the batch in place" in ended.error
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa):
     write_task("def targets(b):\n    return b[1] if len(b[1]) == 128 else 1 - b[1]")
     ended = sewa("select")
@@ -43,7 +43,6 @@ def test_targets_that_are_wrong_in_a_later_batch_are_one_error(sewa):
     assert "in one of the batches, and the same in others" in ended.error
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_labels_may_be_popped_from_a_dict_batch(sewa):
     assert sewa("select").code == 0
     plain = report_of()
@@ -58,7 +57,6 @@ def test_labels_may_be_popped_from_a_dict_batch(sewa):
     assert report_of()["average"] == plain["average"]
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_random_numbers_drawn_while_importing_are_seeded(sewa):
     write_task("", ("def data(", "SHUFFLE = torch.randn(300, 6)\n\ndef data("), (
         "generator=generator)\n", "generator=generator) + SHUFFLE\n"))  # fmt: skip
@@ -71,7 +69,6 @@ def test_random_numbers_drawn_while_importing_are_seeded(sewa):
     assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_a_function_that_leaves_another_folder_behind_is_refused(sewa):
     Path("elsewhere").mkdir()
     write_task(
@@ -86,7 +83,6 @@ def test_a_function_that_leaves_another_folder_behind_is_refused(sewa):
     assert "selection_data(): leaves another working directory behind" in ended.error
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_when_nobody_reads_stderr_the_work_is_still_done():
     write_task("def metrics(m):\n    print('x' * 100, flush=True)\n    return {'a': 1}")
     ended = shell("sewa select -v -o out.safetensors 2> >(head -1 > /dev/null) | wc -l")
@@ -96,7 +92,6 @@ def test_when_nobody_reads_stderr_the_work_is_still_done():
     assert Path("out.report.json").is_file()
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_metrics_that_cast_the_weights_are_refused(sewa):
     write_task("def metrics(m):\n    m.double(); m.float()\n    return {'x': 1}")
     ended = sewa("select")
@@ -104,7 +99,6 @@ def test_metrics_that_cast_the_weights_are_refused(sewa):
     assert "metrics(): 0.weight was moved, cast or replaced" in ended.error
 
 
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     "extra",
     [
@@ -125,7 +119,6 @@ def test_global_switches_of_torch_in_the_task_do_no_harm(sewa, extra):
     assert report_of()["average"]["heldout_loss"] == pytest.approx(plain, rel=1e-3)
 
 
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("solver", ["gumbel", pytest.param("linear", marks=pytest.mark.breadth)])
 def test_a_task_may_change_the_working_directory_when_it_is_imported(sewa, tmp_path, solver):
     (tmp_path / "elsewhere").mkdir()
@@ -143,7 +136,6 @@ def test_a_task_may_change_the_working_directory_when_it_is_imported(sewa, tmp_p
     assert [p.name for p in Path("elsewhere").iterdir()] == ["rows.txt"]
 
 
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("name", ["step-:smile:3", "step-[bold]3"])
 def test_a_path_in_a_warning_is_shown_as_it_is(sewa, name):
     broken = load_file("ckpts/step-10.safetensors")
@@ -157,7 +149,6 @@ def test_a_path_in_a_warning_is_shown_as_it_is(sewa, name):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -173,7 +164,6 @@ def test_unusual_streams_and_names_get_one_line(script, words):
 
 
 @pytest.mark.breadth
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("closed", ["2>&-", "<&-", "<&- 2>&-"])
 def test_a_closed_descriptor_is_not_taken_by_a_checkpoint(sewa, closed):
     """Prints to a number that the averaged file had got would stand in its middle."""

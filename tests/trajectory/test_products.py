@@ -16,6 +16,8 @@ from sewa_cli.task import make_task
 from sewa_cli.trajectory import products
 from sewa_cli.trajectory.tiers import Dense, Streamed
 
+pytestmark = pytest.mark.usefixtures("small_tiles")
+
 
 @pytest.fixture(autouse=True)
 def threads():
@@ -37,7 +39,6 @@ def naive(W, a, G):
     return a.double() @ W.double(), G.double() @ W[:, : G.shape[1]].double().T
 
 
-@pytest.mark.usefixtures("small_tiles")
 def test_tiles_of_every_shape_give_the_naive_product():
     @settings(max_examples=30)
     @given(st.integers(1, 120), st.integers(1, 60), st.integers(1, 5), st.integers(0, 10**6))
@@ -95,7 +96,6 @@ def save(state, folder, step, form):
         save_distributed(state, checkpoint_id=folder / f"step-{step}", no_dist=True)
 
 
-@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.filterwarnings("ignore")  # of torch.distributed's
 @pytest.mark.parametrize(
     ("form", "dtype"),
@@ -130,7 +130,6 @@ def test_a_stream_of_files_gives_the_products_that_W_in_memory_gives(tmp_path, f
     torch.testing.assert_close(stream.pull_back(G), held.pull_back(G), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.usefixtures("small_tiles")
 def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path):
     for step in range(3):
         save(Net().state_dict(), tmp_path, step, "file")
@@ -142,7 +141,7 @@ def test_a_mapped_file_that_changes_between_two_products_is_told(tmp_path):
         stream.mix(torch.rand(1, 3))
 
 
-@pytest.mark.usefixtures("small_tiles", "run_dir")
+@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     ("flags", "tier"),
     [
