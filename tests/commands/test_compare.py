@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from sewa_cli.methods import REGISTRY
 from sewa_cli.text import with_K
 
+pytestmark = pytest.mark.usefixtures("run_dir")
+
 BY_LOSS = {name: method for name, method in REGISTRY.items() if not method.needs_metric}
 EVERY = ",".join(BY_LOSS)
 
@@ -23,7 +25,6 @@ def compare(sewa, *arguments):
     return json.loads(ended.out)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_every_method_at_every_k_has_its_row_with_losses_interval_and_cost(sewa):
     found = compare(sewa, "--methods", EVERY, "--K", "2,4")
     rows = {(row["method"], row["K"]): row for row in found["rows"]}
@@ -52,7 +53,6 @@ def test_every_method_at_every_k_has_its_row_with_losses_interval_and_cost(sewa)
     jsonschema.validate(found, schema)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_the_losses_are_those_that_the_user_computes(sewa):
     found = compare(sewa, "--methods", "last,uniform,lawa,ema", "--K", "3")
     states = [load_file(c["path"]) for c in found["candidates"]]
@@ -67,7 +67,6 @@ def test_the_losses_are_those_that_the_user_computes(sewa):
             assert user_loss("mixed.safetensors", data) == pytest.approx(row[key], rel=1e-5)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_select_and_compare_agree(sewa):
     assert sewa("select", "--K", 4).code == 0
     selected = json.loads(Path("averaged.report.json").read_text())
@@ -113,17 +112,16 @@ def loss(outputs, batch):
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.breadth) for seed in (1, 2, 3))]
 )
-def test_where_labels_are_shuffled_nobody_wins(tmp_path, monkeypatch, sewa, seed):
+def test_where_labels_are_shuffled_nobody_wins(sewa, seed):
     """Checkpoints that scatter around a network that knows nothing, on labels that mean nothing."""
-    monkeypatch.chdir(tmp_path)
-    Path("task.py").write_text(NOISE)
-    Path("ckpts").mkdir()
+    Path("noise.py").write_text(NOISE)
+    Path("noise").mkdir()
     torch.manual_seed(seed)
     for step in range(20):
         state = {"weight": 0.02 * torch.randn(2, 6), "bias": 0.02 * torch.randn(2)}
-        save_file(state, f"ckpts/step-{step}.safetensors")
+        save_file(state, f"noise/step-{step}.safetensors")
     ended = sewa(
-        "compare", "ckpts", "--task", "task.py", "--methods", EVERY, "--K", "3,6",
+        "compare", "noise", "--task", "noise.py", "--methods", EVERY, "--K", "3,6",
         "--format", "json", "--device", "cpu", "--set", "gumbel.iterations=20",
     )  # fmt: skip
     assert ended.code == 0, ended.err
@@ -134,7 +132,6 @@ def test_where_labels_are_shuffled_nobody_wins(tmp_path, monkeypatch, sewa, seed
     assert all(row["mark"] in ("tie", "best") for row in random)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_a_real_difference_has_a_winner(sewa):
     # one checkpoint is whole, the others are far off
     for n, path in enumerate(sorted(Path("ckpts").iterdir())):
@@ -164,7 +161,6 @@ def test_the_best_row_is_written_and_can_be_built_again(run_dir, sewa):
     assert sewa("compare", "--methods", "last", "--output-best", "best.safetensors").code == 3
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_without_held_out_data_it_says_what_it_cannot_report(sewa):
     Path("task.py").write_text(TASK.replace("def heldout_data", "def unused"))
     ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
@@ -179,7 +175,6 @@ def test_without_held_out_data_it_says_what_it_cannot_report(sewa):
     assert "--output-best needs held-out data" in refused.error
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_a_loss_that_is_no_mean_over_rows_is_resampled_by_batches(sewa):
     Path("task.py").write_text(
         TASK.replace("x.split(128), y.split(128)", "x.split(20), y.split(20)").replace(
@@ -192,7 +187,6 @@ def test_a_loss_that_is_no_mean_over_rows_is_resampled_by_batches(sewa):
     assert found["heldout_rows"] == 300
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_too_few_rows_give_losses_but_no_intervals(sewa):
     Path("task.py").write_text(TASK.replace("return data(2)", "return data(2, 6)"))
     ended = sewa("compare", "--methods", "last,lawa", "--format", "json")
@@ -202,7 +196,6 @@ def test_too_few_rows_give_losses_but_no_intervals(sewa):
     assert all(row["interval"] is None and row["heldout_loss"] > 0 for row in found["rows"])
 
 
-@pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -248,7 +241,7 @@ def broken(run: Run):
 """
 
 
-@pytest.mark.usefixtures("run_dir", "own_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_methods_of_a_users_file_appear_by_their_names(sewa):
     Path("own.py").write_text(OWN)
     listed = sewa("methods", "--set", "compare.methods_from=own.py").out
@@ -267,7 +260,7 @@ def test_methods_of_a_users_file_appear_by_their_names(sewa):
     assert ended.code == 2
 
 
-@pytest.mark.usefixtures("run_dir", "own_registry")
+@pytest.mark.usefixtures("own_registry")
 def test_methods_of_an_installed_package_appear_by_their_names(sewa, tmp_path, monkeypatch):
     package = tmp_path / "site"
     (package / "guest-1.0.dist-info").mkdir(parents=True)
@@ -285,7 +278,6 @@ def test_methods_of_an_installed_package_appear_by_their_names(sewa, tmp_path, m
     assert found["rows"][0]["coefficients"][0].index(1.0) == 1
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa):
     Path("task.py").write_text(
         TASK.replace(
@@ -301,7 +293,6 @@ def test_a_draw_with_a_loss_that_is_not_finite_is_worse_and_no_crash(sewa):
         json.loads(line)
 
 
-@pytest.mark.usefixtures("run_dir")
 def test_shuffled_data_stay_paired_and_no_method_depends_on_its_neighbours(sewa):
     plain = compare(sewa, "--methods", "last,lawa,latest")
     shuffled = TASK.replace(

@@ -103,6 +103,12 @@ def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest():
     assert not any(rest.has_come([1, 2 + n // 40], flat[:n]) for n in range(10, 200, 10))
 
 
+def test_another_seed_gives_other_probabilities():
+    trajectory, target = planted(20, {1, 2, 3, 4}, 0)
+    first, again, other = (solve(trajectory, target, 3, seed=seed) for seed in (5, 5, 6))
+    assert first.probabilities == again.probabilities != other.probabilities
+
+
 def test_a_nan_gradient_ends_in_an_error_not_in_a_selection():
     trajectory, _ = planted(6, {1}, 0)
 
