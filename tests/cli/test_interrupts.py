@@ -14,6 +14,8 @@ from helpers.tiny import TASK
 
 from sewa_cli import interrupts
 
+pytestmark = pytest.mark.usefixtures("run_dir")
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAID = f"{interrupts.LINE}\n"
 ALL = pytest.mark.parametrize(
@@ -33,8 +35,6 @@ def tell():
     return handlers
 interrupts.catch = tell
 from sewa_cli.__main__ import run
-
-pytestmark = pytest.mark.usefixtures("run_dir")
 sys.exit(run())
 """
 SLOW_LOSS = TASK.replace(

@@ -17,6 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from sewa_cli import interrupts
 
+pytestmark = pytest.mark.usefixtures("uneven")
+
 BREADTH = pytest.mark.breadth
 SOON = 10  # seconds in which all ranks end when one does: mostly imports that torchrun makes
 # batches of 125, 125 and 51 rows: they split evenly among no ranks
@@ -26,8 +28,6 @@ FAILING = (
     UNEVEN
     + """
 import os, pathlib
-
-pytestmark = pytest.mark.usefixtures("uneven")
 calls = 0
 def predict(model, batch):
     global calls
