@@ -78,9 +78,6 @@ def named(parameters):
     return root
 
 
-# ---- finding and ordering --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "step"),
     [
@@ -135,9 +132,6 @@ def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(run_dir, s
     assert ended.error.startswith("results: holds no *.safetensors files")
 
 
-# ---- narrowing -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("flags", "kept"),
     [
@@ -152,9 +146,6 @@ def test_a_folder_of_nothing_but_our_own_outputs_holds_no_checkpoints(run_dir, s
 def test_narrow_takes_the_range_then_every_nth_from_the_newest_then_the_last(flags, kept):
     run = [in_memory(step) for step in range(10, 121, 10)]
     assert steps(library.narrow(run, **flags)) == kept
-
-
-# ---- headers and reading ---------------------------------------------------------------------
 
 
 def test_a_file_that_vanished_since_it_was_opened_is_named(tmp_path):
@@ -174,8 +165,6 @@ def test_the_odd_one_out_is_named_wherever_it_stands(odd):
         f"step-{odd}.safetensors: w: expected F32 [2] as in the other checkpoints, found F32 [3]"
     )
 
-
-# ---- names onto the model --------------------------------------------------------------------
 
 NAMES = ("model.embed.weight", "layers.0.weight", "layers.0.bias", "lm_head.weight")
 wrappers = st.lists(st.sampled_from(PREFIXES), max_size=3).map("".join)
