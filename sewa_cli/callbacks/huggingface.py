@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from sewa_cli.callbacks.means import IntervalMean
-from sewa_cli.callbacks.saving import Saver, check_whole, log, mean_of, write
+from sewa_cli.callbacks.saving import Saver, as_json, check_whole, log, mean_of, write
 from sewa_cli.callbacks.watch import Loss
 from sewa_cli.checkpoints import Reads, means, open_checkpoint
 
@@ -22,25 +22,13 @@ class SaveForSewa(Saver, TrainerCallback):
     __doc__ = Saver.__doc__
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **_: Any,
+        self, _: Any, state: TrainerState, *__: Any, model: nn.Module, **___: Any
     ) -> None:
-        del args, control
         self._begin(model, state.global_step, state.max_steps, state.is_world_process_zero)
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **_: Any,
+        self, _: Any, state: TrainerState, *__: Any, model: nn.Module, **___: Any
     ) -> None:
-        del args, control
         step = state.global_step
         span = step - 1, step, state.max_steps
         self._after(model, *span, lambda: _newest(state), state.is_world_process_zero)
@@ -66,29 +54,17 @@ class MeansForSewa(TrainerCallback):
         self._mean: IntervalMean | None = None
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **_: Any,
+        self, _: Any, state: TrainerState, *__: Any, model: nn.Module, **___: Any
     ) -> None:
-        del args, control
         check_whole(model)
         is_writer = state.is_world_process_zero
         self._mean = mean_of(model, self._means, self._watch) if is_writer else None
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        del args, state, control
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         if self._mean is not None:
             self._mean.update()
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        del control
+    def on_save(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
         if self._mean is None:
             return
         step = state.global_step
@@ -102,9 +78,9 @@ class MeansForSewa(TrainerCallback):
             log.warning("%s: no mean is saved: %s has another name", folder, min(missing))
         else:
             weights = {name: _on_host(found[name]) for name in wanted}
-            metadata = {"format": "pt", "step": str(step)} | self._mean.metadata(step)
-            write(folder / means.IN_FOLDER, weights, metadata)
-        self._mean.watched(step)
+            metrics = as_json(self._mean.watched(step))
+            metadata = {"format": "pt", "step": str(step), "metrics": metrics}
+            write(folder / means.IN_FOLDER, weights, metadata | self._mean.metadata(step))
         self._mean.reset()
 
 

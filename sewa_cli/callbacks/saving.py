@@ -51,7 +51,7 @@ def save_weights(
     path = folder / f"step-{step}.safetensors"
     # "format": transformers asks for it when such a file is loaded as model.safetensors
     metrics = {**(metrics or {}), **(mean.watched(step) if mean else {})}
-    metadata = {"format": "pt", "step": str(step), "metrics": _as_json(metrics)}
+    metadata = {"format": "pt", "step": str(step), "metrics": as_json(metrics)}
     of_mean = path.with_suffix(means.SUFFIX)
     if mean is None:
         of_mean.unlink(missing_ok=True)  # of another run
@@ -102,7 +102,7 @@ def _bare_weights(state: Mapping[str, Any], dtype: torch.dtype | None) -> dict[s
     return weights
 
 
-def _as_json(metrics: Mapping[str, Any]) -> str:
+def as_json(metrics: Mapping[str, Any]) -> str:
     """Numbers only; what is not finite is null, as JSON has no NaN."""
     numbers = {}
     for name, value in metrics.items():
