@@ -128,6 +128,15 @@ def test_an_unhelpful_choice_is_told_and_strict_makes_it_exit_5(sewa):
 
 
 @pytest.mark.usefixtures("run_dir")
+def test_without_held_out_data_the_summary_says_so(sewa):
+    Path("task.py").write_text(TASK.replace("def heldout_data", "def unused"))
+    ended = sewa("select")
+    assert ended.code == 0
+    assert "no held-out data: " in ended.err
+    assert report_of()["average"]["heldout_loss"] is None
+
+
+@pytest.mark.usefixtures("run_dir")
 def test_metrics_are_reported_for_the_average_and_the_references(sewa):
     Path("task.py").write_text(TASK + "\ndef metrics(model):\n    return {'norm': "
                                "sum(p.norm().item() for p in model.parameters())}\n")  # fmt: skip

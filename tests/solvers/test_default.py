@@ -33,9 +33,6 @@ def choose(problem):
     return Aggregate().choose(problem, AUTO)
 
 
-# ---- the path ----------------------------------------------------------------------------------
-
-
 def quadratic(seed, p=3, k=7):
     """p losses ½‖A c − b‖², as values and gradients."""
     generator = torch.Generator().manual_seed(seed)
@@ -95,9 +92,6 @@ def test_the_path_stays_on_the_simplex_and_each_strength_lowers_its_own_objectiv
         before = c
 
 
-# ---- weights -----------------------------------------------------------------------------------
-
-
 def test_what_is_as_good_as_the_best_has_its_share_and_what_is_behind_has_less():
     generator = torch.Generator().manual_seed(0)
     one = torch.rand(200, generator=generator, dtype=torch.float64)
@@ -119,9 +113,6 @@ def test_negligible_coefficients_make_up_next_to_nothing(raw):
     kept = drop_negligible(c)
     assert float(kept.sum()) == pytest.approx(1)
     assert float(c[kept == 0].sum()) <= NEGLIGIBLE + 1e-12
-
-
-# ---- folds -------------------------------------------------------------------------------------
 
 
 def test_validated_losses_do_not_depend_on_the_examples_own_labels():
@@ -167,9 +158,6 @@ def test_the_examples_of_a_group_are_in_one_fold():
     twice = torch.arange(40).repeat_interleave(2)
     problem = problem_of(W, x[twice], y[twice], label_groups=lambda b: b[1][:, 0].tolist())
     assert choose(problem).details["units"] == 40
-
-
-# ---- the solver --------------------------------------------------------------------------------
 
 
 def test_it_is_no_worse_than_the_baselines_and_costs_little():
