@@ -64,7 +64,7 @@ def draw(report: Report, singles: list[float], target: Path) -> None:
         s=[10 + 600 * weights[i] for i in sorted(chosen)],
         marker="D",
         c="black",
-        label="a checkpoint of the average, larger with its weight",
+        label="a checkpoint of the average, larger with its coefficient",
     )
     rows = {"learned": report.average, **report.references}
     best = next(iter(report.references))
@@ -87,7 +87,7 @@ def draw(report: Report, singles: list[float], target: Path) -> None:
     top.set_ylabel("held-out loss")
     top.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, 1.26), frameon=False)
     bottom.vlines(steps, 0, weights, color="black")
-    bottom.set_ylabel("weight")
+    bottom.set_ylabel("coefficient")
     bottom.set_xlabel("training step")
     bottom.set_ylim(0, None)
     figure.savefig(target, dpi=130)
