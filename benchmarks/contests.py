@@ -26,6 +26,7 @@ from sewa_cli.methods import mean_of
 from sewa_cli.objective.board import Asked, Average, Board
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Problem
+from sewa_cli.solvers.contest import Outcome
 
 k, PARTS, CONTESTS = 200, 600, 24
 BUDGETS = (100, 500, 2000, 5000)
@@ -63,9 +64,9 @@ class World:
         )
         found = solvers.find(solver)
         choice = found(found.Settings()).choose(problem, K)
-        assert choice.outcome is not None
+        outcome = choice.find(Outcome)
         start = self.level(tuple(mean_of(range(k - (K or k), k), k)))
-        ends = choice.outcome.leader.average, tuple(choice.coefficients)
+        ends = outcome.leader.average, tuple(choice.coefficients)
         led, written, most = (start - level for level in (*map(self.level, ends), self.lowest))
         return led, written, most
 

@@ -34,6 +34,8 @@ from plan import REPORTED, SAMPLES
 from running import keep
 from tables import estimate, fill, markdown
 
+from sewa_cli.solvers.contest import Outcome
+
 RESULTS = Path(__file__).with_name("by_metric.json")
 
 
@@ -225,7 +227,7 @@ def study(
         else:
             assert budget is not None
             choice = opened.choose(column, SOLVERS[column], budget)
-            outcome = choice.outcome
+            outcome = choice.find(Outcome)
             add(
                 column,
                 budget,

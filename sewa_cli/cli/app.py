@@ -158,6 +158,7 @@ def select(request: Request, dry_run: bool) -> None:
     request.check_stdout(request.config.output)
     from sewa_cli.commands.select import run_select
     from sewa_cli.present import show
+    from sewa_cli.report.findings import Contest
 
     with request.talk as talk:
         task = request.load_task()
@@ -182,7 +183,8 @@ def select(request: Request, dry_run: bool) -> None:
     # a fallback has already taken the better one
     if request.config.strict and report.verdict.beaten_by and report.learned is None:
         best = report.verdict.beaten_by[0]
-        measure = report.contest.metric if report.contest else "loss"
+        contest = report.find(Contest)
+        measure = contest.metric if contest else "loss"
         raise BaselineWins(f"--strict: `{best.name}` has the better held-out {measure}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isclose, isfinite
 from pathlib import Path
@@ -27,6 +27,7 @@ from sewa_cli.objective.scorer import Scored
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs
 from sewa_cli.output.lora import check_lora
+from sewa_cli.report.findings import Blend, Expected, Finding, Predicted
 from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores, Verdict
 from sewa_cli.rng import seeded
@@ -34,7 +35,7 @@ from sewa_cli.scores import BaselineLosses
 from sewa_cli.session.extensions import chosen_solver, solver_for
 from sewa_cli.session.run import PlacedRun, Setup, follow, set_up
 from sewa_cli.session.session import Session, check_budget, check_objective, open_session
-from sewa_cli.solvers import LEARNED, Choice
+from sewa_cli.solvers import LEARNED, Choice, Ground
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
 
@@ -51,14 +52,6 @@ class Chosen:
     run: PlacedRun
     choice: Choice
     baselines: BaselineLosses
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A baseline that the choice is shown with."""
-
-    coefficients: Coefficients
-    scored: Scored
 
 
 @dataclass(frozen=True)
@@ -146,18 +139,13 @@ def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
             spent = metric.board.spent
             session.events.progress("evaluating parts", spent, spent)
         with session.clock("evaluate"):
-            choice, contest, verdict = confirm(metric, choice)
+            choice, verdict = confirm(metric, choice)
             with seeded(session.config.seed):
-                average, scored = _finish(run, choice.coefficients, choice.name)
+                average, scored = _finish(run, choice.coefficients, choice.method)
     finally:
         metric.close()
-    about = {
-        "references": {},
-        "verdict": verdict,
-        "contest": contest,
-        "history": [finite(score) for score in choice.history],
-    }
-    return Selected(choice, average, scored, choice.coefficients, choice.name, about), run
+    about: dict[str, Any] = {"references": {}, "verdict": verdict}
+    return Selected(choice, average, scored, choice.coefficients, choice.method, about), run
 
 
 def _by_loss(setup: Setup) -> tuple[Selected, PlacedRun]:
@@ -184,11 +172,11 @@ def _choose(run: PlacedRun) -> Chosen:
         found = _baseline_losses(run)
     with session.clock("learn"):
         choice = run.solver.choose(run.problem(), K)
-    if choice.examples is not None:  # not all selection examples may have taken part
-        run = run.on(choice.examples)
+    ground = choice.find(Ground)
+    if ground is not None:  # not all selection examples may have taken part
+        run = run.on(ground.examples)
     if found is None:
-        found = BaselineLosses(choice.simple) if choice.simple else _baseline_losses(run)
-    _check_finite(found)
+        found = BaselineLosses(ground.losses) if ground else _baseline_losses(run)
     return Chosen(run, _by_its_name(choice, _baselines(run)), found)
 
 
@@ -199,21 +187,16 @@ def _baselines(run: PlacedRun) -> dict[Name, Coefficients]:
 def _baseline_losses(run: PlacedRun) -> BaselineLosses:
     with run.session.clock("evaluate"):
         found = run.scores.baseline_losses(_baselines(run))
-    _check_finite(found)
+    if not any(map(isfinite, found.losses.values())):
+        raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
     return found
 
 
-def _check_finite(found: BaselineLosses) -> None:
-    if not any(map(isfinite, found.losses.values())):
-        raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
-
-
 def _by_its_name(choice: Choice, averages: Mapping[Name, Coefficients]) -> Choice:
-    if choice.name != LEARNED:
-        return choice
-    names = (name for name, c in averages.items() if _same(c, choice.coefficients))
-    name = next(names, None)
-    return choice if name is None else choice.but(name=with_K(*name))
+    for name, c in averages.items():
+        if choice.method == LEARNED and _same(c, choice.coefficients):
+            return replace(choice, method=with_K(*name))
+    return choice
 
 
 def _same(one: Coefficients, two: Coefficients) -> bool:
@@ -223,12 +206,12 @@ def _same(one: Coefficients, two: Coefficients) -> bool:
 # ---- measure and judge ----------------------------------------------------------------------
 
 
-def _measure(chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
+def _measure(chosen: Chosen) -> tuple[Average, Scored, dict[str, tuple[Coefficients, Scored]]]:
     """Score the choice and the baselines; the best one by selection loss comes first."""
     run, choice, losses = chosen.run, chosen.choice, chosen.baselines.losses
     session, K = run.session, run.session.config.K
     averages = _baselines(run)
-    method = solver_for(session.config, K) if choice.name == LEARNED else choice.name
+    method = solver_for(session.config, K) if choice.method == LEARNED else choice.method
     best = min(losses, key=lambda name: or_inf(losses[name]))
     names = list(dict.fromkeys((best, *ALWAYS)))
     session.events.progress("scoring", 0, 1 + len(names))
@@ -238,7 +221,7 @@ def _measure(chosen: Chosen) -> tuple[Average, Scored, dict[str, Reference]]:
     for done, name in enumerate(names, 2):
         is_choice = _same(averages[name], choice.coefficients)
         found = scored if is_choice else run.scores.evaluate(averages[name])
-        references[with_K(*name)] = Reference(averages[name], found)
+        references[with_K(*name)] = averages[name], found
         session.events.progress("scoring", done, 1 + len(names))
     return average, scored, references
 
@@ -255,32 +238,35 @@ def _judge(chosen: Chosen) -> Selected:
     session, config = run.session, run.session.config
     with session.clock("evaluate"):
         average, scored, references = _measure(chosen)
-    if choice.expected and session.objective.batch_statistics:
-        written = references["uniform"].scored.scores.selection_loss
-        choice = _as_written(choice, losses["uniform", None], written)
+    if choice.find(Expected) and session.objective.batch_statistics:
+        # folds judged by each batch's own statistics; the change is known of the mean of all
+        written = references["uniform"][1].scores.selection_loss
+        if written is not None and isfinite(by := written - losses["uniform", None]):
+            found = [one for one in choice.findings if isinstance(one, Expected | Blend)]
+            choice = choice.having(*(one.shifted(by) for one in found))
     # what was chosen may be one of them, or equal to all, and has then nothing to gain
     others = {
-        name: reference.scored
-        for name, reference in references.items()
-        if not _same(reference.coefficients, choice.coefficients)
+        name: found
+        for name, (coefficients, found) in references.items()
+        if not _same(coefficients, choice.coefficients)
     }
     verdict = judge(
         scored,
         others,
         best=next(iter(references)),
         seed=config.seed,
-        is_baseline=choice.name != LEARNED,
+        is_baseline=choice.method != LEARNED,
     )
     _warn(session, choice, scored.scores, verdict, others)
-    written_as, instead_of, learned, weights = choice.name, None, None, choice.coefficients
+    written_as, instead_of, learned, weights = choice.method, None, None, choice.coefficients
     if config.fallback and verdict.beaten_by:
-        written_as, instead_of, learned = verdict.beaten_by[0].name, choice.name, scored.scores
-        weights = references[written_as].coefficients
+        written_as, instead_of, learned = verdict.beaten_by[0].name, choice.method, scored.scores
+        weights, _ = references[written_as]
         with session.clock("evaluate"):
             average, scored = _finish(run, weights, written_as)
         session.events.warn(f"--fallback: the {written_as} average is written instead")
     about = {
-        "references": {name: found.scored.scores for name, found in references.items()},
+        "references": {name: found.scores for name, (_, found) in references.items()},
         "simple": [
             Simple(name=name, K=K, selection_loss=finite(losses[name, K]))
             for name, K in sorted(losses, key=lambda one: or_inf(losses[one]))
@@ -289,28 +275,8 @@ def _judge(chosen: Chosen) -> Selected:
         "verdict": verdict,
         "instead_of": instead_of,
         "learned": learned,
-        "history": [finite(loss) for loss in choice.history],
     }
     return Selected(choice, average, scored, weights, written_as, about)
-
-
-def _as_written(choice: Choice, learning: float, written: float | None) -> Choice:
-    """Return the expected losses of files, whose BatchNorm statistics are recomputed.
-
-    Folds have judged by each batch's own. The change is known of the mean of all.
-    """
-    expected, blend = choice.expected, choice.blend
-    if expected is None or written is None or not isfinite(learning):
-        return choice
-    by = written - learning
-    expected = expected.model_copy(update={"loss": expected.loss + by})
-    if blend is not None:
-        path = [
-            pull.model_copy(update={"loss": None if pull.loss is None else pull.loss + by})
-            for pull in blend.path
-        ]
-        blend = blend.model_copy(update={"path": path})
-    return choice.but(expected=expected, blend=blend)
 
 
 def _warn(
@@ -328,10 +294,10 @@ def _warn(
     for better in sure:
         loss = "NaN or Inf" if own is None else number(own)
         events.warn(
-            f"the {better.name} average did better than the {choice.name} one on held-out data "
+            f"the {better.name} average did better than the {choice.method} one on held-out data "
             f"({number(better.score)} against {loss})"
         )
-    if not sure or choice.name != LEARNED or own is None:
+    if not sure or choice.method != LEARNED or own is None:
         return
     # overfitting: better on the examples it was chosen by, worse on others
     better = sure[0]
@@ -356,11 +322,12 @@ def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selec
     # hashes all sources
     recipe = average.recipe(outputs.shard_size, session.events) if outputs else None
     paths = [str(c.path) for c in selected.average.sources]
+    predicted = choice.find(Predicted)
 
     def make_report() -> Report:
         session.clock.stages["write"] = time.perf_counter() - began
         return Report(
-            **run.report(choice, selected.weights),
+            **run.report(selected.weights, predicted.bytes if predicted else 0),
             K=len(paths),
             selected=[i for i, weight in enumerate(selected.weights) if weight != 0],
             selected_steps=[c.step for c in selected.average.sources],
@@ -372,10 +339,7 @@ def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selec
             average=scored.scores,
             written=selected.written,
             guard=session.guard,
-            details=choice.details or None,
-            budget=choice.budget,
-            blend=choice.blend,
-            expected=choice.expected,
+            findings=[one for one in choice.findings if isinstance(one, Finding)],
             batchnorm=scored.batchnorm,
             lora=selected.average.lora,
             output=outputs.named if outputs else None,

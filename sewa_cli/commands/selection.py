@@ -11,6 +11,7 @@ from torch import Tensor
 from sewa_cli.config import STDOUT
 from sewa_cli.output.average import Average
 from sewa_cli.present import draw, html, show, summary
+from sewa_cli.report.findings import Mask
 from sewa_cli.report.select import Report
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Selection:
 
     @property
     def probabilities(self) -> list[float]:
-        return [candidate.probability or 0.0 for candidate in self.report.candidates]
+        mask = self.report.find(Mask)
+        return mask.probabilities if mask else [0.0] * self.report.k
 
     @property
     def output(self) -> Path | None:

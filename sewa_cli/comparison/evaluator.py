@@ -30,6 +30,7 @@ from sewa_cli.session.metric import Metric, open_metric
 from sewa_cli.session.run import PlacedRun
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import PREDICTING, Problem, Solver
+from sewa_cli.solvers.contest import Outcome
 from sewa_cli.solvers.outputs.survey import Predicting, Survey
 
 
@@ -127,7 +128,7 @@ class Evaluator:
             with seeded(self.seed):
                 solver = make_solver(self.run.session.config, name)
                 choice = solver.choose(metric.problem(), K)
-            board, outcome = metric.board, choice.outcome
+            board, outcome = metric.board, choice.find(Outcome)
             self.ledger.evaluations += board.spent
             if outcome is None:
                 return choice.coefficients, None

@@ -26,8 +26,7 @@ FORMS: Final = ("table", "json", "jsonl", "csv", "markdown")
 def view_of(report: Head) -> View:
     from sewa_cli.present.views import VIEWS
 
-    by_metric = getattr(report, "contest", None) is not None
-    return VIEWS["metric" if by_metric else report.kind](report)
+    return VIEWS[report.kind](report)
 
 
 def say(report: Head) -> list[str]:

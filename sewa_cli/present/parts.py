@@ -15,6 +15,7 @@ from sewa_cli.present.charts import (
     weights_panel,
 )
 from sewa_cli.present.view import Cell, Facts, Part, Picture, Points, Rows, Section, Table, Words
+from sewa_cli.report.findings import Blend, History, Mask
 from sewa_cli.text import few, number, size
 
 if TYPE_CHECKING:
@@ -81,18 +82,12 @@ def difference(by: float, interval: Interval | None) -> str:
     if interval is None:
         return said
     significant = "not significant" if interval.has_zero() else "significant"
-    return f"{said}, {ci(interval)}, {significant}"
+    return f"{said}, 95 % CI {ends(interval.low, interval.high)}, {significant}"
 
 
 def gained(by: float, interval: Interval | None) -> str:
     """Say the same of `by` less: a loss that is lower by so much."""
     return difference(0.0 - by, interval and interval.turned())
-
-
-def ci(interval: Interval | None) -> str:
-    if interval is None:
-        return ""
-    return f"95 % CI {ends(interval.low, interval.high)}"
 
 
 def ends(low: float, high: float) -> str:
@@ -137,13 +132,18 @@ def by_step(points: Iterable[tuple[int | None, float | None]]) -> Points:
     return [(i if step is None else step, value) for i, (step, value) in enumerate(points)]
 
 
-def checkpoints(candidates: Sequence[Candidate], left_out: Sequence[LeftOut]) -> list[Part]:
+def checkpoints(
+    candidates: Sequence[Candidate],
+    left_out: Sequence[LeftOut],
+    probabilities: Sequence[float] = (),
+) -> list[Part]:
     rows: Rows = []
     for one in candidates:
         row: dict[str, Cell] = {"step": one.step}
-        for name in ("weight", "probability"):
-            if any(getattr(other, name) is not None for other in candidates):
-                row[name] = getattr(one, name)
+        if any(other.weight is not None for other in candidates):
+            row["weight"] = one.weight
+        if probabilities:
+            row["probability"] = probabilities[one.index]
         row |= {f"logged {name}": value for name, value in (one.logged or {}).items()}
         rows.append({**row, "checkpoint": one.path})
     found: list[Part] = [Table(f"All {len(rows)} checkpoints", rows, is_folded=True)]
@@ -181,21 +181,22 @@ def weights_chart(report: Report) -> Chart:
     candidates = report.candidates
     steps = [candidate.step for candidate in candidates]
     weights = [candidate.weight for candidate in candidates]
-    likely = [candidate.probability for candidate in candidates]
-    if any(one is not None for one in likely):
+    mask, blend = report.find(Mask), report.find(Blend)
+    if mask is not None:
+        likely = mask.probabilities
         places, x_label = places_of(steps)
         chosen = {*report.selected}
         panel = weights_panel(steps, likely)
         where = [places[i] for i in sorted(chosen)]
-        high = [likely[i] or 0.0 for i in sorted(chosen)]
+        high = [likely[i] for i in sorted(chosen)]
         dots = Series(f"{len(chosen)} chosen", where, high, marker="D")
         stems = [*panel.series, dots]
         panel = Panel(stems, x_label, "mask probability", y_limits=(0.0, 1.05))
         title = "Mask along the run"
     else:
         prior = []
-        if report.blend and not report.instead_of:
-            shape = places_of(steps)[0], report.blend.weights
+        if blend and not report.instead_of:
+            shape = places_of(steps)[0], blend.weights
             prior = [Series("prior", *shape, "--", color="0.55", width=1.6)]
         panel, title = weights_panel(steps, weights, prior), "Coefficients along the run"
     known = [weight or 0.0 for weight in weights]
@@ -212,17 +213,19 @@ def weights_chart(report: Report) -> Chart:
 
 
 def weights_section(report: Report, *more: str) -> list[Section]:
+    mask = report.find(Mask)
     return section(
         "Which checkpoints, and how much of each",
         Words([taken(report), *more]),
         Picture(weights_chart(report)),
-        *checkpoints(report.candidates, report.left_out),
+        *checkpoints(report.candidates, report.left_out, mask.probabilities if mask else ()),
     )
 
 
 def curves(report: Report) -> dict[str, Points]:
+    history = report.find(History)
     return {
-        "history": list(enumerate(report.history, 1)),
+        "history": list(enumerate(history.values if history else [], 1)),
         "weight": by_step((one.step, one.weight) for one in report.candidates),
     }
 

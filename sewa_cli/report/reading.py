@@ -68,20 +68,14 @@ def _select(report: Any) -> Iterator[str]:
             yield f"{name} has {count} entries, K is {report.K}"
     if len({*report.selected} & {*range(report.k)}) < report.K:
         yield "selected: some are not candidates, or listed twice"
-    if report.contest is None and "last" not in report.references:
+    for one in report.findings:
+        yield from one.misfits(report.k)
+    if any(one.kind == "contest" for one in report.findings):
+        return
+    if "last" not in report.references:
         yield "references: the last checkpoint is missing"
-    if report.contest is None and any(
-        one.name not in report.references for one in report.verdict.beaten_by
-    ):
+    if any(one.name not in report.references for one in report.verdict.beaten_by):
         yield "verdict: beaten by an average that is not among the references"
-    if report.contest is not None and not report.contest.scores:
-        yield "contest: there are no scores"
-    if report.blend and (len(report.blend.weights) != report.k or not report.blend.path):
-        yield "blend: its prior is not one of these candidates"
-    if report.blend and not report.blend.prior:
-        yield "blend: without a prior"
-    if report.budget is not None and not any(option.chosen for option in report.budget):
-        yield "budget: nothing is chosen"
 
 
 def _compare(report: Any) -> Iterator[str]:

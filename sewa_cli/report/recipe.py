@@ -78,10 +78,7 @@ class Recipe(Part):
         None, description="recomputed tensors, as base64 of a safetensors file"
     )
     shard_size: int | None = Field(
-        None,
-        ge=1,
-        le=LARGEST,
-        description="bytes by which the weights were split; null: one file",
+        None, ge=1, le=LARGEST, description="bytes by which the weights were split; null: one file"
     )
     state_key: str | None = Field(None, description="--state-key, with which the sources were read")
     lora: Literal["factors", "merged"] | None = Field(

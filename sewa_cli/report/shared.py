@@ -37,7 +37,7 @@ class Versions(Part):
 
 
 class Candidate(Part):
-    """A checkpoint that took part. `probability` is its final s, where one was learned."""
+    """A checkpoint that took part."""
 
     index: int
     path: str
@@ -46,7 +46,6 @@ class Candidate(Part):
         None, description="the number of steps it is the mean of; null: a snapshot"
     )
     weight: float | None = Field(None, description="in the average that was written, by `select`")
-    probability: float | None = None
     logged: dict[str, float] | None = Field(
         None, description="what the trainer logged at this step, where it did"
     )

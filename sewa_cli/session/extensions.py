@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from sewa_cli.config import AUTO, Config, load_config
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
+from sewa_cli.report.findings import Finding
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver
 from sewa_cli.task import import_user_module, user_code
 
@@ -170,11 +172,13 @@ class _Fenced(Solver):
             choice, k = self._own.choose(problem, K), problem.trajectory.k
             if not isinstance(choice, Choice):
                 raise TypeError(f"must return a Choice, found {type(choice).__name__}")
-            if (found := choice.probabilities) is not None and len(found) != k:
-                raise ValueError(f"{len(found)} probabilities for {k} checkpoints")
-            json.dumps(choice.details)  # what the report could not hold is found now
+            for one in choice.findings:  # what the report could not hold is found now
+                if isinstance(one, Finding):
+                    json.dumps(one.model_dump())
+                    for fault in one.misfits(k):
+                        raise ValueError(fault)
             weights = checked([float(c) for c in choice.coefficients], k, self._name)
-            return choice.but(coefficients=weights)
+            return replace(choice, coefficients=weights)
 
 
 def register_methods(

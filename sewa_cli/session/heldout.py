@@ -14,7 +14,7 @@ from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.objective.board import Average, Filled, fill_failures
 from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.objective.judge import Lead, judge_by_metric
-from sewa_cli.report.select import Contest, Entry, MetricScores, State
+from sewa_cli.report.findings import Contest, Entry, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.session.metric import Metric
 from sewa_cli.solvers import Choice
@@ -26,12 +26,12 @@ LISTED = 100  # failures in the report
 MOST = 1_000_000  # more parts than that nobody will evaluate
 
 
-def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
-    """Score the choice and its references on held-out parts; judge it and report the contest.
+def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:
+    """Score the choice and its references on held-out parts; judge it and add the contest.
 
     The choice is the last checkpoint where any parts show that to be significantly better.
     """
-    outcome, board, k = choice.outcome, metric.board, metric.run.trajectory.k
+    outcome, board, k = choice.find(Outcome), metric.board, metric.run.trajectory.k
     assert outcome is not None
     session = metric.run.session
     if metric.scoring.name == METRICS and session.task.heldout_data is not None:
@@ -64,7 +64,8 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
     if any(one is not None and one.is_behind for one in (over_last, to_choose_by)):
         overruled, over_last = taken.label, None
         scores = {name_of_last: scores[name_of_last], **scores}
-        choice = Choice([*last], name_of_last, outcome=outcome, history=choice.history)
+        history = choice.find(History)
+        choice = Choice([*last], name_of_last, [history] if history else [])
     written = next(iter(scores))
     over = overruled or _rival(outcome)
     if over == name_of_last:
@@ -94,7 +95,7 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Contest, Verdict]:
         scores=scores,
     )
     found_lead = None if over is None else lead(over, written)
-    return choice, contest, judge_by_metric(contest, found_lead, over_last)
+    return choice.having(contest), judge_by_metric(contest, found_lead, over_last)
 
 
 def _score_all(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]:

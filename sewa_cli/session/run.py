@@ -27,7 +27,7 @@ from sewa_cli.rng import seeded
 from sewa_cli.scores import BASELINE_BATCHES, AverageScores, has_learning_losses
 from sewa_cli.session.session import Session, peak_memory
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage
+from sewa_cli.solvers import Plan, Problem, Sizes, Solver, Stage
 from sewa_cli.trajectory import Trajectory, fill_row
 from sewa_cli.trajectory.geometry import WeightSample
 from sewa_cli.trajectory.placement import TIERS, Placed, Placer, Tier, cap_on
@@ -261,13 +261,10 @@ class PlacedRun:
         warn_of_factors(average.lora, session.events)
         return average
 
-    def report(
-        self, choice: Choice | None = None, weights: Coefficients | None = None
-    ) -> dict[str, Any]:
-        """Return what every report over one W says; `weights`: of the average that is written."""
+    def report(self, weights: Coefficients | None = None, holds: int = 0) -> dict[str, Any]:
+        """Return what every report over one W says; `holds`: bytes of the solver next to W."""
         rows = self.setup.rows
         hear_all(self.session, rows)
-        probabilities = choice.probabilities if choice else None
         candidates = [
             Candidate(
                 index=i,
@@ -275,7 +272,6 @@ class PlacedRun:
                 step=c.step,
                 mean_steps=c.mean_steps,
                 weight=weights[i] if weights else None,
-                probability=probabilities[i] if probabilities else None,
                 logged=c.metrics or None,
             )
             for i, c in enumerate(self.used)
@@ -286,7 +282,7 @@ class PlacedRun:
             "cost": self.session.cost,
             "k": self.trajectory.k,
             "left_out": rows.left_out,
-            "placement": holding(self.placed.placement, choice.holds if choice else 0),
+            "placement": holding(self.placed.placement, holds),
             "standing": rows.standing(self.trajectory.used),
         }
 

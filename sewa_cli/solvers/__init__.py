@@ -1,16 +1,7 @@
 """Solvers: from a Problem to a Choice. They never see a path, a config or a command.
 
-    class Newest(Solver):
-        '''The K newest checkpoints, whatever the loss.'''
-
-        def choose(self, problem: Problem, K: int) -> Choice:
-            k = problem.trajectory.k
-            return Choice.of(range(k - K, k), k)
-
-    register("newest", Newest)
-
 A solver of ours is a module here and a line in BUILTIN. A user's own is registered the same way,
-from a Python file (`solver_from`) or an entry point in the group `sewa.solvers`.
+from a Python file (`solver_from`) or an entry point in the group `sewa.solvers`: docs/solvers.md.
 """
 
 from __future__ import annotations
@@ -20,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sewa_cli import settings
 from sewa_cli.errors import ConfigError
@@ -31,10 +22,9 @@ if TYPE_CHECKING:
     from sewa_cli.methods.fixed import Name
     from sewa_cli.objective.board import Board
     from sewa_cli.objective.objective import Data, Objective
-    from sewa_cli.report.select import Blend, BudgetOption, Expected
-    from sewa_cli.solvers.contest import Outcome
     from sewa_cli.trajectory import Trajectory
 
+F = TypeVar("F")
 LEARNED = "learned"  # the name of a choice that no simple average would have made
 BUILTIN = {
     "aggregate": "sewa_cli.solvers.aggregate",
@@ -86,32 +76,37 @@ class Problem:
 
 @dataclass(frozen=True)
 class Choice:
-    """The coefficients of the average and what was found on the way, as they are reported."""
+    """The coefficients of the average, and records of what was found on the way."""
 
     coefficients: list[float]
-    name: str = LEARNED  # or the simple average that was found to be better
-    probabilities: list[float] | None = None  # s, one for each checkpoint
-    history: list[float] = field(default_factory=list)  # the loss, by iteration
-    budget: list[BudgetOption] | None = None  # K by cross-validation: the options it had
-    blend: Blend | None = None
-    expected: Expected | None = None
-    simple: dict[Name, float] | None = None  # losses of baselines, where it has run them
-    outcome: Outcome | None = None  # of a contest by a metric
-    examples: Data | None = None  # it was chosen by; None: all selection data
-    details: dict[str, Any] = field(default_factory=dict)  # whatever else is worth reporting
-    holds: int = 0  # bytes that the solver holds next to W
+    method: str = LEARNED  # or the baseline that was found to be better
+    findings: Sequence[object] = ()  # those of `report.findings` are reported
 
     @classmethod
-    def of(cls, chosen: Iterable[int], k: int, **found: Any) -> Choice:
+    def of(cls, chosen: Iterable[int], k: int, *findings: object) -> Choice:
         """Put equal coefficients on the chosen."""
-        return cls(mean_of(chosen, k), **found)
+        return cls(mean_of(chosen, k), findings=findings)
 
     @property
     def selected(self) -> list[int]:
         return [i for i, c in enumerate(self.coefficients) if c != 0]
 
-    def but(self, **changes: Any) -> Choice:
-        return replace(self, **changes)
+    def find(self, kind: type[F]) -> F | None:
+        return next((one for one in self.findings if isinstance(one, kind)), None)
+
+    def having(self, *findings: object) -> Choice:
+        """Add findings, each in place of one of the same kind."""
+        kinds = tuple(map(type, findings))
+        rest = (one for one in self.findings if not isinstance(one, kinds))
+        return replace(self, findings=(*rest, *findings))
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The losses of baselines, and the examples that took part, where the solver settled these."""
+
+    losses: dict[Name, float]
+    examples: Data
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from sewa_cli.report.select import Blend, Pulled, Share
+from sewa_cli.report.findings import Blend, Pulled, Share
 from sewa_cli.solvers import LEARNED, Choice, Problem, register
 from sewa_cli.solvers.outputs.folds import (
     assign_folds,
@@ -88,15 +88,10 @@ class Aggregate(Predicting):
                 "moving averages that it was learned from, which are used"
             )
         baseline = best_on_other_folds(seen.all_losses, predictions.weights, found.fold)
-        return seen.describe(
-            Choice(
-                c.tolist(),
-                name,
-                expected=expect(expected, baseline, predictions.weights, problem.seed),
-                blend=_blend(seen, found, c),
-            ),
-            {"surrogate_error": error, "units": len(found.fold), "by_row": seen.splits},
-        )
+        expects = expect(expected, baseline, predictions.weights, problem.seed)
+        choice = Choice(c.tolist(), name, (expects, _blend(seen, found, c)))
+        units = len(found.fold)
+        return seen.describe(choice, surrogate_error=error, units=units, by_row=seen.splits)
 
 
 @dataclass(frozen=True)
@@ -181,7 +176,7 @@ def _best_moving_average(seen: Survey) -> Choice | None:
         f"`{with_K(*best)}` is used, and nothing is learned"
     )
     found = Choice(seen.averages[best].tolist(), with_K(*best))
-    return seen.describe(found, {"units": units, "by_row": seen.splits})
+    return seen.describe(found, units=units, by_row=seen.splits)
 
 
 def _blend(seen: Survey, found: Estimate, c: Tensor) -> Blend:

@@ -20,7 +20,7 @@ from sewa_cli.methods import mean_of
 from sewa_cli.methods.fixed import family
 from sewa_cli.objective.board import Average, Board, Spent
 from sewa_cli.objective.intervals import evidence, is_shown
-from sewa_cli.report.select import Entry, State
+from sewa_cli.report.findings import Entry, Expected, State
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem
 from sewa_cli.text import finite, with_K
@@ -202,9 +202,10 @@ class Contest:
             self._entries(leader, taken),
         )
         if self.by_loss is not None and taken.average == tuple(self.by_loss.coefficients):
-            return self.by_loss.but(outcome=outcome, expected=None)
+            kept = [one for one in self.by_loss.findings if not isinstance(one, Expected)]
+            return replace(self.by_loss, findings=[*kept, outcome])
         name = LEARNED if taken.name.startswith(NOT_SIMPLE) else taken.label
-        return Choice(list(taken.average), name, outcome=outcome)
+        return Choice(list(taken.average), name, [outcome])
 
     def _duel(self, leader: Entrant, rival: Entrant) -> None:
         """Ask both on as many parts of the duel as the budget carries.

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.memo import Tensors
+from sewa_cli.report.findings import History, Mask
 from sewa_cli.settings import Count, Positive, Whole
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage, mask, register
 from sewa_cli.solvers.mask import Adam
@@ -115,9 +116,8 @@ class Gumbel(Solver):
         return Choice.of(
             mask.largest(logits, K),  # the order of s, but still apart where s rounds to 1
             k,
-            probabilities=torch.sigmoid(logits).tolist(),
-            history=torch.stack(history).cpu().tolist(),
-            details={"iterations": len(history), "at_most": settings.iterations},
+            Mask(probabilities=torch.sigmoid(logits).tolist()),
+            History(values=torch.stack(history).cpu().tolist(), at_most=settings.iterations),
         )
 
 

@@ -12,7 +12,6 @@ on the fold, next to the baselines. The one with the lowest loss is learned anew
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch import Tensor
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import Run, parse_one
 from sewa_cli.methods.fixed import Name, grid
-from sewa_cli.report.select import BudgetOption
+from sewa_cli.report.findings import Budget, BudgetOption, Mask
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem, mask, register
 from sewa_cli.solvers.outputs.folds import assign_folds, best_on_other_folds, compare, expect, means
@@ -42,7 +41,7 @@ class Linear(Predicting):
 
     def choose(self, problem: Problem, K: int) -> Choice:
         seen = self.survey(problem, K)
-        return self._find_k(seen) if K == AUTO else self._choose(seen, K)
+        return self._find_k(seen) if K == AUTO else self._choose(seen, K)[0]
 
     def choose_by(self, seen: Survey, K: int) -> Choice:
         """Round the relaxed mask, or take `lawa` or `latest` if these are better; then swap."""
@@ -51,14 +50,15 @@ class Linear(Predicting):
         start = torch.full((1, k), K / k, dtype=torch.float64)
         [s] = relax(predictions.gradient_on(everything), K, start, EVALUATIONS)
         simple = torch.tensor(
-            [_coefficients(name, K, k) for name in ("lawa", "latest")], dtype=torch.float64
+            [parse_one(name)(Run(k), K)[0] for name in ("lawa", "latest")], dtype=torch.float64
         )
         starts = torch.cat([mean(mask.largest(s, K), k)[None], simple])
         best = starts[int(predictions.means(starts).argmin())]
         chosen = improve(predictions, best.nonzero()[:, 0].tolist())
-        return Choice.of(chosen, k, probabilities=s.tolist())
+        return Choice.of(chosen, k, Mask(probabilities=s.tolist()))
 
-    def _choose(self, seen: Survey, K: int) -> Choice:
+    def _choose(self, seen: Survey, K: int) -> tuple[Choice, float]:
+        """Return the error of the predicted loss, too."""
         problem, predictions = seen.problem, seen.predictions
         found = self.choose_by(seen, K)
         with problem.events.stage("checking the result"):
@@ -72,7 +72,7 @@ class Linear(Predicting):
                 f"{gained:.3g} it gained over the mean of all: predictions are poor on this run; "
                 "--solver gumbel may do better"
             )
-        return seen.describe(found, {"surrogate_error": error, "loss": loss})
+        return seen.describe(found, surrogate_error=error, loss=loss), error
 
     def _find_k(self, seen: Survey) -> Choice:
         """Choose among masks of every size and the baselines by cross-validation."""
@@ -87,22 +87,18 @@ class Linear(Predicting):
         name, size = names[chosen]
         nested = best_on_other_folds(losses, weights, fold)
         if name == LEARNED:
-            found = self._choose(seen, sizes[chosen])
-            nested -= found.details["surrogate_error"]
+            found, error = self._choose(seen, sizes[chosen])
+            nested -= error
         else:
-            found = seen.describe(
-                Choice(seen.averages[name, size].tolist(), with_K(name, size)), {}
-            )
+            found = seen.describe(Choice(seen.averages[name, size].tolist(), with_K(name, size)))
         simple = best_on_other_folds(seen.all_losses, weights, fold)
-        options = zip(names, compare(losses, weights), strict=True)
-        return replace(
-            found,
-            expected=expect(nested, simple, weights, seed),
-            budget=[
-                BudgetOption(name=name, K=K, chosen=i == chosen, **values)
-                for i, ((name, K), values) in enumerate(options)
-            ],
-        )
+        options = [
+            BudgetOption(name=name, K=K, chosen=i == chosen, **values)
+            for i, ((name, K), values) in enumerate(
+                zip(names, compare(losses, weights), strict=True)
+            )
+        ]
+        return found.having(expect(nested, simple, weights, seed), Budget(options=options))
 
     def _validate(self, seen: Survey, fold: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return losses [sizes, units] of masks that were learned without the unit's fold."""
@@ -115,10 +111,6 @@ class Linear(Predicting):
             masks = [mean(mask.largest(one, K), predictions.k) for one in s]
             found[position] = predictions.losses(torch.stack(masks)).gather(0, fold[None])[0]
         return found
-
-
-def _coefficients(name: str, K: int | None, k: int) -> list[float]:
-    return parse_one(name)(Run(k), K)[0]
 
 
 def relax(gradient: Gradient, K: int, starts: Tensor, evaluations: int) -> Tensor:

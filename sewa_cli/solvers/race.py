@@ -21,6 +21,7 @@ from sewa_cli.methods import Run, by_steps, mean_of, parse_one
 from sewa_cli.methods.fixed import family, grid, moving_averages
 from sewa_cli.objective.board import Spent
 from sewa_cli.objective.intervals import SURE, evidence
+from sewa_cli.report.findings import Blend
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest
@@ -100,8 +101,8 @@ def _candidates(contest: Contest, K: int) -> Iterator[Named]:
         rungs = [name for name in moving_averages(k) if name in every]
         for name in (*rungs, *(name for name in every if name not in rungs)):
             yield *name, every[name]
-        if contest.by_loss is not None and contest.by_loss.blend is not None:
-            yield "prior", None, contest.by_loss.blend.weights
+        if contest.by_loss is not None and (blend := contest.by_loss.find(Blend)) is not None:
+            yield "prior", None, blend.weights
         for pieces in STRETCHES:
             for n in range(pieces):
                 some = range(n * k // pieces, (n + 1) * k // pieces)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.objective.board import Spent
+from sewa_cli.report.findings import History, Mask
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
 from sewa_cli.solvers.contest import Contest, open_contest
@@ -85,11 +86,8 @@ class Reinforce(Solver):
                     board.ask([(entrant.average, [part]) for entrant in both])
         if history:
             leader = contest.enter("mask", K, mean_of(mask.largest(logits, K), k))
-        return contest.decide(leader).but(
-            history=history,
-            probabilities=torch.sigmoid(logits).tolist(),
-            details={"iterations": len(history)},
-        )
+        learned = Mask(probabilities=torch.sigmoid(logits).tolist())
+        return contest.decide(leader).having(History(values=history), learned)
 
 
 def _score(contest: Contest, masks: Tensor, parts: list[int]) -> Tensor | None:

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 from helpers.shells import shell
-from helpers.tiny import TASK
+from helpers.tiny import TASK, finding
 from safetensors.torch import load_file
 
 from sewa_cli.direction import Criterion
@@ -84,7 +84,7 @@ def report_of(ended):
 def contest_of(ended):
     """The contest, and the verdict as `verdict` in it."""
     found = report_of(ended)
-    return {**found["contest"], "verdict": found["verdict"]}
+    return {**finding(found, "contest"), "verdict": found["verdict"]}
 
 
 def compared(ended):
@@ -105,7 +105,7 @@ def norm_of(file):
 def test_what_is_written_is_what_the_report_says(sewa):
     report = report_of(sewa("select", "--budget", 150))
     jsonschema.validate(report, json.loads(sewa("schema", "select").out))
-    contest = report["contest"]
+    contest = finding(report, "contest")
     assert contest["confirmed"] is True
     assert contest["evidence"] >= 100
     assert calls() == contest["evaluations"] + contest["heldout_evaluations"]
@@ -122,7 +122,7 @@ def test_what_is_written_is_what_the_report_says(sewa):
     assert sewa("verify", OUTPUT).code == 0
     assert sewa("apply", REPORT, "-o", "again.safetensors").code == 0
     assert Path("again.safetensors").read_bytes() == OUTPUT.read_bytes()
-    report["contest"]["scores"] = {}
+    finding(report, "contest")["scores"] = {}
     Path("none.json").write_text(json.dumps(report))
     assert sewa("report", "none.json", "-o", "-").code == 3
 
@@ -140,7 +140,7 @@ def test_nothing_is_written_that_is_known_to_be_worse_than_the_last_checkpoint(s
     said = f"{left} of {budget} evaluations unspent: {contest['unspent']}\n"
     assert (said in ended.err) == (contest["unspent"] is not None)
     report = report_of(sewa("select", "--budget", 4, "--force"))
-    contest = report["contest"]
+    contest = finding(report, "contest")
     assert (contest["incumbent"], contest["overruled"]) == ("uniform", "uniform")
     assert report["written"] == next(iter(contest["scores"])) == "last"
     assert report["selected_steps"] == [120]
@@ -460,7 +460,7 @@ def test_interrupts(task, when, flags, code):
     assert ended.returncode == code, ended.stderr
     assert OUTPUT.exists() == REPORT.exists() == (code == 0)
     if code == 0:
-        contest = json.loads(REPORT.read_text())["contest"]
+        contest = finding(json.loads(REPORT.read_text()), "contest")
         assert contest["interrupted"] is True
         assert (contest["evaluations"] in (19, 20)) == (20 in when)
         heldout = {scores["heldout"] for scores in contest["scores"].values()}

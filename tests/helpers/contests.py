@@ -87,8 +87,7 @@ class Played:
 
 
 def outcome_of(choice: Choice) -> Outcome:
-    assert choice.outcome is not None
-    return choice.outcome
+    return choice.find(Outcome)
 
 
 def drawn(seed: int, kind: str = "normal") -> Callable[[Average, int], float]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from helpers.tiny import TASK, train_tiny
+from helpers.tiny import TASK, finding, train_tiny
 from sewa_cli.commands.compare import run_compare
 from sewa_cli.commands.evaluate import run_evaluate
 from sewa_cli.commands.inspect import run_inspect
@@ -119,7 +119,7 @@ def many_checkpoints(k: int = 1000) -> dict[str, Any]:
     ]
     found |= {"k": k, "K": k, "selected": list(range(k)), "selected_paths": paths}
     found["selected_steps"] = [one["step"] for one in found["candidates"]]
-    found["blend"]["weights"] = [1 / k] * k
+    finding(found, "blend")["weights"] = [1 / k] * k
     found["recipe"]["sources"] = [
         {"path": path, "coefficient": weights[i], "size": 10**9 + i, "sha256": f"{i:064x}"}
         for i, path in enumerate(paths)

@@ -87,6 +87,11 @@ def report_of(path: Path | str = "averaged.report.json") -> dict[str, Any]:
     return json.loads(Path(path).read_text())
 
 
+def finding(report: dict[str, Any], kind: str) -> Any:
+    """Return the report's finding of a kind, or None."""
+    return next((one for one in report.get("findings", ()) if one["kind"] == kind), None)
+
+
 def files_in(folder: Path) -> dict[str, bytes]:
     """Every file, hidden ones too, without Python's cache of the user's module."""
     return {

@@ -8,6 +8,7 @@ import torch
 from sewa_cli.errors import TaskError
 from sewa_cli.objective.intervals import difference, paired
 from sewa_cli.objective.units import Grouping, UnitLosses, groups_of, keep_aside
+from sewa_cli.report.findings import Expected
 from sewa_cli.report.select import Report
 
 COPIES = 8
@@ -116,7 +117,6 @@ def test_a_choice_by_groups_of_copies_is_that_without_the_copies(sewa, run_dir, 
     weights = [[c.weight for c in one.candidates] for one in (alone, grouped, as_rows)]
     assert weights[1] == pytest.approx(weights[0], abs=1e-4)
     assert weights[2] != pytest.approx(weights[0], abs=1e-2)
-    assert alone.expected
-    assert grouped.expected
-    assert grouped.expected.loss == pytest.approx(alone.expected.loss, rel=1e-3)
-    assert grouped.expected.error == pytest.approx(alone.expected.error, rel=1e-3)
+    one, other = alone.find(Expected), grouped.find(Expected)
+    assert other.loss == pytest.approx(one.loss, rel=1e-3)
+    assert other.error == pytest.approx(one.error, rel=1e-3)

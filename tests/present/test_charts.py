@@ -14,6 +14,7 @@ from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.present import draw, view_of
 from sewa_cli.present.charts import Chart, Panel, running_mean
 from sewa_cli.present.figures import figure_of, label
+from sewa_cli.report.findings import Blend, Expected, History, Mask
 from sewa_cli.report.kinds import Comparison
 from sewa_cli.report.select import Report
 from sewa_cli.report.shared import Candidate, to_json
@@ -47,22 +48,24 @@ def chart_of(found, title):
 
 
 def test_the_weights_their_prior_and_the_path_are_the_reports(weighed):
+    blend, expected = weighed.find(Blend), weighed.find(Expected)
     prior, weights = series_of(chart_of(weighed, "Coefficients along the run"))
     known = [(c.step, c.weight) for c in weighed.candidates]
     assert list(zip(weights.x, weights.y, strict=True)) == known
-    assert list(prior.y) == weighed.blend.weights
+    assert list(prior.y) == blend.weights
     path = chart_of(weighed, "Cross-validated loss by regularisation strength").panels[0]
-    assert list(path.series[0].y) == [pull.loss for pull in weighed.blend.path]
-    assert weighed.expected.loss in path.levels.values()
+    assert list(path.series[0].y) == [pull.loss for pull in blend.path]
+    assert expected.loss in path.levels.values()
     assert path.x_names[0] == "prior"
 
 
 def test_a_mask_shows_every_probability_and_marks_the_chosen(masked):
+    mask, known = masked.find(Mask), masked.find(History)
     likely, chosen = series_of(chart_of(masked, "Mask along the run"))
-    assert list(likely.y) == [c.probability for c in masked.candidates]
+    assert list(likely.y) == mask.probabilities
     assert list(chosen.x) == masked.selected_steps
     history, smooth = series_of(chart_of(masked, "Loss while learning"))
-    assert list(history.y) == masked.history
+    assert list(history.y) == known.values
     assert max(smooth.y) <= max(history.y)
 
 
@@ -73,7 +76,8 @@ def checkpoints(weighed, k, steps):
         Candidate(index=i, path="a", step=steps(i), weight=weight / sum(found))
         for i, weight in enumerate(found)
     ]
-    update = {"k": k, "K": k, "candidates": candidates, "blend": None, "history": [0.5, None, 0.3]}
+    update = {"k": k, "K": k, "candidates": candidates}
+    update["findings"] = [History(values=[0.5, None, 0.3])]
     return weighed.model_copy(update=update)
 
 

@@ -17,6 +17,7 @@ from helpers.pages import (
     raw,
     report,
 )
+from helpers.tiny import finding
 
 from sewa_cli import Selection, present
 from sewa_cli.errors import ConfigError
@@ -38,8 +39,9 @@ def test_every_number_on_the_page_is_the_reports(name):
     content = raw(name)
     found = Page(plain_page(name))
     known = {*numbers(content)}
-    if content.get("expected") and content["expected"]["by"] is not None:
-        known.add(content["expected"]["loss"] + content["expected"]["by"])  # of the best simple
+    expected = finding(content, "expected")
+    if expected and expected["by"] is not None:
+        known.add(expected["loss"] + expected["by"])  # of the best simple
     if name == "compare":  # its table is the terminal's, with megabytes and milliseconds
         costs = [row["cost"] for row in content["rows"]]
         known |= {round(cost["bytes_read"] / 1e6, 3) for cost in costs}
@@ -255,7 +257,10 @@ def test_what_is_no_report_or_inconsistent_is_refused_in_a_line(tmp_path, sewa, 
 
 def test_numbers_that_cannot_be_drawn_are_gaps(tmp_path, sewa):
     content = json.dumps(raw("select"))
-    for loss in (raw("select")["average"]["heldout_loss"], raw("select")["expected"]["loss"]):
+    for loss in (
+        raw("select")["average"]["heldout_loss"],
+        finding(raw("select"), "expected")["loss"],
+    ):
         content = content.replace(json.dumps(loss), "NaN")
     content = content.replace('"step": 10,', '"step": 1' + "0" * 400 + ",")
     (tmp_path / "a.json").write_text(content)

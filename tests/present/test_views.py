@@ -6,7 +6,8 @@ from helpers.pages import raw, report
 from sewa_cli.objective.judge import decide
 from sewa_cli.present.view import Words
 from sewa_cli.present.views import select
-from sewa_cli.report.select import Expected, Report
+from sewa_cli.report.findings import Expected
+from sewa_cli.report.select import Report
 from sewa_cli.report.shared import Candidate, Interval, Rival, Scores, Verdict
 
 BEST = "latest K=5"
@@ -42,7 +43,7 @@ def better(name, by, ends=None):
 
 
 def hoped(by, ends, error=0.01):
-    return {"expected": Expected(loss=0.3, error=error, by=by, interval=interval(ends))}
+    return {"findings": [Expected(loss=0.3, error=error, by=by, interval=interval(ends))]}
 
 
 def words(view, title):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers.tiny import WEIGHTS, report_of
+from helpers.tiny import WEIGHTS, finding, report_of
 
 from sewa_cli.methods.fixed import baselines
 
@@ -22,8 +22,9 @@ def test_the_report_names_every_candidate_and_what_was_chosen(reported):
     assert len(reported["selected"]) == 4
     assert reported["selected_paths"] == [candidates[i]["path"] for i in reported["selected"]]
     assert reported["selected_steps"] == [candidates[i]["step"] for i in reported["selected"]]
-    chosen = {candidates[i]["probability"] for i in reported["selected"]}
-    others = {c["probability"] for c in candidates if c["index"] not in reported["selected"]}
+    s = finding(reported, "mask")["probabilities"]
+    chosen = {s[i] for i in reported["selected"]}
+    others = {s[c["index"]] for c in candidates if c["index"] not in reported["selected"]}
     assert min(chosen) >= max(others)
 
 
@@ -38,7 +39,7 @@ def test_the_report_counts_the_cost(reported):
     # all 12 into W, and the 4 chosen twice: to be evaluated, to be written
     assert reported["cost"]["bytes_read"] == (12 + 2 * 4) * WEIGHTS
     assert reported["cost"]["peak_memory_bytes"] > 10**7
-    assert len(reported["history"]) == 8
+    assert len(finding(reported, "history")["values"]) == 8
     assert reported["selection_rows"] == reported["heldout_rows"] == 300
     assert reported["config"]["solvers"]["gumbel"]["iterations"] == 8
     assert reported["config"]["solvers"]["gumbel"]["temperature"] == 0.5

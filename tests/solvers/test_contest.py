@@ -237,6 +237,6 @@ def test_changes_of_the_winner_are_not_called_baselines():
     outcome = outcome_of(choice)
     assert outcome.leader.name.split()[0] in ("blend", "tilt")
     assert outcome.confirmed
-    assert choice.name == LEARNED
+    assert choice.method == LEARNED
     names = [entry.name for entry in outcome.entries if entry.name.startswith(("blend", "tilt"))]
     assert len(names) == len({*names}) > 1

@@ -5,14 +5,15 @@ import json
 import pytest
 import torch
 from helpers.linear_problems import NOISE, problem_of, random_problem
-from helpers.tiny import TASK, report_of
+from helpers.tiny import TASK, finding, report_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from sewa_cli.methods.fixed import baselines, moving_averages
+from sewa_cli.report.findings import Blend, Expected, Predicted
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import aggregate
+from sewa_cli.solvers import Ground, aggregate
 from sewa_cli.solvers.aggregate import (
     NEGLIGIBLE,
     Aggregate,
@@ -139,11 +140,12 @@ def test_the_expected_loss_is_that_of_new_data():
     for seed in range(20):
         problem = random_problem(20, 15, seed)
         found = choose(problem)
+        expects = found.find(Expected)
         generator = torch.Generator().manual_seed(seed)  # as in random_problem
         torch.randn(20, 5, generator=generator)
         best = torch.cat([torch.randn(5, generator=generator), torch.zeros(1)])
         flat = problem.trajectory.mix_few(found.coefficients)
-        expected[seed], seen[seed] = found.expected.loss, problem.objective.value(flat)
+        expected[seed], seen[seed] = expects.loss, problem.objective.value(flat)
         truth[seed] = float(((flat - best) ** 2).sum()) + NOISE**2  # inputs are normal
     too_low = float((truth - seen).mean())
     assert too_low > 0.05 * float(truth.mean())
@@ -157,17 +159,19 @@ def test_the_examples_of_a_group_are_in_one_fold():
     W = problem.trajectory.mix(torch.eye(9)).clone()
     twice = torch.arange(40).repeat_interleave(2)
     problem = problem_of(W, x[twice], y[twice], label_groups=lambda b: b[1][:, 0].tolist())
-    assert choose(problem).details["units"] == 40
+    predicted = choose(problem).find(Predicted)
+    assert predicted.units == 40
 
 
 def test_it_is_no_worse_than_the_baselines_and_costs_little():
     problem = random_problem(examples=400, k=30, batch=400)
     found = choose(problem)
-    assert set(found.simple) == set(baselines(30))
+    ground = found.find(Ground)
+    assert set(ground.losses) == set(baselines(30))
     assert problem.objective.passes.forward <= 2.3 * 30 + 20 - 10  # ten are left for scores
     assert problem.trajectory.bytes_moved <= 3 * 4 * 30 * 6
     loss = problem.objective.value(problem.trajectory.mix_few(found.coefficients))
-    assert loss <= min(found.simple.values())
+    assert loss <= min(ground.losses.values())
     assert sum(found.coefficients) == pytest.approx(1)
 
 
@@ -175,13 +179,14 @@ def test_it_is_no_worse_than_the_baselines_and_costs_little():
 def test_the_report_has_prior_path_and_expected_loss(sewa):
     assert sewa("select").code == 0
     report = report_of()
-    blend = report["blend"]
+    blend = finding(report, "blend")
     assert sum(one["share"] for one in blend["prior"]) == pytest.approx(1)
     assert sum(one["share"] for one in blend["path"]) == pytest.approx(1)
     assert [one["strength"] for one in blend["path"]] == [None, *strengths_for(300)]
     assert sum(c["weight"] for c in report["candidates"]) == pytest.approx(1)
-    interval = report["expected"]["interval"]
-    assert interval["low"] < report["expected"]["by"] < interval["high"]
+    expected = finding(report, "expected")
+    interval = expected["interval"]
+    assert interval["low"] < expected["by"] < interval["high"]
 
 
 def test_a_broken_checkpoint_is_left_out_as_if_it_were_not_there(plain_run, sewa):
@@ -203,12 +208,14 @@ def test_a_broken_checkpoint_is_left_out_as_if_it_were_not_there(plain_run, sewa
 def test_few_examples_take_the_best_moving_average(rows):
     problem = random_problem(rows, seed=86)
     chosen = choose(problem)
-    best = min((n for n in moving_averages(9) if n in chosen.simple), key=chosen.simple.__getitem__)
+    ground = chosen.find(Ground)
+    losses = ground.losses
+    best = min((n for n in moving_averages(9) if n in losses), key=losses.__getitem__)
     if rows < 10:
-        assert chosen.name == with_K(*best)
+        assert chosen.method == with_K(*best)
         assert "cross-validation takes 10 examples" in problem.events.warnings[0]
     else:
-        assert chosen.blend is not None
+        assert chosen.find(Blend) is not None
 
 
 def test_one_batch_of_a_loss_that_does_not_split_takes_the_best_moving_average(plain_run, sewa):
@@ -235,13 +242,13 @@ def test_two_checkpoints_are_enough(sewa):
 
 def test_labels_of_other_examples_are_warned_of_and_change_nothing():
     problem = random_problem(examples=200)
-    assert choose(problem).blend is not None
+    assert choose(problem).find(Blend) is not None
     assert problem.events.warnings == []
     y = torch.cat([batch[1] for batch in problem.objective.selection])
     shuffled = random_problem(
         examples=200, labels=y[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
     )
-    assert choose(shuffled).blend is not None
+    assert choose(shuffled).find(Blend) is not None
     assert "no better with the examples mixed up" in shuffled.events.warnings[0]
 
 
@@ -282,7 +289,7 @@ def test_with_little_memory_all_selection_losses_are_of_the_same_examples(sewa):
     ended = sewa("select", "--memory", "40KB", "-o", "tight.safetensors")
     assert ended.code == 0, ended.err
     wide, tight = (report_of(f"{name}.report.json") for name in ("wide", "tight"))
-    assert tight["selection_rows"] == tight["details"]["cache"]["rows"] < wide["selection_rows"]
+    assert tight["selection_rows"] == finding(tight, "predicted")["rows"] < wide["selection_rows"]
     assert f"{tight['selection_rows']} of the {wide['selection_rows']} selection" in ended.err
     losses = {with_K(s["name"], s["K"]): s["selection_loss"] for s in tight["simple"]}
     for name, scores in tight["references"].items():

@@ -5,9 +5,10 @@ import json
 import pytest
 import torch
 from helpers.problems import Function, dense, problem_of
-from helpers.tiny import TASK
+from helpers.tiny import TASK, finding
 
 from sewa_cli.errors import TaskError
+from sewa_cli.report.findings import History, Mask
 from sewa_cli.solvers.gumbel import Gumbel, _Rest
 from sewa_cli.solvers.mask import Adam
 
@@ -70,10 +71,11 @@ def test_it_stops_when_nothing_changes_any_more_with_the_choice_of_the_full_run(
     trajectory, target = planted(20, {2, 5, 11, 17}, seed)
     full = solve(trajectory, target, 4, seed=seed, iterations=400, patience=400)
     short = solve(trajectory, target, 4, seed=seed, iterations=400)
-    assert len(full.history) == 400
-    assert 50 < len(short.history) < 200
-    assert short.details == {"iterations": len(short.history), "at_most": 400}
-    assert short.history == full.history[: len(short.history)]  # the same run, but shorter
+    whole, part = full.find(History), short.find(History)
+    assert len(whole.values) == 400
+    assert 50 < len(part.values) < 200
+    assert part.at_most == 400
+    assert part.values == whole.values[: len(part.values)]  # the same run, but shorter
     assert short.selected == full.selected
 
 
@@ -83,8 +85,8 @@ def test_the_summary_says_when_it_stopped_and_the_report_how_many_iterations_it_
     ended = sewa(*flags, "--set", "gumbel.patience=10", "--json", "-v")
     assert ended.code == 0, ended.err
     report = json.loads(ended.out)
-    took = report["details"]["iterations"]
-    assert took == len(report["history"]) < 900
+    took = len(finding(report, "history")["values"])
+    assert took < 900
     assert f"learning stopped after {took} of 900 iterations" in ended.err
     assert "patience: " in sewa(*flags, "--set", "gumbel.patience=3").error
 
@@ -106,7 +108,7 @@ def test_a_loss_that_still_falls_or_a_set_that_still_changes_is_no_rest():
 def test_another_seed_gives_other_probabilities():
     trajectory, target = planted(20, {1, 2, 3, 4}, 0)
     first, again, other = (solve(trajectory, target, 3, seed=seed) for seed in (5, 5, 6))
-    assert first.probabilities == again.probabilities != other.probabilities
+    assert first.find(Mask) == again.find(Mask) != other.find(Mask)
 
 
 def test_a_nan_gradient_ends_in_an_error_not_in_a_selection():

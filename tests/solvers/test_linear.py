@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.linear_problems import predicted, random_problem
+from helpers.tiny import finding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sewa_cli.report.findings import Budget, Expected
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import mask
 from sewa_cli.solvers.linear import Linear, relax
@@ -62,10 +64,11 @@ def test_the_projection_is_the_nearest_feasible_point(values, share):
 def test_sparse_finds_K_and_expects_what_new_data_say():
     problem = random_problem(examples=100, k=12)
     found = Linear().choose(problem, AUTO)
-    [taken] = [option for option in found.budget if option.chosen]
-    losses = [option.loss for option in found.budget if option.loss is not None]
+    budget, expected = found.find(Budget), found.find(Expected)
+    [taken] = [option for option in budget.options if option.chosen]
+    losses = [option.loss for option in budget.options if option.loss is not None]
     assert taken.loss == min(losses)
-    assert found.expected.loss >= min(losses) - 1e-9  # chosen by other folds
+    assert expected.loss >= min(losses) - 1e-9  # chosen by other folds
     if taken.name == "learned":
         assert len(found.selected) == taken.K
 
@@ -76,8 +79,8 @@ def test_sparse_reports_its_options(sewa):
     assert ended.code == 0, ended.err
     assert "cross-validated loss by K" in ended.err
     report = json.loads(Path("averaged.report.json").read_text())
-    assert sum(option["chosen"] for option in report["budget"]) == 1
-    assert report["expected"]["loss"] > 0
+    assert sum(option["chosen"] for option in finding(report, "budget")["options"]) == 1
+    assert finding(report, "expected")["loss"] > 0
 
 
 @pytest.mark.usefixtures("run_dir")

@@ -106,12 +106,12 @@ FAULTS = {
     "not a choice": ("def choose(self, problem, K): return 1", "must return a Choice"),
     "probabilities": (
         "def choose(self, problem, K): return Choice.of([1], problem.trajectory.k, "
-        "probabilities=[1.0])",
+        "Mask(probabilities=[1.0]))",
         "1 probabilities for 12 checkpoints",
     ),
     "details": (
         "def choose(self, problem, K): return Choice.of([1], problem.trajectory.k, "
-        "details={'x': object()})",
+        "Details(found={'x': object()}))",
         "not JSON serializable",
     ),
     "weights": (
@@ -124,7 +124,8 @@ FAULTS = {
 @pytest.mark.parametrize(("lines", "words"), FAULTS.values(), ids=FAULTS)
 def test_whatever_is_wrong_with_it_is_the_users_and_nothing_is_written(sewa, lines, words):
     Path("climb.py").write_text(
-        "from sewa_cli.solvers import *\nfrom sewa_cli.solvers import Solver, Choice, register\n"
+        "from sewa_cli.report.findings import Details, Mask\n"
+        "from sewa_cli.solvers import Solver, Choice, register\n"
         "class Climb(Solver):\n"
         "    def choose(self, problem, K): return Choice.of([1], problem.trajectory.k)\n"
         f"    {lines}\nregister('climb', Climb)\n"

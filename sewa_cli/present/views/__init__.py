@@ -1,14 +1,14 @@
-"""A view of each kind of report; `metric` is a select by a metric."""
+"""A view of each kind of report."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
 from sewa_cli.present.view import View
 from sewa_cli.present.views import compare, metric, others, select
+from sewa_cli.report.findings import Contest
 
 VIEWS: Final[dict[str, Callable[[Any], View]]] = {
-    "select": select.view,
-    "metric": metric.view,
+    "select": lambda report: (metric if report.find(Contest) else select).view(report),
     "compare": compare.view,
     "average": others.average,
     "evaluate": others.evaluate,

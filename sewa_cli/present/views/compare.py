@@ -19,15 +19,7 @@ from sewa_cli.present.parts import (
     standing_section,
     wrote,
 )
-from sewa_cli.present.view import (
-    Cell,
-    Picture,
-    Rows,
-    Table,
-    View,
-    Words,
-    metrics_of,
-)
+from sewa_cli.present.view import Cell, Picture, Rows, Table, View, Words, metrics_of
 from sewa_cli.present.views.metric import failures
 from sewa_cli.text import with_K
 
@@ -64,13 +56,15 @@ def view(report: Comparison) -> View:
     marks = [row.mark for row in report.rows]
     best = None if report.best is None else report.rows[report.best]
     is_held = report.heldout_rows is not None or report.judged is not None
-    meaning = Words([_meaning(report), *failed]) if is_held else None
+    meaning = (
+        f"★ has the {_measure(report)}; = ties with it, by a paired bootstrap over "
+        f"{_unit(report)} that holds for all pairs at once; bars are each row's own "
+        "interval, and overlap even if the difference is significant"
+    )
     return View(
         headline=_headline(report),
         caveat=_reason(report),
-        says=[
-            *(judged, *failed, *wrote(report.output), *recalled(report.cost)),
-        ],
+        says=[*(judged, *failed, *wrote(report.output), *recalled(report.cost))],
         details=standing(report.standing),
         rows=rows,
         tables=[Table("", seen, details=_DETAILS if report.heldout_rows else ())],
@@ -78,7 +72,7 @@ def view(report: Comparison) -> View:
             *section(
                 "Every method at every K",
                 Picture(chart),
-                meaning,
+                Words([meaning, *failed]) if is_held else None,
                 Table("Losses, metrics and cost", seen, False, marks),
             ),
             *section(
@@ -140,14 +134,6 @@ def _headline(report: Comparison) -> str:
     best = report.rows[report.best]
     name = with_K(best.method, best.K)
     return f"{name} wins" if report.verdict == "winner" else f"{name} has the {_measure(report)}"
-
-
-def _meaning(report: Comparison) -> str:
-    return (
-        f"★ has the {_measure(report)}; = ties with it, by a paired bootstrap over "
-        f"{_unit(report)} that holds for all pairs at once; bars are each row's own "
-        "interval, and overlap even if the difference is significant"
-    )
 
 
 def _failed(report: Comparison) -> list[str]:

@@ -24,20 +24,13 @@ from sewa_cli.present.parts import (
     weights_section,
     wrote,
 )
-from sewa_cli.present.view import (
-    Cell,
-    Picture,
-    Rows,
-    Table,
-    View,
-    Words,
-    metrics_of,
-    titled,
-)
+from sewa_cli.present.view import Cell, Picture, Rows, Table, View, Words, metrics_of, titled
+from sewa_cli.report.findings import Contest
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.select import Contest, Entry, Report
+    from sewa_cli.report.findings import Entry
+    from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Rival, Verdict
 
 NEEDED: Final = 100  # e-value; solvers need the same
@@ -46,7 +39,7 @@ OTHERS: Final = 12  # entries in the terminal's table
 
 
 def view(report: Report) -> View:
-    found = report.contest
+    found = report.find(Contest)
     assert found is not None
     name, own, last = _measured(found)
     held, judged = list(_heldout(found, report.verdict)), choice(found)

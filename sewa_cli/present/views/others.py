@@ -30,17 +30,7 @@ from sewa_cli.present.parts import (
     upper,
     wrote,
 )
-from sewa_cli.present.view import (
-    Cell,
-    Facts,
-    Picture,
-    Rows,
-    Table,
-    View,
-    Words,
-    metrics_of,
-    titled,
-)
+from sewa_cli.present.view import Cell, Facts, Picture, Rows, Table, View, Words, metrics_of, titled
 from sewa_cli.report.shared import TaskHead
 from sewa_cli.text import duration, few, number, size
 
@@ -52,7 +42,6 @@ if TYPE_CHECKING:
         Forecast,
         Found,
         Inspection,
-        PlannedStage,
         Validation,
         Verification,
     )
@@ -136,14 +125,11 @@ def _losses_chart(report: Evaluation, ranked: list[Evaluated]) -> Chart:
     dots = [Dots("selection", [one.selection_loss for one in files], is_hollow=True)]
     if report.heldout_rows is not None:
         dots.append(Dots("held-out", [one.heldout_loss for one in files]))
+    names = [short_name(PurePath(one.path)) for one in files]
+    names = names if len(set(names)) == len(names) else [one.path for one in files]
     which = "" if files is report.files else f" The {MOST_DRAWN} with the lowest loss are drawn."
     alt = f"{len(report.files)} files with the losses of the table.{which}"
-    return Chart("Loss of each file", alt, [rows_panel(_file_names(files), dots, "loss")])
-
-
-def _file_names(files: list[Evaluated]) -> list[str]:
-    names = [short_name(PurePath(one.path)) for one in files]
-    return names if len(set(names)) == len(names) else [one.path for one in files]
+    return Chart("Loss of each file", alt, [rows_panel(names, dots, "loss")])
 
 
 def inspect(report: Inspection) -> View:
@@ -163,10 +149,7 @@ def inspect(report: Inspection) -> View:
         tables=[facts, Table("", seen), *moved, Words([report.explanation])],
         sections=[
             *section(
-                "Where the run stands",
-                Picture(chart),
-                Picture(trained) if logged else None,
-                *moved,
+                "Where the run stands", Picture(chart), Picture(trained) if logged else None, *moved
             ),
             *section(
                 "What is there", facts, Table("Each checkpoint", seen, is_folded=len(seen) > 60)
@@ -344,7 +327,7 @@ def forecast(report: Forecast) -> View:
             "held out": _count(stage.heldout),
             "BatchNorm": _count(stage.training),
             "backward": _count(stage.backward),
-            "optional": _optional(stage),
+            "optional": "" if stage.at_least == 1 else "in part" if stage.at_least else "yes",
         }
         for stage in report.stages
     ]
@@ -380,10 +363,6 @@ def _forecast_facts(report: Forecast) -> dict[str, str]:
         "one batch": duration(report.batch_seconds),
         "time": f"{duration(report.seconds)} in the model, without reading and arithmetic",
     }
-
-
-def _optional(stage: PlannedStage) -> str:
-    return "" if stage.at_least == 1 else "in part" if stage.at_least else "yes"
 
 
 def _count(number: float) -> str:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sewa_cli.present.charts import (
-    Chart,
-    Dots,
-    Panel,
-    Series,
-    drawable,
-    ends_of,
-    rows_panel,
-    running_mean,
-)
+from sewa_cli.present.charts import Chart, Dots, ends_of, rows_panel
 from sewa_cli.present.parts import (
     and_last,
     cost_section,
@@ -22,7 +13,6 @@ from sewa_cli.present.parts import (
     describe_lora,
     difference,
     gained,
-    percent,
     recalled,
     seconds,
     section,
@@ -46,20 +36,23 @@ from sewa_cli.present.view import (
     metrics_of,
     titled,
 )
-from sewa_cli.text import examples, few, number, with_K
+from sewa_cli.present.views.findings import Shown, compared_scores, show_findings
+from sewa_cli.report.findings import Expected
+from sewa_cli.text import examples, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.select import Blend, BudgetOption, Expected, Pulled, Report
+    from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Scores
 
 
 def view(report: Report) -> View:
-    expects = report.heldout_rows is None and report.expected is not None
+    expects = report.heldout_rows is None and report.find(Expected) is not None
     first, *more = scores(report)
     judged = verdict(report)
     caveat = f"{expected(report)}; {judged}" if expects else judged
     rows, seen = _rows(report)
-    charts = list(_loss_charts(report))
+    found = show_findings(report)
+    charts = [part.chart for part in found.parts if isinstance(part, Picture)]
     plots = [weights_chart(report), *charts[:1]]
     return View(
         headline=headline(report),
@@ -68,15 +61,15 @@ def view(report: Report) -> View:
             *(first, *more, *_best_baseline(report), judged),
             *(*wrote(report.output), *recalled(report.cost)),
         ],
-        details=list(_details(report)),
+        details=list(_details(report, found)),
         rows=rows,
         tables=[Table("", seen)],
         sections=[
             *section(
                 "Against baselines", Picture(_scores_chart(report)), _scores_table(report, seen)
             ),
-            *weights_section(report, *_prior(report)),
-            *section("How the loss changes", *map(Picture, charts), _baselines_table(report)),
+            *weights_section(report, *found.weights),
+            *section("How the loss changes", *found.parts, _baselines_table(report)),
             *_overfit_section(report),
             *standing_section(report.standing),
             cost_section(report.cost, report.placement),
@@ -89,8 +82,9 @@ def view(report: Report) -> View:
 
 
 def headline(report: Report) -> str:
-    if report.heldout_rows is None and report.expected and not report.instead_of:
-        return f"Expected loss on new data {number(report.expected.loss, 3)}"
+    expects = report.find(Expected)
+    if report.heldout_rows is None and expects and not report.instead_of:
+        return f"Expected loss on new data {number(expects.loss, 3)}"
     name, own, last = _losses(report)
     return f"{upper(name)} {number(own, 3)}{than_last(own, last)}"
 
@@ -98,7 +92,7 @@ def headline(report: Report) -> str:
 def scores(report: Report) -> list[str]:
     name, own, last = _losses(report)
     said = [f"{name} {number(own, 3)}{and_last(own, last)}"]
-    if report.heldout_rows is None and report.expected:
+    if report.heldout_rows is None and report.find(Expected):
         said = [expected(report)]
     before = report.references["last"].metrics or {}
     for metric, value in (report.average.metrics or {}).items():
@@ -155,7 +149,7 @@ def verdict(report: Report) -> str:
 
 def expected(report: Report) -> str:
     """Say the expected loss; where data are held out, they alone say what is significant."""
-    found, is_judged = report.expected, report.heldout_rows is not None
+    found, is_judged = report.find(Expected), report.heldout_rows is not None
     assert found is not None
     whose = ""
     if report.instead_of:
@@ -181,7 +175,7 @@ def overfits(report: Report) -> str:
             return f"yes: `{better.name}` has a significantly lower held-out loss"
     if report.heldout_rows is not None and report.verdict.interval is not None:
         return "no: no baseline that it was preferred to has a significantly lower held-out loss"
-    found = report.expected
+    found = report.find(Expected)
     if found is None or found.interval is None:
         return "unknown: too few data were held out"
     if report.heldout_rows is None and found.interval.high < 0:
@@ -189,17 +183,12 @@ def overfits(report: Report) -> str:
     return "no: cross-validation does not expect a significantly lower loss of the best baseline"
 
 
-def _details(report: Report) -> Iterator[str]:
-    if report.budget:
-        yield budget(report)
+def _details(report: Report, findings: Shown) -> Iterator[str]:
+    yield from findings.choice
     yield taken(report)
-    yield from _prior(report)
+    yield from findings.weights
     yield from standing(report.standing)
-    if report.details and len(report.history) < report.details.get("at_most", 0):
-        yield (
-            f"learning stopped after {len(report.history)} of {report.details['at_most']} "
-            "iterations, as the choice and the loss did not change any more"
-        )
+    yield from findings.details
     if report.batchnorm and report.batchnorm.data:
         found = report.batchnorm
         layers = f"{found.layers} layer{'' if found.layers == 1 else 's'}"
@@ -207,62 +196,21 @@ def _details(report: Report) -> Iterator[str]:
     if report.lora and report.lora.mode == "merged":
         yield describe_lora(report.lora)
     yield from seconds(report)
-    if report.expected and report.heldout_rows is not None:
+    if report.find(Expected) and report.heldout_rows is not None:
         yield expected(report)
 
 
-def _prior(report: Report) -> Iterator[str]:
-    found = report.blend
-    if found is None or report.instead_of:
-        return
-    averages = sorted(found.prior, key=lambda one: -one.share)
-    named = [f"{with_K(one.name, one.K)} ({percent(one.share)})" for one in averages]
-    most = max(1, sum(one.share >= 0.05 for one in averages))
-    learned = "nothing was learned on top"
-    if found.learned >= found.UNMOVED:
-        strength = max(found.path, key=lambda one: one.share).strength
-        mostly = "" if strength is None else f", mostly at regularisation strength {strength:g}"
-        learned = f"learning moved {percent(found.learned)} of the weight to others{mostly}"
-    elif (report.selection_groups or report.selection_rows) < found.FEW:
-        learned += (
-            f", which takes {found.FEW} {'groups' if report.selection_groups else 'examples'}"
-        )
-    yield f"prior: {few(named[:most], 5)}; {learned}"
-
-
-def budget(report: Report) -> str:
-    options = report.budget or []
-    curve = ", ".join(f"{o.K}: {number(o.loss)}" for o in options if o.name == "learned")
-    known = [o for o in options if o.name != "learned" and o.loss is not None]
-    chosen = next(o for o in options if o.chosen)
-    best = min(known, key=lambda o: o.loss or 0.0, default=chosen)
-    return (
-        f"cross-validated loss by K: {curve}; best baseline {with_K(best.name, best.K)}: "
-        f"{number(best.loss)}; chosen: {with_K(chosen.name, chosen.K)}"
-    )
-
-
-def _compared(report: Report) -> dict[str, Scores]:
-    """Return the scores of the choice, unless it is a baseline, and of the baselines."""
-    own = {}
-    if report.instead_of and report.learned:
-        own = {report.instead_of: report.learned}
-    elif report.written not in report.references:
-        own = {report.written: report.average}
-    return {**own, **report.references}
-
-
 def _rows(report: Report) -> tuple[Rows, Rows]:
-    compared, best = _compared(report), next(iter(report.references), None)
+    compared, best = compared_scores(report), next(iter(report.references), None)
     titles = {"uniform": f"uniform (all {report.k})"}
     if best is not None:
         titles[best] = f"{titles.get(best, best)} (best baseline)"
     expects: dict[str | None, float] = {}
-    if report.expected:
-        if report.expected.by is not None:
-            expects[best] = report.expected.loss + report.expected.by
+    if expected := report.find(Expected):
+        if expected.by is not None:
+            expects[best] = expected.loss + expected.by
         own = report.instead_of or report.written
-        expects[own] = report.expected.loss
+        expects[own] = expected.loss
     selection, held = examples(report.selection_rows, report.selection_groups), None
     if report.heldout_rows is not None:
         held = f"held-out loss ({examples(report.heldout_rows, report.heldout_groups)})"
@@ -284,7 +232,7 @@ def _rows(report: Report) -> tuple[Rows, Rows]:
 
 def _scores_table(report: Report, seen: Rows) -> Table:
     """Mark the row with the lowest held-out loss, and the row of what was written."""
-    compared = _compared(report)
+    compared = compared_scores(report)
     losses = {n: s.heldout_loss for n, s in compared.items() if s.heldout_loss is not None}
     lowest = min(losses.values(), default=None)
     marks = ["chosen" if name == report.written else None for name in compared]
@@ -296,11 +244,12 @@ def _scores_table(report: Report, seen: Rows) -> Table:
 
 
 def _scores_chart(report: Report) -> Chart:
-    compared = _compared(report)
+    compared = compared_scores(report)
     found = list(compared.values())
     dots = [Dots("selection", [one.selection_loss for one in found], is_hollow=True)]
-    if report.expected and next(iter(compared)) not in report.references:
-        loss, error = report.expected.loss, report.expected.error
+    expects = report.find(Expected)
+    if expects and next(iter(compared)) not in report.references:
+        loss, error = expects.loss, expects.error
         nothing = [None] * (len(found) - 1)
         dots.append(
             Dots("expected", [loss, *nothing], intervals=[ends_of(loss, error)], marker="D")
@@ -311,82 +260,6 @@ def _scores_chart(report: Report) -> Chart:
         "Loss of the average and of baselines",
         "A row for each average with its selection, expected and held-out loss, as in the table.",
         [rows_panel(list(compared), dots, "loss")],
-    )
-
-
-def _loss_charts(report: Report) -> Iterator[Chart]:
-    if report.blend and not report.instead_of:
-        yield _path_chart(report.blend, report.expected)
-    if report.budget:
-        yield _budget_chart(report.budget)
-    if any(loss is not None for loss in report.history):
-        yield _history_chart(report)
-
-
-def _path_chart(blend: Blend, expects: Expected | None) -> Chart:
-    names = ["prior" if one.strength is None else f"{one.strength:g}" for one in blend.path]
-    hints = [
-        f"{name}, loss {number(one.loss)}, share of the choice {percent(one.share)}"
-        for name, one in zip(names, blend.path, strict=True)
-    ]
-    levels = {}
-    if expects is not None:
-        levels = {f"choice, expected {number(expects.loss)}": expects.loss}
-        if expects.by is not None:
-            best = expects.loss + expects.by
-            levels[f"best baseline, expected {number(best)}"] = best
-    alt = (
-        "From the prior alone to weights that are regularised little; the intervals are those of "
-        "the difference from the lowest loss."
-    )
-    return _curve("regularisation strength", blend.path, names, hints, levels, alt)
-
-
-def _budget_chart(options: Sequence[BudgetOption]) -> Chart:
-    learned = [one for one in options if one.name == "learned" and one.K is not None]
-    names = [str(one.K) for one in learned]
-    hints = [f"K={one.K}, loss {number(one.loss)}" for one in learned]
-    others = [one for one in options if one.name != "learned" and one.loss is not None]
-    best = min(others, key=lambda one: one.loss or 0.0, default=None)
-    levels = {} if best is None else {with_K(best.name, best.K): best.loss or 0.0}
-    alt = "Learned masks of K checkpoints, and the best baseline as a level."
-    return _curve("K", learned, names, hints, levels, alt)
-
-
-def _curve(
-    x_label: str,
-    options: Sequence[Pulled | BudgetOption],
-    names: Sequence[str],
-    hints: Sequence[str],
-    levels: Mapping[str, float],
-    alt: str,
-) -> Chart:
-    losses = [drawable(one.loss) for one in options]
-    ends = [ends_of(one.loss, one.error) for one in options]
-    places = list(range(len(names)))
-    series = Series("", places, losses, "-", "o", intervals=ends, hints=hints)
-    at = {float(place): name for place, name in enumerate(names)}
-    panel = Panel([series], x_label, "cross-validated loss", levels, at)
-    return Chart(f"Cross-validated loss by {x_label}", alt, [panel])
-
-
-def _history_chart(report: Report) -> Chart:
-    losses = [drawable(loss) for loss in report.history]
-    at = list(range(1, len(losses) + 1))
-    smooth = running_mean(losses, max(1, len(losses) // 20))
-    levels = {
-        f"{name} {number(found.selection_loss)}": found.selection_loss
-        for name, found in _compared(report).items()
-        if found.selection_loss is not None
-    }
-    series = [
-        Series("each iteration", at, losses, "-", color="0.7", width=0.7),
-        Series("running mean", at, smooth, "-", color="0.5", width=2.0),
-    ]
-    return Chart(
-        "Loss while learning",
-        f"{len(losses)} iterations; the selection losses of averages are levels.",
-        [Panel(series, "iteration", "loss on selection data", levels)],
     )
 
 
@@ -403,7 +276,7 @@ def _baselines_table(report: Report) -> Table | None:
 
 def _overfit_section(report: Report) -> list[Section]:
     lines = [overfits(report)]
-    if report.expected:
+    if report.find(Expected):
         lines.append(expected(report))
     for better in report.verdict.beaten_by:
         by = ""
@@ -417,7 +290,8 @@ def _numbers(report: Report) -> Iterator[tuple[str, float | None]]:
     measure = "selection_loss" if report.heldout_rows is None else "heldout_loss"
     yield "selection_loss", report.average.selection_loss
     yield "heldout_loss", report.average.heldout_loss
-    yield "expected_loss", report.expected.loss if report.expected else None
+    expects = report.find(Expected)
+    yield "expected_loss", expects.loss if expects else None
     yield "vs_baseline", report.verdict.difference
     yield "checkpoints", report.K
     yield from _metrics(report.average, "")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.objective.intervals import FEWEST_UNITS, difference
-from sewa_cli.report.select import Expected
+from sewa_cli.report.findings import Expected
 from sewa_cli.solvers.outputs.predictions import ROUNDING
 from sewa_cli.text import finite
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sewa_cli.errors import CheckpointError
 from sewa_cli.objective.units import Grouping
+from sewa_cli.report.findings import Predicted
 from sewa_cli.solvers import Problem
 
 # float32 vectors of length O next to the matrix: outputs at the base, what is added to mixtures,
@@ -62,17 +63,6 @@ class Frame(ABC):
 
 
 @dataclass(frozen=True)
-class Size:
-    """The size of predictions: numbers for each checkpoint, their precision, and examples."""
-
-    numbers: int
-    dtype: str
-    bytes: int
-    rows: int
-    of_rows: int
-
-
-@dataclass(frozen=True)
 class Predictions:
     """Differences d_i of outputs from those at the base, [k, O], and the loss of mixtures.
 
@@ -87,7 +77,7 @@ class Predictions:
     shift: Tensor
     frozen: Tensor
     grouping: Grouping
-    size: Size
+    size: Predicted
 
     @property
     def k(self) -> int:
@@ -182,12 +172,12 @@ def predict(
     for piece in frame.pieces:
         own = differences[:, piece.columns].float()
         shift[piece.columns] -= coefficients.to(own) @ own
-    size = Size(
-        frame.numbers,
-        str(dtype).removeprefix("torch."),
-        bytes_of(k, frame.numbers, dtype),
-        int(grouping.sizes.sum()),
-        of_rows,
+    size = Predicted(
+        numbers=frame.numbers,
+        dtype=str(dtype).removeprefix("torch."),
+        bytes=bytes_of(k, frame.numbers, dtype),
+        rows=int(grouping.sizes.sum()),
+        of_rows=of_rows,
     )
     return Predictions(frame, differences, shift, frozen, grouping, size)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from sewa_cli.methods import check_K
 from sewa_cli.methods.fixed import Name, baselines, moving_averages
 from sewa_cli.objective.units import Grouping, UnitLosses
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver, Stage
+from sewa_cli.solvers import Choice, Ground, Plan, Problem, Sizes, Solver, Stage
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.folds import means
 from sewa_cli.solvers.outputs.predictions import Predictions, predict
@@ -70,16 +70,10 @@ class Survey:
         found = means(self.all_losses, self.predictions.weights)
         return dict(zip(self.losses, found.tolist(), strict=True))
 
-    def describe(self, choice: Choice, details: dict[str, Any]) -> Choice:
+    def describe(self, choice: Choice, **found: Any) -> Choice:
         """Add what is the same for every choice from this survey."""
-        size = self.predictions.size
-        return replace(
-            choice,
-            simple=self.means(),
-            examples=self.problem.objective.selection,
-            holds=size.bytes,
-            details={"cache": asdict(size), **details},
-        )
+        ground = Ground(self.means(), self.problem.objective.selection)
+        return choice.having(ground, self.predictions.size.model_copy(update=found))
 
     def true_losses(self, flats: Tensor) -> Tensor:
         """Run weights [m, P] on the examples; return the loss of each unit, [m, units]."""
