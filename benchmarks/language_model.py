@@ -229,6 +229,7 @@ def command(folder: Path, rows: int) -> list[dict[str, Any]]:
     if running.returncode != 0:
         raise SystemExit("sewa select failed")
     report = json.loads((work / "report.json").read_text())
+    [predicted] = [one for one in report["findings"] if one["kind"] == "predicted"]
     objective, W = _objective(folder, rows, BATCH)
     start = time.process_time()
     with torch.no_grad():
@@ -238,7 +239,7 @@ def command(folder: Path, rows: int) -> list[dict[str, Any]]:
     batches = -(-rows // BATCH)
     return [
         {
-            "rows": f"{report['details']['cache']['rows']} of {rows}",
+            "rows": f"{predicted['rows']} of {rows}",
             "CPU seconds": seconds,
             "of plain passes": plain,
             "ratio": seconds / plain,

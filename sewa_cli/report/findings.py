@@ -176,8 +176,7 @@ class Entry(Part):
         "asked on, those that it came to lead by too; null: none, or the incumbent itself"
     )
     evidence: float | None = Field(
-        description="e-value of the duel, by parts that no search has seen: of the leader; null: "
-        "there was none"
+        None, description="of the leader: e-value of the duel, by parts that no search has seen"
     )
     state: State | None = Field(
         None,

@@ -282,7 +282,6 @@ class Contest:
             score=None if has_failed else finite(board.mean(average)),
             error=None if has_failed else finite(error),
             ahead=finite(float(lead.mean())) if is_other else None,
-            evidence=finite(evidence(lead)) if is_other else None,
             state=state,
         )
 
