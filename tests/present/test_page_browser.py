@@ -104,7 +104,7 @@ def test_pointing_at_a_checkpoint_says_which_it_is(browser, folder):
             return document.elementFromPoint(x, y).querySelector("title").textContent;
         }""")
         last = raw("select")["candidates"][-1]
-        assert said.startswith(f"step {last['step']}, weight ")
+        assert said.startswith(f"step {last['step']}, coefficient ")
 
 
 def test_dark_is_dark_light_is_light_and_paper_is_white(browser, folder):
