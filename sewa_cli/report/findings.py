@@ -1,6 +1,6 @@
-"""What a solver finds on the way to its choice: a record for each kind, as reports store it.
+"""The findings of a solver on the way to its choice: a record for each kind, as reports store it.
 
-A new kind is a record here and a line in Findings. If people should see it, a function in
+A new kind is a record here and an entry in Findings. If people should see it, a function in
 `present/views/findings` shows it.
 """
 

@@ -1,4 +1,4 @@
-"""What each finding adds to the view of `select`; one without a function is in the JSON alone."""
+"""Show each finding in the view of `select`; one without a function is in the JSON alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shown:
-    """What findings add to a view.
+    """Lines and parts that findings add to a view.
 
     choice, weights, details  lines of -v above and below the checkpoints used, and after these
     parts                     of the page, which has `weights` too
