@@ -1,7 +1,7 @@
 """Find the checkpoints of a run as its trainer left it.
 
 In a folder, the first of these that exists:
-  1. folders that are checkpoints (checkpoint-500/, step-20/ …), without a final model beside them
+  1. folders that are checkpoints (checkpoint-500/, step-20/ …), without a final model next to them
   2. the folder itself, if it is one checkpoint and holds no other weights
   3. files: *.safetensors and sets of them, or *.pt, *.pth, *.bin, *.ckpt
   4. the same where trainers put them: in checkpoints/, lightning_logs/version_0/…

@@ -24,10 +24,10 @@ def match_names(
     shapes: Mapping[str, tuple[int, ...]],
     floats: Iterable[str],
 ) -> dict[str, str]:
-    """Model name → checkpoint name, for every tensor of the model, tied ones once.
+    """Map every tensor's name in the model to its name in the checkpoint, tied ones once.
 
     `tied`: the model's names, those of one tensor grouped; `shapes`: of the model's tensors.
-    Of tied names, the one that the checkpoint uses is kept, so that the averaged file does too.
+    Of tied names, the first that the checkpoint has is kept; `with_tied` adds the others.
     """
     sources, extra = _sources(checkpoint, tied)
     missing = [names[0] for names in tied if not any(name in sources for name in names)]
