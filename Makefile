@@ -73,12 +73,12 @@ run_fuzz = $(MAKE) --no-print-directory fuzz N=10000
 	$(or $(run_$*),$(PYTEST) $(WORKERS) --breadth -m "not browser and not gpu" tests/$*)
 	@mkdir -p .parts && touch $@
 
-# what needs a CUDA device, on a machine that has one; docs/gpu.md says what to expect
+# what needs a CUDA device, on a machine that has one; docs/how-to/gpu.md says what to expect
 test-gpu: $(VENV)/.tests
 	$(PYTEST) --breadth -m gpu -n0
 
 # kills, interrupts and failing calls at every point where files change, and 200 pairs of runs at
-# once: the tables of docs/reliability.md; some half an hour
+# once: the tables of docs/development/reliability.md; some half an hour
 faults: $(VENV)/.tests
 	PYTHONPATH=tests $(BIN)/python -m faults.run
 
@@ -99,18 +99,18 @@ data: $(VENV)/.tests
 	$(BIN)/python sample_configs/fetch.py
 	$(BIN)/python sample_configs/behavior_cloning/experts.py
 
-# the tables of docs/results.md and benchmarks/quality/results; hours, but what is done is not done again
+# the tables of docs/explanation/results.md and benchmarks/quality/results; hours, but what is done is not done again
 quality: data
-	$(BIN)/python benchmarks/quality --jobs 2 --into docs/results.md \
+	$(BIN)/python benchmarks/quality --jobs 2 --into docs/explanation/results.md \
 		benchmarks/quality/results/methods.md benchmarks/quality/results/regret.md
-	cp quality-dir/quality.png docs/quality.png
+	cp quality-dir/quality.png docs/images/quality.png
 
 # the pictures in the README and the example of a page, from a fresh demo
 picture: $(VENV)/.tests
-	$(BIN)/python benchmarks/picture.py docs
+	$(BIN)/python benchmarks/picture.py docs/images
 
-# every table of docs/performance.md, docs/averaging.md, docs/saving.md, docs/solvers.md
-# and docs/scale.md
+# every table of docs/development/performance.md, docs/how-to/averaging.md, docs/how-to/saving.md, docs/explanation/solvers.md
+# and docs/how-to/scale.md
 bench: $(VENV)/.tests
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/average.py

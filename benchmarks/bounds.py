@@ -1,4 +1,4 @@
-"""Predictions of the paper's bounds: `python benchmarks/bounds.py --plot docs/theory.png`.
+"""Predictions of the paper's bounds: `python benchmarks/bounds.py --plot docs/images/theory.png`.
 
 Bounds on the generalisation gap by uniform stability, Table 1 of SeWA. T steps of SGD at the step
 size α on n rows; the loss is L-Lipschitz and β-smooth in the weights; k newest iterates, s = max
@@ -10,7 +10,7 @@ s_i of the mask. Where the loss is not convex, α = c/T and only the order in T 
     last k      2αL²(T − k/2)/n       T^{cβ/(k+cβ)}/n
     SeWA        2αL²s(T − k/2)/n      T^{cβ/(k+cβ)}/n, with a constant that shrinks with s
 
-Nothing is trained here. docs/theory.md says how far this explains what was measured.
+Nothing is trained here. docs/explanation/theory.md says how far this explains what was measured.
 """
 
 from __future__ import annotations

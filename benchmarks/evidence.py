@@ -1,4 +1,4 @@
-"""How many parts a duel takes, and how often noise wins one: the tables of docs/metrics.md.
+"""How many parts a duel takes, and how often noise wins one: the tables of docs/how-to/metrics.md.
 
 `python benchmarks/evidence.py`; a few minutes. Differences of two averages on the same parts are
 drawn, and judged as a duel judges them.

@@ -1,4 +1,6 @@
-"""How the cost of `sewa select` grows: `python benchmarks/growth.py --plot docs/performance.png`.
+"""How the cost of `sewa select` grows.
+
+    python benchmarks/growth.py --plot docs/images/performance.png
 
 One of k, P, M, K and the selection rows is doubled at a time, for the Gumbel solver with W in each
 tier, the linear one and the default. Seconds of the whole command but for imports, the best of some

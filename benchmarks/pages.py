@@ -1,4 +1,4 @@
-"""How large pages are and what they take: the table of docs/page.md. `python benchmarks/pages.py`.
+"""The size and cost of pages, for docs/how-to/page.md: `python benchmarks/pages.py`.
 
 The largest that are still drawn, made of reports of a tiny real run that are blown up: their size,
 seconds of one processor to make them, and seconds until Chromium shows them, where one is found.

@@ -1,4 +1,4 @@
-"""Memory, bytes and seconds of several ranks and of one: the tables of docs/scale.md.
+"""Memory, bytes and seconds of several ranks and of one: the tables of docs/how-to/scale.md.
 
     python benchmarks/ranks.py [--ranks 1 2] [--rounds 3] [--cases passes W bf16]
 

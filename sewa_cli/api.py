@@ -47,14 +47,14 @@ def select(
 ) -> Selection:
     """Choose K of the checkpoints whose average has the lowest loss, or the best metric.
 
-    checkpoints  a run's folder (docs/layouts.md), or a list of checkpoints
+    checkpoints  a run's folder (docs/how-to/layouts.md), or a list of checkpoints
     model        an nn.Module the checkpoints fit; it is copied, yours stays as it is
     loss         loss(outputs, batch): the mean over the batch, differentiable in outputs
     *_data       re-iterable batches, or a function that returns them
     groups       groups(batch): a label for each example, if some depend on each other
-    targets      targets(batch): the classes, if the loss is a cross-entropy (docs/tasks.md)
+    targets      targets(batch): the classes of a cross-entropy (docs/reference/tasks.md)
     metric       choose by this and not by the loss: what score(model, part) gives for each of
-                 `score_parts`, within a `budget` of evaluations (docs/metrics.md)
+                 `score_parts`, within a `budget` of evaluations (docs/how-to/metrics.md)
     output       where to write the averaged file (and its report); None: nothing is written
     settings     any other key of sewa.yaml: last=100, device="cpu", guard=0.2
 

@@ -1,8 +1,8 @@
 """Write a file or a folder whole or not at all: under a temporary name next to it, then renamed.
 
 `check_free` refuses a place where that would fail, before the work. A writer holds a lock on its
-temporary name; the next writer in the folder removes those that nobody holds. docs/reliability.md
-says what this promises.
+temporary name; the next writer in the folder removes those that nobody holds.
+docs/development/reliability.md says what this promises.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def test_the_table_of_methods_is_that_of_the_docstrings():
-    text = (ROOT / "docs" / "methods.md").read_text()
+    text = (ROOT / "docs" / "reference" / "methods.md").read_text()
     for name, method in REGISTRY.items():
         what, _, formula = (inspect.getdoc(method.function) or "").partition("\n\n")
         options = ", ".join(f"`{k}={v}`" for k, v in method.options.items()) or "–"
@@ -24,7 +24,7 @@ def test_the_table_of_methods_is_that_of_the_docstrings():
 
 @pytest.mark.usefixtures("own_registry")
 def test_the_example_of_an_own_method_works(tmp_path, monkeypatch, sewa):
-    text = (ROOT / "docs" / "methods.md").read_text()
+    text = (ROOT / "docs" / "reference" / "methods.md").read_text()
     [example] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     train_tiny(Path("ckpts"))
@@ -35,7 +35,7 @@ def test_the_example_of_an_own_method_works(tmp_path, monkeypatch, sewa):
     assert len(ended.out.split()) == 3
 
 
-PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("sample_configs/**/*.md")]
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("sample_configs/**/*.md")]
 
 
 @pytest.mark.parametrize("page", sorted(PAGES))

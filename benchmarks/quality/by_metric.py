@@ -9,8 +9,8 @@ text and image samples. Hours on one core; it may be stopped and started again a
     python benchmarks/quality/by_metric.py --settings lunarlander-medium --seeds 3
     python benchmarks/quality/by_metric.py --budgets 500
     python benchmarks/quality/by_metric.py --tables              only what there is, nothing new
-    python benchmarks/quality/by_metric.py --tables --plot docs/by_metric.png \
-        --into docs/results.md benchmarks/quality/results/metric.md
+    python benchmarks/quality/by_metric.py --tables --plot docs/images/by_metric.png \
+        --into docs/explanation/results.md benchmarks/quality/results/metric.md
 """
 
 from __future__ import annotations

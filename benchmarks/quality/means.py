@@ -7,7 +7,7 @@ nothing. It may be stopped and started again at any time. It needs `make data`.
 
     python benchmarks/quality/means.py --folder means-dir --settings text --seeds 3
     python benchmarks/quality/means.py --tables \
-        --into benchmarks/quality/results/means.md --picture docs/means.png
+        --into benchmarks/quality/results/means.md --picture docs/images/means.png
 """
 
 from __future__ import annotations

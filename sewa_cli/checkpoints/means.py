@@ -96,7 +96,7 @@ def choose(
         if source in ("means", "both"):
             raise ConfigError(
                 f"--from {source}: there are no interval means; save them with means=True "
-                "(docs/saving.md), or use --from snapshots"
+                "(docs/how-to/saving.md), or use --from snapshots"
             )
         return snapshots, "snapshots"
     steps = [c.step for c in means]

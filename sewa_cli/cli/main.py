@@ -192,7 +192,7 @@ def keep_memory() -> None:
     """Keep memory that a pass, or FSDP, frees again and again, for the next one.
 
     glibc would give it back to the system, and fresh pages cost more than a ReLU on them does
-    (docs/performance.md). Larger blocks still go back.
+    (docs/development/performance.md). Larger blocks still go back.
     """
     from ctypes import CDLL
 

@@ -20,7 +20,7 @@ def aggregate(run: Run) -> Coefficients:
     """The default: between moving averages and what the data favour.
 
     Σ_λ share_λ · c(λ), c(λ) = argmin L(c) + λ·L₀·KL(c ‖ π), π a mean of moving averages
-    (docs/default.md).
+    (docs/explanation/default.md).
     """
     return run.learn(AUTO)
 
@@ -29,7 +29,7 @@ def aggregate(run: Run) -> Coefficients:
 def race(run: Run) -> Coefficients:
     """Averages compete by --metric; the budget goes to the leaders.
 
-    The default of `sewa select --metric` (docs/metrics.md).
+    The default of `sewa select --metric` (docs/how-to/metrics.md).
     """
     return run.contest("race", AUTO)
 

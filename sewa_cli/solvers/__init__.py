@@ -1,7 +1,8 @@
 """Solvers: from a Problem to a Choice. They never see a path, a config or a command.
 
 A solver of ours is a module here and a line in BUILTIN. A user's own is registered the same way,
-from a Python file (`solver_from`) or an entry point in the group `sewa.solvers`: docs/solvers.md.
+from a Python file (`solver_from`) or an entry point in the group `sewa.solvers`:
+docs/explanation/solvers.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Weights come in blocks of columns, W [n, c] float64: n checkpoints in the order of their steps, c of
 their P elements. Every number here is built from sums over columns, so blocks are added one by one
-and the whole of W never stands in memory. docs/inspect.md derives the formulas.
+and the whole of W never stands in memory. docs/how-to/inspect.md derives the formulas.
 
 Three numbers without a unit tell the ways of moving apart (`Signs`; None where undefined):
 

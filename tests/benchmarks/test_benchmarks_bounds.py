@@ -1,4 +1,4 @@
-"""The bounds of docs/theory.md: the paper's, and each inequality that the page says is true."""
+"""The bounds of docs/explanation/theory.md: the paper's, and each inequality on the page."""
 
 import importlib
 import sys

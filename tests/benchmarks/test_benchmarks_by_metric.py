@@ -15,7 +15,9 @@ tables = importlib.import_module("tables")
 sys.path.remove(str(QUALITY))
 
 
-@pytest.mark.parametrize("page", ["docs/results.md", "benchmarks/quality/results/metric.md"])
+@pytest.mark.parametrize(
+    "page", ["docs/explanation/results.md", "benchmarks/quality/results/metric.md"]
+)
 def test_the_page_has_the_tables_of_the_rows_that_are_kept(page):
     text = (ROOT / page).read_text()
     assert tables.filled(text, by_metric.tables_of(by_metric.RESULTS), "metric") == text

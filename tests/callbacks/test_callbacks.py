@@ -62,7 +62,7 @@ def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path):
 
 def test_the_recipe_in_the_docs_runs_and_sewa_selects_from_it(tmp_path, monkeypatch, sewa):
     monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "saving.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "saving.md").read_text()
     recipe = page.split("```python\n")[1].split("```")[0]
     assert len(recipe.split("\n")) - recipe.count("\n\n") - 1 == 5
     x = torch.randn(64, 6, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,5 @@
-"""Every fault at every point of every case: `make faults`. Prints the table of docs/reliability.md.
+"""Every fault at every point of every case: `make faults`. Prints a table
+for docs/development/reliability.md.
 
 PYTHONPATH=tests python -m faults.run [WORD ...]   only cases that have all of these words
 """

@@ -139,7 +139,7 @@ def test_axe_finds_no_fault_in_contrast_names_and_structure(browser, folder, nam
 
 
 def test_the_example_shows_the_demos_answer(browser):
-    with Tab(browser, ROOT / "docs" / "page.html") as tab:
+    with Tab(browser, ROOT / "docs" / "images" / "page.html") as tab:
         assert "vs best baseline" in tab.page.locator(".answer").inner_text()
         assert tab.ask(OVERFLOW) <= 0
         assert not tab.complaints

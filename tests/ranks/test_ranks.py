@@ -102,7 +102,7 @@ def test_every_solver_and_tier_gives_the_same_answer(sewa, arguments, ranks):
     alike(report_of("more.report.json"), report_of("one.report.json"))
     found, expected = (load_file(f"{name}.safetensors") for name in ("more", "one"))
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5)  # as docs/scale.md
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-5)  # how-to/scale.md
 
 
 @pytest.mark.breadth

@@ -11,7 +11,7 @@ from sewa_cli import solvers
 
 pytestmark = pytest.mark.usefixtures("climb")
 
-PAGE = Path(__file__).parents[2] / "docs" / "solvers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "solvers.md"
 OWN = ["--solver", "climb", "--set", "solver_from=climb.py"]
 
 

@@ -1,4 +1,4 @@
-"""`sewa init --task …` and docs/tasks.md say what the ready-made tasks take."""
+"""`sewa init --task …` and docs/reference/tasks.md say what the ready-made tasks take."""
 
 import re
 from importlib.resources import files
@@ -17,7 +17,7 @@ ARGS = {
     "classification": ClassificationArgs,
     "gymnasium": GymnasiumArgs,
 }
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text()
 
 
 def shown_in_template(name):
