@@ -23,9 +23,9 @@ from sewa_cli import solvers
 from sewa_cli.direction import Criterion
 from sewa_cli.events import Events
 from sewa_cli.methods import mean_of
-from sewa_cli.objective.board import Asked, Average, Board
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Problem
+from sewa_cli.solvers.board import Asked, Average, Board
 from sewa_cli.solvers.contest import Outcome
 
 k, PARTS, CONTESTS = 200, 600, 24

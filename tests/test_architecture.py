@@ -17,6 +17,7 @@ LAYERS = [
     {"objective", "present"},
     {"solvers", "methods", "output", "trackers"},
     {"session", "scores"},
+    {"scoring"},
     {"comparison"},
     {"commands", "templates"},
     {"api", "demo"},
@@ -119,7 +120,7 @@ def test_the_core_is_given_its_ranks():
     asking = [
         str(path)
         for path, package, _ in sources()
-        if package in {*CORE, "session", "scores", "comparison"}
+        if package in {*CORE, "session", "scores", "scoring", "comparison"}
         if "ranks.here()" in (PACKAGE / path).read_text()
     ]
     assert asking == ["session/session.py"]  # where a session is opened

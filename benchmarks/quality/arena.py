@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sewa_cli.session.jobs import Job, PartScorer
+from sewa_cli.scoring.jobs import Job, PartScorer
 from sewa_cli.task.scoring import Score
 
 POLICIES = 16  # at the same time
@@ -28,7 +28,7 @@ def arena_of(session: Any, metric: Any) -> Arena:
 
 
 class Arena:
-    """In the place of `session.workers.InProcess`, for the behaviour cloning sample."""
+    """In the place of `scoring.workers.InProcess`, for the behaviour cloning sample."""
 
     def __init__(self, scorer: PartScorer) -> None:
         self.scorer = scorer

@@ -10,8 +10,8 @@ from sewa_cli.events import Events
 from sewa_cli.objective.scorer import Scorer
 from sewa_cli.report.kinds import Evaluated, Evaluation
 from sewa_cli.rng import seeded
+from sewa_cli.scoring.jobs import scores_by_parts
 from sewa_cli.session import heading, open_named
-from sewa_cli.session.jobs import scores_by_parts
 from sewa_cli.session.session import build_objective, check_objective, with_whole_batches
 from sewa_cli.task import Task
 

@@ -123,8 +123,8 @@ def open_setup(config: Config, task: Task, events: Events) -> Setup:
 
 def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
     """Read, let averages compete, score the choice and its references on held-out parts."""
-    from sewa_cli.session.heldout import confirm
-    from sewa_cli.session.metric import open_metric
+    from sewa_cli.scoring.heldout import confirm
+    from sewa_cli.scoring.metric import open_metric
 
     session = setup.session
     with session.clock("read"):

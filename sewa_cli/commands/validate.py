@@ -13,8 +13,8 @@ from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.tree import rows
 from sewa_cli.report.kinds import Validation
 from sewa_cli.rng import seeded
+from sewa_cli.scoring.jobs import scores_by_parts
 from sewa_cli.session.extensions import chosen_solver
-from sewa_cli.session.jobs import scores_by_parts
 from sewa_cli.session.session import check_budget, check_objective, open_session
 from sewa_cli.task import Task
 from sewa_cli.text import finite

@@ -24,9 +24,9 @@ from sewa_cli.report.kinds import RowContest
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
 from sewa_cli.scores import same
+from sewa_cli.scoring.heldout import means_of_others
+from sewa_cli.scoring.metric import Metric, open_metric
 from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.heldout import means_of_others
-from sewa_cli.session.metric import Metric, open_metric
 from sewa_cli.session.run import PlacedRun
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import PREDICTING, Problem, Solver

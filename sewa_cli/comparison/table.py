@@ -15,13 +15,13 @@ from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, Coefficients, check_K, mean_of, parse
-from sewa_cli.objective.board import fill_failures
 from sewa_cli.objective.intervals import FEWEST_UNITS, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
+from sewa_cli.scoring.heldout import fill_failures
 from sewa_cli.session.extensions import propose, register_methods
 from sewa_cli.session.run import Setup
 from sewa_cli.session.session import check_budget

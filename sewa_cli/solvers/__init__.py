@@ -21,8 +21,8 @@ from sewa_cli.methods import mean_of
 if TYPE_CHECKING:
     from sewa_cli.events import Events
     from sewa_cli.methods.fixed import Name
-    from sewa_cli.objective.board import Board
     from sewa_cli.objective.objective import Data, Objective
+    from sewa_cli.solvers.board import Board
     from sewa_cli.trajectory import Trajectory
 
 F = TypeVar("F")

@@ -20,10 +20,10 @@ from pydantic import Field
 from torch import Tensor
 
 from sewa_cli.methods import by_steps, mean_of
-from sewa_cli.objective.board import Spent
 from sewa_cli.report.findings import History, Mask
 from sewa_cli.settings import Count, Positive, Share, Whole
 from sewa_cli.solvers import Choice, Problem, Solver, mask, register
+from sewa_cli.solvers.board import Spent
 from sewa_cli.solvers.contest import Contest, open_contest
 from sewa_cli.solvers.mask import Adam
 

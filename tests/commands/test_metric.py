@@ -13,7 +13,7 @@ from helpers.tiny import TASK, finding
 from safetensors.torch import load_file
 
 from sewa_cli.direction import Criterion
-from sewa_cli.objective.board import fill_failures
+from sewa_cli.scoring.heldout import fill_failures
 from sewa_cli.text import with_K
 
 HEAD = """

@@ -14,10 +14,9 @@ from torch import Tensor
 from sewa_cli import solvers
 from sewa_cli.direction import Criterion
 from sewa_cli.events import Events
-from sewa_cli.objective import board
-from sewa_cli.objective.board import Answer, Asked, Average, Board, Failed, Spent
 from sewa_cli.objective.objective import Objective
-from sewa_cli.solvers import Choice, Problem
+from sewa_cli.solvers import Choice, Problem, board
+from sewa_cli.solvers.board import Answer, Asked, Average, Board, Failed, Spent
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.trajectory import Trajectory
 

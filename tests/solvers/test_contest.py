@@ -10,11 +10,10 @@ from helpers.contests import SOLVERS, Played, drawn, outcome_of
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.fixed import family
-from sewa_cli.objective import board
-from sewa_cli.objective.board import Failed
 from sewa_cli.objective.intervals import SURE
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import LEARNED
+from sewa_cli.solvers import LEARNED, board
+from sewa_cli.solvers.board import Failed
 from sewa_cli.solvers.contest import open_contest
 
 k, K = 12, 3

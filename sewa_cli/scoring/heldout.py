@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 
 import torch
@@ -10,20 +11,62 @@ from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.checkpoints.means import counts_of
+from sewa_cli.direction import Criterion
 from sewa_cli.methods import by_steps, mean_of
-from sewa_cli.objective.board import Average, Filled, fill_failures
 from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.objective.judge import Lead, judge_by_metric
 from sewa_cli.report.findings import Contest, Entry, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
-from sewa_cli.session.metric import Metric
+from sewa_cli.scoring.metric import Metric
 from sewa_cli.solvers import Choice
+from sewa_cli.solvers.board import Average
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.task.scoring import METRICS, Score
 from sewa_cli.text import finite, with_K
 
 LISTED = 100  # failures in the report
 MOST = 1_000_000  # more parts than that nobody will evaluate
+
+
+@dataclass(frozen=True)
+class Filled:
+    """Scores [R, n] of R averages on the held-out parts that any of them has a score on.
+
+    known    [R, n]; where not, the part has failed, and its score is `failure`
+    kept     [parts]; which of all parts these are
+    failure  worse than all scores; None: nothing has failed but what fails for all
+    """
+
+    scores: Tensor
+    known: Tensor
+    kept: Tensor
+    failure: float | None
+
+    @property
+    def has_scores(self) -> list[bool]:
+        """Return for each average whether there is any part that it has not failed on."""
+        found: list[bool] = self.known.any(dim=1).tolist()
+        return found
+
+    @property
+    def left_out(self) -> int:
+        return int((~self.kept).sum())
+
+
+def fill_failures(scores: Tensor, criterion: Criterion) -> Filled:
+    """Replace scores [R, parts] that are not finite.
+
+    A part that fails for all says nothing about any, and is left out. One that fails for some
+    counts for them as worse than all others, by the rule of `Board.scores`: the mean over what an
+    average survives would flatter one that fails where it is hard.
+    """
+    known = scores.isfinite()
+    kept = known.any(dim=0)
+    some, known = scores[:, kept], known[:, kept]
+    if bool(known.all()):
+        return Filled(some, known, kept, None)
+    failure = criterion.below(float(some[known].min()), float(some[known].max()))
+    return Filled(some.where(known, failure), known, kept, failure)
 
 
 def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:

@@ -18,12 +18,10 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Planned
 from sewa_cli.methods import Coefficients, parse_one
 from sewa_cli.methods.fixed import Name
-from sewa_cli.objective.board import REPORTED, Answer, Asked, Average, Board, Failed
 from sewa_cli.objective.memo import number
 from sewa_cli.objective.tree import rows
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.jobs import (
+from sewa_cli.scoring.jobs import (
     KINDS,
     Job,
     Kind,
@@ -35,10 +33,12 @@ from sewa_cli.session.jobs import (
     list_parts,
     name_parts,
 )
+from sewa_cli.scoring.workers import InProcess, Workers
+from sewa_cli.session.extensions import make_solver
 from sewa_cli.session.run import PlacedRun
-from sewa_cli.session.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
+from sewa_cli.solvers.board import REPORTED, Answer, Asked, Average, Board, Failed
 from sewa_cli.task.scoring import Score, Scoring
 
 AT_ONCE = 8  # parts in a call of scores()

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.errors import ConfigError, OutputError, TaskError
-from sewa_cli.objective.board import Failed
-from sewa_cli.session.jobs import Job, PartScorer, Recipe, Result
+from sewa_cli.scoring.jobs import Job, PartScorer, Recipe, Result
+from sewa_cli.solvers.board import Failed
 
 READY = 600.0  # seconds for a process to import the task, build the model and list the parts
 TICK = 0.5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sewa_cli import interrupts
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.board import Failed
+from sewa_cli.solvers.board import Failed
 
 A, B, C = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 

@@ -15,9 +15,9 @@ from helpers.shells import environment
 from helpers.tiny import train_tiny
 
 from sewa_cli.config import Config
-from sewa_cli.objective.board import Failed
-from sewa_cli.session.jobs import Job, Places, Recipe
-from sewa_cli.session.workers import InProcess, Workers
+from sewa_cli.scoring.jobs import Job, Places, Recipe
+from sewa_cli.scoring.workers import InProcess, Workers
+from sewa_cli.solvers.board import Failed
 
 # how score() is to behave, part by part; the first eight give numbers
 TASK = """
@@ -203,7 +203,7 @@ PARENT = """
 import sys, torch
 from pathlib import Path
 from test_workers import HANG, jobs, recipe_in, weights
-from sewa_cli.session.workers import Workers
+from sewa_cli.scoring.workers import Workers
 if __name__ == "__main__":
     workers = Workers(recipe_in(Path(sys.argv[1])), 2, None)
     list(workers.run(jobs(workers.store(weights()), HANG, HANG)))
