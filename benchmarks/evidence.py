@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sewa_cli.objective.intervals import is_shown
+from sewa_cli.stats import is_shown
 
 RUNS = 2000
 DUELS = (10, 20, 40, 75, 150, 300, 600)  # parts

@@ -13,7 +13,7 @@ LAYERS = [
         *("config", "settings", "errors", "direction", "dtypes", "events", "files"),
         *("interrupts", "publish", "ranks", "text", "rng"),
     },
-    {"trajectory", "checkpoints", "task", "report", "callbacks"},
+    {"trajectory", "checkpoints", "task", "report", "callbacks", "stats"},
     {"objective", "present"},
     {"solvers", "methods", "output", "trackers"},
     {"session", "scores"},

@@ -15,9 +15,8 @@ from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.methods import Call, Coefficients, check_K, mean_of, parse
-from sewa_cli.objective.intervals import FEWEST_UNITS, Spread, Unit, compare_rows, paired
 from sewa_cli.objective.scorer import Scored
-from sewa_cli.objective.units import UnitLosses
+from sewa_cli.objective.units import Unit, UnitLosses, paired
 from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
@@ -26,6 +25,7 @@ from sewa_cli.session.extensions import propose, register_methods
 from sewa_cli.session.run import Setup
 from sewa_cli.session.session import check_budget
 from sewa_cli.settings import USUAL
+from sewa_cli.stats import FEWEST_UNITS, Spread, compare_rows
 from sewa_cli.text import finite, with_K
 
 SMALL = 0.01  # of the loss: an error that nobody would act on

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.objective.memo import Tensors, number
 from sewa_cli.objective.tree import WALK, change, has_other_rows, has_rows, rows, take_rows, tensors
 
+Unit = Literal["rows", "groups", "batches"]
 METRIC = "metric "  # before a metric's name, in a memo
 
 
@@ -144,6 +145,16 @@ class UnitLosses:
         }
         batches, counts = found["batches"], found["counts"]
         return cls(batches, counts, found.get("rows"), metrics or None, found.get("groups"))
+
+
+def paired(found: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Unit]:
+    """Losses [R, n] of the same units, and their weights [n]; of batches where any has no rows."""
+    by_row = [one.rows for one in found if one.rows is not None]
+    splits = len(by_row) == len(found)
+    units = found[0].grouping(splits)
+    losses = torch.stack(by_row if splits else [one.batches for one in found])
+    unit: Unit = "rows" if found[0].group_count is None else "groups"
+    return units.means(losses), units.weights, unit if splits else "batches"
 
 
 def count_groups(groups: Tensor) -> int | None:

@@ -13,7 +13,6 @@ from sewa_cli import interrupts
 from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.direction import Criterion
 from sewa_cli.methods import by_steps, mean_of
-from sewa_cli.objective.intervals import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.objective.judge import Lead, judge_by_metric
 from sewa_cli.report.findings import Contest, Entry, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
@@ -21,6 +20,7 @@ from sewa_cli.scoring.metric import Metric
 from sewa_cli.solvers import Choice
 from sewa_cli.solvers.board import Average
 from sewa_cli.solvers.contest import Outcome
+from sewa_cli.stats import FEWEST_UNITS, compare_rows, difference, parts_needed
 from sewa_cli.task.scoring import METRICS, Score
 from sewa_cli.text import finite, with_K
 

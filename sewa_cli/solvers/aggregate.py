@@ -25,16 +25,16 @@ from torch import Tensor
 
 from sewa_cli.report.findings import Blend, Pulled, Share
 from sewa_cli.solvers import LEARNED, Choice, Problem, register
-from sewa_cli.solvers.outputs.folds import (
+from sewa_cli.solvers.outputs.predictions import Gradient, Predictions
+from sewa_cli.solvers.outputs.survey import Predicting, Survey
+from sewa_cli.stats import (
+    ROUNDING,
     assign_folds,
     behind_in_errors,
     best_on_other_folds,
-    compare,
-    expect,
+    compare_means,
     means,
 )
-from sewa_cli.solvers.outputs.predictions import ROUNDING, Gradient, Predictions
-from sewa_cli.solvers.outputs.survey import Predicting, Survey
 from sewa_cli.text import with_K
 
 STRENGTHS = (100.0, 30.0, 10.0, 3.0, 1.0, 0.3)  # n·λ: the more examples, the weaker
@@ -88,7 +88,7 @@ class Aggregate(Predicting):
                 "moving averages that it was learned from, which are used"
             )
         baseline = best_on_other_folds(seen.all_losses, predictions.weights, found.fold)
-        expects = expect(expected, baseline, predictions.weights, problem.seed)
+        expects = seen.expect(expected, baseline)
         choice = Choice(c.tolist(), name, (expects, _blend(seen, found, c)))
         units = len(found.fold)
         return seen.describe(choice, surrogate_error=error, units=units, by_row=seen.splits)
@@ -182,7 +182,9 @@ def _best_moving_average(seen: Survey) -> Choice | None:
 def _blend(seen: Survey, found: Estimate, c: Tensor) -> Blend:
     weights = seen.predictions.weights
     strengths = (None, *strengths_for(len(weights)))
-    options = zip(strengths, found.path.tolist(), compare(found.validated, weights), strict=True)
+    options = zip(
+        strengths, found.path.tolist(), compare_means(found.validated, weights), strict=True
+    )
     return Blend(
         prior=[
             Share(name=name, K=K, share=share)

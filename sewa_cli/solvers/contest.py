@@ -18,11 +18,11 @@ from torch import Tensor
 
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.fixed import family
-from sewa_cli.objective.intervals import evidence, is_shown
 from sewa_cli.report.findings import Entry, Expected, State
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem
 from sewa_cli.solvers.board import Average, Board, Spent
+from sewa_cli.stats import evidence, is_shown
 from sewa_cli.text import finite, with_K
 
 FEWEST_TO_CONFIRM = 25  # parts; with fewer no lead could be shown to be more than luck

@@ -22,9 +22,9 @@ from sewa_cli.methods.fixed import Name, grid
 from sewa_cli.report.findings import Budget, BudgetOption, Mask
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem, mask, register
-from sewa_cli.solvers.outputs.folds import assign_folds, best_on_other_folds, compare, expect, means
 from sewa_cli.solvers.outputs.predictions import Gradient, Predictions, mean
 from sewa_cli.solvers.outputs.survey import Predicting, Survey
+from sewa_cli.stats import assign_folds, best_on_other_folds, compare_means, means
 from sewa_cli.text import with_K
 
 EVALUATIONS = 50  # of the gradient, for each K
@@ -95,10 +95,10 @@ class Linear(Predicting):
         options = [
             BudgetOption(name=name, K=K, chosen=i == chosen, **values)
             for i, ((name, K), values) in enumerate(
-                zip(names, compare(losses, weights), strict=True)
+                zip(names, compare_means(losses, weights), strict=True)
             )
         ]
-        return found.having(expect(nested, simple, weights, seed), Budget(options=options))
+        return found.having(seen.expect(nested, simple), Budget(options=options))
 
     def _validate(self, seen: Survey, fold: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return losses [sizes, units] of masks that were learned without the unit's fold."""

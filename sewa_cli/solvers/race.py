@@ -19,12 +19,12 @@ from pydantic import Field
 
 from sewa_cli.methods import Run, by_steps, mean_of, parse_one
 from sewa_cli.methods.fixed import family, grid, moving_averages
-from sewa_cli.objective.intervals import SURE, evidence
 from sewa_cli.report.findings import Blend
 from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.board import Spent
 from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest
+from sewa_cli.stats import SURE, evidence
 
 STRETCHES = (2, 4)  # the run in so many pieces
 WINDOWS = 32  # stretches of K checkpoints, from one end of the run to the other

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.contests import noise
 
-from sewa_cli.objective.intervals import RATES, SURE, evidence, is_shown, parts_needed
+from sewa_cli.stats import RATES, SURE, evidence, is_shown, parts_needed
 
 SEQUENCES, PARTS = 2000, 150
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.intervals import difference, paired
-from sewa_cli.objective.units import Grouping, UnitLosses, groups_of, keep_aside
+from sewa_cli.objective.units import Grouping, UnitLosses, groups_of, keep_aside, paired
 from sewa_cli.report.findings import Expected
 from sewa_cli.report.select import Report
+from sewa_cli.stats import difference
 
 COPIES = 8
 # 30 held-out and 40 selection examples, each of them COPIES times, in batches that split groups

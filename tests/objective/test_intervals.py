@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sewa_cli.objective.intervals import compare_rows
+from sewa_cli.stats import compare_rows
 
 
 def test_means_are_weighted_and_the_best_is_the_lowest():

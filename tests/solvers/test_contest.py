@@ -10,11 +10,11 @@ from helpers.contests import SOLVERS, Played, drawn, outcome_of
 from sewa_cli.errors import TaskError
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.fixed import family
-from sewa_cli.objective.intervals import SURE
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, board
 from sewa_cli.solvers.board import Failed
 from sewa_cli.solvers.contest import open_contest
+from sewa_cli.stats import SURE
 
 k, K = 12, 3
 LAST, LATEST = (tuple(mean_of(range(k - size, k), k)) for size in (1, K))

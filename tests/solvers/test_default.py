@@ -24,7 +24,7 @@ from sewa_cli.solvers.aggregate import (
     prior_shares,
     strengths_for,
 )
-from sewa_cli.solvers.outputs.folds import assign_folds, behind_in_errors
+from sewa_cli.stats import assign_folds, behind_in_errors
 from sewa_cli.text import with_K
 
 STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01)

@@ -14,5 +14,4 @@ examples     which examples take part, within memory and time
 predictions  the matrix, and losses and gradients of mixtures by example
 whole        all outputs of the model, and the user's own loss of them
 digest       a few of many classes' logits for each target, and their cross-entropy
-folds        standard errors and the expected loss on new data
 """

@@ -18,7 +18,6 @@ from sewa_cli.solvers import Problem
 # float32 vectors of length O next to the matrix: outputs at the base, what is added to mixtures,
 # and mixtures of one piece with their gradients, of which there may be only one
 SPARE = 12
-ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 Gradient = Callable[[Tensor], Tensor]  # C [p, k] → gradients of p losses, [p, k]
 
 

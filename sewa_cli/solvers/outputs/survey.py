@@ -20,16 +20,18 @@ from sewa_cli.errors import CheckpointError, TaskError
 from sewa_cli.methods import check_K
 from sewa_cli.methods.fixed import Name, baselines, moving_averages
 from sewa_cli.objective.units import Grouping, UnitLosses
+from sewa_cli.report.findings import Expected
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import Choice, Ground, Plan, Problem, Sizes, Solver, Stage
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
-from sewa_cli.solvers.outputs.folds import means
 from sewa_cli.solvers.outputs.predictions import Predictions, predict
 from sewa_cli.solvers.outputs.whole import Whole
+from sewa_cli.stats import FEWEST_UNITS, difference, means
 
 ENDS: Sequence[Name] = (("last", None), ("uniform", None))
 FEWEST_RUN = 3  # moving averages: the newest checkpoint, the mean of all, and one between
 SAME = 1e-9  # of the loss: what the order of a sum may change
+SAME_AVERAGE = 1e-6  # of the loss: a difference by rounding
 SURE = 2.0  # standard errors by which outputs must fit their own examples better than others
 EXCHANGED = (
     "the loss on the selection data is no better with the examples mixed up: their labels say "
@@ -81,6 +83,21 @@ class Survey:
         grouping, splits = self.predictions.grouping, self.splits
         losses = [_by_unit(objective.learning_losses(flat), grouping, splits) for flat in flats]
         return torch.stack(losses)
+
+    def expect(self, nested: Tensor, baseline: Tensor) -> Expected:
+        """Say what to expect of new examples.
+
+        nested    losses of each unit [units] by a choice that has not seen it
+        baseline  those of the baseline that is best on the other folds
+        """
+        weights = self.predictions.weights
+        loss = float(means(nested[None], weights)[0])
+        spread = float(means((nested - loss)[None] ** 2, weights)[0])
+        error = (spread / (len(weights) - 1)) ** 0.5 if len(weights) >= FEWEST_UNITS else None
+        by, interval = difference(baseline, nested, weights, self.problem.seed)
+        if abs(by) <= SAME_AVERAGE * abs(loss):
+            by, interval = 0.0, None
+        return Expected(loss=loss, error=error, by=by, interval=interval)
 
     @property
     def unit(self) -> str:

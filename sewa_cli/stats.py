@@ -1,4 +1,4 @@
-"""Is a difference real? Intervals by resampling units, and e-values of scores part by part.
+"""All statistics: standard errors, folds, intervals by resampling, and e-values.
 
 Losses come as a matrix [R, n]: R averages on the same n units, so that differences
 are paired. The best of many is lucky by selection alone; the intervals of differences therefore
@@ -7,21 +7,19 @@ hold for all pairs of rows at once, by the bootstrapped maximum of the studentis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log
-from typing import Literal
+from math import exp, inf, log
 
 import torch
 from torch import Tensor
 
 from sewa_cli.direction import Goal
-from sewa_cli.objective.units import UnitLosses
 from sewa_cli.report.shared import Interval
+from sewa_cli.text import finite
 
 LEVEL = 0.95
-Unit = Literal["rows", "groups", "batches"]
 FEWEST_UNITS = 20  # with fewer units than this, resampling them says too little
+ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
 
 
 @dataclass(frozen=True)
@@ -90,16 +88,6 @@ def difference(
     return by, Interval(low=low, high=high) if spread.best else Interval(low=-high, high=-low)
 
 
-def paired(found: Sequence[UnitLosses]) -> tuple[Tensor, Tensor, Unit]:
-    """Losses [R, n] of the same units, and their weights [n]; of batches where any has no rows."""
-    by_row = [one.rows for one in found if one.rows is not None]
-    splits = len(by_row) == len(found)
-    units = found[0].grouping(splits)
-    losses = torch.stack(by_row if splits else [one.batches for one in found])
-    unit: Unit = "rows" if found[0].group_count is None else "groups"
-    return units.means(losses), units.weights, unit if splits else "batches"
-
-
 def student_t(z: float, degrees: int) -> float:
     """Return the quantile of Student's t for one of the normal (Abramowitz and Stegun 26.7.5)."""
     v = degrees
@@ -122,6 +110,57 @@ def _resample(losses: Tensor, weights: Tensor, seed: int, samples: int) -> Tenso
         means.append(counts @ losses.T / counts.sum(dim=1, keepdim=True))
     return torch.cat(means)
 
+
+# ---- standard errors and folds ------------------------------------------------------------------
+
+
+def assign_folds(units: int, folds: int, seed: int) -> Tensor:
+    """Return the fold of each unit, drawn at random, [units]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(units, generator=generator) % folds
+
+
+def means(losses: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean of each row of losses [J, units], [J]; Inf for NaN."""
+    return (losses @ weights / weights.sum()).nan_to_num(nan=inf)
+
+
+def behind_best(losses: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far each mean of losses [J, units] is behind the best, and its standard error."""
+    share = weights / weights.sum()
+    differences = losses - losses[int(means(losses, weights).argmin())]
+    behind = differences @ share
+    variance = ((differences - behind[:, None]) ** 2) @ share
+    return behind, (variance / max(len(share) - 1, 1)).sqrt()
+
+
+def compare_means(losses: Tensor, weights: Tensor) -> list[dict[str, float | None]]:
+    """Return each mean of losses [J, units], how far it is behind and the error, for a report."""
+    found = torch.stack([means(losses, weights), *behind_best(losses, weights)], 1).tolist()
+    return [dict(zip(("loss", "behind", "error"), map(finite, row), strict=True)) for row in found]
+
+
+def behind_in_errors(losses: Tensor, weights: Tensor) -> Tensor:
+    """Return z ≥ 0 [J]: how far each mean is behind the best, in standard errors."""
+    behind, error = behind_best(losses, weights)
+    least = ROUNDING * float(means(losses.abs(), weights).min())
+    z = behind / error.clamp_min(least + 1e-300)
+    return torch.where(torch.isfinite(z), z.clamp_min(0.0), inf)
+
+
+def best_on_other_folds(losses: Tensor, weights: Tensor, fold: Tensor) -> Tensor:
+    """Return for each unit the loss [units] of what is best on the other folds.
+
+    losses [J, units]; fold [units]
+    """
+    found = torch.zeros_like(weights)
+    for f in range(int(fold.max()) + 1):
+        rest = fold != f
+        found[~rest] = losses[int(means(losses[:, rest], weights[rest]).argmin()), ~rest]
+    return found
+
+
+# ---- evidence ----------------------------------------------------------------------------------
 
 SURE = 100.0  # E from which we speak of a winner: at most one in a hundred is none
 ONE_SIDED = 2.326  # the normal's 99 %
