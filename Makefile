@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO ?= demo-dir
 
-.PHONY: help demo test lint test-all test-browser test-gpu faults fuzz data quality picture bench clean
+.PHONY: help demo test lint test-all test-browser test-gpu faults fuzz data quality picture bench docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo "                 until a file changes. PART=solvers runs that part alone, of:"
 	@echo "                 $(PARTS)" | fold -s -w 80 | sed '2,$$s/^/                 /'
 	@echo "make test-gpu    tests that need a CUDA device"
+	@echo "make docs        build the documentation as a site in docs-site/"
 	@echo "make clean       remove .venv and all caches"
 	@echo "One folder, quickly: $(BIN)/python -m pytest tests/solvers (--breadth: with all that test-all has)"
 
@@ -104,6 +105,10 @@ quality: data
 	$(BIN)/python benchmarks/quality --jobs 2 --into docs/explanation/results.md \
 		benchmarks/quality/results/methods.md benchmarks/quality/results/regret.md
 	cp quality-dir/quality.png docs/images/quality.png
+
+# the site in docs-site/
+docs: $(VENV)/.tests
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # the pictures in the README and the example of a page, from a fresh demo
 picture: $(VENV)/.tests

@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,38 @@ def test_links_between_pages_lead_somewhere(page):
 def test_files_of_the_repository_that_a_page_names_are_there(page):
     named = re.findall(r"\b(?:tests|benchmarks|sewa_cli|docs)/[\w./-]+\.\w+", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_messages_that_troubleshooting_quotes_are_in_the_code():
+    page = (ROOT / "docs" / "reference" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `([^`]+)` \|", page.split("what you see")[1], re.MULTILINE)
+    code = "\n".join(path.read_text() for path in (ROOT / "sewa_cli").rglob("*.py"))
+    assert len(quoted) >= 5
+    assert [message for message in quoted if message not in code] == []
+
+
+def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    ended = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    for page, known in (("settings", "gumbel.lr"), ("commands", "--from-step")):
+        assert known in (tmp_path / "reference" / page / "index.html").read_text()
+
+
+@pytest.mark.breadth
+def test_the_commands_of_the_quickstart_work(tmp_path, monkeypatch, sewa):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "tutorial" / "quickstart.md").read_text()
+    for line in re.findall(r"^\$ (.+)$", page, re.MULTILINE):
+        first, *rest = line.split()
+        if first == "cd":
+            monkeypatch.chdir(tmp_path / rest[0])
+        elif first == "cmp":
+            assert Path(rest[0]).read_bytes() == Path(rest[1]).read_bytes()
+        else:
+            assert first == "sewa"
+            ended = sewa(*rest)
+            assert ended.code == 0, (line, ended.err)
 
 
 def test_every_command_in_the_readme_exists(sewa):

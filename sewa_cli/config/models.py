@@ -171,7 +171,9 @@ class Config(Settings):
         None, description="a .py file, huggingface, classification, gymnasium, or a module"
     )
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
-    checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = ()
+    checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = Field(
+        (), description="the run's folder, or checkpoints, where the command names none"
+    )
     K: Budget = Field(
         AUTO, description="how many checkpoints to average; auto: weights on all that help"
     )
@@ -185,9 +187,11 @@ class Config(Settings):
         alias="from",
         description="snapshots, interval means or both; null: means if each save has one",
     )
-    from_step: CountOrNone | None = None
-    to_step: CountOrNone | None = None
-    nonfinite: Literal["skip", "error"] = "skip"
+    from_step: CountOrNone | None = Field(None, description="the first step to include")
+    to_step: CountOrNone | None = Field(None, description="the last step to include")
+    nonfinite: Literal["skip", "error"] = Field(
+        "skip", description="leave out a checkpoint with NaN or Inf, or stop with exit code 3"
+    )
     state_key: str | None = Field(None, description="the key whose tensors alone are averaged")
     lora: Literal["factors", "merged"] = Field(
         "factors", description="average A and B of adapters apart, or their products"
@@ -213,10 +217,15 @@ class Config(Settings):
         None, description="a folder that keeps what is worked out: the same command goes on there"
     )
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
-    seed: Seed = 0
-    bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
+    seed: Seed = Field(0, description="the same seed gives the same bytes")
+    bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
+        "auto",
+        description="recompute the statistics of BatchNorm; auto: where there are such layers",
+    )
     output: str | None = Field(None, description="a path, or - for standard output")
-    output_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = None
+    output_dtype: Literal["float64", "float32", "bfloat16", "float16"] | None = Field(
+        None, description="null: as the checkpoints are"
+    )
     output_format: Literal["dcp"] | None = Field(
         None, description="dcp: a folder for torch.distributed.checkpoint; null: as the inputs are"
     )
@@ -224,8 +233,8 @@ class Config(Settings):
         None,
         description="write a folder with weights in files of at most this, 5GB; null: do not split",
     )
-    report: Path | None = None
-    strict: bool = False
+    report: Path | None = Field(None, description="null: next to the output, or inside")
+    strict: bool = Field(False, description="exit with 5 if a baseline is better on held-out data")
     _file: Path | None = PrivateAttr(None)
 
     @property

@@ -1,5 +1,6 @@
-"""Every fault at every point of every case: `make faults`. Prints a table
-for docs/development/reliability.md.
+"""Every fault at every point of every case: `make faults`.
+
+It prints a table of docs/development/reliability.md.
 
 PYTHONPATH=tests python -m faults.run [WORD ...]   only cases that have all of these words
 """
