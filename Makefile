@@ -74,7 +74,7 @@ run_fuzz = $(MAKE) --no-print-directory fuzz N=10000
 	$(or $(run_$*),$(PYTEST) $(WORKERS) --breadth -m "not browser and not gpu" tests/$*)
 	@mkdir -p .parts && touch $@
 
-# what needs a CUDA device, on a machine that has one; docs/how-to/gpu.md says what to expect
+# what needs a CUDA device, on a machine that has one; docs/how-to/scale.md says what to expect
 test-gpu: $(VENV)/.tests
 	$(PYTEST) --breadth -m gpu -n0
 

@@ -1,4 +1,4 @@
-"""The size and cost of pages, for docs/how-to/page.md: `python benchmarks/pages.py`.
+"""The size and cost of pages, for docs/how-to/reports.md: `python benchmarks/pages.py`.
 
 The largest that are still drawn, made of reports of a tiny real run that are blown up: their size,
 seconds of one processor to make them, and seconds until Chromium shows them, where one is found.

@@ -1,7 +1,7 @@
 """Send a report to TensorBoard, Weights & Biases, or wherever a package sends it.
 
 `--log NAME:WHERE` calls a function of the report and of WHERE: ours, or that of an entry point of
-the group `sewa.trackers` (docs/how-to/page.md has one in ten lines).
+the group `sewa.trackers` (docs/how-to/reports.md has one in ten lines).
 
 All runs share tags. A tag has no space, and never the name of an average that another run may not
 have: the loss of the best baseline is `baseline_loss` in every run, and its name is under `names`.

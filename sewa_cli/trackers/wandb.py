@@ -1,4 +1,4 @@
-"""A report for Weights & Biases: curves, pictures, the table's numbers (docs/how-to/page.md).
+"""A report for Weights & Biases: curves, pictures, the table's numbers (docs/how-to/reports.md).
 
 Where it goes is W&B's own matter: its login, its servers, or a folder with WANDB_MODE=offline.
 """

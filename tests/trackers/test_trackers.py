@@ -13,7 +13,7 @@ from helpers.pages import raw, report
 
 from sewa_cli.trackers import curves, numbers
 
-DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "page.md"
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "reports.md"
 
 
 @pytest.mark.usefixtures("run_dir")
