@@ -28,7 +28,7 @@ from torch.nn import functional as F
 
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config
-from sewa_cli.session.extensions import load_settings
+from sewa_cli.extensions import load_settings
 from sewa_cli.task import Task, make_task
 
 OUTPUTS = 10

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 from sewa_cli.dtypes import Array, as_array
 from sewa_cli.events import Events
+from sewa_cli.extensions import load_settings
 from sewa_cli.objective.model import FlatModel
+from sewa_cli.opening import open_session
 from sewa_cli.output.mean import Room, in_order, pieces, weighted_mean
-from sewa_cli.session.extensions import load_settings
-from sewa_cli.session.run import CheckpointRows
-from sewa_cli.session.session import open_session
+from sewa_cli.rows import CheckpointRows
 from sewa_cli.task import make_task
 from sewa_cli.trajectory import Layout, Trajectory
 from sewa_cli.trajectory.tiers import Deltas, Dense, Streamed

@@ -133,9 +133,9 @@ def side_by_side(folder: Path) -> float:
 def shares(folder: Path) -> dict[str, float]:
     """Return the shares of one rank's time spent on passes and on W, measured in this process."""
     from sewa_cli.commands.select import run_select
+    from sewa_cli.extensions import load_settings
     from sewa_cli.objective.objective import Objective
-    from sewa_cli.session.extensions import load_settings
-    from sewa_cli.session.run import Setup
+    from sewa_cli.placing import Setup
     from sewa_cli.task import load_task
     from sewa_cli.trajectory import Trajectory
 

@@ -15,7 +15,7 @@ import torch
 from sewa_cli.commands.select import run_select
 from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
-from sewa_cli.session.extensions import load_settings
+from sewa_cli.extensions import load_settings
 from sewa_cli.task import load_task
 
 CHANGES: list[dict[str, Any]] = [

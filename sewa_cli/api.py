@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sewa_cli.commands.select import run_select
 from sewa_cli.commands.selection import Selection
 from sewa_cli.events import Events
-from sewa_cli.session.extensions import load_settings
+from sewa_cli.extensions import load_settings
 from sewa_cli.task import make_task
 
 PathLike = str | os.PathLike[str]

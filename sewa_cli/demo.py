@@ -22,7 +22,7 @@ from sewa_cli.commands.select import run_select
 from sewa_cli.commands.selection import Selection
 from sewa_cli.errors import ConfigError, OutputError
 from sewa_cli.events import Events
-from sewa_cli.session.extensions import load_settings
+from sewa_cli.extensions import load_settings
 from sewa_cli.task import load_task
 from sewa_cli.templates import write_template
 

@@ -21,6 +21,7 @@ class Events:
     """Keep the warnings for the report, each once; the command line's subclass also prints."""
 
     command: str | None = None  # as it was typed, if it was
+    shows_progress = False  # whether `follow` is of any use
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

@@ -5,97 +5,33 @@
     evaluate          everything that the task measures, as of a file
     written           the same of the tensors that are written
 
-Every value is kept with what it has cost. Who asks for it again does not pay with time, but the
-ledger charges each row of `compare` in full, as if it had been asked for by that row alone.
+Every value is kept: who asks for it again does not pay with time.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.fixed import Name
-from sewa_cli.objective.objective import Objective, Passes
-from sewa_cli.objective.scorer import Scored, Scorer
+from sewa_cli.objective.objective import Objective
+from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import take_evenly
+from sewa_cli.opening import Session
 from sewa_cli.output.average import Average, taking_part
-from sewa_cli.report.kinds import RowCost
 from sewa_cli.rng import seeded
-from sewa_cli.session.session import Session
 from sewa_cli.solvers import Sizes
 from sewa_cli.trajectory import Trajectory
-from sewa_cli.trajectory.placement import Placed
 
 T = TypeVar("T")
 Key = tuple[object, ...]
 BASELINE_BATCHES = 32  # of about 15 baselines: a mask learns from 200, forward and backward
-NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
-
-
-class Ledger:
-    """Does each piece of work once, and charges it to every row that asks for it."""
-
-    def __init__(self, passes: Passes, trajectory: Trajectory) -> None:
-        self._passes, self._trajectory = passes, trajectory
-        self._done: dict[Key, tuple[Any, RowCost]] = {}
-        self._charged: set[Key] = set()
-        self._row = NOTHING
-        self.evaluations = 0  # of parts, which only whoever asks for them counts
-
-    def once(self, kind: str, key: Sequence[object], work: Callable[[], T]) -> T:
-        full = (kind, *key)
-        if full not in self._done:
-            self._done[full] = self._metered(work)
-        value, cost = self._done[full]
-        if full not in self._charged:
-            self._charged.add(full)
-            self._row = _sum(self._row, cost)
-        found: T = value
-        return found
-
-    def charge(self, work: Callable[[], T]) -> T:
-        """Do work that is another one each time."""
-        value, cost = self._metered(work)
-        self._row = _sum(self._row, cost)
-        return value
-
-    def enter(self, kind: str, key: Sequence[object], value: object) -> None:
-        """Keep what was found on the way to something else, which has paid for it."""
-        self._done[(kind, *key)] = value, NOTHING
-
-    def next_row(self) -> RowCost:
-        """Return what the row that ends here has cost."""
-        cost, self._row = self._row, NOTHING
-        self._charged.clear()
-        return cost
-
-    def count(self, kind: str) -> int:
-        return sum(key[0] == kind for key in self._done)
-
-    def _metered(self, work: Callable[[], T]) -> tuple[T, RowCost]:
-        before = self._meter()
-        value = work()
-        return value, _sum(self._meter(), before, sign=-1)
-
-    def _meter(self) -> RowCost:
-        return RowCost(
-            forward_passes=self._passes.forward,
-            backward_passes=self._passes.backward,
-            bytes_read=self._trajectory.bytes_moved,
-            seconds=time.perf_counter(),
-            evaluations=self.evaluations,
-        )
-
-
-def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
-    other = two.model_dump()
-    return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
 
 
 def same(coefficients: Sequence[float]) -> Key:
@@ -113,14 +49,25 @@ class BaselineLosses(NamedTuple):
 class AverageScores:
     """Averages of one W: loaded into the model as a file has them, and measured there."""
 
-    def __init__(
-        self, session: Session, scorer: Scorer, placed: Placed, ledger: Ledger | None = None
-    ) -> None:
-        self._session = session
-        self._placed = placed
+    def __init__(self, session: Session, trajectory: Trajectory, room: int) -> None:
+        """`room`: bytes that may be allocated next to W."""
+        self._session, self._trajectory, self._room = session, trajectory, room
+        self._done: dict[Key, Any] = {}
         self._loaded: tuple[tuple[float, ...], int] | None = None
-        self.scorer = scorer
-        self.ledger = ledger or Ledger(session.objective.passes, placed.trajectory)
+
+    def on(self, session: Session) -> Self:
+        """Return the scores of the same averages, on the session's own examples."""
+        found = copy(self)
+        found._session = session
+        return found
+
+    def once(self, kind: str, key: Sequence[object], work: Callable[[], T]) -> T:
+        """Return what `work` gives, or gave before under this key."""
+        full = (kind, *key)
+        if full not in self._done:
+            self._done[full] = work()
+        found: T = self._done[full]
+        return found
 
     def baseline_losses(self, averages: Mapping[Name, Coefficients]) -> BaselineLosses:
         """Selection losses while learning, as many averages at a time as there is room for.
@@ -132,8 +79,8 @@ class AverageScores:
             sample = take_evenly(objective.selection, BASELINE_BATCHES)
         if sample is not None:
             objective = replace(objective, selection=sample)
-        events, trajectory = self._session.events, self._placed.trajectory
-        at_once = Sizes(0, 0, 0, self._placed.room, 4 * trajectory.layout.size).at_once
+        events, trajectory = self._session.events, self._trajectory
+        at_once = Sizes(0, 0, 0, self._room, 4 * trajectory.layout.size).at_once
         for start in range(0, len(names), at_once):
             some = names[start : start + at_once]
             weights = torch.tensor([averages[name] for name in some], dtype=torch.float64)
@@ -149,13 +96,13 @@ class AverageScores:
     def _baseline_loss(
         self, objective: Objective, coefficients: Coefficients, flat: torch.Tensor
     ) -> float:
-        exact = self._placed.trajectory.exact
-        if not (exact and has_learning_losses(self._session, self.scorer)):
+        exact = self._trajectory.exact
+        if not (exact and has_learning_losses(self._session)):
             return objective.learning_losses(flat).mean
         objective.model.set(flat)
         known = objective.mean_loss(objective.selection)
         if objective is self._session.objective:
-            self.ledger.enter("selection", self._key(coefficients), known)
+            self.once("selection", self._key(coefficients), lambda: known)
         return known[0]
 
     def selection(self, coefficients: Sequence[float]) -> tuple[float, int]:
@@ -166,37 +113,37 @@ class AverageScores:
             objective = self._session.objective
             return objective.mean_loss(objective.selection)
 
-        return self.ledger.once("selection", self._key(coefficients), work)
+        return self.once("selection", self._key(coefficients), work)
 
     def evaluate(self, coefficients: Sequence[float]) -> Scored:
         """Measure all that the task has, BatchNorm as in a file."""
-        anew = self.scorer.recomputes_for(sum(c != 0 for c in coefficients))
+        anew = self._session.scorer.recomputes_for(sum(c != 0 for c in coefficients))
         # without BatchNorm the loss that methods see is the loss that is reported
         known = None if anew else self.selection(coefficients)
 
         def work() -> Scored:
             self.load(coefficients)
-            statistics = self.scorer.recompute()[1] if anew else {}
-            return replace(self.scorer.score(known), statistics=statistics)
+            statistics = self._session.scorer.recompute()[1] if anew else {}
+            return replace(self._session.scorer.score(known), statistics=statistics)
 
-        return self.ledger.once("evaluate", self._key(coefficients), work)
+        return self.once("evaluate", self._key(coefficients), work)
 
     def written(self, average: Average) -> tuple[Average, Scored]:
         """Score the tensors that will be written, with BatchNorm statistics recomputed."""
         model, events = self._session.model, self._session.events
         model.load(events.over("averaging", average.parts(model.part), len(average.names)))
-        scored = self.scorer.score_average(len(average.sources))
+        scored = self._session.scorer.score_average(len(average.sources))
         return average.with_statistics(scored.statistics), scored
 
     def load(self, coefficients: Sequence[float]) -> None:
         """Load an average, rounded as a file of it: from W, or from the files if W is inexact."""
         session, model = self._session, self._session.model
-        trajectory = self._placed.trajectory
+        trajectory = self._trajectory
         if (tuple(coefficients), model.version) == self._loaded:
             return
-        used = session.at(trajectory.used)
+        used = [session.checkpoints[i] for i in trajectory.used]
         if trajectory.exact:
-            self.scorer.load(trajectory.mix_few(coefficients))
+            self._session.scorer.load(trajectory.mix_few(coefficients))
             newest = max(i for i, c in enumerate(coefficients) if c != 0)
             session.load_integers(used[newest])  # as in a file: the newest's
         else:
@@ -210,18 +157,18 @@ class AverageScores:
     def load_as_file(self, coefficients: Sequence[float]) -> Mapping[str, Any]:
         """Load an average with the BatchNorm statistics of its file, and return these."""
         self.load(coefficients)
-        if not self.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
+        if not self._session.scorer.recomputes_for(sum(c != 0 for c in coefficients)):
             return {}
-        return self.scorer.recompute()[1]
+        return self._session.scorer.recompute()[1]
 
     def _key(self, coefficients: Sequence[float]) -> Key:
         """Return all that a loss depends on: the average, and the examples it is a mean over."""
         return getattr(self._session.objective.selection, "name", None), *same(coefficients)
 
 
-def has_learning_losses(session: Session, scorer: Scorer) -> bool:
+def has_learning_losses(session: Session) -> bool:
     """Return whether a file of float32 weights has the losses of learning: none is rounded."""
-    floats = [dtype for dtype in scorer.dtypes.values() if dtype.is_floating_point]
+    floats = [dtype for dtype in session.scorer.dtypes.values() if dtype.is_floating_point]
     return all(dtype == torch.float32 for dtype in floats) and (
         not session.objective.batch_statistics
     )

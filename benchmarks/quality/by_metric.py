@@ -101,8 +101,8 @@ class Study:
     def __init__(self, setting: str, seed: int, checkpoints: Path) -> None:
         from sewa_cli.commands.select import open_setup
         from sewa_cli.events import Events
+        from sewa_cli.extensions import load_settings
         from sewa_cli.scoring.metric import open_metric
-        from sewa_cli.session.extensions import load_settings
         from sewa_cli.task import load_task
 
         about = SETTINGS[setting]
@@ -136,7 +136,7 @@ class Study:
 
     def choose(self, solver: str, K: int, budget: int) -> Any:
         """Choose as `sewa select --metric return --budget …` does, with known episodes."""
-        from sewa_cli.session.extensions import make_solver
+        from sewa_cli.extensions import make_solver
         from sewa_cli.solvers.board import Board
 
         problem, old = self.metric.problem(), self.metric.board

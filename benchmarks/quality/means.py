@@ -40,8 +40,9 @@ from torch.optim import optimizer as optimizers
 from sewa_cli.callbacks import save_weights
 from sewa_cli.commands.select import run_select
 from sewa_cli.config import Config
-from sewa_cli.objective.batchnorm import batchnorm_layers, tracking
-from sewa_cli.session.extensions import load_settings
+from sewa_cli.extensions import load_settings
+from sewa_cli.objective.batchnorm import tracking
+from sewa_cli.objective.model import batchnorm_layers
 from sewa_cli.task import load_task
 
 SAVES = (5, 10, 20, 50, 100)

@@ -287,11 +287,11 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
     config = request.config
     request.check_stdout(config.output)
     from sewa_cli.commands.average import run_average
+    from sewa_cli.extensions import register_methods
     from sewa_cli.present import show
     from sewa_cli.present.parts import describe_lora
     from sewa_cli.present.terminal import render
     from sewa_cli.present.views.others import weighed
-    from sewa_cli.session.extensions import register_methods
 
     with request.talk as talk:
         register_methods(config, talk, wanted=method or "uniform")
@@ -392,8 +392,8 @@ def verify(request: Request, verified: Path, root: Path | None, output_only: boo
 @command(f"{DATA} config sets", INSPECT)
 def methods(request: Request) -> None:
     """List the ways to average."""
+    from sewa_cli.extensions import register_methods
     from sewa_cli.methods import REGISTRY
-    from sewa_cli.session.extensions import register_methods
 
     register_methods(request.config)
     request.list(
@@ -412,7 +412,7 @@ def methods(request: Request) -> None:
 @command(f"{DATA} config sets", INSPECT)
 def solvers(request: Request) -> None:
     """List the ways to choose coefficients."""
-    from sewa_cli.session.extensions import list_solvers
+    from sewa_cli.extensions import list_solvers
 
     request.list({name: {"line": line} for name, line in list_solvers(request.config).items()})
 

@@ -112,6 +112,10 @@ class Talk(Events):
             elif here.has_ended or time.monotonic() - self._last_drawn >= BLINK:
                 self._draw()
 
+    @property
+    def shows_progress(self) -> bool:  # type: ignore[override]
+        return not self._quiet
+
     def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
         with _telling:
             self._stages.follow(plan, done)

@@ -79,7 +79,7 @@ class Request:
     @cached_property
     def config(self) -> Config:
         from sewa_cli.config import find_config
-        from sewa_cli.session.extensions import load_settings
+        from sewa_cli.extensions import load_settings
 
         path = find_config(self._config)
         return load_settings(
@@ -100,8 +100,8 @@ class Request:
 
         `as_given`: the last checkpoint named is the newest, whatever its step.
         """
+        from sewa_cli.candidates import open_newest
         from sewa_cli.rng import seeded
-        from sewa_cli.session import open_newest
         from sewa_cli.task import load_task
 
         if self.config.task is None:

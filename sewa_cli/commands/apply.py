@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import IO
 
 from sewa_cli.checkpoints import paths_of
-from sewa_cli.commands import write_average
+from sewa_cli.commands import make_card
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs
+from sewa_cli.output.destination import Outputs, write_results
 from sewa_cli.output.layouts import folder_is_ours, form_of
 from sewa_cli.output.sources import Places
 from sewa_cli.publish import check_free
@@ -37,5 +37,5 @@ def run_apply(
     outputs = Outputs(output, force=force, form=form, shard_size=shard_size)
     outputs = outputs.check([read_from, *paths_of(average.sources)])
     average = average.as_written(form)
-    write_average(average, outputs, lambda: None)
+    write_results(average, outputs, lambda: None, make_card)
     return outputs.named

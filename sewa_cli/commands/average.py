@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import Checkpoint, in_order, paths_of
+from sewa_cli.candidates import check_alike, check_names, open_candidates, open_named
+from sewa_cli.checkpoints import Checkpoint, check_mergeable, in_order, paths_of
 from sewa_cli.checkpoints.means import choose, counts_of, with_running
-from sewa_cli.commands import write_average
+from sewa_cli.commands import make_card
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
+from sewa_cli.extensions import propose
 from sewa_cli.methods import Run, check_K, parse_one
 from sewa_cli.output.average import Average, taking_part
-from sewa_cli.output.destination import decide_outputs
-from sewa_cli.output.lora import check_lora, warn_of_factors
+from sewa_cli.output.destination import decide_outputs, write_results
+from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.report.kinds import AverageReport
-from sewa_cli.session import check_alike, check_names, heading, open_candidates, open_named
-from sewa_cli.session.extensions import propose
+from sewa_cli.report.shared import heading
 from sewa_cli.settings import USUAL
 from sewa_cli.text import few
 
@@ -57,9 +58,11 @@ def run_average(
     outputs = outputs.check([*paths_of(found), *protected])
     if outputs.report is not None or with_report:
         check_names(config)
-    check_lora(config, newest)
+    if config.lora == "merged":
+        check_mergeable(newest)
     average = Average.of(candidates, coefficients, config=config, method=method)
-    warn_of_factors(average.lora, events)
+    if average.lora is not None:
+        warn_of_factors(average.lora, events)
     statistics = [n for n in average.names if n.endswith((".running_mean", ".running_var"))]
     if statistics and len(average.sources) > 1:
         events.warn(
@@ -77,7 +80,7 @@ def run_average(
             recipe=average.recipe(outputs.shard_size, events),
         )
 
-    report, outputs = write_average(average, outputs, make_report, events)
+    report, outputs = write_results(average, outputs, make_report, make_card, events)
     return average, outputs.named, report
 
 

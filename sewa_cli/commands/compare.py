@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from sewa_cli.commands import settle_outputs, write_average
+from sewa_cli.commands import make_card
 from sewa_cli.comparison.evaluator import Evaluator
 from sewa_cli.comparison.table import (
     ComparedRows,
@@ -20,14 +20,14 @@ from sewa_cli.comparison.table import (
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
+from sewa_cli.extensions import make_solver
 from sewa_cli.methods import Coefficients
+from sewa_cli.opening import Session, check_budget, check_objective, open_session
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs, decide_outputs
+from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs, write_results
+from sewa_cli.placing import Setup, set_up
 from sewa_cli.report.kinds import Comparison, Judged, Row
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.run import Setup, set_up
-from sewa_cli.session.session import Session, check_budget, check_objective, open_session
 from sewa_cli.settings import USUAL
 from sewa_cli.solvers import WEIGHING, Solver, default_for
 from sewa_cli.task import Task
@@ -49,9 +49,7 @@ def run_compare(
         setup, asked = _open(config, task, events, with_output=output_best is not None)
         session = setup.session
         decide = partial(_decide, session, output_best, report, force)
-        outputs = settle_outputs(session, decide, protected)
-        if config.objective.metric is None:
-            session.warn_of_overlap(training=session.objective.batch_statistics)
+        outputs = settle_outputs(decide, [*session.inputs, *protected])
         evaluator, drafts = setup.placer.retry(lambda: evaluate_all(setup, asked))
         stack.callback(evaluator.close)
         table = _judge(evaluator, asked, drafts)
@@ -74,13 +72,13 @@ def run_compare(
                 best=table.best,
                 verdict=table.verdict,
                 winner=table.winner,
-                batchnorm=setup.scorer.recomputed_on,
-                averages_evaluated=evaluator.ledger.count("evaluate"),
+                batchnorm=session.scorer.recomputed_on,
+                averages_evaluated=evaluator.scores.count("evaluate"),
                 output=outputs.named if average is not None else None,
                 recipe=recipe,
             )
 
-        return write_average(average, outputs, make_report, events)[0]
+        return write_results(average, outputs, make_report, make_card, events)[0]
 
 
 def _open(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from sewa_cli import ranks
+from sewa_cli.candidates import open_named
 from sewa_cli.checkpoints import check_tied, match_names
 from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import Config
 from sewa_cli.events import Events
 from sewa_cli.objective.scorer import Scorer
+from sewa_cli.opening import build_objective, check_objective, with_whole_batches
 from sewa_cli.report.kinds import Evaluated, Evaluation
+from sewa_cli.report.shared import heading
 from sewa_cli.rng import seeded
 from sewa_cli.scoring.jobs import scores_by_parts
-from sewa_cli.session import heading, open_named
-from sewa_cli.session.session import build_objective, check_objective, with_whole_batches
 from sewa_cli.task import Task
 
 
@@ -46,8 +47,7 @@ def run_evaluate(config: Config, task: Task, events: Events | None = None) -> Ev
             files.append(Evaluated(path=path, step=step, **dict(found.scores)))
             checkpoint.close()
     return Evaluation(
-        **heading(config, events, task=task.source, device=model.device),
-        code=task.sha256,
+        **heading(config, events, task, model.device),
         files=files,
         selection_rows=found.selection_rows,
         heldout_rows=found.heldout_rows,

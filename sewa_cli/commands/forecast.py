@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
-from math import ceil, prod
+from dataclasses import asdict, dataclass, replace
+from math import ceil, inf, prod
 from typing import Any
 
 import torch
@@ -14,17 +14,22 @@ from sewa_cli.commands.select import open_setup
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES
 from sewa_cli.errors import TaskError
-from sewa_cli.events import Events
+from sewa_cli.events import Events, Planned
+from sewa_cli.extensions import solver_for
+from sewa_cli.methods.fixed import baselines
 from sewa_cli.objective.tree import rows, tensors
+from sewa_cli.opening import Session, peak_memory
+from sewa_cli.placing import PlacedRun, Setup
 from sewa_cli.report.kinds import Forecast, PlannedStage
+from sewa_cli.report.shared import heading
 from sewa_cli.rng import seeded
-from sewa_cli.session.extensions import solver_for
-from sewa_cli.session.run import Counts, Setup, holding, stages_of
-from sewa_cli.session.session import peak_memory
+from sewa_cli.scores import BASELINE_BATCHES, has_learning_losses
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers import Plan, Sizes
+from sewa_cli.solvers import BACK, Plan, Sizes, Stage
 from sewa_cli.task import Task
+from sewa_cli.trajectory.placement import TIERS, Tier
 
+SCORED = 4  # the choice, the best baseline, the newest checkpoint and the mean of all
 SHORT = 0.5  # seconds: work that takes less is timed more than twice
 
 
@@ -37,7 +42,7 @@ def run_forecast(config: Config, task: Task, events: Events | None = None) -> Fo
 def _forecast(setup: Setup) -> Forecast:
     session, objective, K = setup.session, setup.session.objective, setup.session.config.K
     k, flat = len(session.checkpoints), objective.model.flat
-    tier = None if setup.streams else setup.placer.fitting()[0]
+    tier = None if setup.placer.streams else setup.placer.fitting()[0]
     placement, room = setup.placer.plan(tier)
     found = [(batch, n) for batch in session.task.selection_data if (n := rows(batch)) > 0]
     if not found:
@@ -61,11 +66,12 @@ def _forecast(setup: Setup) -> Forecast:
     size = sum(prod(tensors_of[n].shape) * DTYPES[tensors_of[n].dtype].itemsize for n in names)
     products = sum(stage.products for stage in stages)
     reads = sum(stage.reads for stage in stages) + (tier.reads(products) if tier else 0)
-    is_cuda = session.device.type == "cuda"
-    peak = torch.cuda.max_memory_allocated(session.device) if is_cuda else peak_memory()
-    placement = holding(placement, plan.bytes)
+    is_cuda = session.model.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated(session.model.device) if is_cuda else peak_memory()
+    placement = placement.model_copy(update={"planned_bytes": placement.planned_bytes + plan.bytes})
     return Forecast(
-        **session.head(),
+        **heading(session.config, session.events, session.task, session.model.device),
+        parameters=session.model.parameters,
         solver=solver_for(session.config, K),
         K="auto" if K == AUTO else K,
         found=session.found,
@@ -74,7 +80,7 @@ def _forecast(setup: Setup) -> Forecast:
         rows_used=round(examples * plan.share),
         placement=placement,
         peak_memory_bytes=peak + placement.planned_bytes,
-        bytes_read=ceil(k * size * reads / session.ranks.size),
+        bytes_read=ceil(k * size * reads / session.model.ranks.size),
         is_declared=own is not None,
         stages=[PlannedStage(**asdict(stage)) for stage in stages],
         forward_passes=ceil(through),
@@ -110,3 +116,77 @@ def _seconds(work: Callable[[], object]) -> float:
         work()
         found.append(time.perf_counter() - start)
     return min(found)
+
+
+# ---- the plan, for --dry-run and for progress ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The number of batches in each set of data."""
+
+    selection: int
+    heldout: int
+    training: int  # for BatchNorm
+
+    @classmethod
+    def of(cls, session: Session) -> Counts:
+        task, training = session.task, 0
+        with seeded(session.config.seed):  # a loader that shuffles does so alike each time
+            selection = task.selection_data.count()
+            heldout = task.heldout_data.count() if task.heldout_data else 0
+            if session.scorer.recomputes:
+                training = task.training_data.count() if task.training_data else selection
+        if not selection:
+            raise TaskError("selection_data(): there are no examples")
+        return cls(selection, heldout, training)
+
+    def forward(self, stage: Stage) -> float:
+        found = stage.passes * self.selection + stage.heldout * self.heldout
+        return found + stage.training * self.training
+
+
+def stages_of(setup: Setup, own: Plan, sizes: Sizes, tier: Tier | None) -> list[Stage]:
+    """Return the solver's own stages with those of `select` around them; no tier: W is streamed."""
+    k, K, is_held = sizes.k, sizes.K, setup.solver.reading == "held"
+    streams = tier is None or tier.reads(1) > tier.reads(0)
+    holds = tier is not None and tier.holds
+    share, anew = 1.0 if K == AUTO else K / k, int(setup.session.scorer.recomputes_for(2))
+    is_exact = holds or streams
+    has_all = is_held and sizes.batches <= BASELINE_BATCHES
+    is_known = has_all and is_exact and has_learning_losses(setup.session)
+    stages = [stage if streams else replace(stage, reads=0) for stage in own.stages]
+    if is_held:
+        averages = len(baselines(k, K))
+        passes = averages * min(1.0, BASELINE_BATCHES / sizes.batches)
+        products = ceil(averages / sizes.at_once)
+        stages.insert(0, Stage("baselines", passes, products=products))
+    stages.append(
+        Stage(
+            "scoring",
+            passes=1 + anew + (SCORED - 1) * (not is_known),
+            heldout=SCORED + anew,
+            training=(SCORED - 1) * anew,
+            reads=share + (not holds) * (1 + is_held),
+            at_least=0.3,  # the choice may be a baseline, and the best one the mean of all
+        )
+    )
+    if setup.session.config.fallback:
+        once = 1 + anew
+        stages.append(Stage("fallback", once, 0, once, anew, reads=1 + share, at_least=0))
+    return [*stages, Stage("writing", reads=share)]
+
+
+def planned(setup: Setup, run: PlacedRun) -> list[Planned]:
+    """Return the stages of a run and the passes of each, for progress."""
+    session, objective = run.session, run.session.objective
+    counts, k = Counts.of(session), run.trajectory.k
+    classes = inf if objective.classes else 0  # the task says targets() where they are many
+    vector = 4 * run.trajectory.layout.size
+    sizes = Sizes(k, session.config.K, counts.selection, run.room, vector, classes=classes)
+    if (own := setup.solver.plan(sizes)) is None:
+        return []
+    tier = next(tier for tier in TIERS if tier.name == run.placement.tier)
+    back = BACK * counts.selection
+    stages = stages_of(setup, own, sizes, None if setup.placer.streams else tier)
+    return [Planned(stage.name, counts.forward(stage) + back * stage.backward) for stage in stages]

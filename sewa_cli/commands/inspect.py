@@ -16,13 +16,14 @@ from typing import Final
 
 import torch
 
+from sewa_cli.candidates import open_candidates, warn_of_no_steps
 from sewa_cli.checkpoints import Checkpoint, Reads, paths_of
 from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
 from sewa_cli.report.kinds import Found, Gap, Inspection
-from sewa_cli.session import heading, open_candidates, warn_of_no_steps
+from sewa_cli.report.shared import heading
 from sewa_cli.text import few
 from sewa_cli.trajectory.geometry import Geometry, Shape, explain, is_finite, motion_of, times_of
 

@@ -14,28 +14,28 @@ from math import isclose, isfinite
 from pathlib import Path
 from typing import IO, Any
 
+from sewa_cli.checkpoints import check_mergeable
 from sewa_cli.checkpoints.means import counts_of
-from sewa_cli.commands import settle_outputs, write_average
+from sewa_cli.commands import make_card
 from sewa_cli.commands.selection import Selection
 from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
+from sewa_cli.extensions import chosen_solver, solver_for
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.fixed import Name, baselines
 from sewa_cli.objective.judge import judge
 from sewa_cli.objective.scorer import Scored
+from sewa_cli.opening import Session, check_budget, check_objective, open_session
 from sewa_cli.output.average import Average
-from sewa_cli.output.destination import Outputs, decide_outputs
-from sewa_cli.output.lora import check_lora
+from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs, write_results
+from sewa_cli.placing import PlacedRun, Setup, set_up
 from sewa_cli.report.findings import Blend, Expected, Finding, Predicted
 from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores, Verdict
 from sewa_cli.rng import seeded
 from sewa_cli.scores import BaselineLosses
-from sewa_cli.session.extensions import chosen_solver, solver_for
-from sewa_cli.session.run import PlacedRun, Setup, follow, set_up
-from sewa_cli.session.session import Session, check_budget, check_objective, open_session
-from sewa_cli.solvers import LEARNED, Choice, Ground
+from sewa_cli.solvers import BACK, LEARNED, Choice, Ground, Solver
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K
 
@@ -85,7 +85,7 @@ def run_select(
         outputs, newest = None, setup.session.newest
         if write:
             decide = partial(decide_outputs, setup.session.config, force, stdout, newest)
-            outputs = settle_outputs(setup.session, decide, protected)
+            outputs = settle_outputs(decide, [*setup.session.inputs, *protected])
         select = _by_metric if config.objective.metric else _by_loss
         selected, run = setup.placer.retry(lambda: select(setup))
         return _write(run, selected, outputs)
@@ -113,7 +113,8 @@ def open_setup(config: Config, task: Task, events: Events) -> Setup:
     config = config.model_copy(update={"solver": solver_for(config, config.K)})
     session = open_session(config, task, events)
     check_budget(config.K, session.checkpoints)
-    check_lora(config, session.newest)
+    if config.lora == "merged":
+        check_mergeable(session.newest)
     # by a metric W is held, and the loss chooses too
     return set_up(session, solver, share=0.5 if by_metric else 1.0, stream=not by_metric)
 
@@ -135,7 +136,7 @@ def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
         problem = metric.problem()
         metric.follow()
         with session.clock("learn"):
-            choice = run.solver.choose(problem, session.config.K)
+            choice = setup.solver.choose(problem, session.config.K)
             spent = metric.board.spent
             session.events.progress("evaluating parts", spent, spent)
         with session.clock("evaluate"):
@@ -151,15 +152,18 @@ def _by_metric(setup: Setup) -> tuple[Selected, PlacedRun]:
 def _by_loss(setup: Setup) -> tuple[Selected, PlacedRun]:
     """Read, choose, and judge the choice next to the baselines."""
     session = setup.session
-    session.warn_of_overlap(training=session.objective.batch_statistics)
     with session.clock("read"):
         run = setup.place()
-        follow(run, session.config.K)
-    chosen = _choose(run)
+    if session.events.shows_progress:
+        from sewa_cli.commands.forecast import planned
+
+        passes = session.objective.passes
+        session.events.follow(planned(setup, run), lambda: passes.forward + BACK * passes.backward)
+    chosen = _choose(run, setup.solver)
     return _judge(chosen), chosen.run
 
 
-def _choose(run: PlacedRun) -> Chosen:
+def _choose(run: PlacedRun, solver: Solver) -> Chosen:
     """Let the solver choose.
 
     The baselines are run first where W is held, so that a broken loss is found early; a solver
@@ -167,11 +171,11 @@ def _choose(run: PlacedRun) -> Chosen:
     """
     session, K = run.session, run.session.config.K
     found: BaselineLosses | None = None
-    if run.solver.reading == "held":
+    if solver.reading == "held":
         check_budget(K, run.used)
         found = _baseline_losses(run)
     with session.clock("learn"):
-        choice = run.solver.choose(run.problem(), K)
+        choice = solver.choose(run.problem(), K)
     ground = choice.find(Ground)
     if ground is not None:  # not all selection examples may have taken part
         run = run.on(ground.examples)
@@ -349,5 +353,5 @@ def _write(run: PlacedRun, selected: Selected, outputs: Outputs | None) -> Selec
 
     if outputs is None:
         return Selection(make_report(), selected.average)
-    report = write_average(average, outputs, make_report, session.events)[0]
+    report = write_results(average, outputs, make_report, make_card, session.events)[0]
     return Selection(report, selected.average)

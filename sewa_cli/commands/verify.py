@@ -28,7 +28,7 @@ from sewa_cli.output.sources import (
 )
 from sewa_cli.report.kinds import Checked, Role, Verification
 from sewa_cli.report.recipe import OutputFile, Source, read_report
-from sewa_cli.session import heading
+from sewa_cli.report.shared import heading
 from sewa_cli.text import few
 
 # what loaders look for in a folder, by how its name ends

@@ -6,48 +6,113 @@ so that its cost is what the method would have cost alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from sewa_cli import solvers
 from sewa_cli.dtypes import Array
 from sewa_cli.errors import ConfigError
+from sewa_cli.extensions import make_solver
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
-from sewa_cli.report.kinds import RowContest
+from sewa_cli.placing import PlacedRun
+from sewa_cli.report.kinds import RowContest, RowCost
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.scores import same
+from sewa_cli.scores import AverageScores, Key, same
 from sewa_cli.scoring.heldout import means_of_others
 from sewa_cli.scoring.metric import Metric, open_metric
-from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.run import PlacedRun
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import PREDICTING, Problem, Solver
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.solvers.outputs.survey import Predicting, Survey
 
+T = TypeVar("T")
+NOTHING = RowCost(forward_passes=0, backward_passes=0, bytes_read=0, seconds=0.0)
+
+
+class ChargedScores(AverageScores):
+    """Scores that charge each row what it asked for, in full, whoever asked for it before.
+
+    evaluations  of parts, which only whoever asks for them counts
+    """
+
+    def __init__(self, run: PlacedRun) -> None:
+        super().__init__(run.session, run.trajectory, run.room)
+        self._cost: dict[Key, RowCost] = {}
+        self._charged: set[Key] = set()
+        self._row = NOTHING
+        self.evaluations = 0
+
+    def once(self, kind: str, key: Sequence[object], work: Callable[[], T]) -> T:
+        full = (kind, *key)
+        if full not in self._cost:
+            before = self._meter()
+            super().once(kind, key, work)
+            self._cost[full] = _sum(self._meter(), before, sign=-1)
+        if full not in self._charged:
+            self._charged.add(full)
+            self._row = _sum(self._row, self._cost[full])
+        return super().once(kind, key, work)
+
+    def charge(self, work: Callable[[], T]) -> T:
+        """Do work that is another one each time."""
+        before = self._meter()
+        value = work()
+        self._row = _sum(self._row, _sum(self._meter(), before, sign=-1))
+        return value
+
+    def next_row(self) -> RowCost:
+        """Return what the row that ends here has cost."""
+        cost, self._row = self._row, NOTHING
+        self._charged.clear()
+        return cost
+
+    def count(self, kind: str) -> int:
+        return sum(key[0] == kind for key in self._cost)
+
+    def _meter(self) -> RowCost:
+        passes = self._session.objective.passes
+        return RowCost(
+            forward_passes=passes.forward,
+            backward_passes=passes.backward,
+            bytes_read=self._trajectory.bytes_moved,
+            seconds=time.perf_counter(),
+            evaluations=self.evaluations,
+        )
+
+
+def _sum(one: RowCost, two: RowCost, sign: int = 1) -> RowCost:
+    other = two.model_dump()
+    return RowCost(**{name: value + sign * other[name] for name, value in one.model_dump().items()})
+
 
 def open_evaluator(run: PlacedRun, learner: Solver) -> Evaluator:
     """Open what methods may ask for; refuse now what could not be judged in the end."""
+    scores = ChargedScores(run)
+    run = replace(run, scores=scores)
     config, problem = run.session.config, run.problem(one_of_many=True)
     if not config.compare.fast:
-        return Evaluator(run, learner, problem, None, _open_metric(run))
+        return Evaluator(run, scores, learner, problem, None, _open_metric(run))
     if config.solver not in (None, *solvers.BUILTIN):
         run.session.events.warn("--fast: `sewa` chooses by predicted outputs, not by --solver")
-    learner, ledger = make_solver(config, PREDICTING), run.scores.ledger
+    learner = make_solver(config, PREDICTING)
     assert isinstance(learner, Predicting)
     with seeded(config.seed):
-        ledger.once("prepare", [], partial(learner.prepare, problem))
+        scores.once("prepare", [], partial(learner.prepare, problem))
         survey = learner.survey(problem)
-    ledger.next_row()  # it is charged to the methods that search
-    return Evaluator(run.on(survey.problem.objective.selection), learner, problem, survey, None)
+    scores.next_row()  # it is charged to the methods that search
+    scores = scores.on(run.session.on(survey.problem.objective.selection))
+    run = replace(run, session=scores._session, scores=scores)
+    return Evaluator(run, scores, learner, problem, survey, None)
 
 
 def _open_metric(run: PlacedRun) -> Metric | None:
@@ -73,6 +138,7 @@ class Evaluator:
     def __init__(
         self,
         run: PlacedRun,
+        scores: ChargedScores,
         learner: Solver,
         problem: Problem,
         survey: Survey | None,
@@ -80,7 +146,7 @@ class Evaluator:
     ) -> None:
         self.run, self.metric, self.survey = run, metric, survey
         self.seed = run.session.config.seed
-        self.ledger = run.scores.ledger
+        self.scores = scores
         self.contested: RowContest | None = None  # of the row under way
         self._learner, self._problem = learner, problem
         self._batches = run.session.objective.batches()
@@ -116,7 +182,7 @@ class Evaluator:
                     return solver.choose_by(self.survey, K).coefficients
                 return solver.choose(self._problem, K).coefficients
 
-        return self.ledger.once("learn", [K], work)
+        return self.scores.once("learn", [K], work)
 
     def contest(self, name: str, K: int) -> Coefficients:
         """Return what a solver by the metric chooses, within the budget."""
@@ -129,17 +195,17 @@ class Evaluator:
                 solver = make_solver(self.run.session.config, name)
                 choice = solver.choose(metric.problem(), K)
             board, outcome = metric.board, choice.find(Outcome)
-            self.ledger.evaluations += board.spent
+            self.scores.evaluations += board.spent
             if outcome is None:
                 return choice.coefficients, None
             found = RowContest(confirmed=outcome.confirmed, interrupted=board.interrupted)
             return choice.coefficients, found
 
-        coefficients, self.contested = self.ledger.once(f"contest {name}", [K], work)
+        coefficients, self.contested = self.scores.once(f"contest {name}", [K], work)
         return coefficients
 
     def _prepare(self) -> None:
-        self.ledger.once("prepare", [], lambda: self._learner.prepare(self._problem))
+        self.scores.once("prepare", [], lambda: self._learner.prepare(self._problem))
 
     def predicted_loss(self, coefficients: Sequence[float]) -> float:
         assert self.survey is not None
@@ -147,7 +213,7 @@ class Evaluator:
         predictions = self.survey.predictions
         c = checked(coefficients, self.run.trajectory.k, "run.loss")
         mixed = torch.tensor(c, dtype=torch.float64)
-        return self.ledger.once("predict", same(c), lambda: predictions.loss(mixed))
+        return self.scores.once("predict", same(c), lambda: predictions.loss(mixed))
 
     def gradient(self, coefficients: Sequence[float]) -> tuple[float, list[float]]:
         """Return both on the next selection batch; predicted ones are on all examples."""
@@ -169,21 +235,21 @@ class Evaluator:
 
             key = ("gradient", trajectory.kind, c, batch)
             draw = hash(tuple(c.tolist())) % 2**63  # the same whatever was asked before
-            found = self.run.session.objective.memo.recall_all(key, run, draw)
+            found = self.run.session.objective.recall(key, run, draw)
             return float(found["loss"]), found["gradient"].tolist()
 
-        return self.ledger.charge(work)
+        return self.scores.charge(work)
 
     def selection_loss(self, coefficients: Sequence[float]) -> float:
         """Return the loss of the average as it is mixed, BatchNorm statistics averaged along."""
         c = checked(coefficients, self.run.trajectory.k, "run.loss")
-        return self.run.scores.selection(c)[0]
+        return self.scores.selection(c)[0]
 
     def evaluate(self, coefficients: Sequence[float]) -> Scored:
         """Measure all that the task has; by a metric, held-out parts and nothing else."""
         if (metric := self.metric) is None:
-            return self.run.scores.evaluate(coefficients)
-        return self.ledger.once(
+            return self.scores.evaluate(coefficients)
+        return self.scores.once(
             "evaluate", same(coefficients), lambda: self._evaluate_parts(metric, coefficients)
         )
 
@@ -193,7 +259,7 @@ class Evaluator:
         with seeded(self.seed):
             found = metric.score_heldout(tuple(coefficients))
         assert found is not None  # `_open_metric` asks for held-out parts
-        self.ledger.evaluations += metric.heldout_evaluations - before
+        self.scores.evaluations += metric.heldout_evaluations - before
         units = UnitLosses(metric.pick(found), metric.weights["heldout"], None)
         scores = Scores(selection_loss=None, metrics=means_of_others(metric, found))
         return Scored(scores, 0, units)
@@ -202,4 +268,4 @@ class Evaluator:
         """Return the BatchNorm statistics that the average was evaluated with."""
         if self.metric is None:
             return self.evaluate(coefficients).statistics
-        return self.run.scores.load_as_file(coefficients)
+        return self.scores.load_as_file(coefficients)

@@ -14,16 +14,16 @@ from sewa_cli.config.models import DEFAULT_METHODS, WITHOUT_A_LOSS
 from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
+from sewa_cli.extensions import propose, register_methods
 from sewa_cli.methods import Call, Coefficients, check_K, mean_of, parse
 from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import Unit, UnitLosses, paired
+from sewa_cli.opening import check_budget
+from sewa_cli.placing import Setup
 from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.scoring.heldout import fill_failures
-from sewa_cli.session.extensions import propose, register_methods
-from sewa_cli.session.run import Setup
-from sewa_cli.session.session import check_budget
 from sewa_cli.settings import USUAL
 from sewa_cli.stats import FEWEST_UNITS, Spread, compare_rows
 from sewa_cli.text import finite, with_K
@@ -134,12 +134,12 @@ def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
     with seeded(evaluator.seed):
         draws = propose(call, evaluator.proposing(), K)
     evaluated = [evaluator.evaluate(coefficients) for coefficients in draws]
-    cost = evaluator.ledger.next_row()
+    cost = evaluator.scores.next_row()
     predicted = true = None
     if evaluator.survey is not None:
         predicted = _mean([evaluator.predicted_loss(c) for c in draws])
         true = _mean([finite(evaluator.selection_loss(c)) for c in draws])
-        evaluator.ledger.next_row()  # our own curiosity is not the method's cost
+        evaluator.scores.next_row()  # our own curiosity is not the method's cost
     heldout = [one.heldout for one in evaluated]
     found = call.label, K, draws, evaluated, heldout, cost, evaluator.contested
     return Draft(*found, predicted=predicted, true=true)

@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sewa_cli.errors import TaskError
-
-
-def batchnorm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
-    """The layers that keep running statistics, by name."""
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-    }
+from sewa_cli.objective.model import batchnorm_layers
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.objective import sharding
@@ -81,6 +82,7 @@ class FlatModel:
             self.module = model.eval()
         else:
             self.module = model.to(device).eval()
+        self.batchnorm = batchnorm_layers(self.module)
         state = _state(self.module)
         self.shapes = {names[0]: tuple(state[names[0]].shape) for names in self.aliases}
         self._first = {name: names[0] for names in self.aliases for name in names}
@@ -272,6 +274,15 @@ class FlatModel:
                     f"{by}: {bound.name} was moved, cast or replaced; leave the model's weights "
                     "where they are, or work on a copy of the model"
                 )
+
+
+def batchnorm_layers(model: nn.Module) -> dict[str, _BatchNorm]:
+    """The layers that keep running statistics, by name."""
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+    }
 
 
 def _own(tensor: Tensor) -> Tensor:

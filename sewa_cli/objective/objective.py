@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
 from sewa_cli.objective.batchnorm import batch_statistics, tracking
 from sewa_cli.objective.classes import PIECE, Classes, Stretch, Targets, losses
-from sewa_cli.objective.memo import Memo, Tensors, number
+from sewa_cli.objective.memo import Key, Memo, Tensors
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.shares import Shares
 from sewa_cli.objective.tree import rows, to_device, unchanged
@@ -28,10 +29,11 @@ from sewa_cli.objective.units import (
     count_groups,
     groups_of,
     labels_of,
+    number,
     number_groups,
     row_losses,
 )
-from sewa_cli.rng import seeded
+from sewa_cli.rng import seed_of, seeded
 
 Batch = Any
 Data = Iterable[Batch]  # re-iterable
@@ -83,31 +85,22 @@ class Objective:
     summarize: Callable[..., Mapping[str, float]] | None = None
     label_groups: Label | None = None
     seed: int = 0
-    memo: Memo = field(default_factory=Memo)
+    shares: Shares | None = None  # of several ranks, how each batch is shared out
+    memo: Memo | None = None
     events: Events = field(default_factory=Events, repr=False)
     known_rows: dict[str, int] = field(default_factory=dict, repr=False)  # of what was gone through
 
     has_loss: bool = True  # without one only weights can be set, and a metric taken of them
-
-    def __post_init__(self) -> None:
-        self.shares = Shares(self.model.ranks, self.events.warn)
 
     def value(self, flat: Tensor) -> float:
         """Return the selection loss at the weights `flat` [P], for solvers of the user's own."""
         self.model.set(flat)
         return self.mean_loss(self.selection)[0]
 
-    @torch.no_grad()
     def learning_losses(self, flat: Tensor) -> UnitLosses:
         """Return selection losses with BatchNorm on the batch's own statistics, as for learning."""
         self.model.set(flat)
-
-        def work() -> Tensors:
-            with seeded(self.seed):
-                found = self._unit_losses(self.selection, learning=True)
-                return self.model.ranks.same(found.tensors())
-
-        return UnitLosses.of(self.recall("learning losses", self.selection, work))
+        return self.unit_losses(self.selection, learning=True)
 
     def gradient(self, flat: Tensor, batches: list[Batch]) -> tuple[Tensor, Tensor]:
         """Loss at the weights `flat` [P] over `batches`, and its gradient [parameters]."""
@@ -130,13 +123,12 @@ class Objective:
         """
         if targets is None:
             loss = self._outputs_and_loss(batch)[1] * share
-            factor = self.shares.factor(batch, self._is_anew(batch))
+            factor = self._factor(batch)
             self.backward(loss if factor == 1 else factor * loss)
             return loss.detach()
         total = torch.zeros((), device=self.model.device)
-        whole, shares = self._is_anew(batch), self.shares
+        whole, factor = self._is_anew(batch), self._factor(batch)
         own, targets = (batch, targets) if whole else self._own_targets(batch, targets)
-        factor = shares.factor(batch, whole)
         for stretch, size in self._stretches(own, targets, whole):
             if not stretch.inputs.requires_grad:
                 raise TaskError("predict() has no gradient (.detach(), .item(), no_grad, argmax)")
@@ -152,9 +144,12 @@ class Objective:
                 start = part.start - stretch.part.start
                 gradient[start : start + len(some)] = leaf.grad
                 total += loss.detach()
-            if len(gradient) or shares.ranks.several:  # all go back, or none
+            if len(gradient) or self.shares is not None:  # all ranks go back, or none
                 self.backward((stretch.inputs * gradient).sum())
-        return total if factor == 1 else shares.ranks.sum(total)
+        return total if factor == 1 else self.model.ranks.sum(total)
+
+    def _factor(self, batch: Batch) -> float:
+        return 1.0 if self.shares is None else self.shares.factor(batch, self._is_anew(batch))
 
     def outputs(self, batch: Batch) -> Any:
         """Predict a batch, for a solver to learn from; one forward pass."""
@@ -168,13 +163,16 @@ class Objective:
         def run(some: Batch) -> Any:
             return self.predict(self.model.module, some)
 
-        return run(batch) if self._is_anew(batch) else self.shares.predict(run, batch)
+        if self.shares is None or self._is_anew(batch):
+            return run(batch)
+        return self.shares.predict(run, batch)
 
     def _own_targets(self, batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
         """Return this rank's rows of the batch, where they can be run apart."""
-        if self.shares.ranks.several:
-            on_device = to_device(batch, self.model.device)
-            self.shares.look(lambda some: self.predict(self.model.module, some), on_device)
+        if self.shares is None:
+            return batch, targets
+        on_device = to_device(batch, self.model.device)
+        self.shares.look(lambda some: self.predict(self.model.module, some), on_device)
         return self.shares.own_targets(batch, targets)
 
     def targets(self, batch: Batch) -> Targets | None:
@@ -194,8 +192,10 @@ class Objective:
         with self._learning(batch):
             whole = self._is_anew(batch)
             own, mine = (batch, targets) if whole else self._own_targets(batch, targets)
-            first = int((self.owners(batch, targets) == self.shares.ranks.rank).int().argmax())
-            first = first if mine is not targets else 0
+            first = 0
+            if mine is not targets:
+                own_rank = self.owners(batch, targets) == self.model.ranks.rank
+                first = int(own_rank.int().argmax())
             for stretch, size in self._stretches(own, mine, whole, bytes_at_once):
                 for part, some in stretch.pieces(size):
                     here = slice(part.start + first, part.stop + first)
@@ -203,6 +203,8 @@ class Objective:
 
     def owners(self, batch: Batch, targets: Targets) -> Tensor:
         """Which rank runs each target [t]; -1: all of them do."""
+        if self.shares is None:
+            return torch.full((len(targets.where),), -1)
         self._own_targets(batch, targets)
         return self.shares.owners(batch, targets, self._is_anew(batch))
 
@@ -242,56 +244,67 @@ class Objective:
                 loss, rows = self.model.ranks.same((total / seen, seen))
             return {"loss": number(loss), "rows": number(rows)}
 
-        found = self.recall("mean loss", data, work)
+        found = self.recall_on(data, "mean loss", work)
         return float(found["loss"]), int(found["rows"])
 
     @torch.no_grad()
-    def unit_losses(self, data: Data) -> UnitLosses:
+    def unit_losses(self, data: Data, learning: bool = False) -> UnitLosses:
         """The loss of every row on its own; of every batch, if the loss is no mean over rows.
 
         From the same pass the task's metrics, if it can sum them up.
         """
+        if self.memo is None:
+            return self._unit_losses(data, learning)
+        what = "learning losses" if learning else "unit losses"
+        work = partial(self._unit_losses, data, learning)
+        return UnitLosses.of(self.recall_on(data, what, lambda: work().tensors()))
 
-        def work() -> Tensors:
-            with seeded(self.seed):
-                return self.model.ranks.same(self._unit_losses(data).tensors())
+    def recall(self, key: Key, work: Callable[[], Tensors], draw: int = 0) -> Tensors:
+        """Return what `work` gives, or gave under this key before: then on the processor.
 
-        return UnitLosses.of(self.recall("unit losses", data, work))
+        Random numbers that `work` draws depend on the seed and on `draw` alone. So it leaves no
+        trace in those of others, whether it is called or not.
+        """
+        found = None if self.memo is None else self.memo.known(key)
+        if found is None:
+            with seeded(seed_of(self.seed, draw)):
+                found = work()
+            if self.memo is not None:
+                self.memo.keep(key, found)
+        return found
 
-    def recall(self, what: str, data: Data, work: Callable[[], Tensors]) -> Tensors:
-        """Return what was worked out before of the weights in the model; of named data alone."""
+    def recall_on(self, data: Data, what: str, work: Callable[[], Tensors]) -> Tensors:
+        """Recall what was worked out of the weights in the model, on data that have a name."""
         name = getattr(data, "name", None)
-        if name is None:
+        if name is None or self.memo is None:
             return work()
-        return self.memo.recall_all((what, name, *self.model.weights), work)
+        return self.recall((what, name, *self.model.weights), work)
 
-    def _unit_losses(self, data: Data, learning: bool = False) -> UnitLosses:
+    def _unit_losses(self, data: Data, learning: bool) -> UnitLosses:
         by_row: list[Tensor] = []
         by_batch: list[tuple[float, int]] = []
         seen: list[tuple[Tensor, ...]] = []
         labels: list[Hashable] = []
         splits = True
-        for found in self._evaluated(data, by_row=True, learning=learning):
-            labels += found.groups
-            by_batch.append((float(found.loss), found.n))
-            splits = splits and found.rows is not None
-            if found.rows is not None:
-                by_row.append(found.rows)
-            seen.append(found.seen)
+        with seeded(self.seed):
+            for found in self._evaluated(data, by_row=True, learning=learning):
+                labels += found.groups
+                by_batch.append((float(found.loss), found.n))
+                splits = splits and found.rows is not None
+                if found.rows is not None:
+                    by_row.append(found.rows)
+                seen.append(found.seen)
         values, counts = (torch.tensor(x, dtype=torch.float64) for x in zip(*by_batch, strict=True))
         metrics = None
         if self.summarize is not None and not learning:
             metrics = self.summarize(*(torch.cat(each) for each in zip(*seen, strict=True)))
         every = torch.cat(by_row).cpu() if splits else None
         groups = None if self.label_groups is None else number_groups(labels)
-        return UnitLosses(values, counts, every, metrics, groups)
-
-    def groups(self, batches: Iterable[Batch]) -> Tensor | None:
-        """The number of each example's group, [n]; None: each example stands for itself."""
-        return groups_of(batches, self.label_groups)
+        return self.model.ranks.same(UnitLosses(values, counts, every, metrics, groups))
 
     def count_groups(self, data: Data) -> int | None:
-        groups = self.groups(data)
+        """Return how many groups the examples are of; None: each stands for itself."""
+        groups = groups_of(data, self.label_groups)
         return None if groups is None else count_groups(groups)
 
     def _evaluated(
@@ -325,7 +338,7 @@ class Objective:
             for part, some in stretch.pieces(size):
                 logits = stretch.head(some).float()
                 each[part], right[part] = losses(logits, mine.classes[part])
-        if not whole:
+        if self.shares is not None and not whole:
             each, right = (self.shares.gather_targets(x, batch, targets) for x in (each, right))
         n, (each, right) = targets.shape[0], (each.cpu(), right.cpu())
         shares = (targets.weights.cpu() * each).double()
@@ -338,7 +351,12 @@ class Objective:
         seen = () if self.observe is None else (self.observe(outputs, batch).cpu(),)
         found = row_losses(self.loss, outputs, batch, n) if by_row else None
         splits = found is not None and are_parts(found, loss.double())
-        if found is not None and n > 1 and _is_sum(found, float(loss)):
+        total = float(loss)
+        if (
+            found is not None
+            and n > 1
+            and abs(float(found.sum()) - total) <= 1e-4 * abs(total) != 0
+        ):
             self.events.warn(
                 "loss() looks like a sum over the batch's examples; return their mean, or the "
                 "examples cannot be told apart"
@@ -367,7 +385,7 @@ class Objective:
         told = self.events.over(
             f"{doing} {name}", data, self.known_rows.get(name, 0), lambda batch: max(0, rows(batch))
         )
-        for batch in self.shares.checked(data, told):
+        for batch in told if self.shares is None else self.shares.checked(data, told):
             yield batch
             seen += max(0, rows(batch))
         self.known_rows[name] = seen
@@ -386,10 +404,6 @@ class Objective:
 
     def _learning(self, batch: Batch) -> Any:
         return batch_statistics(self.model.module) if self._is_anew(batch) else nullcontext()
-
-
-def _is_sum(losses: Tensor, loss: float) -> bool:
-    return loss != 0 and abs(float(losses.sum()) - loss) <= 1e-4 * abs(loss)
 
 
 def _name_of(data: Data) -> str:

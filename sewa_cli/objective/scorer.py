@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from sewa_cli.dtypes import Array, as_array
-from sewa_cli.errors import ConfigError
-from sewa_cli.objective.batchnorm import batchnorm_layers
-from sewa_cli.objective.memo import Tensors, number
+from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.objective import Data, Objective
-from sewa_cli.objective.units import UnitLosses
+from sewa_cli.objective.units import UnitLosses, number
 from sewa_cli.report.select import BatchNorm
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
@@ -56,16 +54,9 @@ class Scorer:
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     mode: Mode = "off"
 
-    def __post_init__(self) -> None:
-        self._layers = batchnorm_layers(self.objective.model.module)
-        if self.mode == "on" and not self._layers:
-            raise ConfigError(
-                "bn: on, but the model has no BatchNorm layer with running statistics"
-            )
-
     @property
     def recomputes(self) -> bool:
-        return bool(self._layers) and self.mode != "off"
+        return bool(self.objective.model.batchnorm) and self.mode != "off"
 
     @property
     def recomputed_on(self) -> Literal["training_data", "selection_data"] | None:
@@ -100,10 +91,11 @@ class Scorer:
 
         `sources`: how many checkpoints it is made of. The scores before are kept too.
         """
-        if not self._layers:
+        layers = self.objective.model.batchnorm
+        if not layers:
             return self.score()
         before = self.score()
-        about = BatchNorm(layers=len(self._layers), mode=self.mode, before=before.scores)
+        about = BatchNorm(layers=len(layers), mode=self.mode, before=before.scores)
         if not self.recomputes_for(sources):
             return replace(before, batchnorm=about)
         rows, statistics = self.recompute()
@@ -116,7 +108,7 @@ class Scorer:
         """Recompute BatchNorm statistics; return the rows they were taken over, and them."""
         data = self.objective.selection if self.training is None else self.training
         model = self.objective.model
-        buffers = [b for x in self._layers.values() for b in (x.running_mean, x.running_var)]
+        buffers = [b for x in model.batchnorm.values() for b in (x.running_mean, x.running_var)]
         recomputed = {model.name_of(buffer) for buffer in buffers}
         names = [name for name in self.dtypes if model.canonical(name) in recomputed]
 
@@ -127,7 +119,7 @@ class Scorer:
             return {**found, "": number(rows)}
 
         what = f"batchnorm {[str(self.dtypes[name]) for name in names]}"
-        found = dict(self.objective.recall(what, data, work))
+        found = dict(self.objective.recall_on(data, what, work))
         rows = int(found.pop(""))
         model.load(found.items())
         return rows, {name: as_array(value.cpu()) for name, value in found.items()}
@@ -148,7 +140,7 @@ class Scorer:
             return {name: number(value) for name, value in found.items()}
 
         key = ("metrics", *model.weights)
-        measured = self.objective.memo.recall_all(key, work)
+        measured = self.objective.recall(key, work)
         return {name: finite(float(value)) for name, value in measured.items()}
 
     def _round(self, names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import TaskError
-from sewa_cli.objective.memo import Tensors, number
+from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.tree import WALK, change, has_other_rows, has_rows, rows, take_rows, tensors
 
 Unit = Literal["rows", "groups", "batches"]
@@ -23,6 +23,10 @@ METRIC = "metric "  # before a metric's name, in a memo
 
 
 Label = Callable[[Any], Sequence[Hashable]]  # a batch ↦ the label of each example's group
+
+
+def number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def labels_of(batch: Any, label: Label) -> Sequence[Hashable]:

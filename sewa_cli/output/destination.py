@@ -72,12 +72,6 @@ class Outputs:
         is_inside = inside is not None and self.report and real(self.report) == real(inside)
         return None if is_inside else self.report
 
-    def shared(self) -> Outputs:
-        """Return rank 0's form on every rank; the others write nothing."""
-        here = ranks.here()
-        form, shard_size = here.same((self.form, self.shard_size))
-        return self if here.rank == 0 else Outputs(None, form=form, shard_size=shard_size)
-
     def check(self, inputs: Iterable[Path]) -> Outputs:
         """Take a free name where nobody named one, and refuse what could not be written there.
 
@@ -164,11 +158,19 @@ def decide_outputs(
     return Outputs(named or wanted, config.report, always_report, force, form, shard_size, wanted)
 
 
+def settle_outputs(decide: Callable[[], Outputs], inputs: Iterable[Path]) -> Outputs:
+    """Decide where results go, on rank 0 for all; the others write nothing."""
+    here = ranks.here()
+    outputs = decide().check(inputs) if here.rank == 0 else Outputs(None)
+    form, shard_size = here.same((outputs.form, outputs.shard_size))
+    return replace(outputs, form=form, shard_size=shard_size)
+
+
 def write_results(
     average: Average | None,
     outputs: Outputs,
     make_report: Callable[[], R],
-    make_card: Callable[[R], str] | None = None,
+    make_card: Callable[[Average, R, str | None], str] | None = None,
     events: Events | None = None,
 ) -> tuple[R, Outputs]:
     """Write the average, then its report; all is on the disk before the first name changes.
@@ -190,8 +192,9 @@ def write_results(
         report = make_report()
         if made is not None:
             with as_output_error(outputs.named):
-                if outputs.form == "folder" and make_card is not None:
-                    (made / layouts.CARD).write_bytes(make_card(report).encode())
+                if average is not None and make_card is not None and outputs.form == "folder":
+                    card = make_card(average, report, told.command)
+                    (made / layouts.CARD).write_bytes(card.encode())
                 sync(made)
                 stack.enter_context(locked(made.parent))
             outputs = outputs.check(outputs.inputs)

@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from sewa_cli.checkpoints import Checkpoint, check_mergeable, pairs
-from sewa_cli.config import Config
+from sewa_cli.checkpoints import Checkpoint, pairs
 from sewa_cli.dtypes import Array, as_array, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.events import Events
@@ -29,15 +28,9 @@ if TYPE_CHECKING:
 Mode = Literal["factors", "merged"]
 
 
-def check_lora(config: Config, newest: Checkpoint) -> None:
-    """Refuse early what cannot be merged."""
-    if config.lora == "merged":
-        check_mergeable(newest)
-
-
-def warn_of_factors(lora: Lora | None, events: Events) -> None:
+def warn_of_factors(lora: Lora, events: Events) -> None:
     """`factors` is a choice that a user should know of."""
-    if lora is not None and lora.mode == "factors" and lora.largest >= 1e-6:
+    if lora.mode == "factors" and lora.largest >= 1e-6:
         events.warn(
             "A and B averaged apart; the product is off the mean of products by "
             f"{lora.largest:.2%} at most; --set lora=merged averages the products"

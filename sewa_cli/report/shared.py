@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Literal
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from sewa_cli import __version__
+
+if TYPE_CHECKING:
+    from sewa_cli.config import Config
+    from sewa_cli.events import Events
+    from sewa_cli.task import Task
 
 SCHEMA_VERSION: Final = 3
 
@@ -135,6 +145,28 @@ class TaskHead(Head):
     )
     device: str
     seed: int
+
+
+def heading(
+    config: Config, events: Events, task: Task | None = None, device: object = None
+) -> dict[str, Any]:
+    """Return values for `Head`; with a task and its device, for `TaskHead`."""
+    head: dict[str, Any] = {
+        "versions": Versions(
+            sewa=__version__,
+            python=platform.python_version(),
+            torch=version("torch"),  # without importing it: `average` goes without
+            safetensors=version("safetensors"),
+        ),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": events.command,
+        "config": config.model_dump(mode="json"),
+        "warnings": list(events.warnings),
+    }
+    if task is not None:
+        about = {"task": task.source, "code": task.sha256, "device": str(device)}
+        head |= {**about, "seed": config.seed}
+    return head
 
 
 # ---- the verdict: is the choice better than the baselines on held-out data? ----

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sewa_cli.cache import digest
 from sewa_cli.checkpoints import Reads, open_checkpoint
 from sewa_cli.config import Config
 from sewa_cli.errors import ConfigError, TaskError, UserCodeError
 from sewa_cli.events import Events
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.tree import to_device, unchanged
+from sewa_cli.opening import build_model
 from sewa_cli.rng import seed_of, seeded
-from sewa_cli.session.cache import digest
-from sewa_cli.session.session import build_model
 from sewa_cli.solvers.board import Failed
 from sewa_cli.solvers.contest import FEWEST_TO_CONFIRM
 from sewa_cli.task import Task, load_task

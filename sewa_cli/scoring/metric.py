@@ -16,10 +16,12 @@ from torch import Tensor
 from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Planned
+from sewa_cli.extensions import make_solver
 from sewa_cli.methods import Coefficients, parse_one
 from sewa_cli.methods.fixed import Name
-from sewa_cli.objective.memo import number
 from sewa_cli.objective.tree import rows
+from sewa_cli.objective.units import number
+from sewa_cli.placing import PlacedRun
 from sewa_cli.rng import seeded
 from sewa_cli.scoring.jobs import (
     KINDS,
@@ -34,8 +36,6 @@ from sewa_cli.scoring.jobs import (
     name_parts,
 )
 from sewa_cli.scoring.workers import InProcess, Workers
-from sewa_cli.session.extensions import make_solver
-from sewa_cli.session.run import PlacedRun
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.solvers.board import REPORTED, Answer, Asked, Average, Board, Failed
@@ -126,7 +126,8 @@ class Metric:
         """Yield what is known from an earlier run at once, then the others as they finish."""
         memo, left = self.run.session.objective.memo, []
         for place, call in enumerate(calls):
-            known = [memo.known(self._key(call.average, part)) for part in call.parts]
+            keys = [self._key(call.average, part) for part in call.parts]
+            known = [None if memo is None else memo.known(key) for key in keys]
             if all(value is not None for value in known):
                 yield place, [float(value["score"]) for value in known if value is not None]
             else:
@@ -138,7 +139,8 @@ class Metric:
                 continue
             scores = self.scoring.pick(result, self.criterion.name)
             for part, score in zip(call.parts, scores, strict=True):
-                memo.keep(self._key(call.average, part), {"score": number(score)})
+                if memo is not None:
+                    memo.keep(self._key(call.average, part), {"score": number(score)})
             yield place, scores
 
     def _key(self, average: Average, part: int) -> tuple[Any, ...]:
@@ -162,7 +164,7 @@ class Metric:
         with seeded(run.session.config.seed):  # a loader may shuffle: as it will for the file
             run.scores.load_as_file(average)
         size = 4 * run.session.model.layout.size
-        most = max(run.session.config.objective.workers, run.placed.room // 8 // size) + 1
+        most = max(run.session.config.objective.workers, run.room // 8 // size) + 1
         while len(self._stored) >= most:
             self.pool.discard(self._stored.popitem(last=False)[1])
         self._stored[average] = self.pool.store(run.session.model.flat.detach().cpu())
@@ -247,7 +249,7 @@ def _open_pool(
         if not newest.tensors[source].is_float
     }
     names = {of: name_parts(found) for of, found in lists.items()}
-    recipe = Recipe(config, newest.path, integers, str(session.device), places, names)
+    recipe = Recipe(config, newest.path, integers, str(session.model.device), places, names)
     return Workers(recipe, workers, timeout)
 
 

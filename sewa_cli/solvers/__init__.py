@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sewa_cli.trajectory import Trajectory
 
 F = TypeVar("F")
+BACK = 2  # forward passes that take as long as a backward pass
 LEARNED = "learned"  # the name of a choice that no simple average would have made
 BUILTIN = {
     "aggregate": "sewa_cli.solvers.aggregate",

@@ -97,7 +97,7 @@ class Gumbel(Solver):
             some = [next(batches) for _ in range(settings.batches)]
             key = ("gradient", trajectory.kind, a.detach(), some)
             learned = partial(learn, a.detach(), some)
-            found = objective.memo.recall_all(key, learned, draw=iteration)
+            found = objective.recall(key, learned, draw=iteration)
             grad_a = found["gradient"].to(device, dtype) / M
             (gradient,) = torch.autograd.grad(a, leaf, grad_a)
             theta = adam.step(gradient)

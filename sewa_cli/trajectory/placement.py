@@ -213,8 +213,14 @@ class Placer:
         only: str | None = None,
         ranks: Ranks = ALONE,
         settle: Callable[[], bool] = lambda: True,
+        streams: bool = False,
     ) -> None:
-        """`settle`: all ranks leave out the same; False if one has not, and all look again."""
+        """Set a plan.
+
+        `settle`: all ranks leave out the same; False if one has not, and all look again.
+        `streams`: W is not held; the solver passes over the checkpoints.
+        """
+        self.streams = streams
         self._source = source
         self._ranks = ranks
         self._settle = settle
@@ -277,7 +283,10 @@ class Placer:
         return placement, self.cap.bytes - needs
 
     def place(self) -> Placed:
-        """Read the checkpoints into the best tier that fits and has not failed."""
+        """Read the checkpoints into the best tier that fits and has not failed, or stream them."""
+        if self.streams:
+            placement, room = self.plan(None)
+            return Placed(Streamed(self._source, ranks=self._ranks), placement, room)
         left = [tier for tier in self.fitting() if tier.name not in self._failed]
         if not left:
             raise _NoTierLeft(
@@ -287,7 +296,9 @@ class Placer:
         if self._failed:
             self._events.warn(f"memory ran out in the {self._failed[-1]} tier; trying the next")
         self._now = left[0]
-        return Placed(self._of_ranks(self._build(self._now)), *self.plan(self._now))
+        built = self._build(self._now)
+        built.ranks = self._ranks
+        return Placed(built, *self.plan(self._now))
 
     def _build(self, tier: Tier) -> Trajectory:
         """On all ranks, or on none: the tier is the same on all."""
@@ -305,16 +316,6 @@ class Placer:
             raise _AllRanOut(f"rank {failed[0]} has run out of memory") from error
         # NaN in the columns of one rank: the others have found out now, and leave it out too
         return built if self._settle() else self._build(tier)
-
-    def _of_ranks(self, trajectory: Trajectory) -> Trajectory:
-        trajectory.ranks = self._ranks
-        return trajectory
-
-    def stream(self) -> Placed:
-        """Place a stream, for a solver that passes over the checkpoints and holds none."""
-        self._now = None
-        placement, room = self.plan(None)
-        return Placed(self._of_ranks(Streamed(self._source)), placement, room)
 
     def retry(self, work: Callable[[], T]) -> T:
         """`work`, which places W; again with W one tier lower, each time that memory runs out.

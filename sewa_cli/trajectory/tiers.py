@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.dtypes import as_array
+from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.trajectory import Layout, RowSource, Trajectory, products
 from sewa_cli.trajectory.products import VIEWED
 
@@ -144,8 +145,15 @@ class Streamed(Trajectory):
     Averages that were made on the way can be remembered: asked for again, nothing is read.
     """
 
-    def __init__(self, source: RowSource, rows: int = 1, used: list[int] | None = None) -> None:
+    def __init__(
+        self,
+        source: RowSource,
+        rows: int = 1,
+        used: list[int] | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         super().__init__(source.layout, source.device, used or list(range(source.count)))
+        self.ranks = ranks
         self._source = source
         self._checked = used is not None
         self._known: dict[tuple[float, ...], Tensor] = {}

@@ -11,9 +11,9 @@ import pytest
 from helpers.tiny import TASK
 
 from sewa_cli.cli.flags import FLAGS, FORMATS
+from sewa_cli.extensions import load_settings
 from sewa_cli.present import show
 from sewa_cli.report import KINDS, model_of
-from sewa_cli.session.extensions import load_settings
 
 METRIC = "\ndef metrics(model):\n    return {'size': 7, 'a|b': 0.5}\n"
 REPORTS = {

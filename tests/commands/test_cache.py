@@ -8,9 +8,8 @@ import pytest
 from helpers.tiny import train_tiny
 from torch import nn
 
-from sewa_cli import select
+from sewa_cli import cache, select
 from sewa_cli.errors import ConfigError
-from sewa_cli.session import cache
 
 # each pass through the model is a line of a file: which weights, which batch
 TASK = """

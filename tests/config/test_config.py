@@ -10,9 +10,9 @@ import yaml
 from sewa_cli import solvers
 from sewa_cli.config import CompareConfig, Config, ObjectiveConfig, find_config
 from sewa_cli.errors import ConfigError
+from sewa_cli.extensions import load_settings as load_config
+from sewa_cli.extensions import solver_for
 from sewa_cli.output.destination import DEFAULT_OUTPUT
-from sewa_cli.session.extensions import load_settings as load_config
-from sewa_cli.session.extensions import solver_for
 
 
 def write_yaml(folder, text):

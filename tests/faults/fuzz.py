@@ -42,9 +42,9 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch.distributed import checkpoint as dcp
 
-from sewa_cli import session
 from sewa_cli.cli import main
 from sewa_cli.commands import apply, average, inspect  # noqa: F401 - once, not per case
+from sewa_cli.report import shared
 
 SECONDS = 10
 MEMORY = 2**30
@@ -527,7 +527,7 @@ def run(numbers: Sequence[int], seed: int, say: Callable[[str], None]) -> Tally:
     """All these cases, in children of BATCH each; one that hangs or dies is a failure."""
     # what a process looks up once, we would for each case
     typer.main.get_command = cache(typer.main.get_command)
-    session.version = cache(session.version)  # type: ignore[attr-defined]
+    shared.version = cache(shared.version)  # type: ignore[attr-defined]
     torch.set_num_threads(1)
     found, left = seeds(), list(numbers)
     tally, start = Tally(say), time.monotonic()

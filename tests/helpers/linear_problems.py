@@ -12,7 +12,7 @@ from sewa_cli.events import Events
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
 from sewa_cli.objective.tree import rows
-from sewa_cli.objective.units import Grouping
+from sewa_cli.objective.units import Grouping, groups_of
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.outputs.examples import PredictingSettings, settle
 from sewa_cli.solvers.outputs.predictions import Predictions, mean, predict
@@ -71,7 +71,9 @@ def predicted(
     flat = problem.trajectory.mix_few(base.tolist()).clone()
     frame, at_base = examples.keep(problem, keep, flat, splits)
     batches = examples.batches
-    grouping = Grouping.make(list(map(rows, batches)), splits, objective.groups(batches))
+    grouping = Grouping.make(
+        list(map(rows, batches)), splits, groups_of(batches, objective.label_groups)
+    )
     return predict(
         problem, frame, at_base, flat, base, grouping, keep.h, examples.of_rows, lambda *_: None
     )

@@ -21,10 +21,10 @@ from sewa_cli.commands.evaluate import run_evaluate
 from sewa_cli.commands.inspect import run_inspect
 from sewa_cli.commands.select import run_select
 from sewa_cli.events import Events
+from sewa_cli.extensions import load_settings
 from sewa_cli.present.page import page
 from sewa_cli.report import model_of
 from sewa_cli.report.shared import Head, to_json
-from sewa_cli.session.extensions import load_settings
 from sewa_cli.task import load_task
 
 EVIL = "<script>alert(1)</script>\"'&`$x_1$`<img src=x onerror=alert(2)>\u202e\n{{7*7}}"

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from sewa_cli.events import Events
-from sewa_cli.objective.memo import Memo
 from sewa_cli.objective.model import FlatModel
 from sewa_cli.objective.objective import Objective
+from sewa_cli.rng import seed_of, seeded
 from sewa_cli.solvers import Problem
 from sewa_cli.trajectory import Trajectory
 from sewa_cli.trajectory.tiers import Dense
@@ -23,7 +23,6 @@ class Function:
     """An objective that is a function of the weights alone, with its gradient."""
 
     offers = frozenset({"value", "gradient"})
-    memo = Memo()
 
     def __init__(self, gradient: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         self._gradient = gradient
@@ -34,6 +33,10 @@ class Function:
     def gradient(self, flat: Tensor, batches: list[Any]) -> tuple[Tensor, Tensor]:
         assert len(batches) >= 1
         return self._gradient(flat)
+
+    def recall(self, _key: object, work: Callable[[], Any], draw: int = 0) -> Any:
+        with seeded(seed_of(0, draw)):
+            return work()
 
     def batches(self) -> Iterator[int]:
         while True:

@@ -13,31 +13,27 @@ ALL_HELDOUT = "\n\ndef heldout_data():\n    return selection_data()\n"
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize(
-    ("command", "more", "told"),
+    ("more", "told"),
     [
-        ("validate", ALL_TRAINED, "300 of the 300 selection examples looked at are in training"),
-        ("validate", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
-        ("select", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
-        ("compare", ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
+        (ALL_TRAINED, "300 of the 300 selection examples looked at are in training"),
+        (ALL_HELDOUT, "are in heldout_data too: the held-out loss is not held out"),
     ],
 )
-def test_rows_of_two_sets_are_told(sewa, command, more, told):
-    arguments = ("--methods", "last") if command == "compare" else ()
-    before = sewa(command, *arguments)
+def test_validate_reports_rows_of_two_sets(sewa, more, told):
+    before = sewa("validate")
     assert "selection examples looked at" not in before.err
     Path("task.py").write_text(Path("task.py").read_text() + more)
-    ended = sewa(command, *arguments)
+    ended = sewa("validate")
     assert ended.code == 0, ended.err
     assert told in ended.err
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("command", ["select", "compare", "validate"])
-def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa, command):
-    """Nothing else needs them here, and a courtesy is no reason to lose hours of work."""
+def test_training_data_that_cannot_be_read_do_not_stop_a_run(sewa):
+    """Nothing else needs them here, and a courtesy is no reason to stop."""
     broken = "\n\ndef training_data():\n    yield 1\n    raise OSError('the disk is gone')\n"
     Path("task.py").write_text(Path("task.py").read_text() + broken)
-    ended = sewa(command, *(("--methods", "last") if command == "compare" else ()))
+    ended = sewa("validate")
     assert ended.code == 0, ended.err
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sewa_cli.session.extensions import load_settings
+from sewa_cli.extensions import load_settings
 
 SAMPLES = Path(__file__).parents[2] / "sample_configs"
 

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from sewa_cli.config import load_config
 from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
-from sewa_cli.session.run import CheckpointRows
-from sewa_cli.session.session import open_session
+from sewa_cli.opening import open_session
+from sewa_cli.rows import CheckpointRows
 from sewa_cli.task import make_task
 from sewa_cli.trajectory import products
 from sewa_cli.trajectory.tiers import Dense, Streamed

@@ -105,7 +105,8 @@ class Logits:
         """Share [T, …] among the ranks, each of which has its own targets."""
         pairs = zip(self.batches, self.targets, strict=True)
         owners = torch.cat([self.objective.owners(*one) for one in pairs])
-        return self.objective.shares.fill(found, owners)
+        shares = self.objective.shares
+        return found if shares is None else shares.fill(found, owners)
 
 
 def keep_digest(logits: Logits, largest: int, samples: int, flat: Tensor) -> tuple[Digest, Tensor]:
@@ -126,7 +127,8 @@ def keep_digest(logits: Logits, largest: int, samples: int, flat: Tensor) -> tup
         )
     for shared in (kept, drawn, shift, found):
         logits.fill(shared)
-    identity = objective.memo.digest(logits.batches, largest, samples, flat)
+    memo = objective.memo
+    identity = "" if memo is None else memo.digest(logits.batches, largest, samples, flat)
     pieces = _pieces(logits, found.shape[1])
     return Digest(pieces, identity, logits, kept, drawn, shift), found.reshape(-1)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sewa_cli.errors import CheckpointError
+from sewa_cli.objective.memo import Key, Tensors
 from sewa_cli.objective.units import Grouping
 from sewa_cli.report.findings import Predicted
 from sewa_cli.solvers import Problem
@@ -143,28 +144,31 @@ def predict(
     float32 if that fits, else in bfloat16. `on_row` sees each checkpoint as it is read. What the
     memo has is not run.
     """
-    k, model, memo = problem.trajectory.k, problem.objective.model, problem.objective.memo
+    objective, k = problem.objective, problem.trajectory.k
+    model, memo = objective.model, objective.memo
     wide = bytes_of(k, frame.numbers, torch.float32) <= problem.room
     dtype = torch.float32 if wide else torch.bfloat16
     differences = torch.empty(k, frame.numbers, dtype=dtype, device=model.device)
     frozen = ~torch.isfinite(at_base)
-    around = ("near", problem.trajectory.kind, memo.digest(base), frame.identity, h, str(dtype))
+    key: Key = ()
+    if memo is not None:
+        key = "near", problem.trajectory.kind, memo.digest(base), frame.identity, h, str(dtype)
     step = torch.empty_like(base)
     model.module.eval()
 
-    def near(i: int, row: Tensor) -> Tensor:
+    def near(i: int, row: Tensor) -> Tensors:
         torch.lerp(base, row.to(base.device), h, out=step)
         model.set(step)
         found = frame.run().sub_(at_base).div_(h).masked_fill_(frozen, 0.0)
         if not torch.isfinite(found).all():
             name = problem.name_of(i)
             raise CheckpointError(f"the outputs near {name} are NaN or Inf; leave it out")
-        return found.to(dtype)
+        return {"": found.to(dtype)}
 
     problem.events.progress("outputs", 0, k)
     for i, row in problem.trajectory.rows():
         on_row(i, row)
-        differences[i].copy_(memo.recall((*around, i), partial(near, i, row)))
+        differences[i].copy_(objective.recall((*key, i), partial(near, i, row))[""])
         problem.events.progress("outputs", i + 1, k)
     model.check_untouched()
     shift = at_base.clone()

@@ -127,7 +127,8 @@ def keep_whole(
     at = torch.cat(outputs).to(objective.model.device)
     if splits:
         found = _joined(found, at)
-    return Whole(found, objective.memo.digest(batches), objective, batches, seed), at
+    identity = "" if objective.memo is None else objective.memo.digest(batches)
+    return Whole(found, identity, objective, batches, seed), at
 
 
 def _joined(batches: list[Batch], at: Tensor) -> list[Batch]:

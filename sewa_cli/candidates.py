@@ -1,25 +1,16 @@
-"""The files that one command has opened.
-
-This module is for commands without a task too, and so without torch: the checkpoints that take
-part, and the head of every report.
-"""
+"""The checkpoints that take part in a command. Imports no torch: `average` goes without."""
 
 from __future__ import annotations
 
 import json
-import platform
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-from sewa_cli import __version__, checkpoints
+from sewa_cli import checkpoints
 from sewa_cli.checkpoints import Checkpoint, Reads
 from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import STDOUT, Config
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
-from sewa_cli.report.shared import Versions
 from sewa_cli.text import did_you_mean, is_utf8
 
 
@@ -111,24 +102,3 @@ def check_names(config: Config, task: str | None = None) -> None:
     for key, value in config.model_dump(mode="json", exclude=files).items():
         if not is_utf8(json.dumps(value, ensure_ascii=False)):
             raise ConfigError(f"{key}: {value}: is not UTF-8, as all in a report is; rename it")
-
-
-def heading(
-    config: Config, events: Events, *, task: str | None = None, device: object = None
-) -> dict[str, Any]:
-    """Return values for `Head`; with a task and its device, for `TaskHead`."""
-    head: dict[str, Any] = {
-        "versions": Versions(
-            sewa=__version__,
-            python=platform.python_version(),
-            torch=version("torch"),  # without importing it: `average` goes without
-            safetensors=version("safetensors"),
-        ),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": events.command,
-        "config": config.model_dump(mode="json"),
-        "warnings": list(events.warnings),
-    }
-    if task is None:
-        return head
-    return {**head, "task": task, "device": str(device), "seed": config.seed}

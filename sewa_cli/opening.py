@@ -1,4 +1,4 @@
-"""A session: the files, model, names and data that one command has opened. Read-only."""
+"""Open what a command works on: checkpoints, the user's model and data, and how they fit."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from sewa_cli import checkpoints as library
 from sewa_cli import ranks
+from sewa_cli.cache import open_cache
+from sewa_cli.candidates import check_names, open_candidates, warn_of_no_steps
 from sewa_cli.checkpoints import Checkpoint, Reads, paths_of
 from sewa_cli.config import Config
 from sewa_cli.dtypes import DTYPES, WORDS, torch_dtype
 from sewa_cli.errors import CheckpointError, ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.methods import check_K
-from sewa_cli.objective.batchnorm import batchnorm_layers
 from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.model import FlatModel, find_device
-from sewa_cli.objective.objective import Objective
-from sewa_cli.objective.overlap import find_overlap
+from sewa_cli.objective.objective import Data, Objective
 from sewa_cli.objective.scorer import Scorer
-from sewa_cli.objective.shares import whole_batches
+from sewa_cli.objective.shares import Shares, whole_batches
 from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import keep_aside
 from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Cost, Seconds
-from sewa_cli.session import check_names, heading, open_candidates, warn_of_no_steps
-from sewa_cli.session.cache import open_memo
 from sewa_cli.task import Batches, Task
 
 OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
@@ -61,7 +58,7 @@ def with_whole_batches(task: Task, ranks: Ranks) -> Task:
     wholes: dict[str, Any] = {}
     for name in ("selection_data", "heldout_data", "training_data"):
         data = getattr(task, name)
-        if ranks.several and data is not None and data.shared_out:
+        if data is not None and data.shared_out:
             wholes[name] = Batches(partial(whole_batches, data, ranks), name)
     return replace(task, **wholes)
 
@@ -85,19 +82,21 @@ def build_objective(
         model = build_model(task, checkpoints[-1], device, ranks)
     if ranks.several and config.cache is not None:
         raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
+    memo = config.cache and open_cache(config, task, checkpoints, device, events)
     return Objective(
         model,
         task.predict,
         task.loss,
         task.backward,
         task.selection_data,
-        batch_statistics=config.bn != "off" and bool(batchnorm_layers(model.module)),
-        classes=_classes(config, task, ranks, events),
+        batch_statistics=config.bn != "off" and bool(model.batchnorm),
+        classes=None if task.targets is None else _classes(config, task, ranks, events),
         observe=task.observe,
         summarize=task.summarize,
         label_groups=task.groups,
         seed=config.seed,
-        memo=open_memo(config, task, checkpoints, device, events),
+        shares=Shares(ranks, events.warn) if ranks.several else None,
+        memo=memo,
         events=events,
         has_loss=task.has_loss,
     )
@@ -113,9 +112,8 @@ def build_model(
     return FlatModel(built, device, only, task.parallelize, ranks)
 
 
-def _classes(config: Config, task: Task, ranks: Ranks, events: Events) -> Classes | None:
-    if task.targets is None:
-        return None
+def _classes(config: Config, task: Task, ranks: Ranks, events: Events) -> Classes:
+    assert task.targets is not None
     room = PIECE if config.memory is None else min(PIECE, config.memory // OF_MEMORY)
     functions = task.predict, task.loss, task.targets, task.features, task.head
     if ranks.several:  # a head outside of the model's forward pass has no weights there
@@ -123,12 +121,14 @@ def _classes(config: Config, task: Task, ranks: Ranks, events: Events) -> Classe
     return Classes(*functions, room, task.proven, events.warn)
 
 
+@dataclass(frozen=True)
 class Clock:
     """Seconds by stage."""
 
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
-        self.stages: dict[str, float] = {"read": 0.0, "learn": 0.0, "evaluate": 0.0, "write": 0.0}
+    started: float = field(default_factory=time.perf_counter)
+    stages: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("read", "learn", "evaluate", "write"), 0.0)
+    )
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
@@ -137,10 +137,6 @@ class Clock:
             yield
         finally:
             self.stages[stage] += time.perf_counter() - start
-
-    @property
-    def seconds(self) -> Seconds:
-        return Seconds(total=time.perf_counter() - self.started, **self.stages)
 
 
 def peak_memory() -> int:
@@ -156,12 +152,16 @@ def peak_memory() -> int:
 
 @dataclass(frozen=True)
 class Session:
+    """The files, model, names and data that one command has opened."""
+
     config: Config
     task: Task
     events: Events
     checkpoints: list[Checkpoint]
     names: Mapping[str, str]  # model name → checkpoint name
+    model: FlatModel
     objective: Objective
+    scorer: Scorer
     reads: Reads
     inputs: list[Path]  # never to be overwritten
     guard: Guard | None = None
@@ -169,90 +169,41 @@ class Session:
     found: int = 0  # checkpoints, of which some take part
 
     @property
-    def model(self) -> FlatModel:
-        return self.objective.model
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
-    @property
-    def ranks(self) -> Ranks:
-        """Return the processes that work on this together."""
-        return self.model.ranks
-
-    @property
     def newest(self) -> Checkpoint:
         return self.checkpoints[-1]
 
-    def at(self, indices: Sequence[int]) -> list[Checkpoint]:
-        return [self.checkpoints[i] for i in indices]
-
-    def scorer(self) -> Scorer:
-        dtype, task, mode = self.config.output_dtype, self.task, self.config.bn
-        if mode == "auto" and not task.has_loss and task.training_data is None:
-            mode = "off"  # there is nothing to take statistics over
-        infos = {name: self.newest.tensors[source] for name, source in self.names.items()}
-        words = {n: WORDS[dtype] if dtype and i.is_float else i.dtype for n, i in infos.items()}
-        return Scorer(
-            self.objective,
-            task.heldout_data,
-            task.training_data,
-            task.metrics if self.config.objective.metric is None else None,
-            {name: torch_dtype(DTYPES[word]) for name, word in words.items()},
-            mode,
-        )
-
-    def floats(self, checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensors of a row of W, by the layout's names."""
-        for name, source in self.names.items():
-            if checkpoint.tensors[source].is_float:
-                yield self.model.canonical(name), checkpoint.read(source, self.model.part(name))
+    def on(self, examples: Data) -> Session:
+        """Return the same with selection losses taken of these examples alone."""
+        objective = replace(self.objective, selection=examples)
+        return replace(self, objective=objective, scorer=replace(self.scorer, objective=objective))
 
     def load_integers(self, checkpoint: Checkpoint) -> None:
         named = [(n, s) for n, s in self.names.items() if not checkpoint.tensors[s].is_float]
         if named:
             self.model.load((name, checkpoint.read(source)) for name, source in named)
 
-    def warn_of_overlap(self, training: bool) -> None:
-        """Warn of examples in two sets of data at once; of training data, if they are at hand."""
-        task = self.task
-        with self.events.stage("looking for examples in two sets"):
-            found = find_overlap(
-                task.selection_data,
-                task.heldout_data,
-                task.training_data
-                if training or task.files
-                else None,  # a ready-made task has them
-                self.config.seed,
-            )
-        for sentence in found:
-            self.events.warn(sentence)
-
-    @property
     def cost(self) -> Cost:
         """Return the cost of all that was done so far."""
-        passes, device = self.objective.passes, self.device
+        passes, device, memo = self.objective.passes, self.model.device, self.objective.memo
         on_device = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+        total = time.perf_counter() - self.clock.started
         return Cost(
-            seconds=self.clock.seconds,
+            seconds=Seconds(total=total, **self.clock.stages),
             forward_passes=passes.forward,
             backward_passes=passes.backward,
             bytes_read=self.reads.bytes,
             peak_memory_bytes=peak_memory(),
             peak_device_memory_bytes=on_device,
-            recalled=self.objective.memo.recalled,
+            recalled=None if memo is None else memo.recalled,
         )
-
-    def head(self) -> dict[str, Any]:
-        head = heading(self.config, self.events, task=self.task.source, device=self.device)
-        return {**head, "code": self.task.sha256, "parameters": self.model.parameters}
 
 
 def open_session(config: Config, task: Task, events: Events) -> Session:
     """Read headers, build the model and match names; no tensor is read yet."""
     here = ranks.here()
-    guard, clock, task = None, Clock(), with_whole_batches(task, here)
+    guard, clock = None, Clock()
+    if here.several:
+        task = with_whole_batches(task, here)
     if config.guard is not None and config.objective.metric is None:  # else it is of parts
         if task.heldout_data is not None:
             raise ConfigError(f"--guard: {task.source} has heldout_data already; drop one of them")
@@ -264,14 +215,44 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
     library.check_tied(candidates[-1], model.aliases)
-    inputs = [*paths_of(found), Path(task.source), *task.files]
     warn_of_no_steps(candidates, events)
     assumed = config.objective.assumption
     for text in ([assumed] if assumed else []) + [*task.warnings]:
         events.warn(text)
     return Session(
-        *(config, task, events, candidates, names, objective, reads, inputs, guard, clock),
-        found=len(found),
+        config,
+        task,
+        events,
+        candidates,
+        names,
+        model,
+        objective,
+        _make_scorer(config, task, objective, candidates[-1], names),
+        reads,
+        [*paths_of(found), Path(task.source), *task.files],
+        guard,
+        clock,
+        len(found),
+    )
+
+
+def _make_scorer(
+    config: Config, task: Task, objective: Objective, newest: Checkpoint, names: Mapping[str, str]
+) -> Scorer:
+    dtype, mode = config.output_dtype, config.bn
+    if mode == "on" and not objective.model.batchnorm:
+        raise ConfigError("bn: on, but the model has no BatchNorm layer with running statistics")
+    if mode == "auto" and not task.has_loss and task.training_data is None:
+        mode = "off"  # there is nothing to take statistics over
+    infos = {name: newest.tensors[source] for name, source in names.items()}
+    words = {n: WORDS[dtype] if dtype and i.is_float else i.dtype for n, i in infos.items()}
+    return Scorer(
+        objective,
+        task.heldout_data,
+        task.training_data,
+        task.metrics if config.objective.metric is None else None,
+        {name: torch_dtype(DTYPES[word]) for name, word in words.items()},
+        mode,
     )
 
 

@@ -50,8 +50,7 @@ _DIGEST: Final = sha256().digest_size
 class Cache(Memo):
     """A memo in files. An entry that is torn, damaged or of another key is as good as none."""
 
-    def __init__(self, folder: Path, run: str, seed: int, events: Events) -> None:
-        super().__init__(seed)
+    def __init__(self, folder: Path, run: str, events: Events) -> None:
         self._recalled: dict[str, bool] = {}  # name → whether it was there when first asked for
         self._folder = folder
         self._run = run
@@ -59,7 +58,7 @@ class Cache(Memo):
         self._is_writable = True
 
     @property
-    def recalled(self) -> int:  # type: ignore[override]
+    def recalled(self) -> int:
         return sum(self._recalled.values())
 
     def known(self, key: Key) -> Tensors | None:
@@ -106,21 +105,19 @@ class Cache(Memo):
         return self._folder / name[:2] / name
 
 
-def open_memo(
+def open_cache(
     config: Config,
     task: Task,
     checkpoints: Sequence[Checkpoint],
     device: torch.device,
     events: Events,
-) -> Memo:
-    """Return the memo of `--cache`, or one that keeps nothing."""
-    if config.cache is None:
-        return Memo(config.seed)
+) -> Cache:
+    assert config.cache is not None
     folder = config.cache.absolute()  # the user's code may go elsewhere
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"cache: {config.cache}: is not a folder; name another")
     run = _key_of_run(config, task, checkpoints, device)
-    return Cache(folder, run, config.seed, events)
+    return Cache(folder, run, events)
 
 
 def _key_of_run(

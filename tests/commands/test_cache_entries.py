@@ -8,11 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
+from torch import nn
 
+from sewa_cli.cache import Cache, _checksum, digest
 from sewa_cli.events import Events
-from sewa_cli.objective.memo import Memo
+from sewa_cli.objective.model import FlatModel
+from sewa_cli.objective.objective import Objective
 from sewa_cli.rng import seeded
-from sewa_cli.session.cache import Cache, _checksum, digest
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.text(max_size=3), st.binary(max_size=3)
@@ -34,8 +36,14 @@ def test_tensors_count_by_all_that_they_hold():
     assert digest([few := [1], few]) == digest([[1], [1]])
 
 
-def opened(folder, run="run", seed=0):
-    return Cache(folder / "kept", run, seed, Events())
+def opened(folder, run="run"):
+    return Cache(folder / "kept", run, Events())
+
+
+def objective_with(memo, seed=0):
+    model = FlatModel(nn.Linear(1, 1), torch.device("cpu"))
+    functions = (None, None, None)
+    return Objective(model, *functions, seed=seed, memo=memo)
 
 
 def value(found):
@@ -85,21 +93,23 @@ def test_a_damaged_or_foreign_entry_is_as_good_as_none(tmp_path, what):
     [path] = (tmp_path / "kept").glob("??/*")
     rewritten(path, what)
     memo = opened(tmp_path)
-    assert memo.recall(("a",), lambda: torch.full((4,), 2.0)).tolist() == [2, 2, 2, 2]
+    made = objective_with(memo).recall(("a",), lambda: {"": torch.full((4,), 2.0)})
+    assert made[""].tolist() == [2, 2, 2, 2]
     assert memo.recalled == 0
     if what != "folder":
         assert value(opened(tmp_path).known(("a",))) == [2, 2, 2, 2]
 
 
 def drawn():
-    return torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))])
+    return {"": torch.tensor([random.random(), float(np.random.rand()), float(torch.rand(()))])}
 
 
 def test_random_numbers_are_the_same_with_a_full_cache_an_empty_one_and_none(tmp_path):
     found = []
-    for memo in (Memo(seed=3), opened(tmp_path, seed=3), opened(tmp_path, seed=3)):
+    for memo in (None, opened(tmp_path), opened(tmp_path)):
+        objective = objective_with(memo, seed=3)
         with seeded(5):
-            made = [memo.recall(("a", draw), drawn, draw).tolist() for draw in range(2)]
-            found.append((*made, drawn().tolist()))
+            made = [objective.recall(("a", draw), drawn, draw) for draw in range(2)]
+            found.append([one[""].tolist() for one in (*made, drawn())])
     assert found[0] == found[1] == found[2]
     assert len({tuple(each) for each in found[0]}) == 3
