@@ -82,7 +82,8 @@ def build_objective(
         model = build_model(task, checkpoints[-1], device, ranks)
     if ranks.several and config.cache is not None:
         raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
-    memo = config.cache and open_cache(config, task, checkpoints, device, events)
+    is_kept = config.cache is not None
+    memo = open_cache(config, task, checkpoints, device, events) if is_kept else None
     return Objective(
         model,
         task.predict,
