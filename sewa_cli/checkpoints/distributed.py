@@ -1,8 +1,8 @@
 """torch.distributed.checkpoint: a folder of *.distcp files and `.metadata`, as FSDP runs save it.
 
-`.metadata` is a pickle, which torch would load without question. Here every object in it becomes a
-`_Record`, which does nothing, and what is needed is copied from those once. Tensors are read from
-the byte ranges that it names, with `torch.load(weights_only=True)`.
+`.metadata` is a pickle, which torch would load without question. Here every object in it becomes an
+`Inert`, and what is needed is copied from those once. Tensors are read from the byte ranges that it
+names, with `torch.load(weights_only=True)`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sewa_cli.checkpoints.checkpoint import (
     neighbours,
     reading,
 )
+from sewa_cli.checkpoints.inert import Inert, make_class
 from sewa_cli.checkpoints.pytorch import (
     REFUSED,
     STEP_KEYS,
@@ -75,20 +76,6 @@ _MOST_METADATA = 128 * MIB
 # ---- .metadata ---------------------------------------------------------------------------------
 
 
-class _Record:
-    """An object of a class of the metadata: what it was made of. Does nothing."""
-
-    name: str
-    args: tuple[Any, ...] = ()
-    state: Any = None
-
-    def __init__(self, *args: Any) -> None:
-        self.args = args
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
 class _Refused(pickle.UnpicklingError): ...
 
 
@@ -97,15 +84,14 @@ class _Unpickler(pickle._Unpickler):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
-        self._classes: dict[tuple[str, str], type[_Record]] = {}  # which the pickle may change
+        self._classes: dict[tuple[str, str], type[Inert]] = {}  # which the pickle may change
 
-    def find_class(self, module: str, name: str) -> type[_Record]:
+    def find_class(self, module: str, name: str) -> type[Inert]:
         is_dtype = module == "torch" and _DTYPE.fullmatch(name)
         is_path = module in ("pathlib", "pathlib._local")  # where it was saved
         if not (is_dtype or is_path or (module, name) in _ALLOWED):
             raise _Refused(f"{module}.{name}")
-        made = type(name, (_Record,), {"name": name})
-        return self._classes.setdefault((module, name), made)
+        return self._classes.setdefault((module, name), make_class(module, name))
 
 
 class Place(NamedTuple):
@@ -152,16 +138,16 @@ class Metadata:
         return tuple(map(str, way))
 
     def is_a(self, kind: str, key: str) -> bool:
-        return isinstance(entry := self.entries.get(key), _Record) and entry.name == kind
+        return isinstance(entry := self.entries.get(key), Inert) and type(entry).__name__ == kind
 
     def tensor(self, key: str) -> Entry:
         """Checked: its chunks lie inside it, add up to its volume, and have enough bytes each."""
         fields = _fields(self.entries[key], "TensorStorageMetadata")
         properties = fields["properties"]
         dtype = properties.state[0]
-        if properties.name != "TensorProperties" or not _DTYPE.fullmatch(dtype.name):
+        if type(properties).__name__ != "TensorProperties" or not _DTYPE.fullmatch(dtype.__name__):
             raise TypeError(key)
-        info = TensorInfo(word_of(dtype.name), _sizes(fields["size"]))
+        info = TensorInfo(word_of(dtype.__name__), _sizes(fields["size"]))
         width = DTYPES[info.dtype].itemsize if info.dtype in DTYPES else 0
         chunks = {}
         for each in fields["chunks"]:
@@ -181,14 +167,18 @@ class Metadata:
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
     """The attributes that an object of this class was saved with."""
-    if not isinstance(value, _Record) or value.name != kind or type(value.state) is not dict:
+    if (
+        not isinstance(value, Inert)
+        or type(value).__name__ != kind
+        or type(value.state) is not dict
+    ):
         raise TypeError(kind)
     return value.state
 
 
 def _sizes(value: Any) -> tuple[int, ...]:
     """Return the numbers of a torch.Size or a tuple."""
-    numbers = value.args[0] if isinstance(value, _Record) and value.args else value
+    numbers = value.args[0] if isinstance(value, Inert) and value.args else value
     if type(numbers) is not tuple or len(numbers) > _MOST:
         raise TypeError("sizes")
     if not all(type(number) is int and 0 <= number < 2**63 for number in numbers):

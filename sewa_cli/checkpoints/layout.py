@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import adapters, means, pytorch
+from sewa_cli.checkpoints import adapters, means, pytorch, toolkits
 from sewa_cli.checkpoints.checkpoint import (
     REPORT,
     WRITTEN_BY,
@@ -231,10 +231,17 @@ def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
     entries = _entries(folder)
     folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
     files = _files([p for p in entries if p.is_file()])
+    if toolkit := toolkits.of_run(files, pytorch.mentions):
+        own = [p for p in files if re.fullmatch(toolkit.files, p.name)]
+        if others := [p.name for p in files if p not in own and not _is_ours(p)]:
+            what = f"no checkpoints of {toolkit.name}, but copies, averages or state"
+            notes.append(f"{folder}: left out as {what}: {few(others, 8)}")
+        files = own
     found = [p for p in (*folders, *files) if not _is_ours(p)]
     copies = {p for p in found if is_copy(p)}
-    if not all(p in copies or is_last(p) for p in found):
-        notes += [f"{p}: left out as the best or an average, by its name" for p in sorted(copies)]
+    if copies and not all(p in copies or is_last(p) for p in found):
+        names = few([p.name for p in sorted(copies)], 8)
+        notes.append(f"{folder}: left out as the best or an average, by name: {names}")
         folders = [p for p in folders if p not in copies]
         files = [p for p in files if p not in copies]
     if any(not _is_ours(p) for p in folders) or (folders and not files):

@@ -1,7 +1,7 @@
 """PyTorch's own files: .pt, .pth, .bin and Lightning's .ckpt.
 
 They are pickles, and a pickle can run any code. Only `torch.load(weights_only=True)` ever touches
-them: whatever asks for more than tensors and plain Python values is refused, never executed.
+them: harmless classes become inert stand-ins, and whatever else is asked for is refused.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
 
+from sewa_cli.checkpoints import toolkits
 from sewa_cli.checkpoints.checkpoint import (
     Header,
     Reader,
@@ -25,6 +27,7 @@ from sewa_cli.checkpoints.checkpoint import (
     plain_numbers,
     reading,
 )
+from sewa_cli.checkpoints.inert import Inert, harmless
 from sewa_cli.checkpoints.safetensors import check_holds, read_index, shards_of
 from sewa_cli.checkpoints.state import State, find_weights
 from sewa_cli.dtypes import WORDS
@@ -41,6 +44,7 @@ MEAN = "model_avg"  # icefall's key of the mean of the weights since the start
 REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
 _MOST_PICKLED = 64 * MIB  # of a file's pickle; its tensors' bytes are not in it
 _MOST_MEMBERS = 16 * MIB  # of the list of an archive's members, of which each tensor is one
+_lock = Lock()  # torch has one list of the classes that it finds in a pickle
 
 
 class _Loaded(Reader):
@@ -103,12 +107,17 @@ def open_file(path: Path, state_key: str | None = None) -> Header:
         tensors=tensors,
         files=(path,),
         open=partial(_Loaded, dict.fromkeys(tensors, path), state_key),
-        step=next((n for word in STEP_KEYS if type(n := content.get(word)) is int), None),
+        step=_step(content),
         metrics=_metrics(content),
         mapped=_is_mapped(path),
         left=left,
         groups=state.groups,
     )
+
+
+def _step(content: Mapping[Any, Any]) -> int | None:
+    found = [content.get(word) for word in STEP_KEYS] + [toolkits.step_of(content)]
+    return next((number for number in found if type(number) is int), None)
 
 
 def open_set(index: Path, state_key: str | None = None) -> Header:
@@ -165,7 +174,7 @@ def load_plain(source: Path | IO[bytes]) -> Any:
         is_mapped = False
         _check_archive(source)
         source.seek(0)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _lock, torch.serialization.safe_globals(harmless()):
         warnings.simplefilter("ignore")  # about the pickle's version
         return _bare(torch.load(source, map_location="cpu", weights_only=True, mmap=is_mapped))
 
@@ -233,6 +242,8 @@ def _bare(content: Any) -> Any:
             todo += dict.values(value)
         elif isinstance(value, list | tuple):
             todo += value
+        elif isinstance(value, Inert):
+            todo += value.args, value.state
     return content
 
 

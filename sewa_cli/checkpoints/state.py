@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sewa_cli.checkpoints import toolkits
+from sewa_cli.checkpoints.inert import Inert
 from sewa_cli.errors import CheckpointError, ConfigError
 from sewa_cli.text import few, shown
 
@@ -43,17 +45,21 @@ class State:
     def filled(self, averaged: Mapping[str, Any]) -> Any:
         """Return the file's content with other weights, and without what is left out."""
         tensors = {way: averaged[name] for name, way in self.ways.items()}
+        toolkit = toolkits.of_content(self.content)
+        kept_keys = toolkit.kept if toolkit else ()
         gone = {way for way, why in self.left.items() if why in ("training", "copy", "unnamed")}
+        gone |= {(key,) for key, value in items(self.content) if _is_training(key, value)}
+        gone -= {(key,) for key in kept_keys}
 
         def fill(value: Any, way: Way) -> Any:
             if way in tensors:
                 return tensors[way]
-            if self.tree.is_tensor(value) or not self.tree.holds(value):
+            if not isinstance(value, dict | list | tuple) or not self.tree.holds(value):
                 return value
             kept = {
                 key: fill(inner, (*way, key))
                 for key, inner in items(value)
-                if (*way, key) not in gone and not (way == () and _is_training(key, inner))
+                if (*way, key) not in gone
             }
             return kept if isinstance(value, dict) else type(value)(kept.values())
 
@@ -75,7 +81,7 @@ class _Tree:
             for _, inner in items(value):
                 if is_tensor(inner):
                     found.append(id(value))
-                elif isinstance(inner, dict | list | tuple):
+                elif isinstance(inner, dict | list | tuple | Inert):
                     if id(inner) not in above:
                         todo.append(inner)
                     above.setdefault(id(inner), []).append(id(value))
@@ -98,7 +104,7 @@ class _Tree:
         self.check(way)
         if self.is_tensor(value):
             yield way, value
-        elif self.holds(value):
+        elif self.holds(value) and not isinstance(value, Inert):
             for key, inner in items(value):
                 yield from self.leaves(inner, (*way, key))
         elif not isinstance(value, dict | list | tuple) or value:
@@ -108,6 +114,8 @@ class _Tree:
 def items(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, dict):
         return list(dict.items(value))
+    if isinstance(value, Inert):
+        return [(0, value.args), (1, value.state)]
     return list(enumerate(value)) if isinstance(value, list | tuple) else []
 
 
@@ -173,6 +181,8 @@ def _sort(
                 found[way] = value
             else:
                 left[way] = "number"
+        elif isinstance(value, Inert):
+            left[way] = "other"
         elif way and _is_training(way[-1], value):
             left[way] = "training"
         elif way and _has_word(way[-1], _COPY) and not copies:

@@ -13,7 +13,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, pytorch
+from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, inert, pytorch
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
 from sewa_cli.checkpoints.checkpoint import REPORT, read_json
@@ -206,7 +206,7 @@ def _write_torch(average: Average, file: IO[bytes]) -> None:
         content = OrderedDict(content)
         content._metadata = about
     try:
-        torch.save(content, file)
+        torch.save(content, file, pickle_module=inert)
     except RecursionError:
         raise CheckpointError(
             f"{newest.path}: is nested too deeply to be written again; write a {SUFFIX} file"

@@ -5,6 +5,7 @@ import os
 import pickle
 import warnings
 import zipfile
+from argparse import Namespace
 from collections import OrderedDict
 
 import pytest
@@ -306,6 +307,7 @@ def build(target, state):
 SLOTS = b"N}" + text("__setstate__") + named("collections", "OrderedDict") + b"s\x86"
 FILES = {
     "class": lambda _: build(named("torch", "Tensor"), SLOTS),
+    "stand-in": lambda _: build(named("argparse", "Namespace"), SLOTS),
     "function": lambda _: build(named("torch._utils", "_rebuild_tensor_v2"), SLOTS),
     "packed": lambda _: packed(saved({"w": torch.ones(1000)})),
     "packed, two lists": lambda _: two_lists(packed(saved({"w": torch.ones(1000)}))),
@@ -315,6 +317,10 @@ FILES = {
         b"PK\1\2\x14\3\x14\0\0\0", b"PK\1\2\x14\3\x14\0\1\0"
     ),
     "repeated": lambda _: saved({"w": torch.ones(1).expand(2**40)}),
+    "deep stand-ins": lambda _: build(
+        named("argparse", "Namespace") * 50_000 + b"N" + b"\x85R" * 50_000, b"N"
+    ),
+    "in a stand-in": lambda mark: saved({"w": torch.ones(3), "a": Namespace(b=[Evil(mark)])}),
     "load_from_bytes": lambda mark: archive(
         (
             "a/data.pkl",
@@ -366,6 +372,20 @@ def test_a_key_that_stands_for_endlessly_many_is_shown_short():
     for _ in range(60):
         key = (key, key)
     assert len(_few([key])) < 100
+
+
+def test_stand_ins_within_each_other_are_written_as_they_were(tmp_path, sewa):
+    itself = Namespace()
+    itself.me, itself.w = [itself] * 3, torch.ones(2)
+    many = Namespace()
+    for _ in range(60):
+        many = Namespace(a=many, b=(many, many))
+    torch.save({"model": {"w": torch.ones(3)}, "a": itself, "b": many}, tmp_path / "1.pt")
+    ended = sewa("average", tmp_path, "-o", tmp_path / "out.pt")
+    assert ended.code == 0, ended.err
+    assert "1.pt: a: tensors in it are not averaged" in ended.err
+    found = torch.load(tmp_path / "out.pt", weights_only=False)["a"]
+    assert found.me[2] is found
 
 
 def test_attributes_that_hide_methods_are_taken_off(tmp_path, sewa):

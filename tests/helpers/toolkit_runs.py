@@ -1,0 +1,138 @@
+"""Runs with the files that each toolkit writes, as its own source writes them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+STEPS = (100, 200, 300, 400, 500, 600)
+
+
+def weights(seed: int) -> OrderedDict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"0.weight": (8, 4), "0.bias": (8,), "1.weight": (2, 8), "1.bias": (2,)}
+    return OrderedDict((n, torch.randn(s, generator=generator)) for n, s in shapes.items())
+
+
+def optimizer() -> dict[str, Any]:
+    return {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": np.float64(0.1)}]}
+
+
+def fairseq(folder: Path) -> None:
+    def content(step: int) -> dict[str, Any]:
+        epoch = (step + 100) // 200
+        history = {"criterion_name": "CrossEntropy", "lr_scheduler_state": {"best": None}}
+        return {
+            "args": None,
+            "cfg": {"model": Namespace(arch="transformer", data=PurePosixPath("/data"))},
+            "model": weights(step),
+            "criterion": None,
+            "optimizer_history": [{**history, "num_updates": n} for n in (7, step)],
+            "task_state": {},
+            "extra_state": {
+                "metrics": [(0, "loss", "AverageMeter", {"val": np.float32(2)})],
+                "train_iterator": {"epoch": epoch, "shuffle": True},
+                "ema": weights(step + 1),
+            },
+            "last_optimizer_state": optimizer(),
+        }
+
+    for step in STEPS:
+        epoch = (step + 100) // 200
+        name = f"checkpoint{epoch}.pt" if step % 200 == 0 else f"checkpoint_{epoch}_{step}.pt"
+        torch.save(content(step), folder / name)
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt", "checkpoint.best_loss_4.1000.pt"):
+        (folder / name).write_bytes((folder / "checkpoint3.pt").read_bytes())
+
+
+def icefall(folder: Path) -> None:
+    for step in STEPS:
+        params = {
+            "batch_idx_train": step,
+            "average_period": 100,
+            "best_valid_loss": np.float64(3.5),
+            "exp_dir": PurePosixPath("zipformer/exp"),
+            "cur_epoch": step // 200,
+        }
+        content = {
+            "model": weights(step),
+            "optimizer": optimizer(),
+            "scheduler": {"batch": step},
+            "grad_scaler": {},
+            "sampler": {"epoch": 1, "random": np.random.get_state()},
+            "model_avg": weights(step + 1),
+        }
+        name = f"epoch-{step // 200}.pt" if step % 200 == 0 else f"checkpoint-{step}.pt"
+        torch.save(content | params, folder / name)
+    (folder / "best-valid-loss.pt").write_bytes((folder / "epoch-2.pt").read_bytes())
+    torch.save({"model": weights(0)}, folder / "pretrained.pt")
+
+
+def espnet(folder: Path) -> None:
+    for epoch in STEPS:
+        torch.save(weights(epoch), folder / f"{epoch}epoch.pth")
+    torch.save(weights(0), folder / "valid.acc.ave_10best.pth")
+    torch.save(weights(0), folder / "valid.acc.ave_5best.till10epoch.pth")
+    state = {"model": weights(600), "reporter": defaultdict(dict), "optimizers": [optimizer()]}
+    torch.save(state, folder / "checkpoint.pth")
+    links = {"latest": "600epoch", "valid.acc.best": "300epoch", "valid.acc.ave_1best": "300epoch"}
+    for name, target in (links | {"valid.acc.ave": "valid.acc.ave_10best"}).items():
+        (folder / f"{name}.pth").symlink_to(f"{target}.pth")
+
+
+def opennmt(folder: Path) -> None:
+    for step in STEPS:
+        whole = weights(step)
+        generator = {"weight": whole.pop("1.weight"), "bias": whole.pop("1.bias")}
+        content = {
+            "model": dict(whole),
+            "generator": generator,
+            "vocab": {"src": ["a"], "tgt": ["b"], "data_task": "seq2seq"},
+            "opt": Namespace(rnn_size=8, data={"corpus": {"path_src": "x"}}),
+            "optim": {"training_step": step, "optimizer": optimizer()},
+        }
+        torch.save(content, folder / f"model_step_{step}.pt")
+
+
+def load(path: Path) -> Any:
+    """Load as the toolkits do, pickled objects and all."""
+    return torch.load(path, map_location="cpu", weights_only=False)
+
+
+def read_fairseq(path: Path) -> dict[str, Tensor]:
+    state = load(path)
+    assert state["cfg"]["model"].data == PurePosixPath("/data")
+    assert state["optimizer_history"][-1]["num_updates"] == STEPS[-1]
+    assert "ema" not in state["extra_state"]
+    return state["model"]  # type: ignore[no-any-return]
+
+
+def read_icefall(path: Path) -> dict[str, Tensor]:
+    state = load(path)
+    assert state["exp_dir"] == PurePosixPath("zipformer/exp")
+    assert type(state["best_valid_loss"]) is np.float64
+    assert state["sampler"]["random"][0] == "MT19937"
+    return state["model"]  # type: ignore[no-any-return]
+
+
+def read_opennmt(path: Path) -> dict[str, Tensor]:
+    state = load(path)
+    assert state["opt"] == Namespace(rnn_size=8, data={"corpus": {"path_src": "x"}})
+    assert state["vocab"]["tgt"] == ["b"]
+    return state["model"] | {f"1.{n}": tensor for n, tensor in state["generator"].items()}
+
+
+# toolkit → how its run is made, the suffix of its files, and how they are read
+RUNS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], dict[str, Tensor]]]] = {
+    "fairseq": (fairseq, ".pt", read_fairseq),
+    "icefall": (icefall, ".pt", read_icefall),
+    "ESPnet": (espnet, ".pth", load),
+    "OpenNMT-py": (opennmt, ".pt", read_opennmt),
+}
