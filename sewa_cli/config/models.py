@@ -40,6 +40,7 @@ READY_MADE = {
     "huggingface": ("model", "tokenizer", "data", "selection", "heldout", "training"),
     "classification": ("model", "data", "selection", "heldout", "training"),
     "gymnasium": ("model", "data"),
+    "lm-eval": ("model", "tokenizer", "include_path"),
 }
 
 

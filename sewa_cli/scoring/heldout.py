@@ -202,11 +202,10 @@ def means_of_others(metric: Metric, scores: Sequence[Score]) -> dict[str, float 
         if isfinite(value)
     ]
     names = sorted({name for score, _ in known for name in score} - {"", metric.criterion.name})
-    total = sum(weight for _, weight in known)
+    having = {name: [one for one in known if name in one[0]] for name in names}
     means = {
-        name: finite(sum(weight * score[name] for score, weight in known) / total)
-        for name in names
-        if all(name in score for score, _ in known)
+        name: finite(sum(w * score[name] for score, w in some) / sum(w for _, w in some))
+        for name, some in having.items()
     }
     return means or None
 

@@ -218,11 +218,8 @@ def scores_by_parts(
         if metric is not None:
             scoring.pick(found, metric)  # refuses a metric that the task does not have
         names = dict.fromkeys(name for score in found for name in score)
-        return {
-            name or "score": sum(score[name] for score in found) / len(found)
-            for name in names
-            if all(name in score for score in found)
-        }
+        having = {name: [score[name] for score in found if name in score] for name in names}
+        return {name or "score": sum(some) / len(some) for name, some in having.items()}
 
     return means
 

@@ -142,7 +142,8 @@ def load_task(
     """
     if spec in READY_MADE:
         with user_code(spec):
-            ready = import_module(f"{__name__}.ready.{spec}").make(args, newest)
+            module = import_module(f"{__name__}.ready.{spec.replace('-', '_')}")
+            ready = module.make(args, newest)
         task = make_task(ready.functions, source=spec, args={})
         return replace(
             task, files=ready.files, notes=ready.notes, warnings=ready.warnings, proven=True

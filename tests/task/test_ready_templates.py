@@ -11,11 +11,13 @@ from sewa_cli.config import READY_MADE, Config, load_config
 from sewa_cli.task.ready.classification import ClassificationArgs
 from sewa_cli.task.ready.gymnasium import GymnasiumArgs
 from sewa_cli.task.ready.huggingface import COLUMNS, USUAL_LENGTH, HuggingFaceArgs
+from sewa_cli.task.ready.lm_eval import LmEvalArgs
 
 ARGS = {
     "huggingface": HuggingFaceArgs,
     "classification": ClassificationArgs,
     "gymnasium": GymnasiumArgs,
+    "lm-eval": LmEvalArgs,
 }
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tasks.md").read_text()
 
@@ -57,7 +59,7 @@ def test_every_yaml_of_the_page_is_a_config_of_known_args():
         config = Config.model_validate(yaml.safe_load(text))
         assert config.args.keys() <= ARGS[config.task].model_fields.keys()
         kinds.add(config.args.get("kind", config.task))
-    assert kinds <= {*COLUMNS, "classification", "gymnasium"}
+    assert kinds <= {*COLUMNS, *READY_MADE}
     assert kinds >= {"causal-lm", "classification", "gymnasium"}
 
 
@@ -71,6 +73,10 @@ def test_init_writes_a_ready_made_config(name, sewa, tmp_path, monkeypatch):
     if name == "gymnasium":
         assert ended.code == 4
         assert "net.py: no such" in ended.error
+        return
+    if name == "lm-eval":
+        assert ended.code == 2
+        assert "args.include_path: tasks: no such" in ended.error
         return
     assert ended.code == 2
     for key in ("selection", "heldout"):

@@ -109,14 +109,14 @@ class DataArgs(Settings):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def parse(model: type[Model], args: Mapping[str, Any]) -> Model:
+def parse(model: type[Model], args: Mapping[str, Any], section: str = "args") -> Model:
     """Validate `args`; ConfigError with a line for each fault, such as `args.kind: …`."""
     try:
         return model.model_validate(dict(args))
     except ValidationError as error:
         raise ConfigError(
             *(
-                f"{'.'.join(['args', *map(str, fault['loc'][:1])])}: "
+                f"{'.'.join([section, *map(str, fault['loc'][:1])])}: "
                 f"{explain(fault, list(model.model_fields))}"
                 for fault in error.errors(include_url=False)
             )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,13 @@ PROCESSOR_FILES = ("*processor_config.json",)
 _MORE_WORDS = ("merges.txt", "chat_template*", "special_tokens*", "added_tokens*")
 _PLACES = {"checkpoints", "checkpoint"}  # folders that trainers put between a run and its files
 _BASE = "base_model_name_or_path"
+Dtype = Literal["float32", "bfloat16", "float16", "auto"]
+
+
+def has_config(path: Path) -> Path:
+    if not (path / CONFIG).is_file():
+        raise ValueError(f"{path}: must be a folder with a config.json; nothing is downloaded")
+    return path
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -31,11 +31,13 @@ from sewa_cli.task.ready.batches import (
     functions_of,
     open_image,
 )
-from sewa_cli.task.ready.folder import CONFIG, Source, find_folders
+from sewa_cli.task.ready.folder import Dtype, Source, find_folders, has_config
 from sewa_cli.task.ready.head import Head
 from sewa_cli.task.ready.language import Language, Tokens
+from sewa_cli.task.ready.lm_eval import Harness, HarnessArgs
 from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
 from sewa_cli.task.ready.text import Example, Reader
+from sewa_cli.task.scoring import FUNCTIONS
 
 Kind = Literal[
     "causal-lm",
@@ -61,7 +63,7 @@ COLUMNS: dict[str, dict[str, str | None]] = {
     "image-classification": {"image": "image", "label": "label"},
 }
 OPTIONS = {
-    "causal-lm": ("tokenizer", "max_length", "pack"),
+    "causal-lm": ("tokenizer", "max_length", "pack", "lm_eval"),
     "masked-lm": ("tokenizer", "max_length", "pack", "mask_probability"),
     "sequence-classification": ("tokenizer", "max_length"),
     "token-classification": ("tokenizer", "max_length"),
@@ -82,17 +84,11 @@ _WHY: Final = (
 )
 
 
-def _has_config(path: Path) -> Path:
-    if not (path / CONFIG).is_file():
-        raise ValueError(f"{path}: must be a folder with a config.json; nothing is downloaded")
-    return path
-
-
 class HuggingFaceArgs(DataArgs):
     """All keys of `args`."""
 
     kind: Kind
-    model: Annotated[Path, AfterValidator(_has_config)] | None = None
+    model: Annotated[Path, AfterValidator(has_config)] | None = None
     tokenizer: Existing | None = None
     text: str | None = None
     messages: str | None = None
@@ -104,8 +100,9 @@ class HuggingFaceArgs(DataArgs):
     max_length: Count | None = None
     pack: bool = False
     mask_probability: Share = 0.15
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    dtype: Dtype = "float32"
     trust_remote_code: bool = False
+    lm_eval: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _fits_the_kind(self) -> Self:
@@ -138,6 +135,10 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     head = Head(inputs_for).functions if settings.kind in LANGUAGE else None
     classes = not task.is_regression
     functions = functions_of(settings, task.batches, task.build_model, predict, classes, head)
+    if settings.lm_eval is not None:
+        harness = Harness(parse(HarnessArgs, settings.lm_eval, "args.lm_eval"), task.tokenizer)
+        functions = {key: f for key, f in functions.items() if key not in FUNCTIONS}
+        functions |= harness.functions
     files = (*task.files, *settings.sources.values())
     return Ready(functions, files, tuple(task.notes), tuple(task.warnings))
 
@@ -217,6 +218,10 @@ class _HuggingFace:
         auto = CLASSES[self._args.kind]
         return self._source.model(auto, self._args.kind, self._config, self._args.dtype)
 
+    @cached_property
+    def tokenizer(self) -> Any:
+        return self._source.read("AutoTokenizer", self._source.folders.words)
+
     def _columns(self, part: Part) -> list[str]:
         return [self._args.column(key) or "" for key in self._keys[part]]
 
@@ -263,11 +268,10 @@ class _HuggingFace:
     # ---- texts -------------------------------------------------------------------------------
 
     def _texts(self, rows: Mapping[Part, list[Row]]) -> dict[Part, Sequence[Batch]]:
-        tokenizer = self._source.read("AutoTokenizer", self._source.folders.words)
-        padding = self._padding(tokenizer)
+        padding = self._padding(self.tokenizer)
         if self._args.kind == "sequence-classification":
             self._config.pad_token_id = padding  # some models find the last token by it
-        reader = Reader(tokenizer, self._max_length(), 0 if padding is None else padding)
+        reader = Reader(self.tokenizer, self._max_length(), 0 if padding is None else padding)
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
             examples = self._examples(part, reader, some)
