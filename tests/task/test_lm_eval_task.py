@@ -50,10 +50,12 @@ def by_the_harness(folder, *tasks, **options):
         **settings,
         **options,
     )["results"]
-    return {task: {key: found[task][f"{key},none"] for key in ("acc", "acc_norm")} for task in tasks}
+    names = ("acc", "acc_norm")
+    return {task: {name: found[task][f"{name},none"] for name in names} for task in tasks}
 
 
-def test_the_reported_metric_is_that_of_lm_eval_on_the_written_folder(work, sewa):
+@pytest.mark.usefixtures("work")
+def test_the_reported_metric_is_that_of_lm_eval_on_the_written_folder(sewa):
     ended = sewa("select", "--metric", "acc", "--budget", "200", "-o", "best", "--json")
     assert ended.code == 0, ended.err
     assert "%|" not in ended.err  # no bars of the harness
@@ -62,12 +64,13 @@ def test_the_reported_metric_is_that_of_lm_eval_on_the_written_folder(work, sewa
     [contest] = [found for found in report["findings"] if found["kind"] == "contest"]
     written = next(iter(contest["scores"].values()))
     found = by_the_harness("best", "largest_heldout")["largest_heldout"]
-    assert (written["heldout"], written["others"]) == (found["acc"], {"acc_norm": found["acc_norm"]})
+    assert {"acc": written["heldout"], **written["others"]} == found
     assert contest["evaluations"] <= 200
 
 
 @pytest.mark.breadth
-def test_evaluate_and_compare_show_the_numbers_of_lm_eval(work, sewa):
+@pytest.mark.usefixtures("work")
+def test_evaluate_and_compare_show_the_numbers_of_lm_eval(sewa):
     found = by_the_harness("ckpts/checkpoint-45", "largest_heldout")["largest_heldout"]
     ended = sewa("evaluate", "ckpts/checkpoint-45", "--json")
     [file] = json.loads(ended.out)["files"]
@@ -76,7 +79,7 @@ def test_evaluate_and_compare_show_the_numbers_of_lm_eval(work, sewa):
     assert ended.code == 0, ended.err
     row, found = json.loads(ended.out)["rows"][0], by_the_harness(NEWEST, "largest_heldout")
     found = found["largest_heldout"]
-    assert (row["score"]["heldout"], row["metrics"]["acc_norm"]) == (found["acc"], found["acc_norm"])
+    assert {"acc": row["score"]["heldout"], **row["metrics"]} == found
 
 
 @pytest.mark.breadth
@@ -158,7 +161,8 @@ filter_list:
 
 
 @pytest.mark.breadth
-def test_a_task_that_there_is_not_is_named(work):
+@pytest.mark.usefixtures("work")
+def test_a_task_that_there_is_not_is_named():
     args = {"tasks": ["largst"], "include_path": "tasks", "model": NEWEST}
     with pytest.raises(ConfigError, match="lm-eval has no largst; did you mean largest"):
         load_task("lm-eval", args)
