@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import platform
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
@@ -19,7 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -34,17 +34,26 @@ from sewa_cli.events import Events
 from sewa_cli.files import MIB, open_regular
 from sewa_cli.objective.memo import Key, Memo, Tensors
 from sewa_cli.publish import new_file
-from sewa_cli.task import Task
+from sewa_cli.report.shared import Named
 
 CHUNK: Final = 64 * MIB  # of a tensor, for each thread that hashes
 MOST: Final = 2**16 * MIB  # that is read of an entry
 LIBRARIES: Final = ("torch", "numpy", "safetensors", "transformers", "tokenizers", "peft")
 # a run that differs in these alone works out the same
 WITHOUT: Final[dict[str, Any]] = {
-    **dict.fromkeys(("cache", "checkpoints", "output", "report", "strict"), True),
+    **dict.fromkeys(("cache", "checkpoints", "output", "report", "scratch", "strict"), True),
     "objective": {"budget", "incumbent", "part_timeout", "workers"},
 }
 _DIGEST: Final = sha256().digest_size
+
+
+class Judging(Named, Protocol):
+    """What results depend on besides checkpoints and settings: a task, or a command."""
+
+    @property
+    def files(self) -> Sequence[Path]: ...
+    @property
+    def cache_key(self) -> Callable[[], str] | None: ...
 
 
 class Cache(Memo):
@@ -107,7 +116,7 @@ class Cache(Memo):
 
 def open_cache(
     config: Config,
-    task: Task,
+    task: Judging,
     checkpoints: Sequence[Checkpoint],
     device: torch.device,
     events: Events,
@@ -121,7 +130,7 @@ def open_cache(
 
 
 def _key_of_run(
-    config: Config, task: Task, checkpoints: Sequence[Checkpoint], device: torch.device
+    config: Config, task: Judging, checkpoints: Sequence[Checkpoint], device: torch.device
 ) -> str:
     """Return a hash of all that results depend on besides their own weights and data."""
     if task.sha256 is None and task.source not in READY_MADE:

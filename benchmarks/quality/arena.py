@@ -24,7 +24,7 @@ CHECKED = 2  # jobs of each number of rows that the sample plays too
 
 def arena_of(session: Any, metric: Any) -> Arena:
     task, model, seed = session.task, session.model, session.config.seed
-    return Arena(PartScorer(task, model, seed, metric.places, metric.lists))
+    return Arena(PartScorer(task, model, seed, metric.judge.places, metric.judge.lists))
 
 
 class Arena:

@@ -115,7 +115,7 @@ class Study:
         self.run = open_setup(config, task, Events()).place()
         self.metric = open_metric(self.run)
         if about.metric == "return":
-            self.metric.pool = cast(Any, arena_of(self.run.session, self.metric))
+            self.metric.judge.pool = cast(Any, arena_of(self.run.session, self.metric))
         self.metric.problem()
         self._evaluate = self.metric.board.evaluate
         self._file = checkpoints.parent / "episodes.json"  # goes on where a stop has cut it off

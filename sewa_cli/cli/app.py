@@ -124,13 +124,14 @@ def demo(request: Request, demo_folder: Path) -> None:
 
 
 @command(
-    f"ckpts task K metric output force config sets dry_run {SPAN} state_key effort workers sparse "
-    "incumbent solver guard fallback report output_dtype shard_size plot html log paths_format "
-    f"json print0 memory cache device seed strict {TALK}",
+    f"ckpts task score K metric output force config sets dry_run {SPAN} state_key effort workers "
+    "sparse incumbent solver guard fallback report output_dtype shard_size plot html log "
+    f"paths_format json print0 memory cache scratch device seed strict {TALK}",
     AVERAGE,
     "sewa select ckpts/ --task task.py",
     "sewa select ckpts/ --K 10 -o best.safetensors --plot weights.png",
     "sewa select ckpts/ --metric accuracy --budget 10m --json | jq .average",
+    "sewa select exp/ --score './decode.sh {checkpoint}' --metric -wer --budget 20 -o best.pt",
 )
 def select(request: Request, dry_run: bool) -> None:
     """Learn which checkpoints to average; write the average and a report.
@@ -156,16 +157,17 @@ def select(request: Request, dry_run: bool) -> None:
         request.tell(forecast)
         return
     request.check_stdout(request.config.output)
+    from sewa_cli.commands.scored import run_scored
     from sewa_cli.commands.select import run_select
     from sewa_cli.present import show
     from sewa_cli.report.findings import Contest
 
     with request.talk as talk:
-        task = request.load_task()
-        selection = run_select(
+        is_script = request.config.score is not None
+        run = run_scored if is_script else partial(run_select, task=request.load_task())
+        selection = run(
             request.config,
-            task,
-            talk,
+            events=talk,
             force=request.force,
             stdout=request.stdout,
             protected=request.inputs,
@@ -220,18 +222,21 @@ def compare(request: Request, output_best: Path | None, best_report: Path | None
 
 
 @command(
-    f"ckpts task measured force config sets source state_key plot html log {DATA} cache device "
-    f"seed {TALK}",
+    f"ckpts task score measured force config sets source state_key plot html log {DATA} cache "
+    f"device seed {TALK}",
     INSPECT,
     "sewa evaluate averaged.safetensors ckpts/step-900.safetensors",
 )
 def evaluate(request: Request) -> None:
     """Print the loss and metrics of checkpoints or averaged files."""
     from sewa_cli.commands.evaluate import run_evaluate
+    from sewa_cli.commands.scored import evaluate_scored
 
     with request.talk as talk:
-        task = request.load_task(as_given=True)
-        found = run_evaluate(request.config, task, talk)
+        if request.config.score is not None:
+            found = evaluate_scored(request.config, talk)
+        else:
+            found = run_evaluate(request.config, request.load_task(as_given=True), talk)
     request.tell(found)
 
 

@@ -62,6 +62,9 @@ _COMMON: Final = {
         "CKPTS", "A run's folder, checkpoints, or - for paths on standard input.", "checkpoints"
     ),
     "task": Flag("--task TASK", "A task.py, a module, or huggingface, classification, gymnasium."),
+    "score": Flag(
+        "--score CMD", "Instead of a task: a command that prints the score of {checkpoint}."
+    ),
     "ready_task": Flag(
         "--task NAME", "huggingface, classification or gymnasium: no task.py needed.", None
     ),
@@ -184,6 +187,7 @@ _RUN: Final = {
     "kind": Flag("|".join(KINDS), "The kind of report:", None, "select", shown="select"),
     "memory": Flag("--memory SIZE", "Memory budget: 8GiB, 500MB.", shown="half of what is free"),
     "cache": Flag("--cache DIR", "Keep results here; an interrupted command resumes."),
+    "scratch": Flag("--scratch DIR", "Where averages are written for --score.", is_rare=True),
     "device": Flag("--device DEVICE", "cpu, cuda, cuda:1, mps.", shown="auto"),
     "seed": Flag("--seed N", "The same seed gives the same bytes.", shown="0"),
     "strict": Flag("--strict", f"Exit with 5 if {_BASELINES} has a lower held-out loss."),

@@ -9,11 +9,12 @@ loading     merging YAML, flags and `--set`
 """
 
 from sewa_cli.config.loading import Sections, explain, find_config, load_config, names_a_file
-from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
+from sewa_cli.config.models import RANGE, READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
 from sewa_cli.settings import AUTO
 
 __all__ = [
     "AUTO",
+    "RANGE",
     "READY_MADE",
     "STDOUT",
     "CompareConfig",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from sewa_cli.config.models import READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
+from sewa_cli.config.models import RANGE, READY_MADE, STDOUT, CompareConfig, Config, ObjectiveConfig
 from sewa_cli.errors import ConfigError
 from sewa_cli.text import did_you_mean, one_line, shown
 
@@ -153,10 +155,19 @@ def _relative_to(
         is_path = isinstance(value, str) and value.startswith(("./", "../"))
         return join(value) if is_path else value
 
+    def join_command(word: str) -> str:
+        return os.path.join(folder, word) if word.startswith(("./", "../")) else word  # noqa: PTH118
+
     resolved = dict(settings)
-    for key in ("report", "output", "solver_from", "checkpoints", "cache"):
+    for key in ("report", "output", "solver_from", "checkpoints", "cache", "scratch"):
         if settings.get(key) not in (None, STDOUT):
             resolved[key] = join(settings[key])
+    if isinstance(score := settings.get("score"), str) and folder != Path():
+        with suppress(ValueError):  # reported when it is to be run
+            resolved["score"] = shlex.join(map(join_command, shlex.split(score)))
+    objective = settings.get("objective")
+    if isinstance(objective, dict) and is_file_of_parts(objective.get("parts")):
+        resolved["objective"] = objective | {"parts": join(objective["parts"])}
     own = settings.get("task")
     if isinstance(own, str) and names_a_file(own):
         resolved["task"] = join(own)
@@ -169,6 +180,10 @@ def _relative_to(
     if isinstance(compare := settings.get("compare"), dict) and "methods_from" in compare:
         resolved["compare"] = compare | {"methods_from": join(compare["methods_from"])}
     return resolved
+
+
+def is_file_of_parts(parts: object) -> bool:
+    return isinstance(parts, str) and re.fullmatch(RANGE, parts) is None
 
 
 def _at_home(path: str) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
@@ -31,6 +33,8 @@ from sewa_cli.settings import (
 )
 
 STDOUT = "-"
+RANGE = r"(\d+)-(\d+)"  # of parts
+FEW_EVALUATIONS = 20  # of a command that scores everything in one call
 DEFAULT_METHODS = (
     *("aggregate", "sewa", "last", "uniform", "lawa", "latest", "swa", "ema", "random", "greedy"),
 )
@@ -74,6 +78,21 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
 
+def _as_texts(value: object) -> object:
+    """YAML reads `[1, 2]` as numbers."""
+    if isinstance(value, list | tuple):
+        return tuple(str(one) for one in value)
+    return value
+
+
+def _checked_regex(value: str | None) -> str | None:
+    try:
+        re.compile(value or "")
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from error
+    return value
+
+
 class CompareConfig(Settings):
     """Settings of `sewa compare`."""
 
@@ -108,6 +127,12 @@ class ObjectiveConfig(Settings):
     workers: Count = Field(1, description="processes that evaluate parts")
     part_timeout: Duration | None = Field(
         None, description="a part that takes longer has failed, 30s; null: never"
+    )
+    parts: Annotated[str | tuple[str, ...] | None, BeforeValidator(_as_texts)] = Field(
+        None, description="score: what {part} is: a list, a range 1-20, or a file of lines"
+    )
+    score_regex: Annotated[str | None, AfterValidator(_checked_regex)] = Field(
+        None, description="score: finds the number in what is printed, in its first group"
     )
 
     @model_validator(mode="before")
@@ -163,7 +188,7 @@ class Config(Settings):
         """Make relative paths absolute, as they are seen from `folder`."""
         given = [path if str(path) == STDOUT else folder / path for path in self.checkpoints]
         found: dict[str, Any] = {"checkpoints": tuple(given)}
-        for name in ("cache", "report", "output"):
+        for name in ("cache", "report", "output", "scratch"):
             if (path := getattr(self, name)) not in (None, STDOUT):
                 found[name] = type(path)(folder / path)
         return self.model_copy(update=found)
@@ -217,6 +242,12 @@ class Config(Settings):
     cache: Path | None = Field(
         None, description="a folder that keeps what is worked out: the same command goes on there"
     )
+    score: str | None = Field(
+        None, description="instead of a task: a command that prints the score of {checkpoint}"
+    )
+    scratch: Path | None = Field(
+        None, description="where averages are written for `score`; null: in memory if they fit"
+    )
     device: str = Field("auto", description="auto: cuda, else mps, else cpu")
     seed: Seed = Field(0, description="the same seed gives the same bytes")
     bn: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = Field(
@@ -237,6 +268,20 @@ class Config(Settings):
     report: Path | None = Field(None, description="null: next to the output, or inside")
     strict: bool = Field(False, description="exit with 5 if a baseline is better on held-out data")
     _file: Path | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_score(cls, given: Any) -> Any:
+        """Refuse a score without a name; one evaluation of all data is dear, so they are few."""
+        if not isinstance(given, dict) or given.get("score") is None:
+            return given
+        objective = given.get("objective") or {}
+        if isinstance(objective, dict):
+            if objective.get("metric") is None:
+                raise ValueError("score: needs --metric, the name of what it prints: --metric -wer")
+            if objective.get("parts") is None:
+                return {**given, "objective": {"budget": FEW_EVALUATIONS, **objective}}
+        return given
 
     @property
     def checkpoints_from(self) -> Path | None:

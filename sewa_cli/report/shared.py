@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +15,6 @@ from sewa_cli import __version__
 if TYPE_CHECKING:
     from sewa_cli.config import Config
     from sewa_cli.events import Events
-    from sewa_cli.task import Task
 
 SCHEMA_VERSION: Final = 3
 
@@ -147,8 +146,17 @@ class TaskHead(Head):
     seed: int
 
 
+class Named(Protocol):
+    """A task, or a command in its place."""
+
+    @property
+    def source(self) -> str: ...
+    @property
+    def sha256(self) -> str | None: ...
+
+
 def heading(
-    config: Config, events: Events, task: Task | None = None, device: object = None
+    config: Config, events: Events, task: Named | None = None, device: object = None
 ) -> dict[str, Any]:
     """Return values for `Head`; with a task and its device, for `TaskHead`."""
     head: dict[str, Any] = {

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from sewa_cli import interrupts
-from sewa_cli.checkpoints.means import counts_of
 from sewa_cli.direction import Criterion
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.objective.judge import Lead, judge_by_metric
@@ -21,7 +20,7 @@ from sewa_cli.solvers import Choice
 from sewa_cli.solvers.board import Average
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.stats import FEWEST_UNITS, compare_rows, difference, parts_needed
-from sewa_cli.task.scoring import METRICS, Score
+from sewa_cli.task.scoring import Score
 from sewa_cli.text import finite, with_K
 
 LISTED = 100  # failures in the report
@@ -74,20 +73,15 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:
 
     The choice is the last checkpoint where any parts show that to be significantly better.
     """
-    outcome, board, k = choice.find(Outcome), metric.board, metric.run.trajectory.k
+    outcome, board, k = choice.find(Outcome), metric.board, metric.basis.trajectory.k
     assert outcome is not None
-    session = metric.run.session
-    if metric.scoring.name == METRICS and session.task.heldout_data is not None:
-        session.events.warn(
-            "metrics() may use held-out examples; if so, the held-out loss is biased. Define "
-            "score() and score_parts()."
-        )
     taken, last = outcome.taken, tuple(mean_of([k - 1], k))
-    uniform = by_steps(mean_of(range(k), k), counts_of(metric.run.used))
+    uniform = by_steps(mean_of(range(k), k), metric.basis.counts)
     entrants = (taken, outcome.incumbent, outcome.leader, outcome.baseline)
     averages = {entrant.label: entrant.average for entrant in entrants if entrant is not None}
     for name, average in (("last", last), ("uniform", tuple(uniform))):
-        if average not in averages.values():
+        is_free = not metric.judge.whole or average in board.found
+        if average not in averages.values() and (is_free or name == "last"):
             averages[name] = average
     names = [*averages]
     name_of_last = next(name for name in names if averages[name] == last)
@@ -116,7 +110,7 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:
     contest = Contest(
         metric=metric.criterion.name,
         goal=metric.criterion.goal,
-        budget=session.config.objective.budget,
+        budget=metric.config.objective.budget,
         evaluations=board.spent,
         heldout_evaluations=metric.heldout_evaluations,
         failures=board.failures[:LISTED],
@@ -147,10 +141,10 @@ def _score_all(metric: Metric, averages: Sequence[Average]) -> list[list[Score]]
         found = [metric.score_heldout(average) for average in averages]
     except KeyboardInterrupt:  # the choice is made: it is not lost with its last scores
         is_second = metric.board.interrupted
-        if is_second or metric.run.session.config.strict or not interrupts.forgive():
+        if is_second or metric.config.strict or not interrupts.forgive():
             raise
         metric.board.interrupted = True
-        metric.run.session.events.warn(
+        metric.events.warn(
             "interrupted: what was chosen is written without held-out scores (Ctrl-C again ends "
             "it all)"
         )
@@ -177,7 +171,7 @@ def _reported(
     rows = [row for row, has_scores in enumerate(filled.has_scores) if has_scores]
     intervals: dict[int, Interval | None] = {}
     if rows and len(weights) >= FEWEST_UNITS:
-        spread = compare_rows(filled.scores[rows], weights, metric.run.session.config.seed)
+        spread = compare_rows(filled.scores[rows], weights, metric.config.seed)
         intervals = {row: _finite(*ends) for row, ends in zip(rows, spread.intervals, strict=True)}
     means = (filled.scores @ weights / weights.sum()).tolist()
     return [
@@ -230,7 +224,7 @@ def _lead_to_choose_by(metric: Metric, own: Average, last: Average) -> Lead | No
 
 
 def _mean_lead(metric: Metric, over: str, lead: Tensor, weights: Tensor) -> Lead | None:
-    seed = metric.run.session.config.seed
+    seed = metric.config.seed
     by, interval = difference(lead, torch.zeros_like(lead), weights, seed)
     if not isfinite(by):
         return None

@@ -98,17 +98,20 @@ def divide_parts(
                     f"more to choose by; there are {count}"
                 )
         return {"selection": Places("selection", tuple(every["selection"]))}
-    kept = _count_held_back(count, config.guard)
+    chosen_by, kept = hold_back(every["selection"], config)
     events.warn(
-        f"no held-out {'parts' if listed else 'batches'}: {kept} of the {count} to choose by are "
-        "kept aside, to report by; nothing is chosen by these, by the loss neither"
+        f"no held-out {'parts' if listed else 'batches'}: {len(kept)} of the {count} to choose by "
+        "are kept aside, to report by; nothing is chosen by these, by the loss neither"
     )
+    return {"selection": Places("selection", chosen_by), "heldout": Places("selection", kept)}
+
+
+def hold_back(every: Sequence[int], config: Config) -> tuple[Sequence[int], Sequence[int]]:
+    """Divide units at random into those to choose by and those to report by."""
+    kept = _count_held_back(len(every), config.guard)
     generator = torch.Generator().manual_seed(config.seed)
-    order = [every["selection"][i] for i in torch.randperm(count, generator=generator).tolist()]
-    return {
-        "selection": Places("selection", tuple(sorted(order[kept:]))),
-        "heldout": Places("selection", tuple(sorted(order[:kept]))),
-    }
+    order = [every[i] for i in torch.randperm(len(every), generator=generator).tolist()]
+    return tuple(sorted(order[kept:])), tuple(sorted(order[:kept]))
 
 
 def _count_held_back(count: int, guard: float | None) -> int:

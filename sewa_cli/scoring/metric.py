@@ -8,16 +8,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from sewa_cli.config import Config
 from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError, TaskError
-from sewa_cli.events import Planned
+from sewa_cli.events import Events, Planned
 from sewa_cli.extensions import make_solver
-from sewa_cli.methods import Coefficients, parse_one
+from sewa_cli.methods import Coefficients, Run, parse_one
 from sewa_cli.methods.fixed import Name
 from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import number
@@ -39,76 +40,187 @@ from sewa_cli.scoring.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.solvers.board import REPORTED, Answer, Asked, Average, Board, Failed
-from sewa_cli.task.scoring import Score, Scoring
+from sewa_cli.task.scoring import METRICS, Score, Scoring
 
 AT_ONCE = 8  # parts in a call of scores()
 SHOWN = 4  # averages that are scored on held-out parts, or fewer where some are the same
 
 
-@dataclass
-class Metric:
-    """The task's metric over averages of a run. Close it: it may have processes.
+class Judge(Protocol):
+    """What scores averages on parts: the task's functions, or a command.
 
-    lists    the task's two lists of parts; `places` says which of them are for what
-    weights  what each part counts in a mean
-    board    what was asked for the choice under way
+    weights     what each part counts in a mean
+    whole       a call has all parts, and is one evaluation
+    stop_after  failures in a row that end a search
+    tried       averages that were scored before there was a board
     """
 
-    run: PlacedRun
-    criterion: Criterion
-    scoring: Scoring
-    lists: Mapping[Kind, Sequence[Any]]
-    places: Mapping[Kind, Places]
     weights: Mapping[Kind, Tensor]
-    pool: InProcess | Workers
-    board: Board = field(init=False)
-    heldout_evaluations: int = 0
-    _stored: OrderedDict[Average, Tensor | Path] = field(default_factory=OrderedDict)
+    whole: bool
+    stop_after: int | None
+    tried: Sequence[Average]
 
     @property
     def at_once(self) -> int:
-        return AT_ONCE if self.scoring.at_once else 1
+        """Return the number of parts in a call."""
+
+    def name_of(self, kind: Kind, part: int) -> int | str:
+        """Name a part in messages."""
+
+    def evaluate(self, calls: Sequence[Asked], until: float | None) -> Iterator[tuple[int, Answer]]:
+        """Yield the metric on parts to choose by, by the calls' places, as they finish."""
+
+    def score_heldout(self, calls: Sequence[Asked]) -> Iterator[tuple[int, Result]]:
+        """Yield all scores on held-out parts in the same way."""
+
+    def pick(self, scores: Sequence[Score]) -> list[float]:
+        """Return the metric of each part."""
+
+    def warm(self) -> None:
+        """Start all processes: their start is no measure of what a part takes."""
+
+    def close(self) -> None:
+        """End what was started, and remove what was written."""
+
+
+@dataclass
+class Metric:
+    """A metric over averages of a run. Close it: it may have processes.
+
+    basis  the problem without a board
+    board  what was asked for the choice under way
+    """
+
+    basis: Problem
+    config: Config
+    criterion: Criterion
+    judge: Judge
+    board: Board = field(init=False)
+    heldout_evaluations: int = 0
+
+    @property
+    def events(self) -> Events:
+        return self.basis.events
+
+    @property
+    def weights(self) -> Mapping[Kind, Tensor]:
+        return self.judge.weights
 
     @property
     def heldout_parts(self) -> int | None:
         return len(self.weights["heldout"]) if "heldout" in self.weights else None
 
     def problem(self) -> Problem:
-        """Return the run's problem with a new board, and the choice by the loss if there is one."""
-        session, problem = self.run.session, self.run.problem()
-        config = session.config.objective
+        """Return the problem with a new board."""
+        config, judge = self.config.objective, self.judge
         budget = config.budget
         self.board = Board(
             self.criterion,
             self.weights["selection"],
-            self._evaluate,
-            session.events,
+            judge.evaluate,
+            self.events,
             evaluations=budget if isinstance(budget, int) else None,
             seconds=seconds_of(budget) if isinstance(budget, str) else None,
-            at_once=self.at_once,
-            abreast=config.workers * self.at_once,
-            numbers=self.places["selection"].at,
+            at_once=judge.at_once,
+            abreast=config.workers * judge.at_once,
+            whole=judge.whole,
+            stop_after=judge.stop_after,
+            name_of=partial(judge.name_of, "selection"),
         )
         if self.board.seconds is not None:
-            self.pool.warm()
-        by_loss = partial(self._choose_by_loss, problem) if session.task.has_loss else None
-        incumbent = _named_incumbent(self.run)
-        return replace(problem, board=self.board, incumbent=incumbent, by_loss=by_loss)
+            judge.warm()
+        self.board.ask([(average, range(self.board.parts)) for average in judge.tried])
+        return replace(self.basis, board=self.board)
 
     def follow(self) -> None:
         """Show progress by the budget, and by the held-out parts of averages that are reported."""
         if (budget := self.board.evaluations) is None:  # of a time nobody knows what it is for
             return
-        heldout = SHOWN * (self.heldout_parts or 0)
-        self.run.session.events.follow(
+        heldout = 0 if self.judge.whole else SHOWN * (self.heldout_parts or 0)
+        self.events.follow(
             [Planned("evaluating parts", budget), Planned("held-out parts", heldout)],
             lambda: self.board.spent + self.heldout_evaluations,
         )
 
     def close(self) -> None:
+        self.judge.close()
+
+    def score_heldout(self, average: Average) -> list[Score] | None:
+        """Return a score for each held-out part, without numbers where it has failed.
+
+        None: there are no such parts.
+        """
+        count, events = self.heldout_parts, self.events
+        if count is None:
+            return None
+        at_once = count if self.judge.whole else self.judge.at_once
+        found: list[Score] = [{"": nan} for _ in range(count)]
+        done, failures, repeated = 0, list[str](), list[Asked]()
+        starts = range(0, count, at_once)
+        first = [Asked(average, (*range(count)[n : n + at_once],)) for n in starts]
+        for calls in (first, repeated):
+            for place, result in self.judge.score_heldout(calls):
+                parts = calls[place].parts
+                if not isinstance(result, Failed):
+                    found[parts[0] : parts[-1] + 1] = result
+                elif result.is_final:
+                    raise TaskError(result.line)
+                elif len(parts) > 1:  # one of them may be to blame
+                    repeated += calls[place].one_by_one()
+                    continue
+                else:
+                    name = self.judge.name_of("heldout", parts[0])
+                    failures.append(f"held-out part {name} has failed: {result.line}")
+                done += len(parts)
+                self.heldout_evaluations += 0 if self.judge.whole else len(parts)
+                events.progress("held-out parts", done, count)
+        for line in failures[:REPORTED]:
+            events.warn(line)
+        if len(failures) > REPORTED:
+            events.warn(f"{len(failures) - REPORTED} more held-out parts have failed")
+        return found
+
+    def pick(self, scores: Sequence[Score]) -> Tensor:
+        """Return the metric on each held-out part; NaN: that part has failed."""
+        return torch.tensor(self.judge.pick(scores), dtype=torch.float64)
+
+
+@dataclass
+class TaskJudge:
+    """Scores by the task's functions.
+
+    lists   the task's two lists of parts; `places` says which of them are for what
+    """
+
+    run: PlacedRun
+    scoring: Scoring
+    metric: str
+    lists: Mapping[Kind, Sequence[Any]]
+    places: Mapping[Kind, Places]
+    weights: Mapping[Kind, Tensor]
+    pool: InProcess | Workers
+    whole: bool = False
+    stop_after: int | None = None
+    tried: Sequence[Average] = ()
+    _stored: OrderedDict[Average, Tensor | Path] = field(default_factory=OrderedDict)
+
+    @property
+    def at_once(self) -> int:
+        return AT_ONCE if self.scoring.at_once else 1
+
+    def name_of(self, kind: Kind, part: int) -> int:
+        return self.places[kind].at[part]
+
+    def pick(self, scores: Sequence[Score]) -> list[float]:
+        return self.scoring.pick(scores, self.metric)
+
+    def warm(self) -> None:
+        self.pool.warm()
+
+    def close(self) -> None:
         self.pool.close()
 
-    def _choose_by_loss(self, problem: Problem, K: int) -> Choice:
+    def choose_by_loss(self, problem: Problem, K: int) -> Choice:
         """Choose by the loss, without batches that are held back as held-out parts."""
         kept = self.places.get("heldout")
         if self.scoring.parts is None and kept is not None and kept.of == "selection":
@@ -118,11 +230,7 @@ class Metric:
         config = self.run.session.config
         return make_solver(config, default_for(K, sparse=False)).choose(problem, K)
 
-    # ---- scores to choose by ----------------------------------------------------------------
-
-    def _evaluate(
-        self, calls: Sequence[Asked], until: float | None
-    ) -> Iterator[tuple[int, Answer]]:
+    def evaluate(self, calls: Sequence[Asked], until: float | None) -> Iterator[tuple[int, Answer]]:
         """Yield what is known from an earlier run at once, then the others as they finish."""
         memo, left = self.run.session.objective.memo, []
         for place, call in enumerate(calls):
@@ -137,11 +245,14 @@ class Metric:
             if isinstance(result, Failed):
                 yield place, result
                 continue
-            scores = self.scoring.pick(result, self.criterion.name)
+            scores = self.pick(result)
             for part, score in zip(call.parts, scores, strict=True):
                 if memo is not None:
                     memo.keep(self._key(call.average, part), {"score": number(score)})
             yield place, scores
+
+    def score_heldout(self, calls: Sequence[Asked]) -> Iterator[tuple[int, Result]]:
+        yield from self._run(calls, "heldout")
 
     def _key(self, average: Average, part: int) -> tuple[Any, ...]:
         """Name all that a score depends on besides the checkpoints, the task and the settings."""
@@ -170,46 +281,6 @@ class Metric:
         self._stored[average] = self.pool.store(run.session.model.flat.detach().cpu())
         return self._stored[average]
 
-    # ---- held-out scores --------------------------------------------------------------------
-
-    def score_heldout(self, average: Average) -> list[Score] | None:
-        """Return a score for each held-out part, without numbers where it has failed.
-
-        None: the task has no such parts.
-        """
-        count, events = self.heldout_parts, self.run.session.events
-        if count is None:
-            return None
-        found: list[Score] = [{"": nan} for _ in range(count)]
-        done, failures, repeated = 0, list[str](), list[Asked]()
-        starts = range(0, count, self.at_once)
-        first = [Asked(average, (*range(count)[n : n + self.at_once],)) for n in starts]
-        for calls in (first, repeated):
-            for place, result in self._run(calls, "heldout"):
-                parts = calls[place].parts
-                if not isinstance(result, Failed):
-                    found[parts[0] : parts[-1] + 1] = result
-                elif result.is_final:
-                    raise TaskError(result.line)
-                elif len(parts) > 1:  # one of them may be to blame
-                    repeated += calls[place].one_by_one()
-                    continue
-                else:
-                    name = self.places["heldout"].at[parts[0]]
-                    failures.append(f"held-out part {name} has failed: {result.line}")
-                done += len(parts)
-                self.heldout_evaluations += len(parts)
-                events.progress("held-out parts", done, count)
-        for line in failures[:REPORTED]:
-            events.warn(line)
-        if len(failures) > REPORTED:
-            events.warn(f"{len(failures) - REPORTED} more held-out parts have failed")
-        return found
-
-    def pick(self, scores: Sequence[Score]) -> Tensor:
-        """Return the metric on each held-out part; NaN: that part has failed."""
-        return torch.tensor(self.scoring.pick(scores, self.criterion.name), dtype=torch.float64)
-
 
 def open_metric(run: PlacedRun) -> Metric:
     """List and divide the parts, and settle in which processes they are scored."""
@@ -227,8 +298,20 @@ def open_metric(run: PlacedRun) -> Metric:
         )
         for kind, (of, at) in places.items()
     }
-    criterion = Criterion(name, config.objective.direction)
-    return Metric(run, criterion, scoring, lists, places, weights, _open_pool(run, lists, places))
+    pool = _open_pool(run, lists, places)
+    judge = TaskJudge(run, scoring, name, lists, places, weights, pool)
+    if scoring.name == METRICS and task.heldout_data is not None:
+        session.events.warn(
+            "metrics() may use held-out examples; if so, the held-out loss is biased. Define "
+            "score() and score_parts()."
+        )
+    problem = run.problem()
+    problem = replace(
+        problem,
+        incumbent=named_incumbent(config, run.for_methods()),
+        by_loss=partial(judge.choose_by_loss, problem) if task.has_loss else None,
+    )
+    return Metric(problem, config, Criterion(name, config.objective.direction), judge)
 
 
 def _open_pool(
@@ -253,13 +336,12 @@ def _open_pool(
     return Workers(recipe, workers, timeout)
 
 
-def _named_incumbent(run: PlacedRun) -> tuple[Name, Coefficients] | None:
-    config, k = run.session.config, run.trajectory.k
+def named_incumbent(config: Config, run: Run) -> tuple[Name, Coefficients] | None:
     if (named := config.objective.incumbent) is None:
         return None
     call, K = parse_one(named, "incumbent"), None
     if call.method.needs_loss or call.method.needs_metric:
         raise ConfigError(f"incumbent: {named} looks at a loss; name a method such as last")
     if call.method.has_budget:
-        K = min(USUAL, k) if config.K == AUTO else config.K
-    return (call.label, K), call(run.for_methods(), K)[0]
+        K = min(USUAL, run.k) if config.K == AUTO else config.K
+    return (call.label, K), call(run, K)[0]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count, islice
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.errors import ConfigError, OutputError, TaskError
+from sewa_cli.scoring.command import cause, end_group
 from sewa_cli.scoring.jobs import Job, PartScorer, Recipe, Result
 from sewa_cli.solvers.board import Failed
 
@@ -113,8 +114,8 @@ class Workers:
         try:
             return future.result()
         except ProcessExpired as error:
-            _end_group(error.pid)
-            return Failed(_cause(error.exitcode))
+            end_group(error.pid)
+            return Failed(f"the process {cause(error.exitcode)}")
         except BrokenProcessPool:  # all have ended; `_open` starts others
             return Failed("the process ended")
         except TimeoutError:
@@ -164,19 +165,6 @@ class Workers:
         self._folder.cleanup()
 
 
-def _cause(code: int) -> str:
-    """Say what a process died of."""
-    if code >= 0:
-        return f"the process ended with exit code {code}"
-    why = ", perhaps for want of memory" if code == -signal.SIGKILL else ""
-    return f"the process was killed (signal {-code}){why}"
-
-
-def _end_group(leader: int) -> None:
-    with suppress(OSError, AttributeError):  # it has ended; a system without groups
-        os.killpg(leader, signal.SIGKILL)
-
-
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
@@ -211,7 +199,7 @@ def _start(recipe: bytes, folder: str, ready: Any) -> None:
 
 
 def _end_own_group(*_: object) -> None:
-    _end_group(0)
+    end_group(0)
     os._exit(1)
 
 

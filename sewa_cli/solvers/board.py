@@ -60,7 +60,9 @@ class Board:
     evaluations  the budget; None: `seconds` is
     at_once      parts in a call
     abreast      parts that are under way at the same time, in all processes
-    numbers      the places of the parts in the task's own list
+    whole        a call has all parts of an average, and is one evaluation
+    stop_after   failures in a row that end it, if they share no checkpoint
+    name_of      names a part in messages
     """
 
     criterion: Criterion
@@ -71,14 +73,18 @@ class Board:
     seconds: float | None = None
     at_once: int = 1
     abreast: int = 1
-    numbers: Sequence[int] = ()
+    whole: bool = False
+    stop_after: int | None = None
+    name_of: Callable[[int], object] = int
     found: dict[Average, dict[int, float]] = field(default_factory=dict)  # NaN: it has failed
     failures: list[str] = field(default_factory=list)
     spent: int = 0
     interrupted: bool = False
+    stopped: str | None = None  # why it was, before the budget ended
     _scored: set[int] = field(default_factory=set)  # parts that any average has a score on
     _failed: dict[int, set[Average]] = field(default_factory=dict)
     _failed_calls: list[tuple[Asked, str]] = field(default_factory=list)
+    _in_a_row: list[Asked] = field(default_factory=list)  # those that failed, the last time
     _range: tuple[float, float] = (inf, -inf)  # of all scores
     _began: float | None = None
     _pace: float = 1.0  # evaluations in a second, the last time
@@ -98,7 +104,7 @@ class Board:
     @property
     def left(self) -> int:
         """Return evaluations; of a budget in seconds, as many as there will be time for."""
-        if self.interrupted:
+        if self.interrupted or self.stopped:
             return 0
         if self.evaluations is not None:
             return self.evaluations - self.spent
@@ -116,7 +122,7 @@ class Board:
         calls = list(self._new(wanted))
         if not calls:
             return
-        if self.interrupted:
+        if self.interrupted or self.stopped:
             raise Spent
         began, before = time.monotonic(), self.spent
         self._began = began if self._began is None else self._began
@@ -146,21 +152,24 @@ class Board:
                 for part in dict.fromkeys(parts)
                 if part not in known and part not in bad and (average, part) not in seen
             ]
+            if new and self.whole:
+                new = [*range(self.parts)]
             seen |= {(average, part) for part in new}
-            for start in range(0, len(new), self.at_once):
-                yield Asked(average, tuple(new[start : start + self.at_once]))
+            at_once = self.parts if self.whole else self.at_once
+            for start in range(0, len(new), at_once):
+                yield Asked(average, tuple(new[start : start + at_once]))
 
     def _call(self, calls: Sequence[Asked]) -> list[Asked]:
         """Make calls within the budget; return those to repeat part by part, as some part fails."""
         calls, repeated = self._affordable(calls), list[Asked]()
         for place, answer in self.evaluate(calls, self._until):
             call = calls[place]
-            self.spent += len(call.parts)
+            self.spent += self._cost(call)
             if not isinstance(answer, Failed):
                 self._write(call, answer)
             elif answer.is_final:
                 raise TaskError(answer.line)
-            elif len(call.parts) == 1 or self._always_fails(call.average):
+            elif len(call.parts) == 1 or self.whole or self._always_fails(call.average):
                 self._fail(call, answer.line)
             else:
                 repeated += call.one_by_one()
@@ -168,9 +177,14 @@ class Board:
             self.events.progress("evaluating parts", self.spent, self.evaluations or 0)
         return repeated
 
+    def _cost(self, call: Asked) -> int:
+        return 1 if self.whole else len(call.parts)
+
     def _affordable(self, calls: Sequence[Asked]) -> list[Asked]:
         if self.evaluations is None:
             return list(calls)
+        if self.whole:
+            return list(calls[: max(0, self.left)])
         taken, left = [], self.evaluations - self.spent
         for call in calls:
             if left <= 0:
@@ -180,6 +194,7 @@ class Board:
         return taken
 
     def _write(self, call: Asked, scores: Sequence[float]) -> None:
+        self._in_a_row.clear()
         known = {p: score for p, score in zip(call.parts, scores, strict=True) if isfinite(score)}
         self.found.setdefault(call.average, {}).update(known)
         self._scored |= known.keys()
@@ -192,13 +207,16 @@ class Board:
         for part in call.parts:
             self.found.setdefault(call.average, {})[part] = nan
             self._failed.setdefault(part, set()).add(call.average)
-            self.failures.append(f"part {self._name(part)}: {line}")
+        for name in self._names(call):
+            self.failures.append(f"{name}: {line}")
             if len(self.failures) <= REPORTED:
-                self.events.warn(f"part {self._name(part)} has failed: {line}")
+                self.events.warn(f"{name} has failed: {line}")
         self._give_up_if_hopeless(call, line)
 
-    def _name(self, part: int) -> int:
-        return self.numbers[part] if self.numbers else part
+    def _names(self, call: Asked) -> list[str]:
+        if self.whole:
+            return [f"evaluation {self.spent}"]
+        return [f"part {self.name_of(part)}" for part in call.parts]
 
     def _always_fails(self, average: Average) -> bool:
         row = self.found.get(average, {})
@@ -207,20 +225,27 @@ class Board:
     def _give_up_if_hopeless(self, call: Asked, line: str) -> None:
         """End where all calls have failed, unless one part or one checkpoint may be to blame."""
         self._failed_calls.append((call, line))
-        parts = {one.parts for one, _ in self._failed_calls}
-        columns = zip(*(one.average for one, _ in self._failed_calls), strict=True)
-        if (
-            len(self._failed_calls) >= HOPELESS
-            and len(parts) >= min(2, self.parts)
-            and not any(all(column) for column in columns)
-        ):
+        self._in_a_row.append(call)
+        if self._share_nothing([one for one, _ in self._failed_calls], self.stop_after or HOPELESS):
             self.check()
+        if self.stop_after and self._share_nothing(self._in_a_row, self.stop_after):
+            self.stopped = f"{len(self._in_a_row)} evaluations in a row have failed: {line}"
+            self.events.warn(f"stopped: {self.stopped}")
+            raise Spent
+
+    def _share_nothing(self, calls: Sequence[Asked], fewest: int) -> bool:
+        """Return whether so many calls have neither a part nor a checkpoint in common."""
+        parts = {one.parts for one in calls}
+        columns = zip(*(one.average for one in calls), strict=True)
+        several = self.whole or len(parts) >= min(2, self.parts)
+        return len(calls) >= fewest and several and not any(all(column) for column in columns)
 
     def check(self) -> None:
         """Raise an error if there is no score at all, of all that was tried."""
         if self._failed_calls and not self.has_scores:
             call, line = self._failed_calls[0]
-            raise TaskError(f"no part could be scored; part {self._name(call.parts[0])}: {line}")
+            what = "average" if self.whole else "part"
+            raise TaskError(f"no {what} could be scored; {self._names(call)[0]}: {line}")
 
     # ---- what is on it --------------------------------------------------------------------------
 

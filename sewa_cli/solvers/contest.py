@@ -229,6 +229,10 @@ class Contest:
             return None
         if rival is None:
             return "there was no other average to meet"
+        if board.stopped:
+            return board.stopped
+        if board.whole or board.parts == 1:
+            return "the search has tried all that it had to try"
         parts = {*self.duel_parts} - board.bad
         if all(parts.issubset(board.found.get(a.average, ())) for a in (leader, rival)):
             return f"the search has settled, and the duel has used all of its {len(parts)} parts"

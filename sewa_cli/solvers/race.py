@@ -5,7 +5,8 @@ single checkpoints; where there is no loss, random masks too. All are asked on t
 same order. In each heat all that are left are asked on more parts, at least twice as many. Those
 that are significantly worse than the leader (an anytime-valid test, for all of them at once) are
 dropped, and of the rest the better half goes on, or fewer where the budget carries no more. Then
-small changes of the winner are tried; then it meets the incumbent (`contest`).
+small changes of the winner are tried; then it meets the incumbent (`contest`). Where one call
+scores an average on everything, there are no heats to run: another search is made (`few`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from sewa_cli.settings import AUTO, Share
 from sewa_cli.solvers import Choice, Problem, Solver, register
 from sewa_cli.solvers.board import Spent
 from sewa_cli.solvers.contest import LEAST, Contest, Entrant, open_contest
+from sewa_cli.solvers.few import search_few
 from sewa_cli.stats import SURE, evidence
 
 STRETCHES = (2, 4)  # the run in so many pieces
@@ -50,6 +52,11 @@ class Race(Solver):
     def choose(self, problem: Problem, K: int) -> Choice:
         """Run heats, then change the winner; the rest of the budget is for the duel."""
         contest, settings, leader = open_contest(problem, K), self.settings, None
+        if contest.board.whole or contest.board.parts == 1:
+            leader = search_few(contest, K) or contest.best_of_most_asked(
+                [*contest.entrants.values()]
+            )
+            return contest.decide(leader or contest.incumbent)
         search = settings.heats + settings.changes
         heats, changes = (contest.allowance(share, search) for share in (settings.heats, search))
         with suppress(Spent):

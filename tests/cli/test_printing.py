@@ -119,7 +119,7 @@ def test_help_comes_in_panels(sewa, name):
 
 def test_select_has_few_enough_flags_to_be_read(sewa):
     out = sewa("select", "--help").out
-    assert len(re.findall(r"^│ --", out, re.MULTILINE)) <= 32  # with --help
+    assert len(re.findall(r"^│ --", out, re.MULTILINE)) <= 34  # with --help
     also = " ".join(out[out.index("Also (see the docs):") :].split())
     for rare in ("--every N", "--state-key KEY", "--incumbent NAME", "--shard-size SIZE"):
         assert f"{rare}, " in also

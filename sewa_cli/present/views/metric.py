@@ -146,6 +146,9 @@ def choice(found: Contest) -> str:
         return (
             f"the budget was too small to compare two averages on the same parts; kept `{written}`"
         )
+    if found.confirmed is None and found.parts == 1:
+        many = f"of {others + 1:,} averages"
+        return f"`{written}` has the best {found.metric} {many}; not confirmed: it is one number"
     if found.confirmed is None:
         count = f"{found.parts} part{'s are' if found.parts > 1 else ' is'}"
         return f"`{written}` has the best {found.metric}; {count} too few to confirm it"
