@@ -3,7 +3,7 @@
 In a folder, the first of these that exists:
   1. folders that are checkpoints (checkpoint-500/, step-20/ …), without a final model next to them
   2. the folder itself, if it is one checkpoint and holds no other weights
-  3. files: *.safetensors and sets of them, or *.pt, *.pth, *.bin, *.ckpt
+  3. files: *.safetensors and sets of them, or *.pt, *.pth, *.bin, *.ckpt; else *.nemo, *.zip
   4. the same where trainers put them: in checkpoints/, lightning_logs/version_0/…
 Other files that trainers save (optimizer, scheduler, random state) do not count, nor do copies: by
 name (best, average), by step (last) or by their bytes.
@@ -23,7 +23,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from sewa_cli.checkpoints import adapters, means, pytorch, toolkits
+from sewa_cli.checkpoints import adapters, archives, means, pytorch, toolkits
 from sewa_cli.checkpoints.checkpoint import (
     REPORT,
     WRITTEN_BY,
@@ -299,7 +299,8 @@ def _files(entries: Sequence[Path]) -> list[Path]:
     lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)
     if lone is not None:
         raise CheckpointError(f"{lone}: is a shard of a set, but its index (*{INDEX}) is missing")
-    return sorted([*indices, *single]) or [p for p in entries if p.name.endswith(means.SUFFIX)]
+    files = [*indices, *(p for p in single if p.suffix not in archives.WEIGHTS)]
+    return sorted(files) or single or [p for p in entries if p.name.endswith(means.SUFFIX)]
 
 
 def _check_alike(folder: Path, paths: Sequence[Path]) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch's own files: .pt, .pth, .bin and Lightning's .ckpt.
+"""PyTorch's own files: .pt, .pth, .bin and Lightning's .ckpt, and archives that hold one.
 
 They are pickles, and a pickle can run any code. Only `torch.load(weights_only=True)` ever touches
 them: harmless classes become inert stand-ins, and whatever else is asked for is refused.
@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
 
-from sewa_cli.checkpoints import toolkits
+from sewa_cli.checkpoints import archives, toolkits
 from sewa_cli.checkpoints.checkpoint import (
     Header,
     Reader,
@@ -38,7 +38,7 @@ from sewa_cli.text import one_line, shown
 if TYPE_CHECKING:
     from torch import Tensor
 
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", *archives.WEIGHTS)
 STEP_KEYS = ("global_step", "step")
 MEAN = "model_avg"  # icefall's key of the mean of the weights since the start
 REFUSED = "refused, none of it was run; where you trust it, save its weights as safetensors"
@@ -138,15 +138,17 @@ def open_set(index: Path, state_key: str | None = None) -> Header:
 
 
 def _is_mapped(path: Path) -> bool:
-    """Files from before PyTorch 1.6 are no archives, and cannot be mapped."""
+    """Files from before PyTorch 1.6, and those inside an archive, cannot be mapped."""
     with reading(path), open_regular(path) as file:
-        return _is_archive(file)
+        return path.suffix not in archives.WEIGHTS and _is_archive(file)
 
 
 def load(path: Path) -> Any:
     """Return what the file holds, its tensors mapped, not read; nothing in it is executed."""
     try:
         return load_plain(path)
+    except CheckpointError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
@@ -167,6 +169,9 @@ def load_plain(source: Path | IO[bytes]) -> Any:
     """Unpickle by torch, here alone; raises whatever it does. Archives on the disk are mapped."""
     import torch
 
+    if isinstance(source, Path) and source.suffix in archives.WEIGHTS:
+        with archives.opened(source) as member:
+            return load_plain(member)
     if isinstance(source, Path):
         with open_regular(source) as file:
             is_mapped = _check_archive(file)
@@ -182,7 +187,7 @@ def load_plain(source: Path | IO[bytes]) -> Any:
 def mentions(path: Path, word: str) -> bool:
     """Whether the file's pickle has this word in it; it is not unpickled."""
     try:
-        with open_regular(path) as file:
+        with archives.opened(path) as file:
             if not _check_archive(file):
                 return False
             with zipfile.ZipFile(file) as archive:
@@ -277,7 +282,9 @@ def is_tensor(value: object) -> bool:
 
 def _info(path: Path, name: str, tensor: Tensor) -> TensorInfo:
     check_dense(tensor, f"{path}: {name}: ")
-    if tensor.nbytes > path.stat().st_size:  # an expanded tensor: one value, repeated
+    if tensor.nbytes > max(
+        path.stat().st_size, tensor.untyped_storage().nbytes()
+    ):  # an expanded tensor: one value, repeated
         raise CheckpointError(
             f"{path}: {shown(name, 100)}: is larger than the whole file; save a copy of it"
         )

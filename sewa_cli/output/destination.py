@@ -34,7 +34,6 @@ from sewa_cli.publish import (
 from sewa_cli.report.shared import to_json
 
 R = TypeVar("R", bound=BaseModel | None)
-DEFAULT_OUTPUT = "averaged.safetensors"
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,8 @@ def decide_outputs(
         layouts.check_beside(like, config.output_dtype)
     wanted = None
     if named is None:  # nobody named it, so a name that is taken is no reason to stop
-        wanted = Path(DEFAULT_OUTPUT if form == "file" else "averaged")
+        is_file = form in ("file", "archive")
+        wanted = Path(f"averaged{layouts.default_suffix(like) if is_file else ''}")
     return Outputs(named or wanted, config.report, always_report, force, form, shard_size, wanted)
 
 

@@ -10,10 +10,11 @@ import shutil
 import warnings
 from collections import OrderedDict
 from fnmatch import fnmatch
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, files_of, inert, pytorch
+from sewa_cli.checkpoints import SUFFIX, WRITTEN_BY, Checkpoint, archives, files_of, inert, pytorch
 from sewa_cli.checkpoints.adapters import CONFIG as ADAPTER_CONFIG
 from sewa_cli.checkpoints.adapters import WEIGHTS as ADAPTER
 from sewa_cli.checkpoints.checkpoint import REPORT, read_json
@@ -24,7 +25,7 @@ from sewa_cli.files import real
 from sewa_cli.output.average import Average
 
 CARD = "README.md"
-Form = Literal["file", "folder", "torch", "dcp"]
+Form = Literal["file", "folder", "torch", "archive", "dcp"]
 # what a model needs besides its weights to be loaded and used
 BESIDE = (
     "config.json",
@@ -44,25 +45,33 @@ BESIDE = (
     "*.py",  # the model's own code, which config.json may name
 )
 _WRITTEN = (*BESIDE, CARD, REPORT)
+_SUFFIXES = (SUFFIX, *(suffix for suffix in pytorch.SUFFIXES if suffix not in archives.WEIGHTS))
 
 
 def form_of(output: Path | IO[bytes] | None, like: Checkpoint, shard_size: int | None) -> Form:
     """Return the form that the name asks for; where it does not, that of the checkpoints."""
     if output is not None and not isinstance(output, Path):
         return "file"
-    if output is not None and output.suffix in pytorch.SUFFIXES:
+    suffix = default_suffix(like) if output is None else output.suffix
+    if suffix in archives.WEIGHTS and suffix == like.path.suffix:
+        return "archive"
+    if suffix in pytorch.SUFFIXES and suffix not in archives.WEIGHTS:
         return "torch"
-    suffix = SUFFIX if output is None else output.suffix
     is_folder = like.kind in ("folder", "adapter") or shard_size is not None
     if is_folder and (output is None or suffix != SUFFIX):
         return "folder"
     is_number = suffix[1:].isdigit()  # a name such as llama-0.5
     if suffix not in ("", SUFFIX) and not is_number:
         raise ConfigError(
-            f"output: {output}: sewa cannot write {suffix} files; end the name with "
-            f"{', '.join((SUFFIX, *pytorch.SUFFIXES))}, or use --set output_format=dcp"
+            f"output: {output}: sewa cannot write {suffix} files from {like.path.name}; end the "
+            f"name with {', '.join(_SUFFIXES)}, or use --set output_format=dcp"
         )
     return "file"
+
+
+def default_suffix(like: Checkpoint) -> str:
+    """Return the suffix of a file that nobody named; other archives than a run's cannot be made."""
+    return like.path.suffix if like.path.suffix in archives.WEIGHTS else SUFFIX
 
 
 def shard_size_of(asked: int | None, form: Form, like: Checkpoint) -> int | None:
@@ -102,7 +111,14 @@ def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> No
         _fill_folder(made, average, shard_size)
     else:
         with made.open("wb") as file:
-            average.write(file) if form == "file" else _write_torch(average, file)
+            if form == "file":
+                average.write(file)
+            elif form == "torch":
+                _write_torch(average, file)
+            else:
+                weights = BytesIO()
+                _write_torch(average, weights)
+                archives.rewrite(average.sources[-1].path, weights.getvalue(), file)
 
 
 def _fill_folder(folder: Path, average: Average, shard_size: int | None) -> None:

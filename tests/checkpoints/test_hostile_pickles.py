@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import tarfile
 import warnings
 import zipfile
 from argparse import Namespace
@@ -318,7 +319,7 @@ FILES = {
     ),
     "repeated": lambda _: saved({"w": torch.ones(1).expand(2**40)}),
     "deep stand-ins": lambda _: build(
-        named("argparse", "Namespace") * 50_000 + b"N" + b"\x85R" * 50_000, b"N"
+        named("argparse", "Namespace") * 5_000 + b"N" + b"\x85R" * 5_000, b"N"
     ),
     "in a stand-in": lambda mark: saved({"w": torch.ones(3), "a": Namespace(b=[Evil(mark)])}),
     "load_from_bytes": lambda mark: archive(
@@ -338,6 +339,38 @@ def test_a_pytorch_file_that_wants_more_is_one_line(tmp_path, sewa, mark, kind):
     torch.save({"w": torch.ones(3)}, run / "step-2.pt")
     (run / "step-1.pt").write_bytes(FILES[kind](mark))
     check_refused(sewa, run, mark, "step-1.pt: ")
+
+
+def nemo(data, packed=True, **attributes):
+    """An archive whose member of weights is these bytes, or says so."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz" if packed else "w:") as tar:
+        entry = tarfile.TarInfo("model_weights.ckpt")
+        entry.size = len(data)
+        for name, value in attributes.items():
+            setattr(entry, name, value)
+        tar.addfile(entry, io.BytesIO(data))
+    return file.getvalue()
+
+
+ARCHIVES = {
+    "malicious.nemo": lambda mark: nemo(saved(Evil(mark))),
+    "malicious.zip": lambda mark: archive(("policy.pth", saved({"w": Evil(mark)}))),
+    "bomb.nemo": lambda _: nemo(saved({"w": torch.zeros(10_000_000)})),
+    "packed.zip": lambda _: packed(archive(("policy.pth", saved({"w": torch.zeros(9)})))),
+    "link.nemo": lambda _: nemo(b"", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+    "cut.nemo": lambda _: nemo(saved({"w": torch.ones(3)}), packed=False)[:1500],
+    "cut.zip": lambda _: archive(("policy.pth", saved({"w": torch.ones(3)})))[:-9],
+    "none.nemo": lambda _: b"",
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_hostile_archive_is_one_line_and_nothing_in_it_runs(tmp_path, sewa, mark, name):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / name).write_bytes(ARCHIVES[name](mark))
+    check_refused(sewa, run, mark, name)
 
 
 @pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "ckpt"])

@@ -70,11 +70,15 @@ def test_what_is_no_pytorch_file_is_named(tmp_path, content):
 
 
 def test_a_format_that_sewa_does_not_read_is_called_unknown(tmp_path):
-    for name in ("m.nemo", "m.zip", "notes"):
-        with zipfile.ZipFile(tmp_path / name, "w") as archive:
-            archive.writestr("model_weights.ckpt", b"weights")
-        with pytest.raises(CheckpointError, match=rf"{name}: unknown format; sewa reads \.safet"):
-            open_one(tmp_path / name)
+    with zipfile.ZipFile(tmp_path / "m.zip", "w") as archive:
+        archive.writestr("model.ckpt", b"weights")
+    with pytest.raises(
+        CheckpointError, match=r"m.zip: has no policy.pth in it; it holds model.ckp"
+    ):
+        open_one(tmp_path / "m.zip")
+    (tmp_path / "notes").write_bytes((tmp_path / "m.zip").read_bytes())
+    with pytest.raises(CheckpointError, match=r"notes: unknown format; sewa reads \.safetensors"):
+        open_one(tmp_path / "notes")
 
 
 def test_a_distributed_checkpoint_gives_the_models_tensors_and_its_step(tmp_path):

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
 from argparse import Namespace
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
+from functools import partial
+from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -22,7 +28,7 @@ def weights(seed: int) -> OrderedDict[str, Tensor]:
 
 
 def optimizer() -> dict[str, Any]:
-    return {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": np.float64(0.1)}]}
+    return {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 0.1}]}
 
 
 def fairseq(folder: Path) -> None:
@@ -101,6 +107,41 @@ def opennmt(folder: Path) -> None:
         torch.save(content, folder / f"model_step_{step}.pt")
 
 
+def saved(content: Any) -> bytes:
+    file = BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+def nemo(folder: Path, mode: Literal["w:", "w:gz"] = "w:") -> None:
+    for epoch in STEPS:
+        with tarfile.open(folder / f"conformer--epoch={epoch}.nemo", mode) as tar:
+            entry = tarfile.TarInfo(".")
+            entry.type = tarfile.DIRTYPE
+            tar.addfile(entry)
+            members = {
+                "model_config.yaml": b"target: x",
+                "model_weights.ckpt": saved(weights(epoch)),
+            }
+            for name, data in (members | {f"{epoch}_tokenizer.model": b"spm"}).items():
+                entry = tarfile.TarInfo(f"./{name}")
+                entry.size = len(data)
+                tar.addfile(entry, BytesIO(data))
+
+
+def stable_baselines3(folder: Path) -> None:
+    for step in STEPS:
+        with ZipFile(folder / f"rl_model_{step}_steps.zip", "w") as archive:
+            archive.writestr("data", f'{{"num_timesteps": {step}, ":serialized:": "gAWV"}}')
+            archive.writestr("pytorch_variables.pth", saved({}))
+            with archive.open("policy.pth", "w", force_zip64=True) as file:
+                torch.save(weights(step), file)
+            archive.writestr("policy.optimizer.pth", saved(optimizer()))
+            archive.writestr("_stable_baselines3_version", "2.9.2")
+    (folder / "rl_model_replay_buffer_600_steps.pkl").write_bytes(b"not to be read")
+    (folder / "best_model.zip").write_bytes((folder / "rl_model_300_steps.zip").read_bytes())
+
+
 def load(path: Path) -> Any:
     """Load as the toolkits do, pickled objects and all."""
     return torch.load(path, map_location="cpu", weights_only=False)
@@ -129,10 +170,28 @@ def read_opennmt(path: Path) -> dict[str, Tensor]:
     return state["model"] | {f"1.{n}": tensor for n, tensor in state["generator"].items()}
 
 
+def read_nemo(path: Path) -> dict[str, Tensor]:
+    with tarfile.open(path, "r:") as tar, TemporaryDirectory() as folder:
+        tar.extractall(folder, filter="data")
+        assert Path(folder, f"{STEPS[-1]}_tokenizer.model").read_bytes() == b"spm"
+        assert Path(folder, "model_config.yaml").read_bytes() == b"target: x"
+        return load(Path(folder, "model_weights.ckpt"))  # type: ignore[no-any-return]
+
+
+def read_stable_baselines3(path: Path) -> dict[str, Tensor]:
+    with ZipFile(path) as archive:
+        assert json.loads(archive.read("data"))["num_timesteps"] == STEPS[-1]
+        assert torch.load(archive.open("policy.optimizer.pth"))["param_groups"]
+        return torch.load(archive.open("policy.pth"), weights_only=True)  # type: ignore[no-any-return]
+
+
 # toolkit → how its run is made, the suffix of its files, and how they are read
 RUNS: dict[str, tuple[Callable[[Path], None], str, Callable[[Path], dict[str, Tensor]]]] = {
     "fairseq": (fairseq, ".pt", read_fairseq),
     "icefall": (icefall, ".pt", read_icefall),
     "ESPnet": (espnet, ".pth", load),
     "OpenNMT-py": (opennmt, ".pt", read_opennmt),
+    "NeMo": (nemo, ".nemo", read_nemo),
+    "NeMo, packed": (partial(nemo, mode="w:gz"), ".nemo", read_nemo),
+    "stable-baselines3": (stable_baselines3, ".zip", read_stable_baselines3),
 }
