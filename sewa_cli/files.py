@@ -52,7 +52,7 @@ def _checked(about: os.stat_result, most: int | None) -> os.stat_result:
         kind = _KINDS.get(stat.S_IFMT(about.st_mode), "something else")
         raise OSError(errno.EINVAL, f"is {kind}, not a file")
     if most is not None and about.st_size > most:
-        raise OSError(errno.EFBIG, f"is larger than {size(most)}, the most that is read of it")
+        raise OSError(errno.EFBIG, f"is larger than {size(most)}, the largest that sewa reads")
     return about
 
 
@@ -73,7 +73,7 @@ def read_bytes(path: Path, most: int) -> bytes:
     with open_regular(path, most) as file:
         content = file.read(most + 1)
     if len(content) > most:  # it grows
-        raise OSError(errno.EFBIG, f"is larger than {size(most)}, the most that is read of it")
+        raise OSError(errno.EFBIG, f"is larger than {size(most)}, the largest that sewa reads")
     return content
 
 

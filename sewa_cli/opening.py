@@ -81,7 +81,7 @@ def build_objective(
     with events.stage("building the model"):
         model = build_model(task, checkpoints[-1], device, ranks)
     if ranks.several and config.cache is not None:
-        raise ConfigError("cache: nothing is kept of several ranks; leave out --cache")
+        raise ConfigError("cache: does not work on several ranks; leave out --cache")
     is_kept = config.cache is not None
     memo = open_cache(config, task, checkpoints, device, events) if is_kept else None
     return Objective(
@@ -242,7 +242,9 @@ def _make_scorer(
 ) -> Scorer:
     dtype, mode = config.output_dtype, config.bn
     if mode == "on" and not objective.model.batchnorm:
-        raise ConfigError("bn: on, but the model has no BatchNorm layer with running statistics")
+        raise ConfigError(
+            "bn: on, but the model has no BatchNorm layer with running statistics; leave it out"
+        )
     if mode == "auto" and not task.has_loss and task.training_data is None:
         mode = "off"  # there is nothing to take statistics over
     infos = {name: newest.tensors[source] for name, source in names.items()}
@@ -261,7 +263,5 @@ def check_budget(K: int, checkpoints: Sequence[Checkpoint]) -> None:
     """Refuse a K that leaves nothing to choose; AUTO is always possible."""
     k = len(checkpoints)
     if k == 1:
-        raise CheckpointError(
-            f"{checkpoints[0].path}: is the only checkpoint; there is nothing to choose"
-        )
+        raise CheckpointError(f"{checkpoints[0].path}: is the only checkpoint; name several")
     check_K(K, k, k - 1)

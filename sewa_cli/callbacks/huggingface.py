@@ -75,7 +75,7 @@ class MeansForSewa(TrainerCallback):
 
             found = get_peft_model_state_dict(self._mean.model, state_dict=found)
         if missing := wanted.keys() - found.keys():
-            log.warning("%s: no mean is saved: %s has another name", folder, min(missing))
+            log.warning("%s: no mean is saved: it lacks %s", folder, min(missing))
         else:
             weights = {name: _on_host(found[name]) for name in wanted}
             metrics = as_json(self._mean.watched(step))

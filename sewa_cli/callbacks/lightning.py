@@ -60,5 +60,5 @@ class SaveForSewa(Saver, Callback):
     def _chosen(self, module: LightningModule) -> nn.Module:
         chosen = module if self._part is None else getattr(module, self._part, None)
         if not isinstance(chosen, nn.Module):
-            raise ValueError(f"part={self._part!r}: the LightningModule has no such part")
+            raise ValueError(f"part={self._part!r}: is not a module of the LightningModule")
         return chosen

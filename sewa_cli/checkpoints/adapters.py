@@ -68,7 +68,9 @@ def pairs(tensors: Mapping[str, TensorInfo]) -> list[tuple[str, str]]:
                 is_pair = one.is_float and two.is_float and min(len(one.shape), len(two.shape)) > 1
                 if not is_pair or one.shape[0] != two.shape[1]:
                     what = f"{shown(name, 100)}, {one}, and {shown(other, 100)}, {two}"
-                    raise CheckpointError(f"{what}: are no factors of one product; is it intact?")
+                    raise CheckpointError(
+                        f"{what}: do not form a product of LoRA factors; save the adapter again"
+                    )
                 found.append((name, other))
     return found
 

@@ -177,7 +177,7 @@ class Checkpoint(Header):
         return [(0, tensor.reshape(-1))] if tensor.is_contiguous() else None
 
     def _changed(self, name: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {name}: has changed since it was opened")
+        return CheckpointError(f"{self.path}: {name}: has changed since it was opened; try again")
 
     def read_array(self, name: str, part: slice | None = None) -> Array:
         """Return a read-only NumPy view, without torch where the format allows it."""
@@ -253,7 +253,7 @@ def check_count(path: Path, tensors: Collection[str]) -> None:
     """Before anything is done for each of them."""
     if len(tensors) > MOST_TENSORS:
         raise CheckpointError(
-            f"{path}: has {len(tensors):,} tensors; the most that are read are {MOST_TENSORS:,}"
+            f"{path}: has {len(tensors):,} tensors; sewa reads at most {MOST_TENSORS:,}"
         )
 
 
@@ -263,7 +263,8 @@ def neighbours(index: Path, names: Collection[Any]) -> list[Path]:
         is_plain = isinstance(name, str) and name == Path(name).name and "\\" not in name
         if not is_plain or not name.strip(".") or not name.isprintable():
             raise CheckpointError(
-                f"{index}: names {name!r:.100}, which is not a file in its own folder; refused"
+                f"{index}: names {name!r:.100}, which is not a file in its own folder; "
+                "put the shards there"
             )
     files = sorted({index.with_name(name) for name in names})
     with reading(index):  # a name may be longer than the system allows
@@ -275,5 +276,7 @@ def neighbours(index: Path, names: Collection[Any]) -> list[Path]:
         missing = [file for file in files if not file.is_file()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise Unfinished(f"{missing[0]}: is missing{more}, but {index.name} names it")
+        raise Unfinished(
+            f"{missing[0]}: is missing{more}, but {index.name} names it; copy it there"
+        )
     return files

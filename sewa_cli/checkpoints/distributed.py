@@ -192,7 +192,9 @@ def _understood(folder: Path) -> Iterator[None]:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         path = folder / METADATA
-        raise CheckpointError(f"{path}: is not the metadata of a distributed checkpoint") from error
+        raise CheckpointError(
+            f"{path}: is not the metadata of a distributed checkpoint; save it again"
+        ) from error
 
 
 def _read_metadata(folder: Path) -> Metadata:
@@ -229,7 +231,7 @@ class _Stored(Reader):
         except Exception as error:  # damaged bytes fail in many ways
             reason = one_line(error, 160)
             raise CheckpointError(
-                f"{self._folder}: {shown(name, 100)}: cannot be read: {reason}"
+                f"{self._folder}: {shown(name, 100)}: cannot be read: {reason}; save it again"
             ) from error
 
     def _read(self, info: TensorInfo, chunks: Mapping[Chunk, Place]) -> Tensor:
@@ -374,7 +376,9 @@ def _check_files(folder: Path, metadata: Metadata) -> tuple[Path, ...]:
         if size < end:
             raise Unfinished(f"{file}: is cut short: {size} bytes of {end}; save it again")
         if size < total:  # no two tensors share bytes
-            raise CheckpointError(f"{file}: has {size} bytes where {METADATA} needs {total}")
+            raise CheckpointError(
+                f"{file}: has {size} bytes where {METADATA} needs {total}; save it again"
+            )
     return (index, *files)
 
 

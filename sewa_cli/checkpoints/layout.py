@@ -114,7 +114,9 @@ def open_all(
             raise fault
         warn(f"{path}: left out as half-written: {fault}")
     if state_key is not None and opened and not any(_has_keys(c) for c in opened):
-        raise ConfigError(f"--state-key: {opened[0].path} is safetensors, which has no keys")
+        raise ConfigError(
+            f"--state-key: {opened[0].path} is safetensors, which has no keys; leave it out"
+        )
     snapshots = [c for c in opened if c.mean_steps is None]
     kept = _without_last(snapshots, found, note, warn)
     kept = kept if keep_ours else _without_twins(kept, warn)
@@ -157,7 +159,7 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
         if str(path) == "-":
             found.paths += _named_on_stdin()
             if not found.paths:
-                raise CheckpointError("-: no paths arrived on standard input")
+                raise CheckpointError("-: standard input has no paths; write one per line")
         elif _is_folder(path):
             inside = _look_into(path, found.notes, keep_ours)
             if inside != [path]:  # otherwise the user named the checkpoint itself
@@ -184,7 +186,9 @@ def _named_on_stdin() -> list[Path]:
     """Read one path a line, or paths ended by NUL bytes, as `find -print0` prints them."""
     data = _read_once(sys.stdin.buffer)
     if len(data) > MOST_NAMES:
-        raise CheckpointError(f"-: more than {size(MOST_NAMES)} of paths on standard input")
+        raise CheckpointError(
+            f"-: standard input has more than {size(MOST_NAMES)}; name a folder instead"
+        )
     text = os.fsdecode(data)
     ended_by_nul = "\0" in text
     names = text.split("\0") if ended_by_nul else map(str.strip, text.split("\n"))
@@ -216,7 +220,8 @@ def _look_into(folder: Path, notes: list[str], keep_ours: bool) -> list[Path]:
         which = f"{runs[0]}, which does" if len(runs) == 1 else f"one that does: {few(runs)}"
         raise CheckpointError(f"{folder}: holds no checkpoints itself; name {which}")
     raise CheckpointError(
-        f"{folder}: holds no *{SUFFIX} files, PyTorch files or checkpoint folders of a run"
+        f"{folder}: holds no *{SUFFIX} files, PyTorch files or checkpoint folders; name "
+        "the folder of a run"
     )
 
 
@@ -298,7 +303,9 @@ def _files(entries: Sequence[Path]) -> list[Path]:
     ]
     lone = next((p for p in single if _SHARD.fullmatch(p.name) and not _is_ours(p)), None)
     if lone is not None:
-        raise CheckpointError(f"{lone}: is a shard of a set, but its index (*{INDEX}) is missing")
+        raise CheckpointError(
+            f"{lone}: is a shard of a set, but its index (*{INDEX}) is missing; copy it there"
+        )
     files = [*indices, *(p for p in single if p.suffix not in archives.WEIGHTS)]
     return sorted(files) or single or [p for p in entries if p.name.endswith(means.SUFFIX)]
 

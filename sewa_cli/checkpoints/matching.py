@@ -95,7 +95,7 @@ def check_tied(checkpoint: Checkpoint, tied: Sequence[tuple[str, ...]]) -> None:
             if not (alike and bool((_raw(one) == _raw(two)).all())):
                 raise CheckpointError(
                     f"{checkpoint.path}: {present[0]} and {other} are one tensor in the model, "
-                    "but differ in the file"
+                    "but differ in the file; untie them in build_model()"
                 )
 
 

@@ -73,7 +73,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     header = _read_header(path, weights, state_key)
     stamps = {file: stamp_of(file) for file in header.files} | {weights: first}
     if not header.tensors:
-        raise CheckpointError(f"{path}: holds no tensors")
+        raise CheckpointError(f"{path}: holds no tensors; name a file with weights")
     for name, info in header.tensors.items():
         if not is_utf8(name):
             raise CheckpointError(
@@ -83,7 +83,8 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
             raise CheckpointError(f"{path}: {name}: no safetensors file can hold it; rename it")
         if info.dtype not in DTYPES:  # complex, or several values packed in a byte
             raise CheckpointError(
-                f"{path}: {shown(name, 100)}: {info.dtype} tensors cannot be averaged"
+                f"{path}: {shown(name, 100)}: {info.dtype} tensors cannot be averaged; "
+                "save them as another dtype"
             )
     step, metrics = header.step, header.metrics
     is_inside = path.name == means.IN_FOLDER
@@ -94,7 +95,7 @@ def open_checkpoint(path: Path, reads: Reads, state_key: str | None = None) -> C
     is_recorded = step is not None
     step = step if is_recorded else step_in(path)
     if header.mean_steps is not None and not 0 < header.mean_steps < 2**63:
-        raise CheckpointError(f"{path}: is the mean of an impossible number of steps")
+        raise CheckpointError(f"{path}: metadata sewa_mean_steps must be 1 or more; save it again")
     if step is not None and abs(step) >= 2**63:
         raise CheckpointError(
             f"{path}: its step is 2^63 or more, which no trainer counts to; correct its name or "

@@ -157,7 +157,7 @@ def narrow(
     A snapshot and a mean of the same step count as one.
     """
     if (from_step is not None or to_step is not None) and checkpoints[0].step is None:
-        raise ConfigError("--from-step and --to-step: these checkpoints have no steps")
+        raise ConfigError("--from-step and --to-step: these checkpoints have no steps; use --last")
     kept = [
         c
         for c in checkpoints

@@ -61,7 +61,7 @@ class _Loaded(Reader):
             state = find_state(path, load(path), self._state_key)
             self._states[path] = state.tensors
         if name not in self._states[path]:
-            raise CheckpointError(f"{path}: {name}: has changed since it was opened")
+            raise CheckpointError(f"{path}: {name}: has changed since it was opened; try again")
         return self._states[path][name].detach()
 
 
@@ -266,7 +266,9 @@ def find_state(path: Path, content: Any, state_key: str | None = None) -> State:
     """Find the weights among all that a file holds."""
     if not isinstance(content, Mapping):
         kind = "nothing" if content is None else f"a {type(content).__name__}"
-        raise CheckpointError(f"{path}: holds {kind}, not a dict of tensors")
+        raise CheckpointError(
+            f"{path}: holds {kind}, not a dict of tensors; save model.state_dict()"
+        )
     return find_weights(path, content, state_key, is_tensor, _is_weight)
 
 
@@ -296,7 +298,9 @@ def check_dense(tensor: Tensor, where: str = "") -> None:
 
     is_strided = tensor.layout == torch.strided and not tensor.is_nested
     if not is_strided or tensor.is_quantized or tensor.is_meta:
-        raise CheckpointError(f"{where}is sparse, nested, quantised or without data")
+        raise CheckpointError(
+            f"{where}is sparse, nested, quantised or without data; save a dense tensor"
+        )
 
 
 def word_of(dtype: object) -> str:

@@ -71,7 +71,7 @@ class _Mapped(Reader):
         if path not in self._arrays:
             self._arrays[path] = _map_file(path)
         if name not in self._arrays[path]:
-            raise CheckpointError(f"{path}: {name}: has changed since it was opened")
+            raise CheckpointError(f"{path}: {name}: has changed since it was opened; try again")
         return self._arrays[path][name]
 
 
@@ -113,7 +113,9 @@ def _map_file(path: Path) -> dict[str, Array]:
         hint = "; raise the limit with `ulimit -n`" if error.errno == errno.EMFILE else ""
         raise CheckpointError(f"{path}: cannot be read: {reason}{hint}") from error
     except ValueError as error:
-        raise CheckpointError(f"{path}: has changed since it was opened: {error}") from error
+        raise CheckpointError(
+            f"{path}: has changed since it was opened ({error}); try again"
+        ) from error
 
 
 def mapped_bytes(path: Path) -> mmap.mmap:
@@ -185,7 +187,10 @@ def read_index(index: Path) -> dict[str, Path]:
     """Tensor → file."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
-        raise CheckpointError(f"{index}: has no weight_map, so it is not an index of shards")
+        raise CheckpointError(
+            f"{index}: has no weight_map, so it is not an index of shards; save the "
+            "checkpoint again"
+        )
     check_count(index, names)
     neighbours(index, names.values())
     return {tensor: index.with_name(name) for tensor, name in names.items()}
@@ -205,7 +210,9 @@ def check_holds(shard: Path, names: set[str], found: Mapping[str, Any]) -> None:
 
 
 def _mismatch(shard: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"{shard}: {what}; index and file do not belong together")
+    return CheckpointError(
+        f"{shard}: {what}; index and file do not belong together: save both again"
+    )
 
 
 def is_ours(path: Path, key: str) -> bool:
@@ -253,7 +260,7 @@ def _whole(path: Path, metadata: Mapping[str, str], key: str, least: float = -in
     except ValueError:
         text = shown(metadata[key], 40)
         raise CheckpointError(
-            f"{path}: metadata {key}: expected a whole number, found {text!r}"
+            f"{path}: metadata {key}: expected a whole number, found {text!r}; save it again"
         ) from None
     return found
 

@@ -97,7 +97,9 @@ class _Tree:
         """Refuse dicts within themselves, and few that stand for endlessly many."""
         self._visited += 1
         if len(way) > _DEEPEST or self._visited > _MOST_VALUES:
-            raise CheckpointError(f"{self._path}: holds tensors nested without end")
+            raise CheckpointError(
+                f"{self._path}: holds tensors nested without end; save model.state_dict()"
+            )
 
     def leaves(self, value: Any, way: Way = ()) -> Iterator[tuple[Way, Any]]:
         """Yield the tensors, and what holds none and is not empty, each with its way."""
@@ -150,7 +152,9 @@ def find_weights(
             if is_tensor(leaf):
                 name = ".".join(map(_word, way[strip:]))
                 if name in tensors:
-                    raise CheckpointError(f"{path}: two tensors are called {shown(name, 100)}")
+                    raise CheckpointError(
+                        f"{path}: two tensors are called {shown(name, 100)}; rename one"
+                    )
                 tensors[name], ways[name] = leaf, way
     groups = () if is_alone else tuple(dict.fromkeys(_word(root[0]) for root in roots))
     return State(content, tensors, ways, left, groups, tree)

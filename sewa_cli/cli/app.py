@@ -61,7 +61,7 @@ def run(function: Callable[..., None], given: dict[str, Any]) -> None:
     if with_torch:
         keep_memory()
     if ranks.here().several and "-" in (given.get("ckpts") or []):
-        raise ConfigError("-: paths on standard input reach one rank only; name them")
+        raise ConfigError("-: standard input reaches one rank only; name the files instead")
     with stdout_for_data() as stdout:
         function(Request(given, stdout), **given)
 
@@ -140,7 +140,7 @@ def select(request: Request, dry_run: bool) -> None:
     markdown prints the scores of the average and of baselines, --json the report.
     """
     if request.config.objective.metric is not None and ranks.here().several:
-        raise ConfigError("--metric: parts are evaluated by --workers, not by torchrun's ranks")
+        raise ConfigError("--metric does not run under torchrun; use --workers N instead")
     if dry_run:
         if request.config.objective.metric is not None:
             raise ConfigError(
@@ -287,7 +287,7 @@ def average(request: Request, method: str | None, weights: str | None) -> None:
         numbers = _numbers(weights)
         if method is not None or not request.flags.keys().isdisjoint({"K", *SPAN.split()}):
             raise ConfigError(
-                "--weights has a coefficient for every file; --method, --K and --last do not apply"
+                "--weights sets the coefficient of every file; leave out --method, --K and --last"
             )
     config = request.config
     request.check_stdout(config.output)
@@ -330,9 +330,7 @@ def _numbers(text: str) -> list[float]:
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:
-        raise ConfigError(
-            f"--weights: must be numbers with commas between, found {text!r}"
-        ) from None
+        raise ConfigError(f"--weights: must be numbers such as 0.5,0.5, found {text!r}") from None
 
 
 @command(f"shown page open_it force {TALK}", INSPECT)
@@ -346,7 +344,7 @@ def report(request: Request, shown: Path, page: Path, open_it: bool) -> None:
     if open_it and str(page) == STDOUT:
         raise ConfigError("--open: a page on standard output cannot be shown; name a file")
     if real(page) == real(shown):
-        raise OutputError(f"{page}: is the report itself, which is never overwritten")
+        raise OutputError(f"{page}: is the report itself; choose another name")
     if str(page) != STDOUT:
         check_page(page, request.force)
     with request.talk as talk:

@@ -175,7 +175,7 @@ def stdout_for_data() -> Iterator[IO[bytes]]:
     in a piped checkpoint. They stay changed: what prints at exit must not follow the checkpoint.
     """
     if sys.stdout is None:  # started with `>&-`
-        raise OutputError("standard output: is closed")
+        raise OutputError("standard output: is closed; redirect it to a file")
     sys.stdout.flush()
     data = io.BufferedWriter(_Stdout(os.dup(1), "wb"))
     os.dup2(2, 1)

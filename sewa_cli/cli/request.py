@@ -231,7 +231,9 @@ def check_places(
         if path is None:
             continue
         if real(path) in read:
-            raise OutputError(f"{path}: is one of the inputs, which are never overwritten")
+            raise OutputError(
+                f"{path}: is one of the inputs, never overwritten; choose another name"
+            )
         if real(path) in taken:
             raise ConfigError(f"{path}: {flag} must name another file than the others")
         taken.add(real(path))

@@ -86,9 +86,11 @@ def run_average(
 
 def _checked(weights: Sequence[float], k: int) -> list[float]:
     if len(weights) != k:
-        raise ConfigError(f"--weights: {len(weights)} for {k} checkpoints")
+        raise ConfigError(
+            f"--weights: {len(weights)} coefficients for {k} checkpoints; give one for each"
+        )
     if not abs(sum(weights) - 1) <= 1e-6:  # nor do NaN and Inf
-        raise ConfigError(f"--weights: they sum to {sum(weights):.6g} instead of 1")
+        raise ConfigError(f"--weights: must sum to 1, and sum to {sum(weights):.6g}")
     return list(weights)
 
 

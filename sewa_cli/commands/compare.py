@@ -130,7 +130,7 @@ def _judge(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft])
     else:
         losses = [one.scores.selection_loss for draft in drafts for one in draft.evaluated]
         if all(loss is None for loss in losses):
-            raise TaskError("loss() is NaN or Inf on the selection data for every average")
+            raise TaskError("loss() is NaN or Inf for every average; check it with `sewa validate`")
     table = compare_drafts(drafts, config.seed, config.compare.bootstrap, events, judged)
     for text in far_off(evaluator, asked, drafts) if evaluator.survey else ():
         events.warn(text)

@@ -46,7 +46,7 @@ def _forecast(setup: Setup) -> Forecast:
     placement, room = setup.placer.plan(tier)
     found = [(batch, n) for batch in session.task.selection_data if (n := rows(batch)) > 0]
     if not found:
-        raise TaskError("selection_data(): there are no batches with examples in them")
+        raise TaskError("selection_data() gives no examples; return one batch or more")
     examples, counts = sum(n for _, n in found), Counts.of(session)
 
     batch, n = found[0]
@@ -138,7 +138,7 @@ class Counts:
             if session.scorer.recomputes:
                 training = task.training_data.count() if task.training_data else selection
         if not selection:
-            raise TaskError("selection_data(): there are no examples")
+            raise TaskError("selection_data() gives no examples; return one batch or more")
         return cls(selection, heldout, training)
 
     def forward(self, stage: Stage) -> float:

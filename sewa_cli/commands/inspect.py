@@ -39,7 +39,9 @@ def run_inspect(
     candidates, found, config = open_candidates(config, events, reads)
     inputs = {real(path) for path in paths_of(found)}
     if picture is not None and real(picture) in inputs:
-        raise OutputError(f"{picture}: is one of the inputs, which are never overwritten")
+        raise OutputError(
+            f"{picture}: is one of the inputs, never overwritten; choose another name"
+        )
     warn_of_no_steps(candidates, events)
     scans = []
     for done, checkpoint in enumerate(candidates, 1):

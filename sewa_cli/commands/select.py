@@ -99,8 +99,8 @@ def open_setup(config: Config, task: Task, events: Events) -> Setup:
     by_metric = config.objective.metric is not None
     if by_metric and config.fallback:
         raise ConfigError(
-            "--fallback: a choice by a metric needs none: what is not shown to be better is not "
-            "taken; leave it out"
+            "--fallback: leave it out; --metric keeps the choice by the loss unless another is "
+            "confirmed"
         )
     for name in () if by_metric else ("strict", "fallback"):
         if getattr(config, name) and task.heldout_data is None and config.guard is None:
@@ -192,7 +192,7 @@ def _baseline_losses(run: PlacedRun) -> BaselineLosses:
     with run.session.clock("evaluate"):
         found = run.scores.baseline_losses(_baselines(run))
     if not any(map(isfinite, found.losses.values())):
-        raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
+        raise TaskError("loss() is NaN or Inf for every average; check it with `sewa validate`")
     return found
 
 

@@ -53,7 +53,9 @@ def run_validate(config: Config, task: Task, events: Events | None = None) -> Va
         for sentence in find_overlap(*sets, config.seed):
             events.warn(sentence)
     if loss is not None and not isfinite(loss):
-        raise TaskError(f"loss() is {loss} on the first batch at {newest.path}")
+        raise TaskError(
+            f"loss() is {loss} on the first batch at {newest.path}; check loss() and that batch"
+        )
     summed = task.summarize is not None and task.heldout_data is not None
     return Validation(
         **heading(session.config, events, task, session.model.device),

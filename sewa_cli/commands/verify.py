@@ -83,7 +83,9 @@ def run_verify(
             rows.append(row)
             events.progress("checking", done, len(sources))
     if not rows:
-        raise CheckpointError(f"{path}: has no hash of its output: nothing to check")
+        raise CheckpointError(
+            f"{path}: has no hash of its output; write the output again with --report"
+        )
     return Verification(
         **heading(Config(), events), report=str(path), files=rows, unchecked=unchecked
     )
@@ -135,13 +137,13 @@ def _check_file(file: OutputFile, output: Path, recorded: str) -> Checked:
     """A file of the output, which may have another name now than was recorded."""
     first, *rest = PurePath(file.path).parts or [".."]
     if first == ".." or ".." in rest or PurePath(file.path).is_absolute():
-        fault = "is not in the output's folder; is the report intact?"
+        fault = "is not in the output's folder; the report may be corrupted"
         return Checked(path=file.path, role="output", ok=False, fault=fault)
     path = output.parent.joinpath(output.name if first == recorded else first, *rest)
 
     def check() -> None:
         if not is_there(path):
-            raise CheckpointError(f"{path}: is gone")
+            raise CheckpointError(f"{path}: is missing; restore it, or write the output again")
         check_inside(path, output if output.is_dir() else output.parent)
         check_content(path, [path], file.size, file.sha256)
 

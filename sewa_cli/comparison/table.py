@@ -44,9 +44,7 @@ class ComparisonPlan:
         if config.objective.metric and config.compare.fast:
             raise ConfigError("--fast: works by the loss; leave out --metric, or --fast")
         if config.lora == "merged":
-            raise ConfigError(
-                "lora: compare averages A and B apart; `select` and `average` can merge"
-            )
+            raise ConfigError("lora: compare averages A and B apart; leave out lora=merged")
         methods = config.compare.methods
         if methods == DEFAULT_METHODS and not has_loss:
             methods = WITHOUT_A_LOSS

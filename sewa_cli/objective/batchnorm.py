@@ -44,8 +44,8 @@ def tracking(model: nn.Module) -> Iterator[dict[int, int]]:
     def before(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if not layer.training:
             raise TaskError(
-                "predict(): the model is put into eval mode while BatchNorm statistics are "
-                "recomputed; leave the mode alone, or use --set bn=off"
+                "predict(): switches the model to eval mode while BatchNorm statistics are "
+                "recomputed; leave out model.eval(), or use --set bn=off"
             )
         x: Tensor = inputs[0]
         assert isinstance(layer, _BatchNorm)

@@ -161,7 +161,7 @@ class Classes:
         for wrong in classes[(classes < 0) | (classes >= (self._width or torch.inf))].tolist()[:1]:
             raise TaskError(
                 f"targets(): {wrong} is not a class: predict() gives {self._width}, numbered from "
-                f"0; {IGNORED} where there is none"
+                f"0; use {IGNORED} where there is none"
             )
         if weights is None:
             if len(where) == 0:

@@ -109,7 +109,9 @@ class FlatModel:
             if isinstance(state[first], nn.Parameter):
                 parameters = offset
         if offset == 0:
-            raise TaskError("build_model(): the model has no floating-point weights")
+            raise TaskError(
+                "build_model(): the model has no floating-point weights; return the trained network"
+            )
         offset = max(self.ranks.gather(offset))
         shapes = {
             name: self.shapes[name] if name not in self._parts else (where.stop - where.start,)
@@ -264,9 +266,7 @@ class FlatModel:
     def check_untouched(self, by: str = "predict()") -> None:
         """Weights that the user's code has moved or cast no longer follow `flat`: say so."""
         if self.module.training:
-            raise TaskError(
-                f"{by}: the model was switched to train mode; it is evaluated in eval mode"
-            )
+            raise TaskError(f"{by}: switches the model to train mode; leave out model.train()")
         for bound in self._bound:
             tensor = bound.shelf.get(bound.key)
             if tensor is None or tensor.data_ptr() != bound.values.data_ptr():
@@ -315,15 +315,15 @@ def _tied_names(model: nn.Module) -> list[tuple[str, ...]]:
     for name, tensor in _state(model).items():
         if id(tensor) not in real:
             raise TaskError(
-                f"build_model(): {name} in its state_dict() is a copy or extra state, not a "
-                "parameter or buffer"
+                f"build_model(): {name} in its state_dict() is a copy or extra state; "
+                "register it as a parameter or buffer"
             )
         if tensor.is_meta:
             raise TaskError(
                 f"build_model(): {name} is on the meta device; build it with real weights"
             )
         if tensor.is_complex():
-            raise TaskError(f"build_model(): {name} is complex; such weights cannot be averaged")
+            raise TaskError(f"build_model(): {name} is complex; store its real and imaginary parts")
         shared = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         alone = not tensor.numel()  # without an address: tied by being the same
         groups.setdefault(id(tensor) if alone else shared, []).append(name)
@@ -341,5 +341,7 @@ def find_device(wanted: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"device: {wanted!r} cannot be used here: {reason}") from error
+        raise ConfigError(
+            f"device: {wanted!r} cannot be used here ({reason}); leave it out"
+        ) from error
     return device

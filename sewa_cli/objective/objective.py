@@ -131,7 +131,9 @@ class Objective:
         own, targets = (batch, targets) if whole else self._own_targets(batch, targets)
         for stretch, size in self._stretches(own, targets, whole):
             if not stretch.inputs.requires_grad:
-                raise TaskError("predict() has no gradient (.detach(), .item(), no_grad, argmax)")
+                raise TaskError(
+                    "predict() has no gradient; remove .detach(), .item(), no_grad or argmax"
+                )
             # one tensor for all: small ones that stay would be strewn among the large that go, and
             # keep their memory from being used again
             gradient = torch.empty_like(stretch.inputs, requires_grad=False)
@@ -411,4 +413,4 @@ def _name_of(data: Data) -> str:
 
 
 def _no_rows(data: Data) -> TaskError:
-    return TaskError(f"{_name_of(data)}(): there are no batches with examples in them")
+    return TaskError(f"{_name_of(data)}() gives no examples; return one batch or more")

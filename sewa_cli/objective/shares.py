@@ -193,7 +193,7 @@ def whole_batches(data: Iterable[Nest], ranks: Ranks) -> Iterator[Nest]:
         batch = join_rows(found, [rows(part) for part in found])
         if batch is None:
             raise TaskError(
-                "the ranks' parts of a batch differ in more than their rows, so they make no whole"
+                "the outputs of the ranks cannot be joined; put the examples in the first dimension"
             )
         yield batch
 

@@ -254,7 +254,10 @@ def keep_aside(
     units = int(of.max()) + 1 if len(of) else 0
     kept = round(share * units)
     if not 0 < kept < units:
-        raise TaskError(f"--guard {share}: cannot keep {kept} of {units} selection {what} aside")
+        raise TaskError(
+            f"--guard {share}: keeps {kept} of {units} selection {what} aside; use another "
+            "share or more data"
+        )
     drawn = torch.zeros(units, dtype=torch.bool)
     drawn[torch.randperm(units, generator=torch.Generator().manual_seed(seed))[:kept]] = True
     aside = torch.split(drawn[of], counts)
@@ -267,5 +270,7 @@ def keep_aside(
 
     selection, heldout = side(False), side(True)
     if (sum(map(rows, selection)), sum(map(rows, heldout))) != (total - kept, kept):
-        raise TaskError("--guard: the selection batches do not split into examples")
+        raise TaskError(
+            "--guard: the selection batches do not split into examples; define heldout_data instead"
+        )
     return selection, heldout

@@ -112,7 +112,7 @@ class Average:
         lost = next((s for s in recipe.tensors.values() if s not in sources[0].tensors), None)
         if lost is not None:
             raise CheckpointError(
-                f"{sources[0].path}: {lost}: no such tensor; is the report intact?"
+                f"{sources[0].path}: {lost}: no such tensor; the report may be corrupted"
             )
         average = cls(
             sources=tuple(sources),
@@ -126,14 +126,16 @@ class Average:
         for name, array in average.replaced.items():
             if (array.dtype, array.shape) != (average.dtype_of(name), average._shape(name)):
                 raise CheckpointError(
-                    f"recipe.replaced: {name}: has not the dtype and shape of the output; is the "
-                    "report intact?"
+                    f"recipe.replaced: {name}: does not have the dtype and shape of the "
+                    "output; the report may be corrupted"
                 )
         if recipe.lora is None:
             return average
         factors = {name for pair in pairs(sources[0].tensors) for name in pair}
         if sources[0].kind != "adapter" or not factors <= set(recipe.tensors.values()):
-            raise CheckpointError("recipe.lora: does not fit the sources; is the report intact?")
+            raise CheckpointError(
+                "recipe.lora: does not fit the sources; the report may be corrupted"
+            )
         return average._with_factors(recipe.lora)
 
     def _with_factors(self, mode: Mode) -> Average:
@@ -361,7 +363,7 @@ def unpack(recipe: Recipe) -> dict[str, Array]:
         if unknown := (replaced or {}).keys() - recipe.tensors.keys():
             raise ValueError(f"{min(unknown)!r:.100} is not in recipe.tensors")
     except (ValueError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"recipe.replaced: {error}; is the report intact?") from error
+        raise CheckpointError(f"recipe.replaced: {error}; the report may be corrupted") from error
     return replaced or {}
 
 
@@ -384,7 +386,7 @@ def _open(
             earlier = [p for p in stamps if p != path]
             before = open_checkpoint(earlier[0], reads) if earlier else None
             if (mean := mean_since(before, checkpoint)) is None:
-                raise CheckpointError(f"{path}: has no interval mean; is the report intact?")
+                raise CheckpointError(f"{path}: has no interval mean; the report may be corrupted")
             checkpoint = mean
     except ConfigError as error:  # of a flag that nobody has typed
         raise CheckpointError(f"recipe.state_key: {error}") from error

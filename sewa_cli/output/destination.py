@@ -105,7 +105,9 @@ class Outputs:
             is_around = is_folder and any(place in one.parents for one in inputs)
             if place in inputs or is_inside or is_around:
                 word = "holds" if is_around else "is"
-                raise OutputError(f"{path}: {word} one of the inputs, which are never overwritten")
+                raise OutputError(
+                    f"{path}: {word} one of the inputs, never overwritten; choose another name"
+                )
         for path in () if self.force else self.outdated():
             raise OutputError(
                 f"{path}: describes another average of this name; use --force to replace it"
@@ -146,7 +148,9 @@ def decide_outputs(
     if config.output == STDOUT:
         named = stdout
         if stdout is None or config.output_format == "dcp":
-            raise ConfigError("output: - needs a standard output to write to, and one file")
+            raise ConfigError(
+                "output: - writes one file to standard output; name a file or folder here"
+            )
     form = config.output_format or layouts.form_of(named, like, config.shard_size)
     shard_size = layouts.shard_size_of(config.shard_size, form, like)
     if form == "folder":

@@ -62,7 +62,9 @@ def _factors(average: Average) -> Iterator[tuple[tuple[str, str], list[Tensor], 
     written = {source: name for name, source in average.names.items()}
     for a, b in pairs(average.sources[0].tensors):
         if a not in written or b not in written:
-            raise ConfigError(f"lora: {a} and {b} are not both in the model")
+            raise ConfigError(
+                f"lora: {a} and {b} are not both in the model; add the adapter in build_model()"
+            )
         As = [_finite(checkpoint, a) for checkpoint in average.sources]
         Bs = [_finite(checkpoint, b) for checkpoint in average.sources]
         yield (written[a], written[b]), As, Bs

@@ -64,17 +64,17 @@ class Places:
         """The first that is there; under a root, by as many of its last components as are there."""
         if self.root is None:  # an absolute path stays itself
             places = [folder / recorded for folder in self.folders]
-            hint = "neither next to the report nor where it says; --root DIR tells where to look"
+            hint = "next to the report or where it says; name its folder with --root DIR"
         else:
             path = PurePath(recorded)
             parts = path.relative_to(path.anchor).parts
             ups = [i for i, part in enumerate(parts) if part == ".."]
             first = ups[-1] + 1 if ups else 0
             places = [self.root.joinpath(*parts[i:]) for i in range(first, len(parts))]
-            hint = f"not under {self.root}"
+            hint = f"under {self.root}"
         found = next((place for place in places if is_there(place)), None)
         if found is None:
-            raise CheckpointError(f"{recorded}: is gone: {hint}")
+            raise CheckpointError(f"{recorded}: not found {hint}")
         self.check_inside(found)
         return found
 
@@ -122,12 +122,12 @@ def check_source(path: Path, source: Source, places: Places) -> dict[Path, Stamp
             check_regular(path)
     files = files_of(path)
     if files == (path,) and path.is_dir():
-        raise CheckpointError(f"{path}: has changed since the report: its weights are gone")
+        raise CheckpointError(f"{path}: has changed since the report: its weights are missing")
     if source.since is not None:
         earlier = path.parent / PurePath(source.since).name
         if not is_there(earlier):
             raise CheckpointError(
-                f"{earlier}: is gone; {path.name} has no interval mean without it"
+                f"{earlier}: is missing; {path.name} has no interval mean without it"
             )
         files = (path, earlier)
     for file in files:

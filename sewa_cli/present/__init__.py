@@ -58,7 +58,7 @@ def draw(report: Head) -> Figure:
 
     plot = view_of(report).plot
     if plot is None:
-        raise ConfigError(f"a report of sewa {report.kind} has no picture")
+        raise ConfigError(f"a report of sewa {report.kind} has no picture; leave out --plot")
     return figure_of(plot)
 
 

@@ -38,10 +38,10 @@ def _validated(text: bytes, path: Path) -> Head:
     check_values(text, MOST_VALUES)
     content = from_json(text)
     if not isinstance(content, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     kind = content.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"its kind is {kind!r:.40}, and none of {', '.join(KINDS)}")
+        raise ValueError(f"its kind is {kind!r:.40}, and must be one of {', '.join(KINDS)}")
     version = content.get("schema_version")
     if version != SCHEMA_VERSION:
         raise CheckpointError(

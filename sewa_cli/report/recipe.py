@@ -107,7 +107,9 @@ def read_report(path: Path) -> Rebuildable:
     except ValueError as error:
         raise CheckpointError(f"{path}: not a report of sewa: {why(error)}") from None
     if faults := list(_faults(report.recipe)):
-        raise CheckpointError(*(f"{path}: {fault}; is the report intact?" for fault in faults))
+        raise CheckpointError(
+            *(f"{path}: {fault}; the report may be corrupted" for fault in faults)
+        )
     return report
 
 
@@ -125,7 +127,7 @@ def _wanted(text: bytes) -> dict[str, Any]:
     check_values(text)
     content = from_json(text)
     if not isinstance(content, dict):
-        raise ValueError("is no JSON object")
+        raise ValueError("is not a JSON object")
     recipe = content.get("recipe")
     for name in ("tensors", "metadata"):
         part = recipe.get(name) if isinstance(recipe, dict) else None

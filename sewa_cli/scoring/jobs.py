@@ -85,7 +85,7 @@ def divide_parts(
         every = _without_copies(lists, events)
     count = len(every["selection"])
     if not count:
-        raise TaskError("there are no parts to choose by: score_parts(), or selection_data()")
+        raise TaskError("there are no parts to choose by; define score_parts() or selection_data()")
     if every["heldout"]:
         if config.guard is not None:
             raise ConfigError("--guard: the task has held-out parts already; drop one of them")
@@ -101,7 +101,7 @@ def divide_parts(
     chosen_by, kept = hold_back(every["selection"], config)
     events.warn(
         f"no held-out {'parts' if listed else 'batches'}: {len(kept)} of the {count} to choose by "
-        "are kept aside, to report by; nothing is chosen by these, by the loss neither"
+        "are kept aside for the report, and take no part in any choice"
     )
     return {"selection": Places("selection", chosen_by), "heldout": Places("selection", kept)}
 
@@ -132,12 +132,11 @@ def _without_copies(lists: Mapping[Kind, Sequence[Any]], events: Events) -> dict
         if more := len(found) - len(first[of]):
             what = "parts to choose by" if of == "selection" else "held-out parts"
             events.warn(
-                f"{more} of the {len(found)} {what} are listed before, and count once: the same "
-                "part once more is no further evidence"
+                f"{more} of the {len(found)} {what} are listed more than once; each counts once"
             )
     if both := len(first["selection"].keys() & first["heldout"].keys()):
         events.warn(
-            f"{both} held-out parts are among those to choose by: the held-out score is too good"
+            f"{both} held-out parts are also parts to choose by, so the held-out score is biased"
         )
     return {of: sorted(places.values()) for of, places in first.items()}
 
@@ -253,9 +252,8 @@ class Recipe:
         differ = any(before != now for before, now in names if before and now)
         if differ or any(max(at, default=-1) >= len(lists[of]) for of, at in self.places.values()):
             raise TaskError(
-                f"{Path(task.source).name}: lists other parts in a worker, or the same in another "
-                "order: what it lists must not change from one process to the next (the order of a "
-                "set does)"
+                f"{Path(task.source).name}: lists other parts in a worker, or in another order; "
+                "list the same in every process (the order of a set changes)"
             )
         return PartScorer(task, model, seed, self.places, lists)
 

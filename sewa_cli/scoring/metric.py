@@ -323,7 +323,7 @@ def _open_pool(
         return InProcess(PartScorer(session.task, session.model, config.seed, places, lists))
     if config.task is None:
         raise ConfigError(
-            "workers: functions cannot be sent to other processes; name a task's file"
+            "workers: functions cannot be sent to other processes; put them into a task file"
         )
     newest = session.newest
     integers = {

@@ -78,7 +78,9 @@ class Workers:
         try:
             weights.numpy().tofile(path)
         except OSError as error:
-            raise OutputError(f"workers: {path.parent}: {error}; TMPDIR names another") from error
+            raise OutputError(
+                f"workers: {path.parent}: {error}; set TMPDIR to another folder"
+            ) from error
         return path
 
     def discard(self, stored: Tensor | Path) -> None:

@@ -172,7 +172,7 @@ def _best_moving_average(seen: Survey) -> Choice | None:
         return None
     best = min(seen.moving, key=losses.__getitem__)
     seen.problem.events.warn(
-        f"cross-validation takes {FEWEST} {seen.unit} of selection data, found {units}; "
+        f"cross-validation needs {FEWEST} {seen.unit} of selection data, found {units}; "
         f"`{with_K(*best)}` is used, and nothing is learned"
     )
     found = Choice(seen.averages[best].tolist(), with_K(*best))

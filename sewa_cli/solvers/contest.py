@@ -248,8 +248,8 @@ class Contest:
         if any(len(row) and float(row.min()) != float(row.max()) for row in rows.values()):
             return False
         self.problem.events.warn(
-            "score() gives an average the same on every part, so that they count as one; does it "
-            "look at its part?"
+            "score() returns the same number for every part, so that they count as one; check that "
+            "it uses its part"
         )
         return True
 

@@ -146,7 +146,7 @@ class _Rest:
 
 def _check_finite(theta: Tensor) -> None:
     if not torch.isfinite(theta).all():
-        raise TaskError("the loss or its gradient became NaN or Inf while learning the mask")
+        raise TaskError("the loss or its gradient became NaN or Inf; lower gumbel.lr")
 
 
 register("gumbel", Gumbel)

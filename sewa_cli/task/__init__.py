@@ -233,7 +233,9 @@ def _lacking(source: str) -> Callable[..., Any]:
     """Return a stand-in for the loss of a task that has only a metric."""
 
     def loss(*_: Any) -> Any:
-        raise TaskError(f"{source} has no loss(outputs, batch), and this needs one; or --metric")
+        raise TaskError(
+            f"{source} has no loss(outputs, batch), and this needs one; or use --metric"
+        )
 
     return loss
 

@@ -35,8 +35,8 @@ def loss(value: Any) -> Tensor:
         )
     if torch.is_grad_enabled() and not value.requires_grad:
         raise TaskError(
-            "loss() has no gradient: predict or loss breaks it off "
-            "(.detach(), .item(), no_grad, argmax)"
+            "loss() has no gradient; remove .detach(), .item(), no_grad or argmax "
+            "from predict() and loss()"
         )
     return value
 

@@ -37,7 +37,7 @@ def user_code(name: str, may_move: bool = False) -> Iterator[None]:
         raise UserCodeError(message, _frames(error)) from error
     if os.getcwd() != before and not may_move:  # noqa: PTH109
         raise TaskError(
-            f"{name}(): leaves another working directory behind; use absolute paths, or call "
+            f"{name}(): changes the working directory; use absolute paths, or call "
             "os.chdir where the task is imported"
         )
 

@@ -46,9 +46,9 @@ class Parts:
                 )
             parts = list(islice(found, MOST + 1))
         if len(parts) > MOST:
-            raise TaskError(f"{self.name}(): more than {MOST:,} parts; is there an end to them?")
+            raise TaskError(f"{self.name}() lists more than {MOST:,} parts; return a finite list")
         if not parts:
-            raise TaskError(f"{self.name}(): there are no parts")
+            raise TaskError(f"{self.name}() lists no parts; return one or more")
         return parts
 
 
@@ -89,13 +89,13 @@ def scoring_of(
         metrics, alone = functions["metrics"], Parts(lambda: [None], METRICS)
         return Scoring(lambda model, _: [_call(METRICS, metrics, model)], alone, None, METRICS)
     if "heldout_parts" in functions and "score_parts" not in functions:
-        raise TaskError(f"{source}: heldout_parts needs score_parts: which parts are to choose by?")
+        raise TaskError(f"{source}: heldout_parts() needs score_parts(), the parts to choose by")
     listed_parts = {
         name: Parts(with_args(name), name) for name in FUNCTIONS[:2] if name in functions
     }
     parts, heldout = (listed_parts.get(name) for name in FUNCTIONS[:2])
     if parts is None and "selection_data" not in functions:
-        raise TaskError(f"{source} lacks score_parts(**args): a list of what score is given")
+        raise TaskError(f"{source} lacks score_parts(**args), the list of parts for score()")
     if "scores" in functions:
         return Scoring(_several(functions["scores"]), parts, heldout, "scores", at_once=True)
     one = functions["score"]

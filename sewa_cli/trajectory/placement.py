@@ -244,15 +244,17 @@ class Placer:
         if self._only is not None:
             [named] = [tier for tier in TIERS if tier.name == self._only]
             if not named.is_here(self.sizes):
-                raise ConfigError(f"tier: {self._only} is not possible on {self.sizes.device}")
+                raise ConfigError(
+                    f"tier: {self._only} is not possible on {self.sizes.device}; leave it out"
+                )
             return [named]
         small = [tier for tier in TIERS if self.needs(tier) <= self.sizes.room]
         found = [tier for tier in small if tier.is_here(self.sizes)]
         if not found:
             least = int(self.needs(TIERS[-1]) / self._share)
             raise ConfigError(
-                f"memory: {size(self.cap.bytes)} is too little: the least, streaming from the "
-                f"files, needs {size(least)}"
+                f"memory: {size(self.cap.bytes)} is too little: streaming from the files "
+                f"needs {size(least)}; raise --memory"
             )
         return found
 
@@ -262,8 +264,8 @@ class Placer:
         needs = self.sizes.work + (2 * 4 * self.sizes.P if tier is None else tier.needs(self.sizes))
         if tier is None and self.cap.bytes <= needs:
             raise ConfigError(
-                f"memory: {size(self.cap.bytes)} is too little: streaming needs {size(needs)}, "
-                "and the solver more"
+                f"memory: {size(self.cap.bytes)} is too little: streaming needs more than "
+                f"{size(needs)}; raise --memory"
             )
         if self._share < 1:
             cap += f", {self._share:.0%} of it for W and the rest for outputs"

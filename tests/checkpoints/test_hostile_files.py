@@ -87,7 +87,7 @@ def test_small_files_without_end_are_not_read(tmp_path, sewa, name):
     save(tmp_path / "a/model.safetensors")
     path = sparse(tmp_path / name, b"{", 2**40)
     where = path if path.suffix == ".json" and "/" not in name else path.parent
-    check_refused(sewa, tmp_path, "MiB, the most that is read of it", "inspect", where)
+    check_refused(sewa, tmp_path, "MiB, the largest that sewa reads", "inspect", where)
 
 
 @pytest.mark.timeout(60)
@@ -119,7 +119,11 @@ TENSOR = '"w": {"dtype": "F32", "shape": [6], "data_offsets": [0, 24]}'
         (f'{{"__metadata__": {{"step": "{ENDLESS}"}}, {TENSOR}}}', 24, "expected a whole number"),
         (f'{{"__metadata__": {{"step": "{2**63}"}}, {TENSOR}}}', 24, "2^63 or more"),
         (f'{{"__metadata__": {{"step": "{"x" * 9999}"}}, {TENSOR}}}', 24, "whole number"),
-        (f'{{"__metadata__": {{"sewa_mean_steps": "{2**63}"}}, {TENSOR}}}', 24, "impossible"),
+        (
+            f'{{"__metadata__": {{"sewa_mean_steps": "{2**63}"}}, {TENSOR}}}',
+            24,
+            "must be 1 or more",
+        ),
         (
             '{"w": {"dtype": "F32", "shape": [0, 18446744073709551615], "data_offsets": [0, 0]}}',
             0,
@@ -198,7 +202,7 @@ def test_a_safetensors_file_of_endless_tensors_is_refused(tmp_path, sewa, comman
     raw(tmp_path / "a-1.safetensors", json.dumps(tensors), b"")
     ended = sewa(*command, tmp_path / "a-1.safetensors")
     assert ended.code == 3
-    assert "has 200,001 tensors; the most that are read are 200,000" in ended.error
+    assert "has 200,001 tensors; sewa reads at most 200,000" in ended.error
     raw(tmp_path / "a-1.safetensors", "{}".ljust(33 * 2**20), b"")
     for target in (tmp_path, tmp_path / "a-1.safetensors"):
         ended = sewa(*command, target)

@@ -239,7 +239,7 @@ def test_what_is_no_score(sewa, task, value, words):
         (("--budget", "soon"), "or a time such as 90s, 10m or 2h"),
         (("--budget", "0"), "must be 1 evaluation or more"),
         (("--guard", 0.2), "the task has held-out parts already"),
-        (("--fallback",), "a choice by a metric needs none"),
+        (("--fallback",), "unless another is confirmed"),
         (("--sparse",), "by a metric, name a K"),
         (("--K", 12), "K is at most 11"),
         (("--dry-run",), "only score() knows what a metric takes"),
@@ -263,7 +263,7 @@ def test_tasks_that_have_nothing_to_choose_by(sewa, task):
     refused('has no score() yet; add `def score(model, part): return {"return": ...}`')
     task.write_text(HEAD + SCORE)
     refused("has no loss(outputs, batch), and this needs one", "--set", "objective.metric=null")
-    refused("there are no parts", "--set", "args.parts=0")
+    refused("lists no parts", "--set", "args.parts=0")
 
 
 def test_metrics_alone_are_one_part(sewa, task):
@@ -290,8 +290,8 @@ def test_copies_of_parts_count_once(sewa, task):
         f"def score_parts(): return {parts}\ndef heldout_parts(): return {heldout}\n"
     )
     ended = sewa("select")
-    assert "27 of the 30 parts to choose by are listed before, and count once" in ended.err
-    assert "1 held-out parts are among those to choose by" in ended.err
+    assert "27 of the 30 parts to choose by are listed more than once" in ended.err
+    assert "1 held-out parts are also parts to choose by" in ended.err
     contest = contest_of(ended)
     assert (contest["parts"], contest["heldout_parts"], contest["confirmed"]) == (3, 2, None)
 
@@ -309,7 +309,7 @@ def test_without_held_out_parts_some_are_held_back(sewa, task, listed, left):
     assert (contest["parts"], contest["heldout_parts"]) == (left, listed - left)
     assert contest["confirmed"] is None
     if listed == 100:
-        assert "score() gives an average the same on every part" in ended.err
+        assert "score() returns the same number for every part" in ended.err
 
 
 def test_batches_held_back_are_not_chosen_by(sewa, task):

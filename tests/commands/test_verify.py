@@ -133,7 +133,7 @@ def test_all_faults_are_told_not_only_the_first(sewa):
     # a program gets the same as data
     rows = json.loads(ended.out)["files"]
     assert [row["ok"] for row in rows] == [False, False, True, False]
-    assert "is gone" in rows[1]["fault"]
+    assert "not found" in rows[1]["fault"]
 
 
 @pytest.mark.usefixtures("one")
@@ -141,7 +141,7 @@ def test_without_the_checkpoints_the_output_alone_is_verified(sewa):
     shutil.rmtree("ckpts")
     ended = sewa("verify", "avg.safetensors")
     assert ended.code == 3
-    assert all("is gone" in fault for fault in faults(ended.err))
+    assert all("not found" in fault for fault in faults(ended.err))
     ended = sewa("verify", "avg.safetensors", "--output-only")
     assert ended.code == 0, ended.err
     assert "the file is as the report says" in ended.err
@@ -168,7 +168,7 @@ def test_what_went_to_standard_output_has_its_sources_verified(sewa):
     assert ended.out.count("as it was") == 3
     ended = sewa("verify", "r.json", "--output-only")
     assert ended.code == 3
-    assert "nothing to check" in ended.error
+    assert "has no hash of its output" in ended.error
 
 
 @pytest.mark.usefixtures("folder")
@@ -196,7 +196,7 @@ def test_files_of_the_working_directory_are_not_taken_for_those_of_a_report(
     for command in (["verify"], ["apply", "-o", "again.safetensors"]):
         ended = sewa(*command, tmp_path / "a/b/r.json")
         assert ended.code == 3
-        assert all("is gone" in fault for fault in faults(ended.err))
+        assert all("not found" in fault for fault in faults(ended.err))
         assert "--root DIR" in ended.err
     assert sewa("apply", tmp_path / "a/b/r.json", "--root", ".", "-o", "x.safetensors").code == 0
 
@@ -222,7 +222,7 @@ def test_a_report_cannot_have_files_looked_at_outside_of_the_outputs_folder(sewa
     change("avg.report.json", lambda report: report["files"][0].update(path=path))
     ended = sewa("verify", "avg.report.json")
     assert ended.code == 3
-    assert "is not in the output's folder; is the report intact?" in faults(ended.err)[0]
+    assert "is not in the output's folder; the report may be corrupted" in faults(ended.err)[0]
 
 
 # ---- what is no report -------------------------------------------------------------------------

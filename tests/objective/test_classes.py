@@ -176,8 +176,8 @@ def test_targets_that_are_not_what_the_loss_is_made_of_are_left_alone(loss):
         ("batch[1][:-1]", "targets() must have the batch's 128 rows first, found shape [127]"),
         ("batch[1][:, None]", "targets() must have the shape of predict() but for its last "
          "dimension: that gives [1, 2], targets [1, 1]"),
-        ("batch[1] + 1", "targets(): 2 is not a class: predict() gives 2, numbered from 0; -100 "
-         "where there is none"),
+        ("batch[1] + 1", "targets(): 2 is not a class: predict() gives 2, numbered from 0; use "
+         "-100 where there is none"),
         ("batch[1] * 0 - 100", "targets(): a batch has no target; leave it out of the data"),
         ("(batch[1], torch.ones(5))", "targets(): weights of shape [5] do not fit targets of shape "
          "[128]"),

@@ -217,8 +217,8 @@ def test_every_kind_of_report_has_a_page(sewa):
 
 BAD = {
     "not JSON": ("{", "not a report of sewa"),
-    "a list": ("[]", "is no JSON object"),
-    "another kind": ('{"kind": "windows"}', "its kind is 'windows', and none of select"),
+    "a list": ("[]", "is not a JSON object"),
+    "another kind": ('{"kind": "windows"}', "its kind is 'windows', and must be one of select"),
     "half of one": ('{"kind": "select", "schema_version": 3}', "not a report of sewa"),
     "an older one": ('{"kind": "select", "schema_version": 2}', "this version of sewa shows 3"),
     "not UTF-8": (b'{"kind": "\xff"}', "not a report of sewa"),
@@ -280,6 +280,6 @@ def test_a_page_replaces_nothing_without_force(tmp_path, sewa):
     assert target.read_text().startswith("<!doctype html>")
     assert "name it .html" in sewa("report", file, "-o", tmp_path / "a.pdf").error
     renamed = file.rename(tmp_path / "b.html")
-    assert "never overwritten" in sewa("report", renamed, "-o", renamed, "--force").error
+    assert "the report itself" in sewa("report", renamed, "-o", renamed, "--force").error
     assert "no such" in sewa("report", file, "-o", tmp_path / "none" / "a.html").error.lower()
     assert sewa("report", renamed, "-o", "-", "--open").code == 2

@@ -65,7 +65,7 @@ def test_apply_refuses_when_an_input_has_changed(reported, sewa, change):
     ended = sewa("apply", "out.report.json", "-o", "again.safetensors")
     assert ended.code == 3
     assert victim.name in ended.error
-    assert {"size": "bytes", "hash": "SHA-256", "gone": "gone"}[change] in ended.error
+    assert {"size": "bytes", "hash": "SHA-256", "gone": "not found"}[change] in ended.error
     assert not Path("again.safetensors").exists()
 
 

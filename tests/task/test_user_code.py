@@ -80,7 +80,7 @@ def test_a_function_that_leaves_another_folder_behind_is_refused(sewa):
     ended = sewa("select")
     os.chdir(here)
     assert ended.code == 4
-    assert "selection_data(): leaves another working directory behind" in ended.error
+    assert "selection_data(): changes the working directory" in ended.error
 
 
 def test_when_nobody_reads_stderr_the_work_is_still_done():
@@ -152,7 +152,7 @@ def test_a_path_in_a_warning_is_shown_as_it_is(sewa, name):
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("sewa average - -o x.safetensors <&-", "-: no paths arrived on standard input"),
+        ("sewa average - -o x.safetensors <&-", "-: standard input has no paths"),
         ("sewa select >&-", "standard output: is closed"),
         ("sewa select -o $'caf\\xe9.safetensors'", "is not a UTF-8 name"),
     ],

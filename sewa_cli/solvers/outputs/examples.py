@@ -106,12 +106,12 @@ def settle(
     with seeded(objective.seed):
         batches = [batch for batch in objective.selection if rows(batch) > 0]
     if not batches:
-        raise TaskError("selection_data(): there are no batches with examples in them")
+        raise TaskError("selection_data() gives no examples; return one batch or more")
     targets = _digestible(problem, batches, settings)
     per_row = _numbers(problem, batches, targets, settings)
     n, every, is_digest = len(per_row), int(per_row.sum()), targets is not None
     if every == 0:
-        raise TaskError("predict() gives no floating-point tensors, so there is nothing to mix")
+        raise TaskError("predict() gives no floating-point tensors; return logits, not classes")
     most = settings.most_numbers(is_digest)
     one = bytes_of(problem.trajectory.k, 1, torch.bfloat16)  # byte of the smallest predictions
     order = torch.randperm(n, generator=torch.Generator().manual_seed(problem.seed))

@@ -164,7 +164,7 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     found = {name: objective.learning_losses(flat) for name, flat in told}
     splits = all(one.rows is not None or not one.is_finite for one in found.values())
     if not any(isfinite(one.mean) for one in found.values()):
-        raise TaskError("loss() is NaN or Inf on the selection data for every checkpoint average")
+        raise TaskError("loss() is NaN or Inf for every average; check it with `sewa validate`")
     grouping = next(iter(found.values())).grouping(splits)
     losses = {name: _by_unit(one, grouping, splits) for name, one in found.items()}
 
@@ -199,7 +199,7 @@ def _by_unit(found: UnitLosses, grouping: Grouping, splits: bool) -> Tensor:
     if not found.is_finite:
         return torch.full_like(grouping.weights, torch.inf)
     if splits and found.rows is None:
-        raise TaskError("loss() splits into examples at one average and not at another")
+        raise TaskError("loss() splits into examples for some averages only; return equal shapes")
     return grouping.means(found.rows if splits and found.rows is not None else found.batches)
 
 
@@ -207,7 +207,7 @@ def _read(problem: Problem, K: int) -> tuple[Baselines, dict[Name, Tensor]]:
     """Grow moving averages [P] row by row: m ← m + (c_i / (c_1 + … + c_i))·(w_i − m)."""
     trajectory = problem.trajectory
     if (k := trajectory.k) < 2:
-        raise CheckpointError("only one checkpoint is whole; there is nothing to choose")
+        raise CheckpointError("only one checkpoint has finite weights; name several")
     check_K(K, k, k - 1)
     run = Baselines.fitting(k, K, 4 * trajectory.layout.size, problem.room, problem.counts)
     flats: dict[Name, Tensor] = {}

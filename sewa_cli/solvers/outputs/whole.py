@@ -48,7 +48,9 @@ class Batch(Piece):
         for outputs, batch in self._each(mixed):
             each = row_losses(self.objective.loss, outputs, batch, self.n)
             if each is None:
-                raise TaskError("loss() splits into examples at one average and not at another")
+                raise TaskError(
+                    "loss() splits into examples for some averages only; return equal shapes"
+                )
             found.append(each)
         return torch.stack(found)
 
@@ -107,7 +109,9 @@ class Whole(Frame):
         outputs = [flatten(run_model(self.objective, batch, self.seed)) for batch in told]
         found = torch.cat(outputs).to(self.objective.model.device)
         if len(found) != self.numbers:
-            raise TaskError("predict() gives outputs whose size depends on the weights")
+            raise TaskError(
+                "predict() gives outputs whose size depends on the weights; use --solver gumbel"
+            )
         return found
 
 

@@ -65,9 +65,9 @@ class DataArgs(Settings):
                 "`data` is split into selection and held-out data; leave out `heldout`"
             )
         if self.heldout is not None and real(self.heldout) == real(self.selection):  # type: ignore[arg-type]
-            raise ValueError("`heldout` is the same as `selection`; `data` would be split")
+            raise ValueError("`heldout` is the same as `selection`; give it as `data` to split it")
         if self.data is None and "heldout_fraction" in self.model_fields_set:
-            raise ValueError("`heldout_fraction` splits `data`, and there is none")
+            raise ValueError("`heldout_fraction` splits `data`; give `data`, or leave it out")
         return self
 
     @property

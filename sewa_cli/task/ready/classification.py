@@ -116,7 +116,7 @@ def _open_arrays(path: Path, x: str, y: str) -> tuple[NDArray[Any], NDArray[Any]
         raise TaskError(f"{path}: cannot be read as .npz: {reason}") from error
     for name, array in ((x, inputs), (y, targets)):
         if array.ndim == 0 or len(array) == 0:
-            raise TaskError(f"{path}: {name}: holds no rows")
+            raise TaskError(f"{path}: {name}: holds no rows; name a file with data")
     if len(inputs) != len(targets):
         raise TaskError(f"{path}: {len(inputs)} rows of {x}, but {len(targets)} of {y}")
     if inputs.dtype.kind not in "fiub":

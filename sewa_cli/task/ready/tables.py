@@ -77,7 +77,7 @@ def open_table(path: Path) -> Table:
     with _reading(path):
         table = _open(path)
     if table.rows == 0:
-        raise TaskError(f"{path}: holds no rows")
+        raise TaskError(f"{path}: holds no rows; name a file with data")
     return table
 
 
