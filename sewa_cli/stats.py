@@ -7,8 +7,10 @@ hold for all pairs of rows at once, by the bootstrapped maximum of the studentis
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, inf, log
+from functools import lru_cache
+from math import exp, inf, log, nan
 
 import torch
 from torch import Tensor
@@ -19,7 +21,36 @@ from sewa_cli.text import finite
 
 LEVEL = 0.95
 FEWEST_UNITS = 20  # with fewer units than this, resampling them says too little
+Sums = tuple[float, ...]  # what a unit adds to a score that is made of sums
 ROUNDING = 1e-7  # of the loss: what float32 outputs do not tell apart
+
+
+def unit_scores(
+    found: Sequence[float | Sums], corpus: Callable[[Sums], float] | None = None
+) -> Tensor:
+    """Return a score [n] for each unit, whose mean is the score of all; NaN: it has failed."""
+    if corpus is None or all(isinstance(one, float) for one in found):
+        return torch.tensor(found, dtype=torch.float64)
+    return _jackknifed(tuple(found), corpus)
+
+
+@lru_cache(maxsize=256)  # the same averages are compared again and again
+def _jackknifed(found: Sequence[float | Sums], corpus: Callable[[Sums], float]) -> Tensor:
+    """By how much the score of all changes without the unit, n − 1 times that, around it.
+
+    So the spread of what is returned is that of the score (the jackknife), and its mean the score.
+    """
+    known = [place for place, one in enumerate(found) if isinstance(one, tuple)]
+    scores = torch.full((len(found),), nan, dtype=torch.float64)
+    if not known:
+        return scores
+    sums = torch.tensor([found[place] for place in known], dtype=torch.float64)
+    whole = sums.sum(0)
+    score = corpus(tuple(whole.tolist()))
+    left = [corpus(tuple((whole - one).tolist())) for one in sums] if len(known) > 1 else [score]
+    without = torch.tensor(left, dtype=torch.float64).nan_to_num(score, score, score)
+    scores[known] = score + (len(known) - 1) * (without.mean() - without)
+    return scores
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sewa_cli.solvers import Choice
 from sewa_cli.solvers.board import Average
 from sewa_cli.solvers.contest import Outcome
 from sewa_cli.stats import FEWEST_UNITS, compare_rows, difference, parts_needed
-from sewa_cli.task.scoring import Score
+from sewa_cli.task.scoring import Score, total
 from sewa_cli.text import finite, with_K
 
 LISTED = 100  # failures in the report
@@ -174,6 +174,11 @@ def _reported(
         spread = compare_rows(filled.scores[rows], weights, metric.config.seed)
         intervals = {row: _finite(*ends) for row, ends in zip(rows, spread.intervals, strict=True)}
     means = (filled.scores @ weights / weights.sum()).tolist()
+    for row in rows:
+        if filled.failure is None:  # to the last digit, which a mean of units may not be
+            found_by = metric.judge.pick(heldout[row])
+            kept = [one for one, is_kept in zip(found_by, filled.kept, strict=True) if is_kept]
+            means[row] = total(metric.criterion.name, kept, weights.tolist(), metric.judge.corpus)
     return [
         scores.model_copy(
             update={
@@ -197,8 +202,9 @@ def means_of_others(metric: Metric, scores: Sequence[Score]) -> dict[str, float 
     ]
     names = sorted({name for score, _ in known for name in score} - {"", metric.criterion.name})
     having = {name: [one for one in known if name in one[0]] for name in names}
+    corpus = metric.judge.corpus
     means = {
-        name: finite(sum(w * score[name] for score, w in some) / sum(w for _, w in some))
+        name: finite(total(name, [one[name] for one, _ in some], [w for _, w in some], corpus))
         for name, some in having.items()
     }
     return means or None

@@ -30,7 +30,7 @@ from sewa_cli.rng import seed_of, seeded
 from sewa_cli.solvers.board import Failed
 from sewa_cli.solvers.contest import FEWEST_TO_CONFIRM
 from sewa_cli.task import Task, load_task
-from sewa_cli.task.scoring import Score
+from sewa_cli.task.scoring import Score, total
 
 Kind = Literal["selection", "heldout"]
 KINDS: tuple[Kind, ...] = ("selection", "heldout")
@@ -221,7 +221,10 @@ def scores_by_parts(
             scoring.pick(found, metric)  # refuses a metric that the task does not have
         names = dict.fromkeys(name for score in found for name in score)
         having = {name: [score[name] for score in found if name in score] for name in names}
-        return {name or "score": sum(some) / len(some) for name, some in having.items()}
+        return {
+            name or "score": total(name, some, [1.0] * len(some), scoring.corpus)
+            for name, some in having.items()
+        }
 
     return means
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from math import nan
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +21,6 @@ from sewa_cli.extensions import make_solver
 from sewa_cli.methods import Coefficients, Run, parse_one
 from sewa_cli.methods.fixed import Name
 from sewa_cli.objective.tree import rows
-from sewa_cli.objective.units import number
 from sewa_cli.placing import PlacedRun
 from sewa_cli.rng import seeded
 from sewa_cli.scoring.jobs import (
@@ -40,7 +39,8 @@ from sewa_cli.scoring.workers import InProcess, Workers
 from sewa_cli.settings import AUTO, USUAL, seconds_of
 from sewa_cli.solvers import Choice, Problem, default_for
 from sewa_cli.solvers.board import REPORTED, Answer, Asked, Average, Board, Failed
-from sewa_cli.task.scoring import METRICS, Score, Scoring
+from sewa_cli.stats import Sums, unit_scores
+from sewa_cli.task.scoring import METRICS, Corpus, Score, Scoring, Value
 
 AT_ONCE = 8  # parts in a call of scores()
 SHOWN = 4  # averages that are scored on held-out parts, or fewer where some are the same
@@ -61,6 +61,10 @@ class Judge(Protocol):
     tried: Sequence[Average]
 
     @property
+    def corpus(self) -> Corpus | None:
+        """Return what makes metrics of sums over parts."""
+
+    @property
     def at_once(self) -> int:
         """Return the number of parts in a call."""
 
@@ -73,7 +77,7 @@ class Judge(Protocol):
     def score_heldout(self, calls: Sequence[Asked]) -> Iterator[tuple[int, Result]]:
         """Yield all scores on held-out parts in the same way."""
 
-    def pick(self, scores: Sequence[Score]) -> list[float]:
+    def pick(self, scores: Sequence[Score]) -> list[Value]:
         """Return the metric of each part."""
 
     def warm(self) -> None:
@@ -126,6 +130,7 @@ class Metric:
             whole=judge.whole,
             stop_after=judge.stop_after,
             name_of=partial(judge.name_of, "selection"),
+            corpus=self.corpus,
         )
         if self.board.seconds is not None:
             judge.warm()
@@ -182,7 +187,12 @@ class Metric:
 
     def pick(self, scores: Sequence[Score]) -> Tensor:
         """Return the metric on each held-out part; NaN: that part has failed."""
-        return torch.tensor(self.judge.pick(scores), dtype=torch.float64)
+        return unit_scores(self.judge.pick(scores), self.corpus)
+
+    @cached_property
+    def corpus(self) -> Callable[[Sums], float] | None:
+        corpus = self.judge.corpus
+        return None if corpus is None else partial(corpus, self.criterion.name)
 
 
 @dataclass
@@ -211,8 +221,12 @@ class TaskJudge:
     def name_of(self, kind: Kind, part: int) -> int:
         return self.places[kind].at[part]
 
-    def pick(self, scores: Sequence[Score]) -> list[float]:
+    def pick(self, scores: Sequence[Score]) -> list[Value]:
         return self.scoring.pick(scores, self.metric)
+
+    @property
+    def corpus(self) -> Corpus | None:
+        return self.scoring.corpus
 
     def warm(self) -> None:
         self.pool.warm()
@@ -237,7 +251,8 @@ class TaskJudge:
             keys = [self._key(call.average, part) for part in call.parts]
             known = [None if memo is None else memo.known(key) for key in keys]
             if all(value is not None for value in known):
-                yield place, [float(value["score"]) for value in known if value is not None]
+                found = [value["score"].tolist() for value in known if value is not None]
+                yield place, [tuple(one) if isinstance(one, list) else one for one in found]
             else:
                 left.append(place)
         for n, result in self._run([calls[place] for place in left], "selection", until):
@@ -248,7 +263,10 @@ class TaskJudge:
             scores = self.pick(result)
             for part, score in zip(call.parts, scores, strict=True):
                 if memo is not None:
-                    memo.keep(self._key(call.average, part), {"score": number(score)})
+                    memo.keep(
+                        self._key(call.average, part),
+                        {"score": torch.tensor(score, dtype=torch.float64)},
+                    )
             yield place, scores
 
     def score_heldout(self, calls: Sequence[Asked]) -> Iterator[tuple[int, Result]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-from sewa_cli.task.scoring import Score
 from sewa_cli.text import few
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?)"
@@ -20,7 +19,7 @@ class Record(NamedTuple):
     """Scores of an utterance, a document or, without an id, of everything."""
 
     id: str | None
-    scores: Score
+    scores: dict[str, float]
     weight: float = 1.0
 
 
@@ -101,7 +100,7 @@ def _distinct(records: list[Record]) -> list[Record]:
     return list(found.values())
 
 
-def mean_scores(records: Sequence[Record]) -> Score:
+def mean_scores(records: Sequence[Record]) -> dict[str, float]:
     """Return weighted means of what all records have."""
     names = [name for name in records[0].scores if all(name in one.scores for one in records)]
     weight = sum(one.weight for one in records)

@@ -38,7 +38,7 @@ from sewa_cli.scoring.metric import Metric, named_incumbent
 from sewa_cli.scoring.printed import Record, mean_scores, read_printed
 from sewa_cli.solvers import Problem
 from sewa_cli.solvers.board import Answer, Asked, Average, Failed
-from sewa_cli.task.scoring import Score
+from sewa_cli.task.scoring import Score, Value
 from sewa_cli.text import size as in_bytes
 from sewa_cli.trajectory import Layout, Trajectory
 
@@ -124,6 +124,7 @@ class ScriptJudge:
 
     at_once = 1
     stop_after: int | None = IN_A_ROW
+    corpus = None
 
     def __init__(
         self,
@@ -199,7 +200,7 @@ class ScriptJudge:
             else:
                 yield place, result
 
-    def pick(self, scores: Sequence[Score]) -> list[float]:
+    def pick(self, scores: Sequence[Score]) -> list[Value]:
         return [score.get(self._metric, nan) for score in scores]
 
     def warm(self) -> None: ...

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from math import inf, isfinite, nan
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.direction import Criterion
 from sewa_cli.errors import TaskError
 from sewa_cli.events import Events
+from sewa_cli.stats import Sums, unit_scores
 
 Average = tuple[float, ...]  # coefficients; the key of everything here
 REPORTED = 3  # failures that are reported one by one
@@ -28,6 +28,10 @@ HOPELESS = 4  # calls that fail before the first that does not, whatever part an
 
 class Spent(Exception):
     """The budget has ended."""
+
+
+def is_known(score: float | Sums) -> bool:
+    return all(map(isfinite, score)) if isinstance(score, tuple) else isfinite(score)
 
 
 class Failed(NamedTuple):
@@ -47,7 +51,7 @@ class Asked(NamedTuple):
         return [Asked(self.average, (part,)) for part in self.parts]
 
 
-Answer = list[float] | Failed  # a score for each part
+Answer = list[float | Sums] | Failed  # a score for each part, or what it adds to one
 Evaluate = Callable[[Sequence[Asked], float | None], Iterator[tuple[int, Answer]]]
 
 
@@ -63,6 +67,7 @@ class Board:
     whole        a call has all parts of an average, and is one evaluation
     stop_after   failures in a row that end it, if they share no checkpoint
     name_of      names a part in messages
+    corpus       makes the score of sums over parts
     """
 
     criterion: Criterion
@@ -76,7 +81,8 @@ class Board:
     whole: bool = False
     stop_after: int | None = None
     name_of: Callable[[int], object] = int
-    found: dict[Average, dict[int, float]] = field(default_factory=dict)  # NaN: it has failed
+    corpus: Callable[[Sums], float] | None = None
+    found: dict[Average, dict[int, float | Sums]] = field(default_factory=dict)  # NaN: has failed
     failures: list[str] = field(default_factory=list)
     spent: int = 0
     interrupted: bool = False
@@ -193,13 +199,14 @@ class Board:
             left -= len(call.parts)
         return taken
 
-    def _write(self, call: Asked, scores: Sequence[float]) -> None:
+    def _write(self, call: Asked, scores: Sequence[float | Sums]) -> None:
         self._in_a_row.clear()
-        known = {p: score for p, score in zip(call.parts, scores, strict=True) if isfinite(score)}
+        known = {p: score for p, score in zip(call.parts, scores, strict=True) if is_known(score)}
         self.found.setdefault(call.average, {}).update(known)
         self._scored |= known.keys()
         low, high = self._range
-        self._range = min([low, *known.values()]), max([high, *known.values()])
+        alone = [float(unit_scores([score], self.corpus)) for score in known.values()]
+        self._range = min([low, *alone]), max([high, *alone])
         if broken := tuple(part for part in call.parts if part not in known):
             self._fail(Asked(call.average, broken), "its score is NaN or Inf")
 
@@ -220,7 +227,7 @@ class Board:
 
     def _always_fails(self, average: Average) -> bool:
         row = self.found.get(average, {})
-        return len(row) >= HOPELESS and not any(map(isfinite, row.values()))
+        return len(row) >= HOPELESS and not any(map(is_known, row.values()))
 
     def _give_up_if_hopeless(self, call: Asked, line: str) -> None:
         """End where all calls have failed, unless one part or one checkpoint may be to blame."""
@@ -266,13 +273,13 @@ class Board:
         return sorted(part for part in row if part not in bad)
 
     def has_failed(self, average: Average) -> bool:
-        return not all(isfinite(self.found[average][part]) for part in self.parts_of(average))
+        return not all(is_known(self.found[average][part]) for part in self.parts_of(average))
 
     def scores(self, average: Average, parts: Sequence[int]) -> Tensor:
         """Return scores on parts that it was asked on; a failure is worse than all scores."""
         row, worst = self.found.get(average, {}), self.criterion.below(*self._range)
-        found = [row[part] if isfinite(row[part]) else worst for part in parts]
-        return torch.tensor(found, dtype=torch.float64)
+        found = unit_scores([row[part] for part in parts], self.corpus)
+        return found.where(found.isfinite(), worst)
 
     def mean(self, average: Average, parts: Sequence[int] | None = None) -> float:
         """Return its mean over these parts, or all that it was asked on; NaN: there are none."""
@@ -280,7 +287,7 @@ class Board:
         if not some:
             return nan
         weights = self.weights[list(some)]
-        return float(self.scores(average, some) @ (weights / weights.sum()))
+        return float(self.scores(average, some) @ weights / weights.sum())
 
     def rank(self, average: Average, parts: Sequence[int] | None = None) -> float:
         """Return a key that sorts the best mean first."""

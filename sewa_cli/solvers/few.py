@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sewa_cli.methods import by_steps, mean_of
 from sewa_cli.settings import AUTO
-from sewa_cli.solvers.board import Spent
+from sewa_cli.solvers.board import Spent, is_known
 from sewa_cli.solvers.contest import Contest, Entrant
 
 WINDOWS = 0.6  # of the evaluations, where there are enough to change the best too
@@ -59,8 +59,8 @@ def _asked(contest: Contest) -> list[Entrant]:
 def _rank(contest: Contest, entrant: Entrant) -> float:
     """Return a key that sorts the best first; infinite if it was not asked, or has failed."""
     row, parts = contest.board.found.get(entrant.average, {}), contest.searched
-    is_known = all(math.isfinite(row.get(part, math.nan)) for part in parts)
-    return contest.board.rank(entrant.average, parts) if is_known else math.inf
+    has_all = all(is_known(row.get(part, math.nan)) for part in parts)
+    return contest.board.rank(entrant.average, parts) if has_all else math.inf
 
 
 def _best(contest: Contest) -> Entrant | None:

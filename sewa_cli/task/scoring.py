@@ -4,30 +4,38 @@
     def heldout_parts(**args): ...    # others, for the report
     def score(model, part): ...       # a number, or {"return": 1242.0, "length": 410}
     def scores(model, parts): ...     # several at once, where that is faster
+    def corpus(name, sums): ...       # a score of many parts that is no mean of theirs
 
 Without score_parts, the parts are the batches of selection_data (and heldout_data). A task with
 `metrics(model)` alone has one part, and nothing can be said about its noise.
+
+A score may also be a list of numbers, such as {"wer": [errors, words]}. These are added up over
+parts, and `corpus` makes the metric of the sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from sewa_cli.errors import ConfigError, TaskError
+from sewa_cli.stats import Sums
 from sewa_cli.task.fence import user_code
 from sewa_cli.text import few
 
 if TYPE_CHECKING:
     from torch import nn
 
-FUNCTIONS = ("score_parts", "heldout_parts", "score", "scores")
+FUNCTIONS = ("score_parts", "heldout_parts", "score", "scores", "corpus")
 METRICS = "metrics"  # the name of its one part
 MOST = 1_000_000  # parts; more is a generator without end
-Score = dict[str, float]  # by name; "": a number that was not given one
+Value = float | Sums
+Score = Mapping[str, Value]  # by name; "": a number that was not given one
+Corpus = Callable[[str, Sums], float]  # what the sums of a metric make
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,9 @@ class Scoring:
     heldout: Parts | None
     name: str  # the function that gives the scores
     at_once: bool = False  # several parts in one call are faster than one by one
+    corpus: Corpus | None = None
 
-    def pick(self, scores: Sequence[Score], metric: str) -> list[float]:
+    def pick(self, scores: Sequence[Score], metric: str) -> list[Value]:
         """Return the metric of each part; a number without a name is the metric."""
         found = [score.get(metric, score.get("")) for score in scores]
         for score, value in zip(scores, found, strict=True):
@@ -73,6 +82,16 @@ class Scoring:
                     "there, or name another"
                 )
         return [value for value in found if value is not None]
+
+
+def total(
+    name: str, values: Sequence[Value], weights: Sequence[float], corpus: Corpus | None
+) -> float:
+    """Return the score of all parts: the weighted mean, or what the sums make."""
+    if corpus is not None and isinstance(values[0], tuple):
+        return corpus(name, tuple(map(sum, zip(*values, strict=True))))
+    numbers = (w * v for w, v in zip(weights, values, strict=True) if not isinstance(v, tuple))
+    return sum(numbers) / sum(weights)
 
 
 def scoring_of(
@@ -96,24 +115,32 @@ def scoring_of(
     parts, heldout = (listed_parts.get(name) for name in FUNCTIONS[:2])
     if parts is None and "selection_data" not in functions:
         raise TaskError(f"{source} lacks score_parts(**args), the list of parts for score()")
+    corpus = partial(_made_of_sums, functions["corpus"]) if "corpus" in functions else None
     if "scores" in functions:
-        return Scoring(_several(functions["scores"]), parts, heldout, "scores", at_once=True)
-    one = functions["score"]
+        several = _several(functions["scores"], corpus is not None)
+        return Scoring(several, parts, heldout, "scores", at_once=True, corpus=corpus)
+    one, sums = functions["score"], corpus is not None
     return Scoring(
-        lambda model, some: [_call("score", one, model, part) for part in some],
+        lambda model, some: [_call("score", one, model, part, sums=sums) for part in some],
         parts,
         heldout,
         "score",
+        corpus=corpus,
     )
 
 
-def _call(name: str, function: Callable[..., Any], *args: Any) -> Score:
+def _call(name: str, function: Callable[..., Any], *args: Any, sums: bool = False) -> Score:
     with user_code(name):
-        return _checked(name, function(*args))
+        return _checked(name, function(*args), sums)
+
+
+def _made_of_sums(corpus: Callable[..., Any], name: str, sums: Sums) -> float:
+    with user_code("corpus"):
+        return _number("corpus", corpus(name, list(sums)))
 
 
 def _several(
-    scores: Callable[..., Any],
+    scores: Callable[..., Any], sums: bool
 ) -> Callable[[nn.Module, Sequence[Any]], list[Score]]:
     def score(model: nn.Module, parts: Sequence[Any]) -> list[Score]:
         with user_code("scores"):
@@ -123,15 +150,20 @@ def _several(
                 raise TaskError(f"scores() must return a list, found {type(found).__name__}")
             if len(found) != len(parts):
                 raise TaskError(f"scores() gave {len(found)} scores for {len(parts)} parts")
-            return [_checked("scores", one) for one in found]
+            return [_checked("scores", one, sums) for one in found]
 
     return score
 
 
-def _checked(name: str, value: Any) -> Score:
-    if isinstance(value, Mapping):
-        return {str(key): _number(name, one) for key, one in value.items()}
-    return {"": _number(name, value)}
+def _checked(name: str, value: Any, sums: bool) -> Score:
+    if not isinstance(value, Mapping):
+        return {"": _number(name, value)}
+    return {
+        str(key): tuple(_number(name, number) for number in one)
+        if sums and isinstance(one, list | tuple)
+        else _number(name, one)
+        for key, one in value.items()
+    }
 
 
 def _number(name: str, value: Any) -> float:

@@ -118,7 +118,7 @@ def test_the_harness_stands_next_to_a_loss(work, sewa):
     settings = {"kind": "causal-lm", "data": "texts.jsonl"}
     settings["lm_eval"] = {"tasks": ["largest"], "heldout": ["largest_heldout"]}
     settings["lm_eval"]["include_path"] = "./tasks"
-    config = {"task": "huggingface", "args": settings, "checkpoints": "run/"}
+    config = {"task": "huggingface", "args": settings, "checkpoints": "ckpts/"}
     (work / "sewa.yaml").write_text(yaml.safe_dump(config))
     ended = sewa("select", "--metric", "acc", "--budget", "200", "-o", "best", "--json")
     assert ended.code == 0, ended.err
