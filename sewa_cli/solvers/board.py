@@ -287,7 +287,7 @@ class Board:
         if not some:
             return nan
         weights = self.weights[list(some)]
-        return float(self.scores(average, some) @ weights / weights.sum())
+        return float(self.scores(average, some) @ (weights / weights.sum()))
 
     def rank(self, average: Average, parts: Sequence[int] | None = None) -> float:
         """Return a key that sorts the best mean first."""
