@@ -1,7 +1,10 @@
 """The documentation says what the code does."""
 
 import inspect
+import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -69,20 +72,65 @@ def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path):
         assert known in (tmp_path / "reference" / page / "index.html").read_text()
 
 
-@pytest.mark.breadth
-def test_the_commands_of_the_quickstart_work(tmp_path, monkeypatch, sewa):
+# ---- the commands of the tutorial and of the how-to pages ----------------------------------------
+
+CONSOLE = re.compile(r"(?:<!-- not run: (.+?) -->\n+)?```console\n(.*?)```", re.DOTALL)
+FAST = {"averaging"}  # the commands of the others are breadth
+UNMARKED = {"layouts", "lm-eval", "metrics"}
+
+
+def commands_of_pages():
+    for page in sorted([*ROOT.glob("docs/tutorial/*.md"), *ROOT.glob("docs/how-to/*.md")]):
+        runs = []
+        for reason, block in CONSOLE.findall(page.read_text()):
+            commands = re.findall(r"^\$ (.+)$", block, re.MULTILINE)
+            if page.stem in UNMARKED:
+                continue
+            if reason:
+                skip = pytest.mark.skip(reason=f"{page.name}: {reason}: {commands[0]}")
+                yield pytest.param(page, commands, marks=[skip, pytest.mark.breadth])
+            else:
+                runs += commands
+        if runs:
+            marks = [] if page.stem in FAST else [pytest.mark.breadth]
+            yield pytest.param(page, runs, id=page.stem, marks=marks)
+
+
+def make_language_model_run(page, frozen):
+    """Make what the page starts from: a Trainer's run with its tokenizer, texts and sewa.yaml."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    frozen("transformers")
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, "w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w2")
+    tokenizer.save_pretrained("run/checkpoint-16")
+    for name, step in (("dev", 3), ("test", 5)):
+        rows = [" ".join(f"w{(i + step * n) % 64}" for n in range(8)) for i in range(40)]
+        Path(f"{name}.jsonl").write_text("".join(f'{{"text": "{row}"}}\n' for row in rows))
+    [settings] = re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    Path("sewa.yaml").write_text(settings)
+
+
+@pytest.mark.parametrize(("page", "commands"), list(commands_of_pages()))
+def test_the_commands_of_a_page_work(page, commands, request, tmp_path, monkeypatch, sewa):
+    """Run all in a demo's folder, but for blocks below `<!-- not run: WHY -->`."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "tutorial" / "quickstart.md").read_text()
-    for line in re.findall(r"^\$ (.+)$", page, re.MULTILINE):
-        first, *rest = line.split()
-        if first == "cd":
-            monkeypatch.chdir(tmp_path / rest[0])
-        elif first == "cmp":
-            assert Path(rest[0]).read_bytes() == Path(rest[1]).read_bytes()
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if page.stem == "language-models":
+        make_language_model_run(page, request.getfixturevalue("frozen"))
+    elif page.stem != "quickstart":
+        shutil.copytree(request.getfixturevalue("demo").folder, tmp_path, dirs_exist_ok=True)
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+        elif words[0] == "sewa" and not {"|", ">"} & set(words):
+            ended = sewa(*words[1:])
+            assert ended.code == 0, (command, ended.err)
         else:
-            assert first == "sewa"
-            ended = sewa(*rest)
-            assert ended.code == 0, (line, ended.err)
+            subprocess.run(["bash", "-o", "pipefail", "-c", command], check=True)
 
 
 def test_every_command_in_the_readme_exists(sewa):
