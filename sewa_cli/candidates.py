@@ -51,7 +51,8 @@ def _check_there(path: Path, config: Config) -> None:
 def check_alike(candidates: list[Checkpoint]) -> list[Checkpoint]:
     """Refuse checkpoints of different models."""
     checkpoints.check_agreement(candidates)
-    checkpoints.check_same_product(candidates)
+    if candidates[0].kind == "adapter":
+        checkpoints.check_same_product(candidates)
     return candidates
 
 

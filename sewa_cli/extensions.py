@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from sewa_cli import solvers
 from sewa_cli.config import AUTO, Config, load_config
+from sewa_cli.config.loading import Sections
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
 from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
@@ -34,54 +34,40 @@ def load_settings(
     `with_solver=False`: for commands that choose nothing. No solver is imported, nor torch.
     `masks`: for commands that ask the solver for some K, whatever K is in the config.
     """
-    return load_config(path, flags, sets, dashes, _Sections(with_solver, masks))
+    return load_config(path, flags, sets, dashes, partial(_sections, with_solver, masks))
 
 
-class _Sections:
-    """The solvers' sections of sewa.yaml."""
+def _sections(looks: bool, masks: bool, settings: Mapping[str, Any]) -> Sections:
+    """Register the solvers that these settings name; return all names and the wanted settings.
 
-    def __init__(self, with_solver: bool, masks: bool) -> None:
-        self._masks = masks
-        self._looks = with_solver
-        self._known: list[str] = []
+    `looks`: a solver is to be chosen. Else none is imported.
+    """
+    file, chosen, known = settings.get("solver_from"), settings.get("solver"), list[str]()
+    wanted = {name for name in settings if name not in Config.model_fields}
+    wanted |= {chosen} if isinstance(chosen, str) else set()
+    if file is not None and looks:
+        import_user_module(str(file))
+    elif file is not None:  # a name in there may be any
+        known = [name for name in wanted if isinstance(settings.get(name), dict)]
+        known += [chosen] if isinstance(chosen, str) else []
+    if not wanted <= {*solvers.names()} and looks:
+        _register_installed("sewa.solvers", solvers.names(), solvers.register)
+    elif not wanted <= {*solvers.names()}:
+        from importlib.metadata import entry_points
 
-    def default(self, settings: Mapping[str, Any]) -> str | None:
-        if not self._looks:
-            return None
-        is_auto = settings.get("K") in (None, "auto") and not self._masks
+        known += [entry.name for entry in entry_points(group="sewa.solvers")]
+    known = list(dict.fromkeys([*known, *solvers.names()]))
+    if taken := [name for name in solvers.REGISTRY if name in Config.model_fields]:
+        del solvers.REGISTRY[taken[0]]
+        raise ConfigError(f"solver_from: {taken[0]!r} is a key of sewa.yaml; choose another name")
+    if looks and not chosen:
+        is_auto = settings.get("K") in (None, "auto") and not masks
         objective = settings.get("objective")
         metric = isinstance(objective, dict) and objective.get("metric") is not None
         K = AUTO if is_auto else 1
-        return solvers.default_for(K, bool(settings.get("sparse")), metric and not self._masks)
-
-    def register(self, settings: Mapping[str, Any]) -> None:
-        file, chosen = settings.get("solver_from"), settings.get("solver")
-        wanted = {name for name in settings if name not in Config.model_fields}
-        wanted |= {chosen} if isinstance(chosen, str) else set()
-        if file is not None and self._looks:
-            import_user_module(str(file))
-        elif file is not None:  # a name in there may be any
-            self._known = [name for name in wanted if isinstance(settings.get(name), dict)]
-            self._known += [chosen] if isinstance(chosen, str) else []
-        if not wanted <= {*solvers.names()} and self._looks:
-            _register_installed("sewa.solvers", solvers.names(), solvers.register)
-        elif not wanted <= {*solvers.names()}:
-            from importlib.metadata import entry_points
-
-            self._known += [entry.name for entry in entry_points(group="sewa.solvers")]
-        self._known += solvers.names()
-        if taken := [name for name in solvers.REGISTRY if name in Config.model_fields]:
-            del solvers.REGISTRY[taken[0]]
-            raise ConfigError(
-                f"solver_from: {taken[0]!r} is a key of sewa.yaml; choose another name"
-            )
-
-    def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
-        known = [name for name in dict.fromkeys(self._known) if name in wanted]
-        return {name: solvers.find(name).Settings if self._looks else None for name in known}
-
-    def names(self) -> list[str]:
-        return list(dict.fromkeys(self._known))
+        wanted.add(solvers.default_for(K, bool(settings.get("sparse")), metric and not masks))
+    models = {n: solvers.find(n).Settings if looks else None for n in known if n in wanted}
+    return Sections(known, models)
 
 
 def list_solvers(config: Config) -> dict[str, str]:

@@ -215,9 +215,10 @@ def open_session(config: Config, task: Task, events: Events) -> Session:
     objective = build_objective(config, task, candidates, events, here)
     model = objective.model
     names = library.match_names(candidates[-1], model.aliases, model.shapes, model.layout.slices)
-    library.check_tied(candidates[-1], model.aliases)
+    if model.has_ties:
+        library.check_tied(candidates[-1], model.aliases)
     warn_of_no_steps(candidates, events)
-    assumed = config.objective.assumption
+    assumed = None if config.objective.metric is None else config.objective.assumption
     for text in ([assumed] if assumed else []) + [*task.warnings]:
         events.warn(text)
     return Session(

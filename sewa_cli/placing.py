@@ -101,7 +101,9 @@ class PlacedRun:
     def average(self, coefficients: Sequence[float], method: str, K: int | None = None) -> Average:
         """Return the average as a file of it will be, but for BatchNorm."""
         session = self.session
-        names = with_tied(session.names, session.newest, session.model.aliases)
+        names = session.names
+        if session.model.has_ties:
+            names = with_tied(names, session.newest, session.model.aliases)
         average = Average.of(
             self.used, coefficients, names, config=session.config, method=method, K=K
         )

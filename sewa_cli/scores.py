@@ -133,7 +133,9 @@ class AverageScores:
         model, events = self._session.model, self._session.events
         model.load(events.over("averaging", average.parts(model.part), len(average.names)))
         scored = self._session.scorer.score_average(len(average.sources))
-        return average.with_statistics(scored.statistics), scored
+        if scored.statistics:
+            average = average.with_statistics(scored.statistics)
+        return average, scored
 
     def load(self, coefficients: Sequence[float]) -> None:
         """Load an average, rounded as a file of it: from W, or from the files if W is inexact."""

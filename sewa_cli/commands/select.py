@@ -177,8 +177,8 @@ def _choose(run: PlacedRun, solver: Solver) -> Chosen:
     with session.clock("learn"):
         choice = solver.choose(run.problem(), K)
     ground = choice.find(Ground)
-    if ground is not None:  # not all selection examples may have taken part
-        run = run.on(ground.examples)
+    if ground is not None and ground.examples is not session.objective.selection:
+        run = run.on(ground.examples)  # not all selection examples have taken part
     if found is None:
         found = BaselineLosses(ground.losses) if ground else _baseline_losses(run)
     return Chosen(run, _by_its_name(choice, _baselines(run)), found)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -28,20 +29,15 @@ def find_config(explicit: Path | None) -> Path | None:
     return path if os.path.lexists(path) else None
 
 
-class Sections(Protocol):
-    """Knows the solvers, each of which has a section of its own name in sewa.yaml."""
+@dataclass(frozen=True)
+class Sections:
+    """The solvers, each of which has a section of its own name in sewa.yaml.
 
-    def default(self, settings: Mapping[str, Any]) -> str | None:
-        """Return the solver used where none is named; None: the command chooses nothing."""
+    models  the settings of those that these settings name; None: not to be checked now
+    """
 
-    def register(self, settings: Mapping[str, Any]) -> None:
-        """Register the user's own solvers that these settings name."""
-
-    def models(self, wanted: Collection[str]) -> Mapping[str, type[BaseModel] | None]:
-        """Return the settings of those solvers; None: not to be checked now."""
-
-    def names(self) -> list[str]:
-        """Return the names of all known solvers."""
+    names: list[str]
+    models: Mapping[str, type[BaseModel] | None]
 
 
 def load_config(
@@ -49,7 +45,7 @@ def load_config(
     flags: Mapping[str, object] | None = None,
     sets: Sequence[str] = (),
     dashes: str = "--",
-    sections: Sections | None = None,
+    find_sections: Callable[[Mapping[str, Any]], Sections] | None = None,
 ) -> Config:
     """Read the YAML at `path` (None: defaults); `flags` (dotted key → value) and `sets` win."""
     settings: dict[str, Any] = {}
@@ -76,10 +72,10 @@ def load_config(
             sources[key] = f"--set {shown(key, 100)}"
         except ValueError as error:
             faults.append(f"--set {shown(text, 100)}: {one_line(error)}")
-    if sections is not None:
-        sections.register(settings)
     where = str(path or "config")
-    faults += _validate_sections(settings, sections, where, sources)
+    sections = None if find_sections is None else find_sections(settings)
+    if sections is not None:
+        faults += _validate_sections(settings, sections, where, sources)
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:
@@ -95,15 +91,11 @@ def load_config(
 
 
 def _validate_sections(
-    settings: dict[str, Any], sections: Sections | None, file: str, sources: Mapping[str, str]
+    settings: dict[str, Any], sections: Sections, file: str, sources: Mapping[str, str]
 ) -> list[str]:
     """Move solvers' sections into `solvers`, checked and completed; return the faults."""
-    if sections is None:
-        return []
     faults, whole = [], dict[str, Any]()
-    given = {name for name in settings if name not in {*Config.model_fields, *_keys()}}
-    chosen, known = settings.get("solver"), sections.names()
-    wanted = {*given, str(chosen or sections.default(settings))}
+    chosen, known = settings.get("solver"), sections.names
     if "solvers" in settings:
         faults.append(
             f"{sources.get('solvers', file)}: solvers: unknown key; a solver's settings "
@@ -113,7 +105,7 @@ def _validate_sections(
         where = sources.get("solver", f"{file}: solver")
         hint = did_you_mean(chosen, known) or f"there are {', '.join(known)}"
         faults.append(f"{where}: unknown solver {chosen!r:.100}; {hint}")
-    for name, model in sections.models(wanted).items():
+    for name, model in sections.models.items():
         section = settings.pop(name, None)
         if model is None:
             whole[name] = section or {}
@@ -270,7 +262,7 @@ def _known(location: tuple[int | str, ...], sections: Sections | None) -> list[s
     if len(location) > 1 and (own := sections_of_ours.get(str(location[0]))):
         return list(own.model_fields)
     keys = [name for name in _keys() if name != "solvers"]
-    return [*keys, *(sections.names() if sections else ())]
+    return [*keys, *(sections.names if sections else ())]
 
 
 def _keys() -> list[str]:

@@ -92,7 +92,9 @@ class Call:
         draws = [x.tolist() if hasattr(x, "tolist") else x for x in found]
         draws = draws if draws and isinstance(draws[0], list | tuple) else [draws]
         found = [checked(coefficients, run.k, self.label) for coefficients in draws]
-        return found if self.method.needs_loss else [by_steps(c, run.counts) for c in found]
+        if self.method.needs_loss or not run.counts:
+            return found
+        return [by_steps(c, run.counts) for c in found]
 
 
 def method(

@@ -74,6 +74,7 @@ class FlatModel:
         if only is not None:
             self.aliases = [names for names in self.aliases if any(n in only for n in names)]
             model.requires_grad_(False)
+        self.has_ties = any(len(names) > 1 for names in self.aliases)
         self.device = device
         self.ranks = ranks
         if self.ranks.several:

@@ -27,7 +27,6 @@ from sewa_cli.objective.units import (
     UnitLosses,
     are_parts,
     count_groups,
-    groups_of,
     labels_of,
     number,
     number_groups,
@@ -162,12 +161,9 @@ class Objective:
     def _predict(self, batch: Batch) -> Any:
         """Predict a whole batch on the device; each of several ranks runs some of its rows."""
 
-        def run(some: Batch) -> Any:
-            return self.predict(self.model.module, some)
-
         if self.shares is None or self._is_anew(batch):
-            return run(batch)
-        return self.shares.predict(run, batch)
+            return self.predict(self.model.module, batch)
+        return self.shares.predict(lambda some: self.predict(self.model.module, some), batch)
 
     def _own_targets(self, batch: Batch, targets: Targets) -> tuple[Batch, Targets]:
         """Return this rank's rows of the batch, where they can be run apart."""
@@ -237,17 +233,23 @@ class Objective:
     def mean_loss(self, data: Data) -> tuple[float, int]:
         """Mean over all rows of `data` (a short last batch counts less), and the number of rows."""
 
+        if self.memo is None:
+            return self._mean_loss(data)
+
         def work() -> Tensors:
-            total, seen = 0.0, 0
-            with seeded(self.seed):
-                for found in self._evaluated(data):
-                    total += found.n * float(found.loss)
-                    seen += found.n
-                loss, rows = self.model.ranks.same((total / seen, seen))
+            loss, rows = self._mean_loss(data)
             return {"loss": number(loss), "rows": number(rows)}
 
         found = self.recall_on(data, "mean loss", work)
         return float(found["loss"]), int(found["rows"])
+
+    def _mean_loss(self, data: Data) -> tuple[float, int]:
+        total, seen = 0.0, 0
+        with seeded(self.seed):
+            for found in self._evaluated(data):
+                total += found.n * float(found.loss)
+                seen += found.n
+        return self.model.ranks.same((total / seen, seen))
 
     @torch.no_grad()
     def unit_losses(self, data: Data, learning: bool = False) -> UnitLosses:
@@ -261,15 +263,15 @@ class Objective:
         work = partial(self._unit_losses, data, learning)
         return UnitLosses.of(self.recall_on(data, what, lambda: work().tensors()))
 
-    def recall(self, key: Key, work: Callable[[], Tensors], draw: int = 0) -> Tensors:
+    def recall(self, key: Key, work: Callable[[], Tensors], draw: int | None = None) -> Tensors:
         """Return what `work` gives, or gave under this key before: then on the processor.
 
-        Random numbers that `work` draws depend on the seed and on `draw` alone. So it leaves no
-        trace in those of others, whether it is called or not.
+        `draw`: random numbers that it draws depend on the seed and on this alone. So it leaves no
+        trace in those of others, whether it is called or not. None: it seeds what it draws itself.
         """
         found = None if self.memo is None else self.memo.known(key)
         if found is None:
-            with seeded(seed_of(self.seed, draw)):
+            with nullcontext() if draw is None else seeded(seed_of(self.seed, draw)):
                 found = work()
             if self.memo is not None:
                 self.memo.keep(key, found)
@@ -306,8 +308,9 @@ class Objective:
 
     def count_groups(self, data: Data) -> int | None:
         """Return how many groups the examples are of; None: each stands for itself."""
-        groups = groups_of(data, self.label_groups)
-        return None if groups is None else count_groups(groups)
+        if self.label_groups is None:
+            return None
+        return count_groups(number_groups(x for b in data for x in labels_of(b, self.label_groups)))
 
     def _evaluated(
         self, data: Data, by_row: bool = False, learning: bool = False
@@ -318,7 +321,7 @@ class Objective:
         for batch in self._through(data):
             if rows(batch) > 0:  # the mean of none is NaN
                 empty = False
-                targets = self.targets(batch)
+                targets = None if self.classes is None else self.targets(batch)
                 with self._learning(batch) if learning else nullcontext():
                     if targets is not None:
                         found = self._at_targets(batch, targets, learning and self._is_anew(batch))

@@ -59,10 +59,12 @@ class Grouping:
 
     of     [parts] numbers from 0, in the order in which the units come
     sizes  [parts] examples in each part, float64
+    weights  [units] examples in each unit
     """
 
     of: Tensor
     sizes: Tensor
+    weights: Tensor
 
     @classmethod
     def make(cls, counts: Sequence[int], by_row: bool, groups: Tensor | None) -> Grouping:
@@ -71,13 +73,9 @@ class Grouping:
         of = torch.arange(len(sizes))
         if groups is not None:
             of = groups if by_row else _join_batches(counts, groups)
-        return cls(of, sizes.double())
-
-    @property
-    def weights(self) -> Tensor:
-        """Examples in each unit, [units]."""
-        found = torch.zeros(int(self.of.max()) + 1, dtype=torch.float64)
-        return found.index_add_(0, self.of, self.sizes)
+        sizes = sizes.double()
+        weights = sizes.new_zeros(int(of.max()) + 1).index_add_(0, of, sizes)
+        return cls(of, sizes, weights)
 
     def means(self, losses: Tensor) -> Tensor:
         """Losses of parts [..., parts] → those of units [..., units]."""
@@ -86,10 +84,6 @@ class Grouping:
             return losses
         found = weights.new_zeros(*losses.shape[:-1], len(weights))
         return found.index_add_(-1, self.of, losses * self.sizes) / weights
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Values of units [..., units] → the same for each of their parts [..., parts]."""
-        return values[..., self.of]
 
 
 def _join_batches(counts: Sequence[int], groups: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class Average:
         names = names or {name: name for name in checkpoints[0].tensors}
         metadata = _metadata(sources, weights, method, K)
         average = cls(sources, weights, names, config.output_dtype, config.state_key, metadata)
-        return average._with_factors(config.lora)
+        return average._with_factors(config.lora) if sources[0].kind == "adapter" else average
 
     @classmethod
     def from_recipe(cls, recipe: Recipe, places: Places) -> Average:
@@ -139,8 +139,6 @@ class Average:
         return average._with_factors(recipe.lora)
 
     def _with_factors(self, mode: Mode) -> Average:
-        if self.sources[0].kind != "adapter":
-            return self
         merged, lora = average_factors(self, mode)
         return replace(self, replaced={**self.replaced, **merged}, lora=lora)
 

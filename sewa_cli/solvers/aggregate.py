@@ -68,7 +68,7 @@ class Aggregate(Predicting):
 
     def _learn(self, seen: Survey) -> Choice:
         problem, predictions = seen.problem, seen.predictions
-        found, losses = self._estimate(seen), seen.means()
+        found, losses = self._estimate(seen), seen.means
         answer, prior = found.coefficients, found.prior
         with problem.events.stage("checking the result"):
             flats = problem.trajectory.mix(torch.stack([answer, prior]))
@@ -167,7 +167,7 @@ def drop_negligible(c: Tensor) -> Tensor:
 
 def _best_moving_average(seen: Survey) -> Choice | None:
     """Choose the best moving average where examples are too few to learn, and warn of it."""
-    losses, units = seen.means(), len(seen.predictions.weights)
+    losses, units = seen.means, len(seen.predictions.weights)
     if units >= FEWEST:
         return None
     best = min(seen.moving, key=losses.__getitem__)

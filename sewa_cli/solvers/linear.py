@@ -65,7 +65,7 @@ class Linear(Predicting):
             flat = problem.trajectory.mix_few(found.coefficients)
             loss = float(means(seen.true_losses(flat[None]), predictions.weights)[0])
         error = predictions.loss(mean(found.selected, predictions.k)) - loss
-        gained = seen.means()["uniform", None] - loss
+        gained = seen.means["uniform", None] - loss
         if not problem.one_of_many and abs(error) > max(abs(gained), POOR * abs(loss)):
             problem.events.warn(
                 f"the predicted loss of the choice is off by {error:.3g}, more than the "

@@ -185,7 +185,8 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
     ]
     if faults:
         raise TaskError(*faults)
-    _check_args(functions, args, short)
+    if args:
+        _check_args(functions, args, short)
 
     def with_args(name: str) -> Callable[[], Any]:
         function = functions[name]
@@ -200,9 +201,12 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
             return None
         return Batches(_remember(with_args(name)), name, _shares_out(functions[name]))
 
-    def optional(name: str, check: Callable[[Any], Any] = checks.anything) -> Any:
+    def optional(name: str, check: Callable[[Any], Any] | None = None) -> Any:
         return _guarded(name, functions[name], check) if name in functions else None
 
+    scoring = None
+    if functions.keys() & {*OF_METRICS, "metrics"}:
+        scoring = scoring_of(functions, with_args, short)
     cache_key = None
     if "cache_key" in functions:
         cache_key = _guarded("cache_key", with_args("cache_key"), checks.cache_key)
@@ -210,7 +214,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         source=source,
         build_model=_guarded("build_model", with_args("build_model"), checks.model),
         selection_data=batches("selection_data") or Batches(tuple, "selection_data"),
-        loss=_guarded("loss", functions.get("loss", _lacking(short)), checks.loss),
+        loss=_guarded("loss", functions.get("loss") or _lacking(short), checks.loss),
         predict=_guarded("predict", functions.get("predict", default_predict)),
         backward=_guarded("backward of loss", lambda loss: loss.backward()),
         heldout_data=batches("heldout_data"),
@@ -223,7 +227,7 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         observe=optional("observe"),
         summarize=optional("summarize", checks.metrics),
         parallelize=optional("parallelize"),
-        scoring=scoring_of(functions, with_args, short),
+        scoring=scoring,
         has_loss="loss" in functions,
         cache_key=cache_key,
     )
@@ -298,10 +302,11 @@ def _remember(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _guarded(
-    name: str, function: Callable[..., Any], check: Callable[[Any], Any] = checks.anything
+    name: str, function: Callable[..., Any], check: Callable[[Any], Any] | None = None
 ) -> Callable[..., Any]:
     def guarded(*args: Any) -> Any:
         with user_code(name):
-            return check(function(*args))
+            found = function(*args)
+            return found if check is None else check(found)
 
     return guarded

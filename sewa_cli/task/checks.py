@@ -11,10 +11,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-def anything(value: Any) -> Any:
-    return value
-
-
 def model(value: Any) -> nn.Module:
     from torch import nn
 

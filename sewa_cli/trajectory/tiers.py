@@ -49,6 +49,7 @@ class Dense(Trajectory):
         return self.W[i]
 
 
+UNREAD = "go over rows() first: which checkpoints are whole is not known yet"
 DEVICE_ROWS = 10  # of a block on a device
 
 
@@ -204,11 +205,12 @@ class Streamed(Trajectory):
     @property
     def has_tiles(self) -> bool:
         """Asked once for each product, when no thread has begun: the source looks at its files."""
+        if not self._checked:
+            raise ValueError(UNREAD)
         self._gather = self._source.gather if super().has_tiles else None
         return self._gather is not None
 
     def tile(self, rows: slice, columns: slice, scratch: Tensor) -> Tensor:
-        self._check()
         assert self._gather is not None
         out = scratch[: rows.stop - rows.start, : columns.stop - columns.start]
         self._gather(self.used[rows], columns, out)
@@ -223,12 +225,9 @@ class Streamed(Trajectory):
         self._fill(i, self._buffers[0][0])
         return self._buffers[0][0]
 
-    def _check(self) -> None:
-        if not self._checked:
-            raise ValueError("go over rows() first: which checkpoints are whole is not known yet")
-
     def _fill(self, i: int, row: Tensor) -> None:
-        self._check()
+        if not self._checked:
+            raise ValueError(UNREAD)
         self._source.fill(self.used[i], row)
 
     def mix_few(self, coefficients: Sequence[float]) -> Tensor:

@@ -107,7 +107,8 @@ def settle(
         batches = [batch for batch in objective.selection if rows(batch) > 0]
     if not batches:
         raise TaskError("selection_data() gives no examples; return one batch or more")
-    targets = _digestible(problem, batches, settings)
+    has_targets = objective.classes is not None
+    targets = _digestible(problem, batches, settings) if has_targets else None
     per_row = _numbers(problem, batches, targets, settings)
     n, every, is_digest = len(per_row), int(per_row.sum()), targets is not None
     if every == 0:
@@ -145,7 +146,7 @@ def settle(
     ]
     objective = replace(objective, selection=Sample.of(some, n))
     problem = replace(problem, objective=objective)
-    return problem, Examples(some, n, _digestible(problem, some, settings))
+    return problem, Examples(some, n, _digestible(problem, some, settings) if targets else None)
 
 
 def _digestible(
@@ -153,8 +154,7 @@ def _digestible(
 ) -> list[Targets] | None:
     """Return the targets of each batch, if the task names them and the classes are many."""
     classes = problem.objective.classes
-    if classes is None:
-        return None
+    assert classes is not None
     found = [problem.objective.targets(batch) for batch in batches]
     if any(one is None for one in found) or not settings.digests(classes.width):
         return None

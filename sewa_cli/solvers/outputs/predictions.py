@@ -70,6 +70,7 @@ class Predictions:
               length sees the model's curvature, which is nearly the same in every mixture
     frozen    [O]: not finite at the base, as a masked logit is; no direction changes it
     grouping  the units of the examples
+    weights   the number of examples in each, [units]
     """
 
     frame: Frame
@@ -78,15 +79,11 @@ class Predictions:
     frozen: Tensor
     grouping: Grouping
     size: Predicted
+    weights: Tensor
 
     @property
     def k(self) -> int:
         return len(self.differences)
-
-    @property
-    def weights(self) -> Tensor:
-        """Return the number of examples in each unit, [units]."""
-        return self.grouping.weights
 
     def losses(self, C: Tensor) -> Tensor:
         """Return the loss of each unit, [m, units] float64, of mixtures C [m, k]; Inf for NaN."""
@@ -102,7 +99,7 @@ class Predictions:
 
     def gradient_on(self, members: Tensor) -> Gradient:
         """Return the gradient of p mean losses, each on the units in members [p, units]."""
-        sizes = self.grouping.spread(members) * self.grouping.sizes
+        sizes = members[:, self.grouping.of] * self.grouping.sizes
         shares = sizes / sizes.sum(1, keepdim=True)
         return lambda C: self._gradients(C, shares)
 
@@ -182,7 +179,7 @@ def predict(
         rows=int(grouping.sizes.sum()),
         of_rows=of_rows,
     )
-    return Predictions(frame, differences, shift, frozen, grouping, size)
+    return Predictions(frame, differences, shift, frozen, grouping, size, grouping.weights)
 
 
 def bytes_of(k: int, numbers: int, dtype: torch.dtype) -> int:

@@ -53,6 +53,8 @@ class Survey:
     moving       which of them are moving averages
     predictions  around the best of these
     splits       whether the loss splits into examples
+    all_losses   the losses of all baselines, [F, units], and
+    means        the mean of each
     """
 
     problem: Problem
@@ -61,20 +63,12 @@ class Survey:
     moving: Sequence[Name]
     predictions: Predictions
     splits: bool
-
-    @property
-    def all_losses(self) -> Tensor:
-        """Return the losses of all baselines, [F, units]."""
-        return torch.stack(list(self.losses.values()))
-
-    def means(self) -> dict[Name, float]:
-        """Return the mean loss of each baseline."""
-        found = means(self.all_losses, self.predictions.weights)
-        return dict(zip(self.losses, found.tolist(), strict=True))
+    all_losses: Tensor
+    means: dict[Name, float]
 
     def describe(self, choice: Choice, **found: Any) -> Choice:
         """Add what is the same for every choice from this survey."""
-        ground = Ground(self.means(), self.problem.objective.selection)
+        ground = Ground(self.means, self.problem.objective.selection)
         return choice.having(ground, self.predictions.size.model_copy(update=found))
 
     def true_losses(self, flats: Tensor) -> Tensor:
@@ -168,10 +162,8 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     grouping = next(iter(found.values())).grouping(splits)
     losses = {name: _by_unit(one, grouping, splits) for name, one in found.items()}
 
-    def loss_of(name: Name) -> float:
-        return float(means(losses[name][None], grouping.weights)[0])
-
-    base = min(found, key=loss_of)
+    of_moving = means(torch.stack(list(losses.values())), grouping.weights)
+    base = list(found)[int(of_moving.argmin())]
     held = {name: flats[name] for name in (base, *ENDS)}
     del flats
     frame, at_base = examples.keep(problem, settings, held[base], splits)
@@ -188,10 +180,13 @@ def _survey(problem: Problem, settings: PredictingSettings, section: str, K: int
     predictions = predict(problem, frame, at_base, *at, examples.of_rows, add)
     for name, flat in problem.events.over("baselines", sums.items(), len(sums)):
         losses[name] = _by_unit(objective.learning_losses(flat), grouping, splits)
-    best = min(losses, key=loss_of)
+    all_losses = torch.stack(list(losses.values()))
+    found_means = dict(zip(losses, means(all_losses, grouping.weights).tolist(), strict=True))
+    best = min(losses, key=found_means.__getitem__)
     for name in (best, *ENDS):  # not to be read again for the report
         trajectory.remember(averages[name].tolist(), (sums | held)[name])
-    return Survey(problem, averages, losses, run.moving, predictions, splits)
+    found_by = averages, losses, run.moving, predictions, splits, all_losses, found_means
+    return Survey(problem, *found_by)
 
 
 def _by_unit(found: UnitLosses, grouping: Grouping, splits: bool) -> Tensor:
