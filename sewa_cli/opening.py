@@ -26,13 +26,13 @@ from sewa_cli.methods import check_K
 from sewa_cli.objective.classes import PIECE, Classes
 from sewa_cli.objective.model import FlatModel, find_device
 from sewa_cli.objective.objective import Data, Objective
-from sewa_cli.objective.scorer import Scorer
 from sewa_cli.objective.shares import Shares, whole_batches
 from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import keep_aside
 from sewa_cli.ranks import ALONE, Ranks
 from sewa_cli.report.select import Guard
 from sewa_cli.report.shared import Cost, Seconds
+from sewa_cli.scores import Scorer
 from sewa_cli.task import Batches, Task
 
 OF_MEMORY = 8  # a piece of logits, its softmax and that one's gradient take half of it at most
@@ -243,11 +243,10 @@ def _make_scorer(
 ) -> Scorer:
     dtype, mode = config.output_dtype, config.bn
     if mode == "on" and not objective.model.batchnorm:
-        raise ConfigError(
-            "bn: on, but the model has no BatchNorm layer with running statistics; leave it out"
-        )
-    if mode == "auto" and not task.has_loss and task.training_data is None:
-        mode = "off"  # there is nothing to take statistics over
+        raise ConfigError("bn: on, but the model has no BatchNorm layer with running statistics; leave it out")
+    has_data = task.has_loss or task.training_data is not None
+    if not objective.model.batchnorm or (mode == "auto" and not has_data):
+        mode = "off"  # or there is nothing to take statistics over
     infos = {name: newest.tensors[source] for name, source in names.items()}
     words = {n: WORDS[dtype] if dtype and i.is_float else i.dtype for n, i in infos.items()}
     return Scorer(

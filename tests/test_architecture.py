@@ -16,7 +16,7 @@ LAYERS = [
     {"trajectory", "checkpoints", "task", "report", "callbacks", "stats"},
     {"objective", "present"},
     {"solvers", "methods", "output", "trackers"},
-    {"cache", "candidates", "extensions", "opening", "placing", "rows", "scores"},
+    {"cache", "candidates", "extensions", "judge", "opening", "placing", "rows", "scores"},
     {"scoring"},
     {"comparison"},
     {"commands", "templates"},

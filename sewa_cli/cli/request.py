@@ -170,7 +170,7 @@ class Request:
         `name`: the report's file, if it is not next to the output.
         """
         if self.html is not None:
-            from sewa_cli.output.sources import report_of
+            from sewa_cli.output.destination import report_of
 
             output = getattr(report, "output", None)
             if name is None and output not in (None, STDOUT):

@@ -8,11 +8,11 @@ from sewa_cli.checkpoints import check_tied, match_names
 from sewa_cli.checkpoints.means import choose, with_running
 from sewa_cli.config import Config
 from sewa_cli.events import Events
-from sewa_cli.objective.scorer import Scorer
 from sewa_cli.opening import build_objective, check_objective, with_whole_batches
 from sewa_cli.report.kinds import Evaluated, Evaluation
 from sewa_cli.report.shared import heading
 from sewa_cli.rng import seeded
+from sewa_cli.scores import Scorer
 from sewa_cli.scoring.jobs import scores_by_parts
 from sewa_cli.task import Task
 

@@ -135,7 +135,7 @@ class Counts:
         with seeded(session.config.seed):  # a loader that shuffles does so alike each time
             selection = task.selection_data.count()
             heldout = task.heldout_data.count() if task.heldout_data else 0
-            if session.scorer.recomputes:
+            if session.scorer.mode != "off":
                 training = task.training_data.count() if task.training_data else selection
         if not selection:
             raise TaskError("selection_data() gives no examples; return one batch or more")

@@ -22,10 +22,9 @@ from sewa_cli.config import AUTO, Config
 from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.events import Events
 from sewa_cli.extensions import chosen_solver, solver_for
+from sewa_cli.judge import judge
 from sewa_cli.methods import Coefficients
 from sewa_cli.methods.fixed import Name, baselines
-from sewa_cli.objective.judge import judge
-from sewa_cli.objective.scorer import Scored
 from sewa_cli.opening import Session, check_budget, check_objective, open_session
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs, write_results
@@ -34,7 +33,7 @@ from sewa_cli.report.findings import Blend, Expected, Finding, Predicted
 from sewa_cli.report.select import Report, Simple
 from sewa_cli.report.shared import Scores, Verdict
 from sewa_cli.rng import seeded
-from sewa_cli.scores import BaselineLosses
+from sewa_cli.scores import BaselineLosses, Scored
 from sewa_cli.solvers import BACK, LEARNED, Choice, Ground, Solver
 from sewa_cli.task import Task
 from sewa_cli.text import finite, number, or_inf, with_K

@@ -16,6 +16,7 @@ from sewa_cli.errors import CheckpointError
 from sewa_cli.events import Events
 from sewa_cli.files import check_regular, open_regular, real
 from sewa_cli.output.average import unpack
+from sewa_cli.output.destination import report_of
 from sewa_cli.output.mean import thread_count
 from sewa_cli.output.sources import (
     Places,
@@ -24,7 +25,6 @@ from sewa_cli.output.sources import (
     check_source,
     described_folder,
     is_there,
-    report_of,
 )
 from sewa_cli.report.kinds import Checked, Role, Verification
 from sewa_cli.report.recipe import OutputFile, Source, read_report

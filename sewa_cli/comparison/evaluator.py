@@ -21,13 +21,12 @@ from sewa_cli.extensions import make_solver
 from sewa_cli.methods import Coefficients, checked
 from sewa_cli.methods import Run as Proposing
 from sewa_cli.objective.memo import Tensors
-from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.placing import PlacedRun
 from sewa_cli.report.kinds import RowContest, RowCost
 from sewa_cli.report.shared import Scores
 from sewa_cli.rng import seeded
-from sewa_cli.scores import AverageScores, Key, same
+from sewa_cli.scores import AverageScores, Key, Scored, same
 from sewa_cli.scoring.heldout import means_of_others
 from sewa_cli.scoring.metric import Metric, open_metric
 from sewa_cli.settings import AUTO

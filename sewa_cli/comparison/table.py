@@ -16,13 +16,13 @@ from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.extensions import propose, register_methods
 from sewa_cli.methods import Call, Coefficients, check_K, mean_of, parse
-from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import Unit, UnitLosses, paired
 from sewa_cli.opening import check_budget
 from sewa_cli.placing import Setup
 from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
+from sewa_cli.scores import Scored
 from sewa_cli.scoring.heldout import fill_failures
 from sewa_cli.settings import USUAL
 from sewa_cli.stats import FEWEST_UNITS, Spread, compare_rows

@@ -21,7 +21,7 @@ from sewa_cli.files import read_json, real
 from sewa_cli.output import layouts
 from sewa_cli.output.average import Average
 from sewa_cli.output.layouts import Form
-from sewa_cli.output.sources import free_name, hashes_of, report_path
+from sewa_cli.output.safetensors import hashes_of
 from sewa_cli.publish import (
     as_output_error,
     check_free,
@@ -34,6 +34,29 @@ from sewa_cli.publish import (
 from sewa_cli.report.shared import to_json
 
 R = TypeVar("R", bound=BaseModel | None)
+
+
+def report_path(output: Path, is_folder: bool) -> Path:
+    if is_folder:
+        return output / REPORT
+    is_number = output.suffix[1:].isdigit()  # a folder called llama-0.5
+    # not with_name: `.` and `/` have no name, and are refused in words
+    return output.parent / (f"{output.name if is_number else output.stem}.report.json")
+
+
+def free_name(wanted: Path) -> Path:
+    """Return it, or name-2, name-3 …: the first where neither it nor its report is there."""
+    path, n = wanted, 1
+    while os.path.lexists(path) or os.path.lexists(report_path(path, is_folder=False)):
+        n += 1
+        path = wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}")
+    return path
+
+
+def report_of(output: Path) -> Path:
+    """Return where the report of an output is: inside the folder, or next to the output."""
+    inside = output / REPORT
+    return inside if os.path.lexists(inside) else report_path(output, is_folder=False)
 
 
 @dataclass(frozen=True)
@@ -118,7 +141,8 @@ class Outputs:
         found = [self.report_beside]
         if isinstance(self.average, Path) and self.folder is None:
             usual = report_path(self.average, is_folder=False)
-            if _describes(usual, self.average) and real(usual) not in map(real, self.inputs):
+            is_input = real(usual) in map(real, self.inputs)
+            if os.path.lexists(usual) and not is_input and _describes(usual, self.average):
                 found.append(usual)
         return [path for path in found if path is not None and os.path.lexists(path)]
 
@@ -222,7 +246,11 @@ def _write(average: Average, outputs: Outputs, stack: ExitStack) -> Path | None:
     if isinstance(target, Path):
         with as_output_error(target):
             made = stack.enter_context(temporary(target.parent, outputs.folder is not None))
-            layouts.fill(made, average, outputs.form, outputs.shard_size)
+            if outputs.form == "file":
+                with made.open("wb") as file:
+                    average.write(file)
+            else:
+                layouts.fill(made, average, outputs.form, outputs.shard_size)
     elif target is not None:
         average.write(target)
         target.flush()

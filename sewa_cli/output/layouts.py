@@ -104,16 +104,14 @@ def folder_is_ours(folder: Path) -> bool:
 
 
 def fill(made: Path, average: Average, form: Form, shard_size: int | None) -> None:
-    """Write an average into an empty file or folder."""
+    """Write an average into an empty folder, or into a file of a trainer's own form."""
     if form == "dcp":
         _fill_distributed(made, average)
     elif form == "folder":
         _fill_folder(made, average, shard_size)
     else:
         with made.open("wb") as file:
-            if form == "file":
-                average.write(file)
-            elif form == "torch":
+            if form == "torch":
                 _write_torch(average, file)
             else:
                 weights = BytesIO()

@@ -12,9 +12,10 @@ import json
 import os
 import struct
 from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from io import BufferedReader
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, cast
 
 import numpy as np
@@ -22,6 +23,8 @@ import numpy as np
 from sewa_cli.dtypes import DTYPES, RESERVED, Array
 from sewa_cli.errors import CheckpointError, OutputError
 from sewa_cli.files import open_regular
+from sewa_cli.output.mean import thread_count
+from sewa_cli.report.recipe import OutputFile
 from sewa_cli.text import size as size_of
 
 _ALIGNMENT = 8
@@ -130,3 +133,19 @@ def _sha256(path: Path) -> str:
             return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
+
+
+def hashes_of(made: Path, output: str) -> list[OutputFile]:
+    """Hash the files of an output; their paths begin with the name that it will have."""
+    name = Path(output).name
+    paths = sorted(made.iterdir()) if made.is_dir() else [made]
+    with ThreadPoolExecutor(thread_count()) as pool:
+        hashes = list(pool.map(lambda path: sha256_of([path], path), paths))
+    return [
+        OutputFile(
+            path=str(PurePath(name, path.relative_to(made))),
+            size=path.stat().st_size,
+            sha256=digest,
+        )
+        for path, digest in zip(paths, hashes, strict=True)
+    ]

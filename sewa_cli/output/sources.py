@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -12,32 +11,8 @@ from sewa_cli.checkpoints import files_of, stamp_of
 from sewa_cli.checkpoints.checkpoint import REPORT, Stamp, reading
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_regular, real
-from sewa_cli.output.mean import thread_count
 from sewa_cli.output.safetensors import sha256_of
-from sewa_cli.report.recipe import OutputFile, Rebuildable, Source
-
-
-def report_path(output: Path, is_folder: bool) -> Path:
-    if is_folder:
-        return output / REPORT
-    is_number = output.suffix[1:].isdigit()  # a folder called llama-0.5
-    # not with_name: `.` and `/` have no name, and are refused in words
-    return output.parent / (f"{output.name if is_number else output.stem}.report.json")
-
-
-def free_name(wanted: Path) -> Path:
-    """Return it, or name-2, name-3 …: the first where neither it nor its report is there."""
-    path, n = wanted, 1
-    while os.path.lexists(path) or os.path.lexists(report_path(path, is_folder=False)):
-        n += 1
-        path = wanted.with_name(f"{wanted.stem}-{n}{wanted.suffix}")
-    return path
-
-
-def report_of(output: Path) -> Path:
-    """Return where the report of an output is: inside the folder, or next to the output."""
-    inside = output / REPORT
-    return inside if os.path.lexists(inside) else report_path(output, is_folder=False)
+from sewa_cli.report.recipe import Rebuildable, Source
 
 
 @dataclass(frozen=True)
@@ -143,19 +118,3 @@ def check_content(path: Path, files: Sequence[Path], size: int, sha256: str) -> 
     if (digest := sha256_of(files, path)) != sha256:
         raise CheckpointError(f"{changed} SHA-256 {sha256[:12]}…, found {digest[:12]}…")
     return stamps
-
-
-def hashes_of(made: Path, output: str) -> list[OutputFile]:
-    """Hash the files of an output; their paths begin with the name that it will have."""
-    name = Path(output).name
-    paths = sorted(made.iterdir()) if made.is_dir() else [made]
-    with ThreadPoolExecutor(thread_count()) as pool:
-        hashes = list(pool.map(lambda path: sha256_of([path], path), paths))
-    return [
-        OutputFile(
-            path=str(PurePath(name, path.relative_to(made))),
-            size=path.stat().st_size,
-            sha256=digest,
-        )
-        for path, digest in zip(paths, hashes, strict=True)
-    ]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sewa_cli import interrupts
 from sewa_cli.direction import Criterion
+from sewa_cli.judge import Lead, judge_by_metric
 from sewa_cli.methods import by_steps, mean_of
-from sewa_cli.objective.judge import Lead, judge_by_metric
 from sewa_cli.report.findings import Contest, Entry, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.scoring.metric import Metric

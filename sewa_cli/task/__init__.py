@@ -9,7 +9,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,15 +65,19 @@ TAKES_ARGS = (
 
 @dataclass(frozen=True)
 class Batches:
-    """Re-iterable batches from a user's function; a generator function is called again."""
+    """Re-iterable batches from a user's function; a generator function is called again.
+
+    What can be iterated over again is made once, as a DataLoader is costly.
+    """
 
     make: Callable[[], Iterable[Any]]
     name: str
     shared_out: bool = False  # the function takes its rank: of each batch it gives this one's rows
+    _made: list[Any] = field(default_factory=list, compare=False)
 
     def __iter__(self) -> Iterator[Any]:
         with user_code(self.name):
-            data = self.make()
+            data = self._data()
             if not isinstance(data, Iterable):
                 raise TaskError(
                     f"{self.name}() must return batches that can be iterated over, "
@@ -91,8 +95,16 @@ class Batches:
     def count(self) -> int:
         """Return the number of batches; of a list, or a loader that knows it, without a pass."""
         with user_code(self.name), suppress(TypeError):
-            return len(self.make())  # type: ignore[arg-type]
+            return len(self._data())
         return sum(1 for _ in self)
+
+    def _data(self) -> Any:
+        if self._made:
+            return self._made[0]
+        data = self.make()
+        if not isinstance(data, Iterator):
+            self._made.append(data)
+        return data
 
 
 @dataclass(frozen=True)
@@ -196,10 +208,9 @@ def make_task(functions: Mapping[str, Any], source: str, args: Mapping[str, Any]
         return lambda: function(**{**taken, **own})
 
     def batches(name: str) -> Batches | None:
-        # made once, as a DataLoader is costly, unless it can be iterated over only once
         if name not in functions:
             return None
-        return Batches(_remember(with_args(name)), name, _shares_out(functions[name]))
+        return Batches(with_args(name), name, _shares_out(functions[name]))
 
     def optional(name: str, check: Callable[[Any], Any] | None = None) -> Any:
         return _guarded(name, functions[name], check) if name in functions else None
@@ -284,21 +295,6 @@ def _check_args(functions: Mapping[str, Any], args: Mapping[str, Any], short: st
     ]
     if faults:
         raise ConfigError(*faults)
-
-
-def _remember(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Call once and keep the result if it can be iterated over again."""
-    kept: list[Any] = []
-
-    def remembered() -> Any:
-        if kept:
-            return kept[0]
-        data = make()
-        if not isinstance(data, Iterator):
-            kept.append(data)
-        return data
-
-    return remembered
 
 
 def _guarded(

@@ -14,7 +14,7 @@ Three numbers without a unit tell the ways of moving apart (`Signs`; None where 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import sqrt
 from statistics import fmean, pstdev
@@ -44,35 +44,35 @@ class Shape:
     radius: float  # √(mean ‖w_i − w̄‖²)
     late_radius: float  # the same of the later half alone, around its own mean
     signs: Signs
+    expected: dict[Way, Signs] | None = None  # of a line, a walk and noise; None: too few to say
+    verdict: Word = "unknown"
+    goes_straight: bool = False  # steps point the same way and lead away, at whatever speed
+    slows_down: bool = False  # the later half covers much less ground than steady motion would
 
-    @property
-    def verdict(self) -> Word:
-        """Settled if it has all but stopped; else the nearest of line, walk and noise."""
-        if len(self.times) < ENOUGH:
-            return "unknown"
-        trend = self.signs.trend
-        if trend is None or self.slows_down:
-            return "settled"
-        expected = expect(self.times)
-        walk, noise = expected["walk"].trend or 0.0, expected["noise"].trend or 0.0
-        if trend > (1 + walk) / 2 or self.goes_straight:
-            return "moving"
-        if trend > (walk + noise) / 2:
-            return "drifting"
-        return "settled" if self.radius < SMALL * self.norm else "wandering"
 
-    @property
-    def goes_straight(self) -> bool:
-        """Do steps point the same way and lead away? So does a straight path at uneven speed."""
-        walk = expect(self.times)["walk"].net_to_path or 0.0
-        cosine, net_to_path = self.signs.cosine or 0.0, self.signs.net_to_path or 0.0
-        return cosine > 1 / 2 and net_to_path > (1 + walk) / 2
-
-    @property
-    def slows_down(self) -> bool:
-        """Does the later half cover much less ground than steady motion would at these times?"""
-        steady = pstdev(self.times[len(self.times) // 2 :]) / pstdev(self.times)
-        return self.late_radius < STILL * steady * self.radius
+def _judge(shape: Shape) -> Shape:
+    """Settled if it has all but stopped; else the nearest of line, walk and noise."""
+    times, signs, expected = shape.times, shape.signs, expect(shape.times)
+    line, walk, noise = signs.trend, expected["walk"], expected["noise"]
+    steady = pstdev(times[len(times) // 2 :]) / pstdev(times)
+    slows_down = shape.late_radius < STILL * steady * shape.radius
+    leads_away = (signs.net_to_path or 0.0) > (1 + (walk.net_to_path or 0.0)) / 2
+    goes_straight = (signs.cosine or 0.0) > 1 / 2 and leads_away
+    of_walk, of_noise = walk.trend or 0.0, noise.trend or 0.0
+    verdict: Word = "settled" if shape.radius < SMALL * shape.norm else "wandering"
+    if line is None or slows_down:
+        verdict = "settled"
+    elif line > (1 + of_walk) / 2 or goes_straight:
+        verdict = "moving"
+    elif line > (of_walk + of_noise) / 2:
+        verdict = "drifting"
+    return replace(
+        shape,
+        expected=expected,
+        verdict=verdict,
+        goes_straight=goes_straight,
+        slows_down=slows_down,
+    )
 
 
 class Geometry:
@@ -118,7 +118,7 @@ class Geometry:
         to_last = to_last_squared.sqrt().tolist()
         spread, n = float(to_mean_squared.sum()), len(to_last)
         defined = [c for c in cosines if c is not None]
-        return Shape(
+        shape = Shape(
             times=self._times,
             to_last=to_last,
             to_mean=to_mean_squared.sqrt().tolist(),
@@ -135,6 +135,7 @@ class Geometry:
                 else None,
             ),
         )
+        return shape if n < ENOUGH else _judge(shape)
 
 
 def expect(times: Sequence[float]) -> dict[Way, Signs]:
@@ -235,7 +236,7 @@ def motion_of(shape: Shape) -> Motion:
         net=shape.to_last[0],
         path=sum(shape.lengths),
         run=shape.signs,
-        expected=expect(shape.times) if len(shape.times) >= ENOUGH else None,
+        expected=shape.expected,
     )
 
 
@@ -248,7 +249,7 @@ def explain(shape: Shape) -> str:
     trend = shape.signs.trend
     if trend is None:
         return "settled: all finite checkpoints hold the same weights"
-    expected = expect(shape.times)
+    expected = shape.expected or expect(shape.times)
     walk, noise = 100 * (expected["walk"].trend or 0.0), 100 * (expected["noise"].trend or 0.0)
     because = (
         f"a straight line in time explains {100 * trend:.0f} % of the spread "

@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
 from functools import cache
 from threading import local
 
@@ -101,16 +100,18 @@ def _over(tiles: list[slice], work: Callable[[slice, Tensor], None], k: int) -> 
             raise
 
     others = 0 if k * tiles[-1].stop < ALONE else min(threads, len(tiles)) - 1
-    with _threads_kept():
-        begun = [_pool(threads).submit(take) for _ in range(others)]
-        try:
-            take()  # while the others wake up
-            for other in begun:
-                other.result()  # what it raised is raised here
-        except BaseException:  # an interrupt: no more than the tiles in hand
-            _use_up(left)
-            wait(begun)
-            raise
+    begun = [_pool(threads).submit(take) for _ in range(others)]
+    try:
+        take()  # while the others wake up
+        for other in begun:
+            other.result()  # what it raised is raised here
+    except BaseException:  # an interrupt: no more than the tiles in hand
+        _use_up(left)
+        wait(begun)
+        raise
+    finally:
+        if threads > 1:  # each thread has its own, but later ones take what was set last
+            torch.set_num_threads(threads)
 
 
 def _use_up(left: Iterator[slice]) -> None:
@@ -125,17 +126,3 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
     os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-@contextmanager
-def _threads_kept() -> Iterator[None]:
-    """Set torch's number of threads again afterwards, which tiles set to one.
-
-    It is each thread's own, but threads that begin later take the one that was told last.
-    """
-    threads = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        if threads > 1:
-            torch.set_num_threads(threads)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from sewa_cli.dtypes import as_array
 from sewa_cli.errors import OutputError
 from sewa_cli.output.average import Average
+from sewa_cli.output.destination import free_name
 from sewa_cli.output.safetensors import write_safetensors
-from sewa_cli.output.sources import free_name
 from sewa_cli.publish import check_free
 
 

@@ -3,7 +3,7 @@
 import pytest
 from helpers.pages import raw, report
 
-from sewa_cli.objective.judge import decide
+from sewa_cli.judge import decide
 from sewa_cli.present.view import Words
 from sewa_cli.present.views import select
 from sewa_cli.report.findings import Expected

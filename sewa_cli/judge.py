@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sewa_cli.direction import Goal, loss_of
-from sewa_cli.objective.scorer import Scored
 from sewa_cli.objective.units import paired
 from sewa_cli.report.findings import Contest
 from sewa_cli.report.shared import Interval, Rival, Verdict
+from sewa_cli.scores import Scored
 from sewa_cli.stats import difference
 
 
