@@ -243,7 +243,9 @@ def _make_scorer(
 ) -> Scorer:
     dtype, mode = config.output_dtype, config.bn
     if mode == "on" and not objective.model.batchnorm:
-        raise ConfigError("bn: on, but the model has no BatchNorm layer with running statistics; leave it out")
+        raise ConfigError(
+            "bn: on, but the model has no BatchNorm layer with running statistics; leave it out"
+        )
     has_data = task.has_loss or task.training_data is not None
     if not objective.model.batchnorm or (mode == "auto" and not has_data):
         mode = "off"  # or there is nothing to take statistics over

@@ -12,7 +12,6 @@ from sewa_cli.config import CompareConfig, Config, ObjectiveConfig, find_config
 from sewa_cli.errors import ConfigError
 from sewa_cli.extensions import load_settings as load_config
 from sewa_cli.extensions import solver_for
-from sewa_cli.output.destination import DEFAULT_OUTPUT
 
 
 def write_yaml(folder, text):
@@ -183,7 +182,7 @@ def test_the_template_shows_every_key_there_is():
 def test_every_commented_key_of_the_template_shows_the_real_default():
     shown = commented_out()
     assert shown.pop("args") == {"data": "./data"}  # an example; the default is none
-    assert shown.pop("output") == DEFAULT_OUTPUT  # None in Config: a free name like it is chosen
+    assert shown.pop("output") == "averaged.safetensors"  # null: a free name like it
     real = Config().model_dump(mode="json", by_alias=True)
     real |= {n: solvers.find(n).Settings().model_dump(mode="json") for n in solvers.BUILTIN}
     assert shown == {name: real[name] for name in shown}
