@@ -35,6 +35,12 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             yield member
 
 
+def read_member(path: Path, name: str) -> bytes:
+    """Return what is in a zip under this name."""
+    with _zip(path) as archive:
+        return archive.read(name)
+
+
 def rewrite(source: Path, weights: bytes, target: IO[bytes]) -> None:
     """Write an archive with other weights and else the same members."""
     if source.suffix == ".zip":

@@ -8,7 +8,6 @@ names, with `torch.load(weights_only=True)`.
 from __future__ import annotations
 
 import io
-import pickle
 import re
 import struct
 import warnings
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zipfile import ZipFile
 
+from sewa_cli.checkpoints import inert
 from sewa_cli.checkpoints.checkpoint import (
     MEAN_STEPS,
     Header,
@@ -30,7 +30,7 @@ from sewa_cli.checkpoints.checkpoint import (
     neighbours,
     reading,
 )
-from sewa_cli.checkpoints.inert import Inert, make_class
+from sewa_cli.checkpoints.inert import Inert, Refused
 from sewa_cli.checkpoints.pytorch import (
     REFUSED,
     STEP_KEYS,
@@ -76,22 +76,10 @@ _MOST_METADATA = 128 * MIB
 # ---- .metadata ---------------------------------------------------------------------------------
 
 
-class _Refused(pickle.UnpicklingError): ...
-
-
-class _Unpickler(pickle._Unpickler):
-    """Python's own, as the one in C reserves as much memory as a pickle asks for."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-        self._classes: dict[tuple[str, str], type[Inert]] = {}  # which the pickle may change
-
-    def find_class(self, module: str, name: str) -> type[Inert]:
-        is_dtype = module == "torch" and _DTYPE.fullmatch(name)
-        is_path = module in ("pathlib", "pathlib._local")  # where it was saved
-        if not (is_dtype or is_path or (module, name) in _ALLOWED):
-            raise _Refused(f"{module}.{name}")
-        return self._classes.setdefault((module, name), make_class(module, name))
+def _is_allowed(module: str, name: str) -> bool:
+    is_dtype = module == "torch" and _DTYPE.fullmatch(name) is not None
+    is_path = module in ("pathlib", "pathlib._local")  # where it was saved
+    return is_dtype or is_path or (module, name) in _ALLOWED
 
 
 class Place(NamedTuple):
@@ -202,8 +190,8 @@ def _read_metadata(folder: Path) -> Metadata:
     with reading(path):
         data = read_bytes(path, _MOST_METADATA)
     try:
-        content = _Unpickler(data).load()
-    except _Refused as error:
+        content = inert.load(data, _is_allowed)
+    except Refused as error:
         raise CheckpointError(
             f"{path}: needs {shown(error, 100)} to be loaded, which could run code; {REFUSED}"
         ) from None

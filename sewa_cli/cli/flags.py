@@ -61,7 +61,7 @@ _COMMON: Final = {
     "ckpts": Flag(
         "CKPTS", "A run's folder, checkpoints, or - for paths on standard input.", "checkpoints"
     ),
-    "task": Flag("--task TASK", "A task.py, a module, or huggingface, classification, gymnasium."),
+    "task": Flag("--task TASK", "A task.py, a module, or the name of a ready-made task."),
     "score": Flag(
         "--score CMD", "Instead of a task: a command that prints the score of {checkpoint}."
     ),

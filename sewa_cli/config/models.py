@@ -44,6 +44,7 @@ READY_MADE = {
     "huggingface": ("model", "tokenizer", "data", "selection", "heldout", "training"),
     "classification": ("model", "data", "selection", "heldout", "training"),
     "gymnasium": ("model", "data"),
+    "stable-baselines3": (),
     "lm-eval": ("model", "tokenizer", "include_path"),
 }
 
@@ -194,7 +195,7 @@ class Config(Settings):
         return self.model_copy(update=found)
 
     task: str | None = Field(
-        None, description="a .py file, huggingface, classification, gymnasium, or a module"
+        None, description="a .py file, the name of a ready-made task, or a module"
     )
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
     checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = Field(

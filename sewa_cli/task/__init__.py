@@ -1,6 +1,6 @@
 """The functions of the user's module, checked, and every call into them guarded.
 
-`task: huggingface`, `classification` and `gymnasium` are the modules in `ready/`.
+The ready-made tasks, such as `task: huggingface`, are the modules in `ready/`.
 """
 
 from __future__ import annotations

@@ -23,38 +23,49 @@ Episodes = Annotated[Count, Field(le=MOST)]
 Reading = Callable[[Any], NDArray[Any]]
 
 
-class GymnasiumArgs(Settings):
-    """All keys of `args`."""
+class EnvArgs(Settings):
+    """An environment, and which episodes of it are played."""
 
     env: str
     env_args: dict[str, Any] = Field(default_factory=dict)
+    episodes: Episodes = 500
+    heldout: Episodes = 100
+    seed0: Annotated[Whole, Field(ge=0, le=2_000_000_000)] = 0  # + 2 · MOST: still 31 bits
+    max_steps: Count | None = None
+
+    def parts(self) -> dict[str, Callable[[], range]]:
+        """Return the functions that name the seeds of episodes."""
+        start = self.seed0
+        return {
+            "score_parts": lambda: range(start, start + self.episodes),
+            "heldout_parts": lambda: range(start + MOST, start + MOST + self.heldout),
+        }
+
+
+class GymnasiumArgs(EnvArgs):
+    """All keys of `args`."""
+
     model: ModelFunction
     model_args: dict[str, Any] = Field(default_factory=dict)
     policy: Literal["auto", "continuous", "argmax", "sample"] = "auto"
     output: Whole | str | None = None
     stretch: bool = False
     flatten: bool = False
-    episodes: Episodes = 500
-    heldout: Episodes = 100
-    seed0: Annotated[Whole, Field(ge=0, le=2_000_000_000)] = 0  # + 2 · MOST: still 31 bits
-    max_steps: Count | None = None
 
 
 def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     del newest  # the model is the user's function
     settings = parse(GymnasiumArgs, args)
     build = find_function(settings.model)  # it may register an environment
-    make_one = partial(_make, settings, import_library("task: gymnasium", "gymnasium"))
+    make_one = partial(make_env, settings, import_library("task: gymnasium", "gymnasium"))
     first = make_one()
     policy = _policy(settings, first.action_space)
     read, blank = _reading(settings, first.observation_space)
     player = Player(make_one, read, blank, policy, [first])
-    start = settings.seed0
     functions: dict[str, Callable[..., Any]] = {
         "build_model": lambda: build(**settings.model_args),
-        "score_parts": lambda: range(start, start + settings.episodes),
-        "heldout_parts": lambda: range(start + MOST, start + MOST + settings.heldout),
         "scores": player.play,
+        **settings.parts(),
     }
     notes = []
     if first.spec is not None and first.spec.max_episode_steps is None:
@@ -65,7 +76,7 @@ def make(args: Mapping[str, Any], newest: Newest | None = None) -> Ready:
     return Ready(functions, (), tuple(notes))
 
 
-def _make(args: GymnasiumArgs, library: Any) -> Any:
+def make_env(args: EnvArgs, library: Any) -> Any:
     options = dict(args.env_args)
     if args.max_steps is not None:
         options["max_episode_steps"] = args.max_steps
