@@ -65,9 +65,7 @@ _COMMON: Final = {
     "score": Flag(
         "--score CMD", "Instead of a task: a command that prints the score of {checkpoint}."
     ),
-    "ready_task": Flag(
-        "--task NAME", "huggingface, classification or gymnasium: no task.py needed.", None
-    ),
+    "ready_task": Flag("--task NAME", "huggingface, gymnasium, …: no task.py needed.", None),
     "K": Flag(
         "--K -K N",
         "Average K checkpoints with equal coefficients.",
