@@ -91,6 +91,7 @@ class Board:
     _failed: dict[int, set[Average]] = field(default_factory=dict)
     _failed_calls: list[tuple[Asked, str]] = field(default_factory=list)
     _in_a_row: list[Asked] = field(default_factory=list)  # those that failed, the last time
+    _proven: set[int] = field(default_factory=set)  # checkpoints in averages that have a score
     _range: tuple[float, float] = (inf, -inf)  # of all scores
     _began: float | None = None
     _pace: float = 1.0  # evaluations in a second, the last time
@@ -201,6 +202,7 @@ class Board:
 
     def _write(self, call: Asked, scores: Sequence[float | Sums]) -> None:
         self._in_a_row.clear()
+        self._proven |= {i for i, weight in enumerate(call.average) if weight}
         known = {p: score for p, score in zip(call.parts, scores, strict=True) if is_known(score)}
         self.found.setdefault(call.average, {}).update(known)
         self._scored |= known.keys()
@@ -243,9 +245,10 @@ class Board:
     def _share_nothing(self, calls: Sequence[Asked], fewest: int) -> bool:
         """Return whether so many calls have neither a part nor a checkpoint in common."""
         parts = {one.parts for one in calls}
-        columns = zip(*(one.average for one in calls), strict=True)
+        columns = enumerate(zip(*(one.average for one in calls), strict=True))
+        suspects = {i for i, column in columns if all(column)} - self._proven
         several = self.whole or len(parts) >= min(2, self.parts)
-        return len(calls) >= fewest and several and not any(all(column) for column in columns)
+        return len(calls) >= fewest and several and not suspects
 
     def check(self) -> None:
         """Raise an error if there is no score at all, of all that was tried."""

@@ -225,12 +225,12 @@ class Contest:
 
     def _why_unspent(self, leader: Entrant, rival: Entrant | None) -> str | None:
         board = self.board
+        if board.stopped is not None:
+            return board.stopped
         if board.evaluations is None or board.interrupted or board.left == 0:
             return None
         if rival is None:
             return "there was no other average to meet"
-        if board.stopped:
-            return board.stopped
         if board.whole or board.parts == 1:
             return "the search has tried all that it had to try"
         parts = {*self.duel_parts} - board.bad

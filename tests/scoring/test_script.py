@@ -1,14 +1,19 @@
 """`--score`: a command of the user's judges averages of checkpoints, without a task."""
 
 import json
+import signal
+import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.shells import shell
+from helpers.shells import BIN, environment, shell, wait_for
 from helpers.tiny import finding
+
+from sewa_cli.opening import peak_memory
 
 PYTHON = f"{sys.executable} -SE"
 # reads a .pt file without torch, as fast as a process starts; the WER is a distance from a point
@@ -145,3 +150,127 @@ def test_a_command_that_always_fails_ends_the_search_in_one_line(sewa, body, wor
     assert len(calls()) == 5  # checkpoints from all over the run
     assert not OUTPUT.exists()
     assert ended.out == ""
+
+
+@pytest.mark.usefixtures("exp")
+def test_gigabytes_on_standard_error_are_read_and_not_kept(sewa):
+    script("for _ in range(200): os.write(2, b'x' * 10**6 + b'\\n')\nsys.exit('the end')")
+    before = peak_memory()
+    ended = select(sewa, "--budget", 1)
+    assert "it ended with exit code 1: the end" in ended.error
+    assert peak_memory() - before < 100 * 10**6
+
+
+@pytest.mark.usefixtures("exp")
+def test_five_failures_in_a_row_stop_a_search_and_the_best_so_far_is_written(sewa):
+    script("os.path.getsize('calls') > 4 * len(path) and sys.exit('disk full'); print(wer)")
+    contest = contest_of(ended := select(sewa, "--budget", 40))
+    why = "5 evaluations in a row have failed: it ended with exit code 1: disk full"
+    assert contest["unspent"] == why
+    assert f"stopped: {why}" in ended.err
+    assert contest["evaluations"] < 40
+    assert all(one["state"] == "failed" for one in contest["entries"] if one["score"] is None)
+
+
+@pytest.mark.usefixtures("exp")
+def test_a_checkpoint_that_the_command_cannot_read_costs_evaluations_only(sewa):
+    """The newest one: the others say what is printed."""
+    script("wer > 10**6 and sys.exit('diverged'); print(wer)")
+    content = torch.load("exp/checkpoint_24.pt")
+    content["model"]["encoder.weight"].fill_(1e9)
+    torch.save(content, "exp/checkpoint_24.pt")
+    contest = contest_of(ended := select(sewa, "--budget", 30))
+    assert "evaluation 1 has failed: it ended with exit code 1: diverged" in ended.err
+    assert contest["scores"]["last"]["selection"] is None
+    assert next(iter(contest["scores"].values()))["selection"] < 30
+    assert len(calls()) == contest["evaluations"] == 30
+
+
+@pytest.mark.usefixtures("exp")
+def test_a_killed_search_goes_on_and_repeats_no_evaluation(sewa):
+    flags = ("--cache", "kept", "--budget", 10)
+    script(
+        "if not os.path.exists('again') and len(open('calls').readlines()) == 7:\n"
+        "    os.kill(os.getppid(), 9)\n"
+        "print(wer)"
+    )
+    command = f"--score '{PYTHON} decode.py {{checkpoint}}' --metric -wer -o best.pt"
+    ended = shell(f"sewa select exp/ {command} {' '.join(map(str, flags))}")
+    assert ended.returncode != 0
+    assert not OUTPUT.exists()
+    Path("again").touch()
+    contest = contest_of(ended := select(sewa, *flags))
+    assert len(calls()) == contest["evaluations"] + 1  # the one that was under way
+    assert "6 results recalled from --cache" in ended.err
+
+
+@pytest.mark.usefixtures("exp")
+def test_ctrl_c_ends_the_command_with_all_that_it_has_started(sewa):
+    """What was found until then is written."""
+    del sewa
+    script(
+        "if len(open('calls').readlines()) == 4:\n"
+        "    if not os.fork(): open('child', 'w').write(str(os.getpid())); time.sleep(60)\n"
+        "    time.sleep(60)\n"
+        "print(wer)"
+    )
+    command = f"{PYTHON} decode.py {{checkpoint}}"
+    flags = ["exp/", "--score", command, "--metric", "-wer", "-o", "best.pt"]
+    process = subprocess.Popen(
+        [BIN / "sewa", "select", *flags], stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    wait_for(Path("child"))
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 0, said
+    assert "interrupted: the choice is made by the 3 evaluations so far" in said
+    assert OUTPUT.exists()
+    about = Path("/proc", Path("child").read_text(), "stat")
+    assert not about.exists() or ") Z " in about.read_text()
+
+
+@pytest.mark.usefixtures("exp")
+@pytest.mark.parametrize(
+    ("command", "flags", "words"),
+    [
+        ("./none.sh {checkpoint}", (), "score: ./none.sh: no such command"),
+        ("exp/checkpoint_1.pt", (), "is not executable; chmod +x exp/checkpoint_1.pt"),
+        ("echo 'x", (), "No closing quotation"),
+        ("", (), "the command is empty"),
+        ("echo 1", ("--scratch", "none"), "scratch: none: no such folder"),
+        ("echo 1", ("--solver", "gumbel"), "--solver race would do"),
+        ("echo 1", ("--set", "objective.parts=none"), "is neither a list, a range"),
+        ("echo 1", ("--set", "objective.score_regex=("), "is no regular expression"),
+        ("echo 1", ("--guard", 0.2), "--guard needs units"),
+        ("echo 1", ("--fallback",), "a choice by a metric needs none"),
+    ],
+)
+def test_what_is_refused(sewa, command, flags, words):
+    ended = select(sewa, *flags, command=command)
+    assert (ended.code, words in ended.error) == (2, True), ended.err
+    assert not OUTPUT.exists()
+
+
+@pytest.mark.usefixtures("exp")
+def test_without_a_metrics_name_nothing_is_assumed(sewa):
+    ended = sewa("select", "exp/", "--score", "echo 1")
+    assert (ended.code, "--metric" in ended.error) == (2, True), ended.err
+    ended = sewa("compare", "exp/", "--set", "score=echo 1", "--metric", "-wer")
+    assert (ended.code, "no task" in ended.error) == (2, True), ended.err
+
+
+@pytest.mark.usefixtures("exp")
+def test_a_yaml_names_the_command_next_to_it_and_there_is_no_shell(sewa, monkeypatch):
+    Path("a b").mkdir()
+    Path("a b/decode.sh").write_text(
+        f'#!/bin/sh\ntest "$2" = "$HOME;*" || exit 3\nexec {PYTHON} decode.py "$1"\n'
+    )
+    Path("a b/decode.sh").chmod(0o755)
+    Path("a b/sewa.yaml").write_text(
+        "checkpoints: ../exp\nscore: ./decode.sh {checkpoint} '$HOME;*'\noutput: ../best.pt\n"
+        "objective: {metric: -wer, budget: 2}\n"
+    )
+    monkeypatch.setenv("HOME", "elsewhere")
+    ended = sewa("select", "--config", "a b/sewa.yaml")
+    assert (ended.code, "exit code 3" in ended.error) == (4, True), ended.err
