@@ -16,7 +16,7 @@ from sewa_cli.commands.select import run_select
 from sewa_cli.demo import run_demo
 from sewa_cli.events import Events
 from sewa_cli.extensions import load_settings
-from sewa_cli.report.shared import Scores
+from sewa_cli.report.shared import Measured
 from sewa_cli.task import load_task
 
 NAMES = {
@@ -37,7 +37,7 @@ def row(title: str, cells: list[tuple[float, float]]) -> str:
     return f"| {title} | " + " | ".join(shown) + " |"
 
 
-def numbers(scores: Scores) -> tuple[float, float]:
+def numbers(scores: Measured) -> tuple[float, float]:
     if scores.heldout_loss is None or not scores.metrics or scores.metrics["accuracy"] is None:
         raise ValueError("the demo's losses are finite")
     return scores.heldout_loss, scores.metrics["accuracy"]

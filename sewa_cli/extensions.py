@@ -14,7 +14,7 @@ from sewa_cli.config import AUTO, Config, load_config
 from sewa_cli.config.loading import Sections
 from sewa_cli.errors import ConfigError, SewaError
 from sewa_cli.events import Events
-from sewa_cli.methods import REGISTRY, Call, Coefficients, Run, checked, method
+from sewa_cli.methods import REGISTRY, Coefficients, MethodCall, Run, checked, method
 from sewa_cli.report.findings import Finding
 from sewa_cli.solvers import Choice, Plan, Problem, Sizes, Solver
 from sewa_cli.task import import_user_module, user_code
@@ -202,7 +202,7 @@ def _register_installed(
             (events or Events()).warn(f"{group}: {entry.name} is not available: {error}")
 
 
-def propose(call: Call, run: Run, K: int | None) -> list[Coefficients]:
+def propose(call: MethodCall, run: Run, K: int | None) -> list[Coefficients]:
     """Ask a method; a fault in a user's own is reported like any in the user's code."""
     if not call.method.function.__module__.startswith("sewa_cli."):
         with user_code(call.label):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sewa_cli.direction import Goal, loss_of
 from sewa_cli.objective.units import paired
-from sewa_cli.report.findings import Contest
+from sewa_cli.report.findings import ContestFinding
 from sewa_cli.report.shared import Interval, Rival, Verdict
 from sewa_cli.scores import Scored
 from sewa_cli.stats import difference
@@ -62,7 +62,7 @@ class Lead:
         return 0.0 - self.by, self.interval and self.interval.turned()
 
 
-def judge_by_metric(found: Contest, lead: Lead | None, over_last: Lead | None) -> Verdict:
+def judge_by_metric(found: ContestFinding, lead: Lead | None, over_last: Lead | None) -> Verdict:
     """Compare a choice by a metric with its rival and the last checkpoint, by held-out scores."""
     (_, own), *others = found.scores.items()
     if own.heldout is None:

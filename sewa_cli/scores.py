@@ -27,7 +27,7 @@ from sewa_cli.objective.tree import rows
 from sewa_cli.objective.units import UnitLosses, number, take_evenly
 from sewa_cli.output.average import Average, taking_part
 from sewa_cli.report.select import BatchNorm
-from sewa_cli.report.shared import Scores
+from sewa_cli.report.shared import Measured
 from sewa_cli.rng import seeded
 from sewa_cli.solvers import Sizes
 from sewa_cli.text import finite
@@ -46,7 +46,7 @@ BASELINE_BATCHES = 32  # of about 15 baselines: a mask learns from 200, forward 
 class Scored:
     """Everything that was measured of one set of weights."""
 
-    scores: Scores
+    scores: Measured
     selection_rows: int
     heldout: UnitLosses | None  # loss by loss, for intervals
     batchnorm: BatchNorm | None = None
@@ -94,10 +94,10 @@ class Scorer:
     def score(self, known: tuple[float, int] | None = None) -> Scored:
         """Score what is in the model, as it is; `known`: its selection loss and rows."""
         if not self.objective.has_loss:
-            return Scored(Scores(selection_loss=None, metrics=self.measure(None)), 0, None)
+            return Scored(Measured(selection_loss=None, metrics=self.measure(None)), 0, None)
         loss, rows = known or self.objective.mean_loss(self.objective.selection)
         heldout = None if self.heldout is None else self.objective.unit_losses(self.heldout)
-        scores = Scores(
+        scores = Measured(
             selection_loss=finite(loss),
             heldout_loss=None if heldout is None else finite(heldout.mean),
             metrics=self.measure(heldout),

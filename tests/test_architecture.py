@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -124,6 +125,17 @@ def test_the_core_is_given_its_ranks():
         if "ranks.here()" in (PACKAGE / path).read_text()
     ]
     assert asking == ["opening.py"]  # where a session is opened
+
+
+def test_a_class_name_is_used_once():
+    """Apart from the callbacks of two trainers, which users import by one name."""
+    classes = Counter(
+        node.name
+        for path, _, _ in sources()
+        for node in ast.parse((PACKAGE / path).read_text()).body
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in classes.items() if count > 1} == {"SaveForSewa"}
 
 
 def test_help_does_not_import_torch():

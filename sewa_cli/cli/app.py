@@ -160,7 +160,7 @@ def select(request: Request, dry_run: bool) -> None:
     from sewa_cli.commands.scored import run_scored
     from sewa_cli.commands.select import run_select
     from sewa_cli.present import show
-    from sewa_cli.report.findings import Contest
+    from sewa_cli.report.findings import ContestFinding
 
     with request.talk as talk:
         is_script = request.config.score is not None
@@ -185,7 +185,7 @@ def select(request: Request, dry_run: bool) -> None:
     # a fallback has already taken the better one
     if request.config.strict and report.verdict.beaten_by and report.learned is None:
         best = report.verdict.beaten_by[0]
-        contest = report.find(Contest)
+        contest = report.find(ContestFinding)
         measure = contest.metric if contest else "loss"
         raise BaselineWins(f"--strict: `{best.name}` has the better held-out {measure}")
 

@@ -10,7 +10,7 @@ from sewa_cli.text import duration
 
 
 @dataclass
-class Stage:
+class ShownStage:
     name: str
     began: float
     done: int = 0
@@ -29,7 +29,7 @@ class Stage:
         return f"{self.name} {self.done}" + (f"/{self.total}" if self.total else "")
 
 
-class Plan:
+class Course:
     """Stages in their order, each with an amount of work; those that are not needed are skipped."""
 
     def __init__(
@@ -93,20 +93,20 @@ class Stages:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._latest = clock()  # when anything was reported
-        self._open: list[Stage] = []
-        self.plan: Plan | None = None
+        self._open: list[ShownStage] = []
+        self.plan: Course | None = None
 
     def follow(self, plan: Sequence[Planned], done: Callable[[], float]) -> None:
-        self.plan = Plan(plan, done, self._clock)
+        self.plan = Course(plan, done, self._clock)
 
-    def report(self, name: str, done: int, total: int, loss: float | None) -> Stage:
+    def report(self, name: str, done: int, total: int, loss: float | None) -> ShownStage:
         while self._open and self._open[-1].has_ended and self._open[-1].name != name:
             self._open.pop()
         place = next((i for i, stage in enumerate(self._open) if stage.name == name), None)
         if place is None:
             if self.plan is not None and not self._open:
                 self.plan.enter(name)
-            self._open.append(Stage(name, self._latest))
+            self._open.append(ShownStage(name, self._latest))
         else:
             del self._open[place + 1 :]
         stage = self._open[-1]
@@ -117,7 +117,7 @@ class Stages:
         return stage
 
     @property
-    def under_way(self) -> list[Stage]:
+    def under_way(self) -> list[ShownStage]:
         return [stage for stage in self._open if not stage.has_ended]
 
     @property

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sewa_cli.config import Config
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
     from sewa_cli.task import Task
 
 STDOUT: Final = "-"
@@ -149,7 +149,7 @@ class Request:
         if self._wants_paths or not self.stdout.isatty():
             self.write_paths(paths)
 
-    def tell(self, report: Head, name: Path | None = None) -> None:
+    def tell(self, report: ReportHead, name: Path | None = None) -> None:
         """Print the report on standard output and its sentences on stderr, then draw."""
         from sewa_cli.present import show
 
@@ -157,14 +157,14 @@ class Request:
         self.say(report)
         self.draw(report, name)
 
-    def say(self, report: Head) -> None:
+    def say(self, report: ReportHead) -> None:
         from sewa_cli.present import details, say
 
         for line in details(report):
             self.talk.note(line)
         self.talk.say(*say(report))
 
-    def draw(self, report: Head, name: Path | None = None) -> None:
+    def draw(self, report: ReportHead, name: Path | None = None) -> None:
         """Write the page and the picture of a report, then send it to trackers.
 
         `name`: the report's file, if it is not next to the output.
@@ -184,7 +184,7 @@ class Request:
         for log in self._trackers:
             log(report)
 
-    def write_page(self, report: Head, path: Path, name: Path | None) -> None:
+    def write_page(self, report: ReportHead, path: Path, name: Path | None) -> None:
         """Write the page of a report, whose file has this name."""
         from sewa_cli.present.page import WITHOUT_PICTURES, has_pictures, page
         from sewa_cli.publish import new_output

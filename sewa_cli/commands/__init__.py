@@ -5,7 +5,7 @@ from __future__ import annotations
 from sewa_cli.output.average import Average
 from sewa_cli.present import html
 from sewa_cli.present.card import model_card, scores_of
-from sewa_cli.report.shared import Head
+from sewa_cli.report.shared import ReportHead
 
 
 def make_card(average: Average, report: object, command: str | None) -> str:
@@ -21,4 +21,4 @@ def make_card(average: Average, report: object, command: str | None) -> str:
     )
 
 
-Head.in_a_notebook = html  # a report knows nothing of how it is shown
+ReportHead.in_a_notebook = html  # a report knows nothing of how it is shown

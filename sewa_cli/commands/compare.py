@@ -26,7 +26,7 @@ from sewa_cli.opening import Session, check_budget, check_objective, open_sessio
 from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs, write_results
 from sewa_cli.placing import Setup, set_up
-from sewa_cli.report.kinds import Comparison, Judged, Row
+from sewa_cli.report.kinds import ComparedRow, Comparison, Judged
 from sewa_cli.rng import seeded
 from sewa_cli.settings import USUAL
 from sewa_cli.solvers import WEIGHING, Solver, default_for
@@ -142,7 +142,7 @@ def _judge(evaluator: Evaluator, asked: ComparisonPlan, drafts: Sequence[Draft])
     return table
 
 
-def _best(evaluator: Evaluator, row: Row) -> Average:
+def _best(evaluator: Evaluator, row: ComparedRow) -> Average:
     """Return the best row as a file; of several draws, the one with the lowest selection loss.
 
     By a metric it is the first draw: choosing by held-out scores would flatter them.

@@ -22,7 +22,7 @@ from sewa_cli.config import Config
 from sewa_cli.errors import OutputError
 from sewa_cli.events import Events
 from sewa_cli.files import real
-from sewa_cli.report.kinds import Found, Gap, Inspection
+from sewa_cli.report.kinds import Gap, InspectedFile, Inspection
 from sewa_cli.report.shared import heading
 from sewa_cli.text import few
 from sewa_cli.trajectory.geometry import Geometry, Shape, explain, is_finite, motion_of, times_of
@@ -141,7 +141,7 @@ def _rows(
     scans: Sequence[tuple[bytes, list[str]]],
     finite: Sequence[int],
     shape: Shape | None,
-) -> list[Found]:
+) -> list[InspectedFile]:
     first: dict[bytes, int] = {}
     places = {index: place for place, index in enumerate(finite)} if shape else {}
     rows = []
@@ -156,7 +156,7 @@ def _rows(
                 "cosine": shape.cosines[place - 1] if 0 < place < len(finite) - 1 else None,
             }
         rows.append(
-            Found(
+            InspectedFile(
                 path=str(checkpoint.path),
                 step=checkpoint.step,
                 size=checkpoint.size,

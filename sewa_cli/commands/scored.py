@@ -32,10 +32,10 @@ from sewa_cli.output.average import Average
 from sewa_cli.output.destination import Outputs, decide_outputs, write_results
 from sewa_cli.output.lora import warn_of_factors
 from sewa_cli.output.mean import is_finite
-from sewa_cli.report.findings import Contest, Finding
+from sewa_cli.report.findings import ContestFinding, Finding
 from sewa_cli.report.kinds import Evaluated, Evaluation
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate, Cost, LeftOut, Placement, Scores, Seconds, heading
+from sewa_cli.report.shared import Candidate, Cost, LeftOut, Measured, Placement, Seconds, heading
 from sewa_cli.rng import seeded
 from sewa_cli.scoring.command import Call, Commands, words_of
 from sewa_cli.scoring.heldout import confirm
@@ -67,7 +67,7 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Run:
+class ScoredRun:
     """The checkpoints that take part, and how an average of them is written."""
 
     config: Config
@@ -122,7 +122,7 @@ def run_scored(
         with clock("read"):
             used, left_out = usable(candidates, config, events)
         check_budget(config.K, used)
-        run = Run(config, used, outputs)
+        run = ScoredRun(config, used, outputs)
         size = sum(run.average(mean_of(range(len(used)), len(used))).sizes().values())
         device, memo = torch.device("cpu"), None
         if config.cache is not None:
@@ -137,7 +137,7 @@ def run_scored(
                 events.progress("evaluating parts", spent, spent)
             with clock("evaluate"):
                 choice, verdict = confirm(metric, choice)
-        began, reported = time.perf_counter(), choice.find(Contest)
+        began, reported = time.perf_counter(), choice.find(ContestFinding)
         assert reported is not None
         average, last = run.average(choice.coefficients), used[-1]
         if average.lora is not None:
@@ -184,7 +184,7 @@ def run_scored(
                 selected_paths=[str(one.path) for one in average.sources],
                 selection_rows=0,
                 heldout_rows=None,
-                average=Scores(selection_loss=None),
+                average=Measured(selection_loss=None),
                 references={},
                 verdict=verdict,
                 written=choice.method,

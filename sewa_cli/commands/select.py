@@ -31,7 +31,7 @@ from sewa_cli.output.destination import Outputs, decide_outputs, settle_outputs,
 from sewa_cli.placing import PlacedRun, Setup, set_up
 from sewa_cli.report.findings import Blend, Expected, Finding, Predicted
 from sewa_cli.report.select import Report, Simple
-from sewa_cli.report.shared import Scores, Verdict
+from sewa_cli.report.shared import Measured, Verdict
 from sewa_cli.rng import seeded
 from sewa_cli.scores import BaselineLosses, Scored
 from sewa_cli.solvers import BACK, LEARNED, Choice, Ground, Solver
@@ -285,7 +285,7 @@ def _judge(chosen: Chosen) -> Selected:
 def _warn(
     session: Session,
     choice: Choice,
-    average: Scores,
+    average: Measured,
     verdict: Verdict,
     others: Mapping[str, Scored],
 ) -> None:

@@ -27,7 +27,7 @@ from sewa_cli.output.sources import (
     is_there,
 )
 from sewa_cli.report.kinds import Checked, Role, Verification
-from sewa_cli.report.recipe import OutputFile, Source, read_report
+from sewa_cli.report.recipe import OutputFile, RecipeSource, read_report
 from sewa_cli.report.shared import heading
 from sewa_cli.text import few
 
@@ -125,7 +125,7 @@ def _find_output(recorded: str, places: Places, beside: Path, named: Path | None
     return near if places.root is None and is_there(near) else places.find(recorded)
 
 
-def _check_source(source: Source, places: Places) -> Checked:
+def _check_source(source: RecipeSource, places: Places) -> Checked:
     try:
         path = places.find(source.path)
     except CheckpointError as error:

@@ -24,7 +24,7 @@ from sewa_cli.objective.memo import Tensors
 from sewa_cli.objective.units import UnitLosses
 from sewa_cli.placing import PlacedRun
 from sewa_cli.report.kinds import RowContest, RowCost
-from sewa_cli.report.shared import Scores
+from sewa_cli.report.shared import Measured
 from sewa_cli.rng import seeded
 from sewa_cli.scores import AverageScores, Key, Scored, same
 from sewa_cli.scoring.heldout import means_of_others
@@ -260,7 +260,7 @@ class Evaluator:
         assert found is not None  # `_open_metric` asks for held-out parts
         self.scores.evaluations += metric.heldout_evaluations - before
         units = UnitLosses(metric.pick(found), metric.weights["heldout"], None)
-        scores = Scores(selection_loss=None, metrics=means_of_others(metric, found))
+        scores = Measured(selection_loss=None, metrics=means_of_others(metric, found))
         return Scored(scores, 0, units)
 
     def statistics(self, coefficients: Sequence[float]) -> Mapping[str, Array]:

@@ -15,11 +15,11 @@ from sewa_cli.direction import Criterion
 from sewa_cli.errors import ConfigError
 from sewa_cli.events import Events
 from sewa_cli.extensions import propose, register_methods
-from sewa_cli.methods import Call, Coefficients, check_K, mean_of, parse
+from sewa_cli.methods import Coefficients, MethodCall, check_K, mean_of, parse
 from sewa_cli.objective.units import Unit, UnitLosses, paired
 from sewa_cli.opening import check_budget
 from sewa_cli.placing import Setup
-from sewa_cli.report.kinds import Judged, Row, RowContest, RowCost, RowScore
+from sewa_cli.report.kinds import ComparedRow, Judged, RowContest, RowCost, RowScore
 from sewa_cli.report.shared import Interval
 from sewa_cli.rng import seeded
 from sewa_cli.scores import Scored
@@ -35,7 +35,7 @@ SMALL = 0.01  # of the loss: an error that nobody would act on
 class ComparisonPlan:
     """The methods and budgets that are to be compared."""
 
-    calls: list[Call]
+    calls: list[MethodCall]
     budgets: list[int]
 
     @classmethod
@@ -61,7 +61,7 @@ class ComparisonPlan:
                 check_K(max(self.budgets), k, k - 1 if call.method.name == "sewa" else k)
         return self
 
-    def rows(self) -> list[tuple[Call, int | None]]:
+    def rows(self) -> list[tuple[MethodCall, int | None]]:
         return [
             (call, K)
             for call in self.calls
@@ -127,7 +127,7 @@ def evaluate_all(setup: Setup, plan: ComparisonPlan) -> tuple[Evaluator, list[Dr
     return evaluator, drafts
 
 
-def _draft(evaluator: Evaluator, call: Call, K: int | None) -> Draft:
+def _draft(evaluator: Evaluator, call: MethodCall, K: int | None) -> Draft:
     evaluator.begin_row()
     with seeded(evaluator.seed):
         draws = propose(call, evaluator.proposing(), K)
@@ -164,7 +164,7 @@ def far_off(evaluator: Evaluator, plan: ComparisonPlan, drafts: Sequence[Draft])
 class ComparedRows:
     """Rows compared with each other; `best`: the one with the lowest held-out loss."""
 
-    rows: list[Row]
+    rows: list[ComparedRow]
     best: int | None
     unit: Unit | Literal["parts"] | None  # what was resampled
     judged: Judged | None = None  # by what, and on which parts
@@ -252,7 +252,7 @@ def _on_common_parts(drafts: Sequence[Draft], judged: Judged) -> tuple[list[Draf
 
 def _row(
     draft: Draft, spread: Spread | None, position: int | None, is_best: bool, by_metric: bool
-) -> Row:
+) -> ComparedRow:
     """Make a row; `position`: among the rows that were compared, if it is one of these."""
     interval = difference = difference_interval = score = None
     mark: Literal["best", "tie", "worse"] | None = None if spread is None else "worse"
@@ -272,7 +272,7 @@ def _row(
             behind_interval=difference_interval,
         )
         heldout = interval = difference = difference_interval = None
-    return Row(
+    return ComparedRow(
         method=draft.label,
         K=draft.K,
         size=max(sum(c != 0 for c in coefficients) for coefficients in draft.draws),
@@ -297,7 +297,7 @@ def _interval(ends: tuple[float, float]) -> Interval:
     return Interval(low=ends[0], high=ends[1])
 
 
-def _same_average(one: Row, two: Row) -> bool:
+def _same_average(one: ComparedRow, two: ComparedRow) -> bool:
     flat = [[round(c, 12) for draw in row.coefficients for c in draw] for row in (one, two)]
     return flat[0] == flat[1]
 

@@ -77,7 +77,7 @@ class Method:
 
 
 @dataclass(frozen=True)
-class Call:
+class MethodCall:
     """A method with the options it was asked for. `label` is what the user wrote."""
 
     label: str
@@ -120,9 +120,9 @@ def method(
     return register
 
 
-def parse(specs: str | Sequence[str]) -> list[Call]:
+def parse(specs: str | Sequence[str]) -> list[MethodCall]:
     """`lawa,ema:decay=0.5` → calls; all faults at once."""
-    calls: list[Call] = []
+    calls: list[MethodCall] = []
     faults: list[str] = []
     for spec in specs.split(",") if isinstance(specs, str) else specs:
         try:
@@ -135,7 +135,7 @@ def parse(specs: str | Sequence[str]) -> list[Call]:
     return calls
 
 
-def parse_one(spec: str, given_by: str = "methods") -> Call:
+def parse_one(spec: str, given_by: str = "methods") -> MethodCall:
     """`name` or `name:option=value:option=value`; `given_by`: the flag or key to blame."""
     name, *settings = spec.split(":")
     if name not in REGISTRY:
@@ -159,7 +159,7 @@ def parse_one(spec: str, given_by: str = "methods") -> Call:
             what = {"int": "a whole number", "float": "a number", "bool": "true or false"}
             must = f"must be {what[kind.__name__]}, found {value!r}"
             raise ConfigError(f"{given_by}: {name}: {key} {must}") from None
-    return Call(spec, found, options)
+    return MethodCall(spec, found, options)
 
 
 def check_K(K: int, k: int, most: int) -> None:

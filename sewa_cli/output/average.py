@@ -48,7 +48,7 @@ from sewa_cli.output.mean import (
 )
 from sewa_cli.output.safetensors import sha256_of, split_into_shards, write_safetensors
 from sewa_cli.output.sources import Places, check_source
-from sewa_cli.report.recipe import Recipe, Source
+from sewa_cli.report.recipe import Recipe, RecipeSource
 from sewa_cli.report.shared import Lora
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ class Average:
         return Recipe(
             working_directory=str(Path.cwd()),
             sources=[
-                Source(
+                RecipeSource(
                     path=str(c.path),
                     step=c.step,
                     mean_steps=c.mean_steps,
@@ -365,13 +365,13 @@ def unpack(recipe: Recipe) -> dict[str, Array]:
     return replaced or {}
 
 
-def _checked(source: Source, places: Places) -> tuple[Path, dict[Path, Stamp]]:
+def _checked(source: RecipeSource, places: Places) -> tuple[Path, dict[Path, Stamp]]:
     path = places.find(source.path)
     return path, check_source(path, source, places)
 
 
 def _open(
-    source: Source,
+    source: RecipeSource,
     path: Path,
     stamps: Mapping[Path, Stamp],
     reads: Reads,

@@ -12,7 +12,7 @@ from sewa_cli.checkpoints.checkpoint import REPORT, Stamp, reading
 from sewa_cli.errors import CheckpointError
 from sewa_cli.files import check_regular, real
 from sewa_cli.output.safetensors import sha256_of
-from sewa_cli.report.recipe import Rebuildable, Source
+from sewa_cli.report.recipe import Rebuildable, RecipeSource
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def check_inside(path: Path, folder: Path) -> None:
         raise CheckpointError(f"{path}: leads out of {folder}; put the file itself there")
 
 
-def check_source(path: Path, source: Source, places: Places) -> dict[Path, Stamp]:
+def check_source(path: Path, source: RecipeSource, places: Places) -> dict[Path, Stamp]:
     """Refuse a checkpoint that is not what it was; returns the stamps of the files it is made of.
 
     They are from before the hash, so that what is read later can be shown to be what was hashed.

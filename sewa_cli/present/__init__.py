@@ -18,28 +18,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from sewa_cli.present.view import View
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
 
 FORMS: Final = ("table", "json", "jsonl", "csv", "markdown")
 
 
-def view_of(report: Head) -> View:
+def view_of(report: ReportHead) -> View:
     from sewa_cli.present.views import VIEWS
 
     return VIEWS[report.kind](report)
 
 
-def say(report: Head) -> list[str]:
+def say(report: ReportHead) -> list[str]:
     """Return what the command was run for: sentences, each on one line."""
     return [shown(sentence) for sentence in view_of(report).says]
 
 
-def details(report: Head) -> list[str]:
+def details(report: ReportHead) -> list[str]:
     """Return what else there is to know; the terminal shows it with -v."""
     return [shown(sentence) for sentence in view_of(report).details]
 
 
-def show(report: Head, form: str = "table") -> str:
+def show(report: ReportHead, form: str = "table") -> str:
     """Return the data in one of FORMS; json is the whole report."""
     from sewa_cli.present import terminal
     from sewa_cli.report.shared import to_json
@@ -47,13 +47,13 @@ def show(report: Head, form: str = "table") -> str:
     return to_json(report) if form == "json" else terminal.show(view_of(report), form)
 
 
-def summary(report: Head) -> str:
+def summary(report: ReportHead) -> str:
     """Return what the terminal shows with -v: the tables, the details, then the main sentences."""
     said = [*details(report), *say(report)]
     return show(report) + "".join(f"{sentence}\n" for sentence in said)
 
 
-def draw(report: Head) -> Figure:
+def draw(report: ReportHead) -> Figure:
     from sewa_cli.present.figures import figure_of
 
     plot = view_of(report).plot
@@ -62,7 +62,7 @@ def draw(report: Head) -> Figure:
     return figure_of(plot)
 
 
-def html(report: Head) -> str:
+def html(report: ReportHead) -> str:
     """Return what a notebook shows: the core of the report's page."""
     from sewa_cli.present.page import core
 

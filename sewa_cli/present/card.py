@@ -11,7 +11,7 @@ from sewa_cli.present import view_of
 from sewa_cli.present.parts import describe_lora
 from sewa_cli.present.terminal import render
 from sewa_cli.present.view import Table
-from sewa_cli.report.shared import Head, Lora
+from sewa_cli.report.shared import Lora, ReportHead
 from sewa_cli.text import code, markdown, shown
 
 
@@ -64,7 +64,7 @@ def model_card(
 
 def scores_of(report: object) -> str:
     """Return the scores that a report compares, as a table in Markdown; "": it compares none."""
-    if not isinstance(report, Head) or report.kind not in ("select", "compare"):
+    if not isinstance(report, ReportHead) or report.kind not in ("select", "compare"):
         return ""
     table = view_of(report).tables[0]
     assert isinstance(table, Table)

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
 
 KINDS: Final = {  # kind of report → its model
     "select": "Report",
@@ -24,7 +24,7 @@ KINDS: Final = {  # kind of report → its model
 }
 
 
-def model_of(kind: str) -> type[Head]:
+def model_of(kind: str) -> type[ReportHead]:
     module = "select" if kind == "select" else "kinds"
-    model: type[Head] = getattr(import_module(f"sewa_cli.report.{module}"), KINDS[kind])
+    model: type[ReportHead] = getattr(import_module(f"sewa_cli.report.{module}"), KINDS[kind])
     return model

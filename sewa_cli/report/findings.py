@@ -159,7 +159,7 @@ class Budget(Finding):
 State = Literal["taken", "overruled", "leading", "dropped", "set aside", "failed"]
 
 
-class Entry(Part):
+class ContestEntry(Part):
     """An average in the contest, by the parts that it was asked on."""
 
     name: str
@@ -204,7 +204,7 @@ class MetricScores(Part):
     )
 
 
-class Contest(Finding):
+class ContestFinding(Finding):
     """A choice by a metric: who led, and whether that was luck; scores are the task's own."""
 
     kind: Literal["contest"] = "contest"
@@ -246,7 +246,7 @@ class Contest(Finding):
         "parts; null: none was met by both",
     )
     duel_parts: int | None = Field(None, description="such parts that both have met")
-    entries: list[Entry] = Field(description="best first; of many masks, the best")
+    entries: list[ContestEntry] = Field(description="best first; of many masks, the best")
     scores: dict[str, MetricScores] = Field(
         min_length=1, description="the written average is the first"
     )
@@ -258,6 +258,6 @@ class Contest(Finding):
 
 
 Findings = Annotated[
-    Details | History | Mask | Predicted | Expected | Blend | Budget | Contest,
+    Details | History | Mask | Predicted | Expected | Blend | Budget | ContestFinding,
     Field(discriminator="kind"),
 ]

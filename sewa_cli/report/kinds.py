@@ -12,21 +12,21 @@ from sewa_cli.report.shared import (
     GROUPS,
     Candidate,
     Cost,
-    Head,
     Interval,
     LeftOut,
     Lora,
+    Measured,
     Motion,
     Part,
     Placement,
-    Scores,
+    ReportHead,
     Standing,
     TaskHead,
     Word,
 )
 
 
-class AverageReport(Head):
+class AverageReport(ReportHead):
     """An average that needed neither model nor data, with all that `sewa apply` needs."""
 
     kind: Literal["average"] = "average"
@@ -36,7 +36,7 @@ class AverageReport(Head):
     recipe: Recipe
 
 
-class Evaluated(Scores):
+class Evaluated(Measured):
     """One file, as it is."""
 
     path: str
@@ -87,7 +87,7 @@ class Checked(Part):
     fault: str | None = None
 
 
-class Verification(Head):
+class Verification(ReportHead):
     """Whether an output and its sources are what their report says."""
 
     kind: Literal["verify"] = "verify"
@@ -104,7 +104,7 @@ class Gap(Part):
     missing: int | None = Field(description="checkpoints that fit between; null: off the grid")
 
 
-class Found(Part):
+class InspectedFile(Part):
     """One checkpoint. Distances are null where it holds NaN or Inf."""
 
     path: str
@@ -119,11 +119,11 @@ class Found(Part):
     cosine: float | None = Field(None, description="of the step to this one and the next one")
 
 
-class Inspection(Head):
+class Inspection(ReportHead):
     """The report of `sewa inspect`."""
 
     kind: Literal["inspect"] = "inspect"
-    checkpoints: list[Found]
+    checkpoints: list[InspectedFile]
     spacing: int | None = Field(description="between steps, if more than half agree on it")
     gaps: list[Gap]
     tensors: int
@@ -209,7 +209,7 @@ class RowScore(Part):
     )
 
 
-class Row(Part):
+class ComparedRow(Part):
     """One method at one K. A method that draws several masks has the mean of their losses."""
 
     method: str = Field(description="as asked for, options included")
@@ -283,7 +283,7 @@ class Comparison(RunHead):
     unit: Literal["rows", "groups", "batches", "parts"] | None = Field(
         description="what the bootstrap resamples"
     )
-    rows: list[Row]
+    rows: list[ComparedRow]
     judged: Judged | None = Field(None, description="--metric; null: by the loss")
     best: int | None = Field(description="index of the row with the lowest held-out loss")
     verdict: Literal["winner", "tie", "too few", "equal", "alone", "none"] = Field(

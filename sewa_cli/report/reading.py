@@ -15,13 +15,13 @@ from sewa_cli.report.recipe import why
 from sewa_cli.report.shared import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from sewa_cli.report.shared import Candidate, Head
+    from sewa_cli.report.shared import Candidate, ReportHead
 
 MOST_SHOWN: Final = 2**24  # bytes of a report that is to be looked at
 MOST_VALUES: Final = 500_000  # in it; if all are wrong, pydantic keeps a kilobyte of each
 
 
-def read_any(path: Path) -> Head:
+def read_any(path: Path) -> ReportHead:
     """Read a report by the model of its kind, and refuse it if it contradicts itself."""
     try:
         report = _validated(read_bytes(path, MOST_SHOWN), path)
@@ -34,7 +34,7 @@ def read_any(path: Path) -> Head:
     return report
 
 
-def _validated(text: bytes, path: Path) -> Head:
+def _validated(text: bytes, path: Path) -> ReportHead:
     check_values(text, MOST_VALUES)
     content = from_json(text)
     if not isinstance(content, dict):
@@ -51,7 +51,7 @@ def _validated(text: bytes, path: Path) -> Head:
     return model_of(kind).model_validate(content)
 
 
-def misfit(report: Head) -> str | None:
+def misfit(report: ReportHead) -> str | None:
     """Return the first contradiction, or None."""
     check = {"select": _select, "compare": _compare, "inspect": _inspect}.get(report.kind)
     if report.kind == "evaluate" and not getattr(report, "files", None):

@@ -35,7 +35,7 @@ class OutputFile(Part):
     sha256: str = Field(pattern=SHA256)
 
 
-class Source(Part):
+class RecipeSource(Part):
     """An input of the averaged file, and its weight in it."""
 
     path: str = Field(min_length=1, max_length=LONGEST)
@@ -61,7 +61,7 @@ class Recipe(Part):
     """All that `sewa apply` needs to write the same bytes again."""
 
     working_directory: str = Field(description="what relative paths in `sources` are relative to")
-    sources: list[Source] = Field(
+    sources: list[RecipeSource] = Field(
         min_length=1,
         max_length=MOST_SOURCES,
         fail_fast=True,  # a fault is kept in memory, and there may be a million

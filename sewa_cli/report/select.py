@@ -9,7 +9,7 @@ from pydantic import Field
 from sewa_cli.report.findings import Finding, Findings
 from sewa_cli.report.kinds import RunHead
 from sewa_cli.report.recipe import Recipe
-from sewa_cli.report.shared import Lora, Part, Scores, Verdict
+from sewa_cli.report.shared import Lora, Measured, Part, Verdict
 
 F = TypeVar("F", bound=Finding)
 
@@ -21,8 +21,8 @@ class BatchNorm(Part):
     mode: Literal["auto", "on", "off"]
     data: Literal["training_data", "selection_data"] | None = None
     rows: int | None = None
-    before: Scores | None = None
-    after: Scores | None = None
+    before: Measured | None = None
+    after: Measured | None = None
 
 
 class Guard(Part):
@@ -51,14 +51,14 @@ class Report(RunHead):
     selected: list[int]
     selected_steps: list[int | None]
     selected_paths: list[str]
-    average: Scores
-    references: dict[str, Scores]
+    average: Measured
+    references: dict[str, Measured]
     verdict: Verdict
     written: str = Field("learned", description="learned, or the baseline that was taken")
     instead_of: str | None = Field(
         None, description="--fallback: what was chosen, where a baseline was written instead"
     )
-    learned: Scores | None = Field(None, description="scores of what was chosen, in that case")
+    learned: Measured | None = Field(None, description="scores of what was chosen, in that case")
     guard: Guard | None = None
     findings: list[Findings] = Field([], description="on the way to the choice, by the solver")
     simple: list[Simple] = Field(

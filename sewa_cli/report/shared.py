@@ -66,7 +66,7 @@ class LeftOut(Part):
     reason: str
 
 
-class Scores(Part):
+class Measured(Part):
     """Losses (null where not finite) and the task's metrics of one set of weights."""
 
     selection_loss: float | None
@@ -117,7 +117,7 @@ class Lora(Part):
     mean: float
 
 
-class Head(Part):
+class ReportHead(Part):
     """The beginning of every report: what was run, by which versions, when and how."""
 
     in_a_notebook: ClassVar[Callable[[Any], str] | None] = None  # `commands` says how
@@ -135,7 +135,7 @@ class Head(Part):
         return None if make is None else make(self)
 
 
-class TaskHead(Head):
+class TaskHead(ReportHead):
     """The head of a report of a command that runs the user's model."""
 
     task: str

@@ -13,7 +13,7 @@ from sewa_cli import interrupts
 from sewa_cli.direction import Criterion
 from sewa_cli.judge import Lead, judge_by_metric
 from sewa_cli.methods import by_steps, mean_of
-from sewa_cli.report.findings import Contest, Entry, History, MetricScores, State
+from sewa_cli.report.findings import ContestEntry, ContestFinding, History, MetricScores, State
 from sewa_cli.report.shared import Interval, Verdict
 from sewa_cli.scoring.metric import Metric
 from sewa_cli.solvers import Choice
@@ -107,7 +107,7 @@ def confirm(metric: Metric, choice: Choice) -> tuple[Choice, Verdict]:
     over = overruled or _rival(outcome)
     if over == name_of_last:
         over_last = None
-    contest = Contest(
+    contest = ContestFinding(
         metric=metric.criterion.name,
         goal=metric.criterion.goal,
         budget=metric.config.objective.budget,
@@ -256,7 +256,7 @@ def _rival(outcome: Outcome) -> str | None:
     return None if outcome.baseline is None else outcome.baseline.label
 
 
-def _entry(outcome: Outcome, entry: Entry, written: str) -> Entry:
+def _entry(outcome: Outcome, entry: ContestEntry, written: str) -> ContestEntry:
     """Settle the state of an entry; the leader has the duel's e-value, others have none."""
     name, state = with_K(entry.name, entry.K), entry.state
     is_leader = name == outcome.leader.label

@@ -39,7 +39,7 @@ FEWEST = 4  # parts; with fewer, none are held back
 PLAIN = Tensor | bool | int | float | str | bytes | None
 
 
-class Places(NamedTuple):
+class PartPlaces(NamedTuple):
     """The places of parts in one of the task's two lists."""
 
     of: Kind
@@ -75,7 +75,7 @@ def _is_plain(part: Any) -> bool:
 
 def divide_parts(
     lists: Mapping[Kind, Sequence[Any]], config: Config, events: Events, *, listed: bool
-) -> dict[Kind, Places]:
+) -> dict[Kind, PartPlaces]:
     """Use the task's own held-out parts, or hold some of those to choose by back.
 
     `listed`: the parts are the task's own list, not batches. Copies of a part then count once.
@@ -89,7 +89,7 @@ def divide_parts(
     if every["heldout"]:
         if config.guard is not None:
             raise ConfigError("--guard: the task has held-out parts already; drop one of them")
-        return {of: Places(of, tuple(at)) for of, at in every.items()}
+        return {of: PartPlaces(of, tuple(at)) for of, at in every.items()}
     if count < FEWEST:
         for name in ("strict", "guard"):
             if getattr(config, name):
@@ -97,13 +97,16 @@ def divide_parts(
                     f"--{name} needs held-out parts: list them in heldout_parts(), or {FEWEST} or "
                     f"more to choose by; there are {count}"
                 )
-        return {"selection": Places("selection", tuple(every["selection"]))}
+        return {"selection": PartPlaces("selection", tuple(every["selection"]))}
     chosen_by, kept = hold_back(every["selection"], config)
     events.warn(
         f"no held-out {'parts' if listed else 'batches'}: {len(kept)} of the {count} to choose by "
         "are kept aside for the report, and take no part in any choice"
     )
-    return {"selection": Places("selection", chosen_by), "heldout": Places("selection", kept)}
+    return {
+        "selection": PartPlaces("selection", chosen_by),
+        "heldout": PartPlaces("selection", kept),
+    }
 
 
 def hold_back(every: Sequence[int], config: Config) -> tuple[Sequence[int], Sequence[int]]:
@@ -161,7 +164,7 @@ class PartScorer:
     task: Task
     model: FlatModel
     seed: int
-    places: Mapping[Kind, Places]
+    places: Mapping[Kind, PartPlaces]
     lists: Mapping[Kind, Sequence[Any]]  # as `list_parts` gives them
 
     def score(self, job: Job) -> list[Score]:
@@ -213,7 +216,7 @@ def scores_by_parts(
     lists: dict[Kind, list[Any]] = {of: list_parts(task, of, seed) for of in KINDS}
     kind: Kind = "heldout" if lists["heldout"] else "selection"
     count = len(lists[kind]) if most is None else min(most, len(lists[kind]))
-    scorer = PartScorer(task, model, seed, {kind: Places(kind, range(count))}, lists)
+    scorer = PartScorer(task, model, seed, {kind: PartPlaces(kind, range(count))}, lists)
 
     def means(_: Any) -> dict[str, float]:
         found = scorer.score(Job(model.flat.cpu(), kind, tuple(range(count))))
@@ -230,14 +233,14 @@ def scores_by_parts(
 
 
 @dataclass(frozen=True)
-class Recipe:
+class WorkerRecipe:
     """All that another process needs to do the same jobs; can be pickled."""
 
     config: Config
     newest: Path  # of the checkpoints: a task may be made from it
     integers: Mapping[str, Tensor]  # of the model's state, which the weights of a job lack
     device: str
-    places: Mapping[Kind, Places]
+    places: Mapping[Kind, PartPlaces]
     names: Mapping[Kind, str | None]  # of the lists of parts, by `name_parts`
 
     def open(self) -> PartScorer:

@@ -27,10 +27,10 @@ from sewa_cli.scoring.jobs import (
     KINDS,
     Job,
     Kind,
+    PartPlaces,
     PartScorer,
-    Places,
-    Recipe,
     Result,
+    WorkerRecipe,
     divide_parts,
     list_parts,
     name_parts,
@@ -206,7 +206,7 @@ class TaskJudge:
     scoring: Scoring
     metric: str
     lists: Mapping[Kind, Sequence[Any]]
-    places: Mapping[Kind, Places]
+    places: Mapping[Kind, PartPlaces]
     weights: Mapping[Kind, Tensor]
     pool: InProcess | Workers
     whole: bool = False
@@ -333,7 +333,7 @@ def open_metric(run: PlacedRun) -> Metric:
 
 
 def _open_pool(
-    run: PlacedRun, lists: Mapping[Kind, Sequence[Any]], places: Mapping[Kind, Places]
+    run: PlacedRun, lists: Mapping[Kind, Sequence[Any]], places: Mapping[Kind, PartPlaces]
 ) -> InProcess | Workers:
     session, config = run.session, run.session.config
     workers, timeout = config.objective.workers, config.objective.part_timeout
@@ -350,7 +350,7 @@ def _open_pool(
         if not newest.tensors[source].is_float
     }
     names = {of: name_parts(found) for of, found in lists.items()}
-    recipe = Recipe(config, newest.path, integers, str(session.model.device), places, names)
+    recipe = WorkerRecipe(config, newest.path, integers, str(session.model.device), places, names)
     return Workers(recipe, workers, timeout)
 
 

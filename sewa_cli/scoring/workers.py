@@ -29,7 +29,7 @@ from torch import Tensor
 from sewa_cli import interrupts
 from sewa_cli.errors import ConfigError, OutputError, TaskError
 from sewa_cli.scoring.command import cause, end_group
-from sewa_cli.scoring.jobs import Job, PartScorer, Recipe, Result
+from sewa_cli.scoring.jobs import Job, PartScorer, Result, WorkerRecipe
 from sewa_cli.solvers.board import Failed
 
 READY = 600.0  # seconds for a process to import the task, build the model and list the parts
@@ -67,7 +67,7 @@ class Workers:
     whose process dies. Weights are written to a file once, for all jobs that need them.
     """
 
-    def __init__(self, recipe: Recipe, size: int, timeout: float | None) -> None:
+    def __init__(self, recipe: WorkerRecipe, size: int, timeout: float | None) -> None:
         self._recipe, self._size, self._timeout = recipe, size, timeout
         self._pool: ProcessPool | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="sewa-")

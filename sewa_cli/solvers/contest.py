@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sewa_cli.methods import mean_of
 from sewa_cli.methods.fixed import family
-from sewa_cli.report.findings import Entry, Expected, State
+from sewa_cli.report.findings import ContestEntry, Expected, State
 from sewa_cli.settings import AUTO
 from sewa_cli.solvers import LEARNED, Choice, Problem
 from sewa_cli.solvers.board import Average, Board, Spent
@@ -68,7 +68,7 @@ class Outcome:
     ahead: float | None
     duel_parts: int
     unspent: str | None
-    entries: list[Entry]
+    entries: list[ContestEntry]
 
 
 @dataclass
@@ -253,7 +253,7 @@ class Contest:
         )
         return True
 
-    def _entries(self, leader: Entrant, taken: Entrant) -> list[Entry]:
+    def _entries(self, leader: Entrant, taken: Entrant) -> list[ContestEntry]:
         """List those that were asked on many parts first: over few, luck decides."""
         board = self.board
         asked = [entrant for entrant in self.entrants.values() if board.parts_of(entrant.average)]
@@ -262,7 +262,7 @@ class Contest:
         kept = [e for i, e in enumerate(asked) if i < LISTED or e.average in always]
         return [self._entry(entrant, leader, taken) for entrant in kept]
 
-    def _entry(self, entrant: Entrant, leader: Entrant, taken: Entrant) -> Entry:
+    def _entry(self, entrant: Entrant, leader: Entrant, taken: Entrant) -> ContestEntry:
         board, average = self.board, entrant.average
         parts = board.parts_of(average)
         scores, lead = board.scores(average, parts), self.lead(entrant, self.incumbent)
@@ -275,7 +275,7 @@ class Contest:
         error = float(scores.std()) / len(scores) ** 0.5 if len(scores) > 1 else None
         chosen = [i for i, c in enumerate(average) if c != 0]
         steps = self.problem.steps
-        return Entry(
+        return ContestEntry(
             name=entrant.name,
             K=entrant.K,
             size=len(chosen),

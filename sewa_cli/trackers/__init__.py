@@ -22,12 +22,12 @@ from sewa_cli.task import user_code
 
 if TYPE_CHECKING:
     from sewa_cli.present.charts import Chart
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
 
 BUILTIN: Final = ("tensorboard", "wandb")  # each the name of its module here
 
 
-def find(asked: str) -> Callable[[Head], None]:
+def find(asked: str) -> Callable[[ReportHead], None]:
     """The tracker that `NAME:WHERE` names, ready to be given a report. Refused now, if it must."""
     name, _, where = asked.partition(":")
     if name in BUILTIN:
@@ -42,14 +42,14 @@ def find(asked: str) -> Callable[[Head], None]:
     with user_code(f"entry point {name}"):
         function: Callable[..., Any] = found[name].load()
 
-    def log(report: Head) -> None:
+    def log(report: ReportHead) -> None:
         with user_code(name):
             function(report, where)
 
     return log
 
 
-def numbers(report: Head) -> dict[str, float]:
+def numbers(report: ReportHead) -> dict[str, float]:
     """Return every finite number by its tag, such as `sewa/heldout_loss`."""
     found = view_of(report).numbers.items()
     return {
@@ -59,7 +59,7 @@ def numbers(report: Head) -> dict[str, float]:
     }
 
 
-def curves(report: Head) -> dict[str, list[tuple[int, float]]]:
+def curves(report: ReportHead) -> dict[str, list[tuple[int, float]]]:
     found = {}
     for name, points in view_of(report).curves.items():
         known = [(at, value) for at, value in points if value is not None and isfinite(value)]
@@ -68,17 +68,17 @@ def curves(report: Head) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-def names(report: Head) -> dict[str, str]:
+def names(report: ReportHead) -> dict[str, str]:
     """Return the names that tags leave out: what was written, the best baseline, the metric."""
     found = view_of(report).names.items()
     return {_tag(report, name): text for name, text in found if text is not None}
 
 
-def charts(report: Head) -> Iterator[Chart]:
+def charts(report: ReportHead) -> Iterator[Chart]:
     yield from view_of(report).charts
 
 
-def _tag(report: Head, name: str) -> str:
+def _tag(report: ReportHead, name: str) -> str:
     root = "sewa" if report.kind == "select" else f"sewa/{report.kind}"
     plain = re.sub(r"[^\w.,:=/-]+", "_", name)
     return f"{root}/{plain}"

@@ -14,7 +14,7 @@ from sewa_cli.text import markdown
 from sewa_cli.trackers import charts, curves, names, numbers
 
 if TYPE_CHECKING:
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
 
 
 def check(where: str) -> str:
@@ -30,7 +30,7 @@ def check(where: str) -> str:
     return str(Path(where).absolute())
 
 
-def log(report: Head, where: str) -> None:
+def log(report: ReportHead, where: str) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     with as_output_error(where), SummaryWriter(where, filename_suffix=f".{report.kind}") as writer:
@@ -48,7 +48,7 @@ def log(report: Head, where: str) -> None:
                 writer.add_image(f"sewa/{report.kind}/picture_{place}", image, dataformats="HWC")
 
 
-def _images(report: Head) -> Iterator[Any]:
+def _images(report: ReportHead) -> Iterator[Any]:
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -13,7 +13,7 @@ from sewa_cli.task import user_code
 from sewa_cli.trackers import charts, curves, names, numbers
 
 if TYPE_CHECKING:
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
 
 
 def check(where: str) -> str:
@@ -26,12 +26,12 @@ def check(where: str) -> str:
     return where
 
 
-def log(report: Head, where: str) -> None:
+def log(report: ReportHead, where: str) -> None:
     with user_code("wandb"):  # no login, no network: not our bug
         send(report, where)
 
 
-def send(report: Head, where: str) -> None:
+def send(report: ReportHead, where: str) -> None:
     import wandb
 
     with wandb.init(project=where or "sewa", job_type=report.kind, config=report.config) as run:

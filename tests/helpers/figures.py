@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from sewa_cli.report.kinds import Row, RowCost
+from sewa_cli.report.kinds import ComparedRow, RowCost
 from sewa_cli.report.shared import Interval
 
 if TYPE_CHECKING:
@@ -21,11 +21,11 @@ def row(
     loss: float | None,
     half: float | None = 0.01,
     spread: float | None = None,
-) -> Row:
+) -> ComparedRow:
     interval = None
     if loss is not None and half is not None:
         interval = Interval(low=loss - half, high=loss + half)
-    return Row(
+    return ComparedRow(
         method=method,
         K=K,
         size=K or 1,

@@ -24,7 +24,7 @@ from sewa_cli.events import Events
 from sewa_cli.extensions import load_settings
 from sewa_cli.present.page import page
 from sewa_cli.report import model_of
-from sewa_cli.report.shared import Head, to_json
+from sewa_cli.report.shared import ReportHead, to_json
 from sewa_cli.task import load_task
 
 EVIL = "<script>alert(1)</script>\"'&`$x_1$`<img src=x onerror=alert(2)>\u202e\n{{7*7}}"
@@ -54,7 +54,7 @@ def _made(name: str) -> str:
             return load_settings(None, flags, dashes="")
 
         few = {"methods": ["sewa", "lawa", "last", "uniform"], "K": [2, 4]}
-        found: Head
+        found: ReportHead
         if name in SELECTIONS:
             output = str(folder / f"{name}.safetensors")
             found = run_select(config(**SELECTIONS[name], output=output), task).report
@@ -84,7 +84,7 @@ def raw(name: str) -> dict[str, Any]:
     return json.loads(_made(name))
 
 
-def report(content: dict[str, Any]) -> Head:
+def report(content: dict[str, Any]) -> ReportHead:
     return model_of(content["kind"]).model_validate(content)
 
 

@@ -8,7 +8,7 @@ from sewa_cli.present.view import Words
 from sewa_cli.present.views import select
 from sewa_cli.report.findings import Expected
 from sewa_cli.report.select import Report
-from sewa_cli.report.shared import Candidate, Interval, Rival, Scores, Verdict
+from sewa_cli.report.shared import Candidate, Interval, Measured, Rival, Verdict
 
 BEST = "latest K=5"
 
@@ -31,8 +31,8 @@ def judged(real, by=None, ends=None, *, kind="baseline", over=None, beaten_by=()
     if by is not None:
         verdict = decide(BEST, by, interval(ends), real.heldout_rows or 0)
     verdict = verdict.model_copy(update={"beaten_by": [*beaten_by]})
-    other = Scores(selection_loss=0.5, heldout_loss=0.6, metrics={"accuracy": 0.944})
-    references = {BEST: Scores(selection_loss=0.4, heldout_loss=0.5)}
+    other = Measured(selection_loss=0.5, heldout_loss=0.6, metrics={"accuracy": 0.944})
+    references = {BEST: Measured(selection_loss=0.4, heldout_loss=0.5)}
     references |= {"last": other, "uniform": other}
     update = {"verdict": verdict, "references": references, **more}
     return real.model_copy(update=update)
@@ -68,7 +68,7 @@ def test_a_difference_is_significant_only_if_the_interval_leaves_zero_out(real, 
 
 
 def test_select_says_five_lines_and_the_rest_is_in_the_details(real):
-    average = Scores(selection_loss=0.3, heldout_loss=0.4, metrics={"accuracy": 0.964})
+    average = Measured(selection_loss=0.3, heldout_loss=0.4, metrics={"accuracy": 0.964})
     found = judged(real, -0.1, (-0.15, -0.05), average=average, output="out.safetensors")
     view = select.view(found)
     assert view.says == [
@@ -97,8 +97,8 @@ def test_select_says_five_lines_and_the_rest_is_in_the_details(real):
 def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
     real, loss, last, said, headline
 ):
-    found = judged(real, average=Scores(selection_loss=0.1, heldout_loss=loss))
-    before = Scores(selection_loss=0.1, heldout_loss=last)
+    found = judged(real, average=Measured(selection_loss=0.1, heldout_loss=loss))
+    before = Measured(selection_loss=0.1, heldout_loss=last)
     found = found.model_copy(update={"references": {**found.references, "last": before}})
     assert select.scores(found) == [f"held-out loss {said}"]
     assert select.headline(found) == f"Held-out loss {headline}"
@@ -116,7 +116,7 @@ def test_the_first_line_and_the_headline_compare_with_the_last_checkpoint(
 )
 def test_the_page_answers_whether_it_overfits(real, own, lower, heldout_rows, answer):
     beaten = [better("uniform", 0.02, lower)] if lower else []
-    average = Scores(selection_loss=own, heldout_loss=0.4)
+    average = Measured(selection_loss=own, heldout_loss=0.4)
     found = judged(real, -0.1, (-0.25, 0.05), average=average, beaten_by=beaten)
     made = {"heldout_rows": heldout_rows, **hoped(-0.02, (-0.03, -0.01))}
     lines = words(select.view(found.model_copy(update=made)), "Does it overfit?")

@@ -15,7 +15,7 @@ from helpers.shells import environment
 from helpers.tiny import train_tiny
 
 from sewa_cli.config import Config
-from sewa_cli.scoring.jobs import Job, Places, Recipe
+from sewa_cli.scoring.jobs import Job, PartPlaces, WorkerRecipe
 from sewa_cli.scoring.workers import InProcess, Workers
 from sewa_cli.solvers.board import Failed
 
@@ -64,9 +64,12 @@ def recipe_in(folder, task=TASK):
     (folder / "task.py").write_text(task)
     *_, newest = train_tiny(folder / "ckpts", k=2)
     config = Config(task=str(folder / "task.py"), checkpoints=(newest,), device="cpu", seed=5)
-    places = {"selection": Places("selection", range(14)), "heldout": Places("heldout", (2, 0))}
+    places = {
+        "selection": PartPlaces("selection", range(14)),
+        "heldout": PartPlaces("heldout", (2, 0)),
+    }
     names = {"selection": None, "heldout": None}
-    return Recipe(config, newest, {}, "cpu", places, names)
+    return WorkerRecipe(config, newest, {}, "cpu", places, names)
 
 
 @pytest.fixture(scope="module")

@@ -213,7 +213,7 @@ def test_few_examples_take_the_best_moving_average(rows):
     best = min((n for n in moving_averages(9) if n in losses), key=losses.__getitem__)
     if rows < 10:
         assert chosen.method == with_K(*best)
-        assert "cross-validation takes 10 examples" in problem.events.warnings[0]
+        assert "cross-validation needs 10 examples" in problem.events.warnings[0]
     else:
         assert chosen.find(Blend) is not None
 

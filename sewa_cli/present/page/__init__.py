@@ -27,7 +27,7 @@ from sewa_cli.text import number, shown
 
 if TYPE_CHECKING:
     from sewa_cli.report.recipe import OutputFile, Recipe
-    from sewa_cli.report.shared import Head
+    from sewa_cli.report.shared import ReportHead
 
 _HERE: Final = Path(__file__).parent
 _COMMANDS: Final = {"forecast": "select --dry-run"}
@@ -35,12 +35,12 @@ MOST_ROWS: Final = 2000  # of a table; the report has all of them
 WITHOUT_PICTURES: Final = "without pictures: they need matplotlib, pip install matplotlib"
 
 
-def page(report: Head, name: str | None = None) -> str:
+def page(report: ReportHead, name: str | None = None) -> str:
     """Return the whole page. `name`: the report's file, if it has one."""
     return _render(report, name, "s")
 
 
-def core(report: Head) -> str:
+def core(report: ReportHead) -> str:
     """Return what a notebook shows: the page without its frame, with names of its own."""
     return _render(report, None, f"s{sha256(to_json(report).encode()).hexdigest()[:8]}-")
 
@@ -53,7 +53,7 @@ def has_pictures() -> bool:
     return True
 
 
-def _render(report: Head, name: str | None, prefix: str) -> str:
+def _render(report: ReportHead, name: str | None, prefix: str) -> str:
     view = view_of(report)
     names = iter(range(1000))
     sections = view.sections or [Section("In numbers", view.tables)]
@@ -133,7 +133,7 @@ def _exact(value: object) -> str:
     return repr(value) if is_number else ""
 
 
-def again(report: Head, name: str | None) -> Section:
+def again(report: ReportHead, name: str | None) -> Section:
     """Return the section; `name`: of the report's file, if it has one."""
     found: Any = report
     output: str | None = getattr(found, "output", None)
@@ -161,7 +161,7 @@ def again(report: Head, name: str | None) -> Section:
     return Section("To do it again", parts)
 
 
-def when(report: Head) -> str:
+def when(report: ReportHead) -> str:
     return f"{report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
 
 

@@ -5,10 +5,10 @@ from typing import Any, Final
 
 from sewa_cli.present.view import View
 from sewa_cli.present.views import compare, metric, others, select
-from sewa_cli.report.findings import Contest
+from sewa_cli.report.findings import ContestFinding
 
 VIEWS: Final[dict[str, Callable[[Any], View]]] = {
-    "select": lambda report: (metric if report.find(Contest) else select).view(report),
+    "select": lambda report: (metric if report.find(ContestFinding) else select).view(report),
     "compare": compare.view,
     "average": others.average,
     "evaluate": others.evaluate,

@@ -24,7 +24,7 @@ from sewa_cli.present.views.metric import failures
 from sewa_cli.text import with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.kinds import Comparison, Row
+    from sewa_cli.report.kinds import ComparedRow, Comparison
     from sewa_cli.report.shared import Interval
 
 _MARKS: Final = {
@@ -148,7 +148,7 @@ def _failed(report: Comparison) -> list[str]:
     return failures(counts, judged.parts, judged.left_out, judged.failure_counts_as, judged.metric)
 
 
-def _cells(row: Row, metric: str) -> dict[str, Cell]:
+def _cells(row: ComparedRow, metric: str) -> dict[str, Cell]:
     found: dict[str, Cell] = {
         "method": row.method,
         "K": row.K,
@@ -183,7 +183,7 @@ def _ends(name: str, interval: Interval | None) -> dict[str, Cell]:
     return {f"{name}low": low, f"{name}high": high}
 
 
-def _contest(row: Row) -> str | None:
+def _contest(row: ComparedRow) -> str | None:
     if row.contest is None:
         return None
     words = {True: "confirmed", False: "not confirmed", None: "too few parts to confirm"}
@@ -234,16 +234,16 @@ def _chart(report: Comparison) -> Chart:
     )
 
 
-def _score(row: Row, is_held: bool) -> float | None:
+def _score(row: ComparedRow, is_held: bool) -> float | None:
     return row.held[0] if is_held else row.selection_loss
 
 
-def _held(row: Row) -> tuple[float, float] | None:
+def _held(row: ComparedRow) -> tuple[float, float] | None:
     interval = row.held[1]
     return None if interval is None else (interval.low, interval.high)
 
 
-def _loss(report: Comparison, row: Row) -> float:
+def _loss(report: Comparison, row: ComparedRow) -> float:
     value = row.held[0]
     if value is None:
         return inf if row.selection_loss is None else row.selection_loss

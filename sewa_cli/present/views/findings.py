@@ -14,7 +14,7 @@ from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.select import Report
-    from sewa_cli.report.shared import Scores
+    from sewa_cli.report.shared import Measured
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def show_findings(report: Report) -> Shown:
     return shown
 
 
-def compared_scores(report: Report) -> dict[str, Scores]:
+def compared_scores(report: Report) -> dict[str, Measured]:
     """Return the scores of the choice, unless it is a baseline, and of the baselines."""
     own = {}
     if report.instead_of and report.learned:

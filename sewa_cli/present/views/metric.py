@@ -25,11 +25,11 @@ from sewa_cli.present.parts import (
     wrote,
 )
 from sewa_cli.present.view import Cell, Picture, Rows, Table, View, Words, metrics_of, titled
-from sewa_cli.report.findings import Contest
+from sewa_cli.report.findings import ContestFinding
 from sewa_cli.text import few, number, with_K
 
 if TYPE_CHECKING:
-    from sewa_cli.report.findings import Entry
+    from sewa_cli.report.findings import ContestEntry
     from sewa_cli.report.select import Report
     from sewa_cli.report.shared import Rival, Verdict
 
@@ -39,7 +39,7 @@ OTHERS: Final = 12  # entries in the terminal's table
 
 
 def view(report: Report) -> View:
-    found = report.find(Contest)
+    found = report.find(ContestFinding)
     assert found is not None
     name, own, last = _measured(found)
     held, judged = list(_heldout(found, report.verdict)), choice(found)
@@ -89,7 +89,7 @@ def view(report: Report) -> View:
     )
 
 
-def _measured(found: Contest) -> tuple[str, float | None, float | None]:
+def _measured(found: ContestFinding) -> tuple[str, float | None, float | None]:
     """Name a score, and return that of what was written and that of the last checkpoint."""
     own, last = next(iter(found.scores.values())), found.scores.get("last")
     if found.heldout_parts is None:
@@ -98,7 +98,7 @@ def _measured(found: Contest) -> tuple[str, float | None, float | None]:
     return f"held-out {found.metric}", own.heldout, last.heldout if last else None
 
 
-def _heldout(found: Contest, judged: Verdict) -> Iterator[str]:
+def _heldout(found: ContestFinding, judged: Verdict) -> Iterator[str]:
     """Compare what was written with others on parts that nothing was chosen by."""
     written, scores = next(iter(found.scores.items()))
     if found.heldout_parts is None:
@@ -127,7 +127,7 @@ def _versus(name: str, found: Verdict | Rival) -> str:
     return said
 
 
-def choice(found: Contest) -> str:
+def choice(found: ContestFinding) -> str:
     written, others = next(iter(found.scores)), (found.asked or 1) - 1
     evidence = f"e-value {found.evidence:.3g}, {NEEDED} is needed"
     leading = [one for one in found.entries if one.state in ("taken", "leading")]
@@ -167,7 +167,7 @@ def choice(found: Contest) -> str:
     )
 
 
-def _failed(found: Contest) -> list[str]:
+def _failed(found: ContestFinding) -> list[str]:
     written = next(iter(found.scores))
     counts = {
         name: None if one.failed and one.heldout is None else one.failed
@@ -202,7 +202,7 @@ def failures(
     return said
 
 
-def effort(found: Contest) -> str:
+def effort(found: ContestFinding) -> str:
     spent = f"{found.evaluations:,} evaluation{'' if found.evaluations == 1 else 's'}"
     of = f" of {found.budget:,}" if isinstance(found.budget, int) else f" in {found.budget}"
     said = (
@@ -216,14 +216,14 @@ def effort(found: Contest) -> str:
     return f"{said}; interrupted" if found.interrupted else said
 
 
-def unspent(found: Contest) -> list[str]:
+def unspent(found: ContestFinding) -> list[str]:
     if not found.unspent or not isinstance(found.budget, int):
         return []
     left = found.budget - found.evaluations
     return [f"{left:,} of {found.budget:,} evaluations unspent: {found.unspent}"]
 
 
-def _rows(found: Contest) -> tuple[Rows, Rows]:
+def _rows(found: ContestFinding) -> tuple[Rows, Rows]:
     has_failed = any(scores.failed for scores in found.scores.values())
     is_held, metric = found.heldout_parts is not None, found.metric
     columns = {
@@ -253,13 +253,13 @@ def _rows(found: Contest) -> tuple[Rows, Rows]:
     return rows, titled(seen, columns)
 
 
-def _roles(name: str, found: Contest) -> str:
+def _roles(name: str, found: ContestFinding) -> str:
     roles = {"written": next(iter(found.scores)), "led": found.leader, "incumbent": found.incumbent}
     held = [role for role, average in roles.items() if average == name]
     return f" ({', '.join(held)})" if held else ""
 
 
-def _entries(found: Contest) -> Rows:
+def _entries(found: ContestFinding) -> Rows:
     """Return how those that competed did on the parts to choose by, best first."""
     has_dueled = any(entry.evidence is not None for entry in found.entries)
     rows: Rows = []
@@ -279,7 +279,7 @@ def _entries(found: Contest) -> Rows:
     return rows
 
 
-def _steps(entry: Entry) -> str:
+def _steps(entry: ContestEntry) -> str:
     steps = [step for step in entry.selected_steps or () if step is not None]
     if len(steps) != entry.size:
         return f"{entry.size} checkpoints"
@@ -288,7 +288,7 @@ def _steps(entry: Entry) -> str:
     return f"{entry.size} of {steps[0]}–{steps[-1]}"
 
 
-def _chart(found: Contest) -> Chart:
+def _chart(found: ContestFinding) -> Chart:
     scores = list(found.scores.values())
     intervals = [
         None if one.interval is None else (one.interval.low, one.interval.high) for one in scores
@@ -305,7 +305,7 @@ def _chart(found: Contest) -> Chart:
     )
 
 
-def _numbers(report: Report, found: Contest) -> Iterator[tuple[str, float | None]]:
+def _numbers(report: Report, found: ContestFinding) -> Iterator[tuple[str, float | None]]:
     written = next(iter(found.scores.values()))
     yield "selection_score", written.selection
     yield "heldout_score", written.heldout

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         Evaluated,
         Evaluation,
         Forecast,
-        Found,
+        InspectedFile,
         Inspection,
         Validation,
         Verification,
@@ -216,7 +216,7 @@ def _inspection_facts(report: Inspection) -> dict[str, str]:
     }
 
 
-def _at(one: Found) -> str:
+def _at(one: InspectedFile) -> str:
     return one.path if one.step is None else f"step {one.step}"
 
 

@@ -42,7 +42,7 @@ from sewa_cli.text import examples, number, with_K
 
 if TYPE_CHECKING:
     from sewa_cli.report.select import Report
-    from sewa_cli.report.shared import Scores
+    from sewa_cli.report.shared import Measured
 
 
 def view(report: Report) -> View:
@@ -303,5 +303,5 @@ def _numbers(report: Report) -> Iterator[tuple[str, float | None]]:
             yield from _metrics(found, f"{name}_")
 
 
-def _metrics(found: Scores, before: str) -> Iterator[tuple[str, float | None]]:
+def _metrics(found: Measured, before: str) -> Iterator[tuple[str, float | None]]:
     yield from ((f"metrics/{before}{name}", value) for name, value in (found.metrics or {}).items())

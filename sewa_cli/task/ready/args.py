@@ -14,7 +14,7 @@ from sewa_cli.errors import ConfigError, TaskError
 from sewa_cli.files import check_regular, real
 from sewa_cli.settings import Count, Seed, Settings, Share
 from sewa_cli.task.fence import import_user_module
-from sewa_cli.task.ready.tables import Row, Table, open_table
+from sewa_cli.task.ready.tables import DataTable, Row, open_table
 
 Part = Literal["selection", "heldout", "training"]
 
@@ -96,12 +96,14 @@ class DataArgs(Settings):
             )
         return drawn
 
-    def tables(self) -> dict[Part, Table]:
+    def tables(self) -> dict[Part, DataTable]:
         """Open the file of each part."""
         opened = {path: open_table(path) for path in dict.fromkeys(self.sources.values())}
         return {part: opened[path] for part, path in self.sources.items()}
 
-    def take(self, part: Part, table: Table, columns: Sequence[str], notes: list[str]) -> list[Row]:
+    def take(
+        self, part: Part, table: DataTable, columns: Sequence[str], notes: list[str]
+    ) -> list[Row]:
         """Return the rows of a part."""
         return table.take(self.draw(part, len(table), notes), columns)
 

@@ -36,7 +36,7 @@ from sewa_cli.task.ready.head import Head
 from sewa_cli.task.ready.language import Language, Tokens
 from sewa_cli.task.ready.lm_eval import Harness, HarnessArgs
 from sewa_cli.task.ready.tables import Labels, Row, labels_of_config
-from sewa_cli.task.ready.text import Example, Reader
+from sewa_cli.task.ready.text import Example, TextReader
 from sewa_cli.task.scoring import FUNCTIONS
 
 Kind = Literal[
@@ -271,7 +271,7 @@ class _HuggingFace:
         padding = self._padding(self.tokenizer)
         if self._args.kind == "sequence-classification":
             self._config.pad_token_id = padding  # some models find the last token by it
-        reader = Reader(self.tokenizer, self._max_length(), 0 if padding is None else padding)
+        reader = TextReader(self.tokenizer, self._max_length(), 0 if padding is None else padding)
         batches: dict[Part, Sequence[Batch]] = {}
         for part, some in rows.items():
             examples = self._examples(part, reader, some)
@@ -303,7 +303,7 @@ class _HuggingFace:
             raise TaskError(f"{self._folder}/config.json: {fault}, or set args.batch_size: 1")
         return None
 
-    def _examples(self, part: Part, reader: Reader, rows: Sequence[Row]) -> list[Example]:
+    def _examples(self, part: Part, reader: TextReader, rows: Sequence[Row]) -> list[Example]:
         args = self._args
         if args.kind in LANGUAGE:
             return self._drawn(part, self._language(part, reader, rows))
@@ -314,7 +314,7 @@ class _HuggingFace:
         texts = [text, args.text_pair] if args.text_pair else [text]
         return reader.classified(rows, texts, self._target)
 
-    def _language(self, part: Part, reader: Reader, rows: Sequence[Row]) -> list[Example]:
+    def _language(self, part: Part, reader: TextReader, rows: Sequence[Row]) -> list[Example]:
         args = self._args
         language = Language(reader.tokenizer, reader.max_length, args.pack)
         if args.kind == "masked-lm":

@@ -43,7 +43,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """The rows of a data file; `columns` None: every row has its own."""
 
     path: Path
@@ -72,7 +72,7 @@ class Table:
             return self.pick(indices, list(columns))
 
 
-def open_table(path: Path) -> Table:
+def open_table(path: Path) -> DataTable:
     """Open a file by its name, or a folder; TaskError if it cannot be read or has no rows."""
     with _reading(path):
         table = _open(path)
@@ -91,7 +91,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise TaskError(f"{path}: cannot be read: {reason}") from error
 
 
-def _open(path: Path) -> Table:
+def _open(path: Path) -> DataTable:
     if path.is_dir():
         return _open_folder(path)
     kinds = {
@@ -130,7 +130,7 @@ def _streamed(
     path: Path,
     read: Callable[[], Iterator[tuple[str, Any]]],
     parse: Callable[[str, Any], Row],
-) -> Table:
+) -> DataTable:
     """Return a table whose rows are read twice: to count them all, and to parse some.
 
     `read` yields where a row stands, and its content.
@@ -142,10 +142,10 @@ def _streamed(
         rows = {i: parse(*row) for i, row in some if i in wanted}
         return [rows[i] for i in indices]
 
-    return Table(path, sum(1 for _ in read()), None, pick)
+    return DataTable(path, sum(1 for _ in read()), None, pick)
 
 
-def _json_lines(path: Path) -> Table:
+def _json_lines(path: Path) -> DataTable:
     """Open a file with a JSON object on each line that is not blank."""
 
     def read() -> Iterator[tuple[str, str]]:
@@ -163,7 +163,7 @@ def _json_lines(path: Path) -> Table:
     return _streamed(path, read, parse)
 
 
-def _json(path: Path) -> Table:
+def _json(path: Path) -> DataTable:
     """Open a list of objects; many files of that name have lines of them instead."""
     with _opened(path) as file:
         text = file.read()
@@ -179,7 +179,7 @@ def _as_row(where: str, values: Any) -> Row:
     return Row(where, values)
 
 
-def _csv(path: Path) -> Table:
+def _csv(path: Path) -> DataTable:
     """Open a file with a header line; all values are text."""
 
     def read() -> Iterator[tuple[str, Any]]:
@@ -191,7 +191,7 @@ def _csv(path: Path) -> Table:
     return _streamed(path, read, Row)
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path) -> DataTable:
     import_library(f"{path}:", "pyarrow")
     from pyarrow import dataset
 
@@ -200,10 +200,10 @@ def _parquet(path: Path) -> Table:
     def pick(indices: Sequence[int], columns: list[str]) -> list[Row]:
         return _numbered(path, indices, data.take(list(indices), columns=columns).to_pylist())
 
-    return Table(path, data.count_rows(), data.schema.names, pick)
+    return DataTable(path, data.count_rows(), data.schema.names, pick)
 
 
-def _saved(path: Path) -> Table:
+def _saved(path: Path) -> DataTable:
     """Open a folder that `Dataset.save_to_disk` has written; it is memory-mapped."""
     datasets = import_library(f"{path}:", "datasets")
     data: Any = datasets.load_from_disk(path)
@@ -215,7 +215,7 @@ def _saved(path: Path) -> Table:
         rows = data.select_columns(columns).with_format(None)
         return _numbered(path, indices, [rows[int(i)] for i in indices])
 
-    return Table(path, len(data), data.column_names, pick)
+    return DataTable(path, len(data), data.column_names, pick)
 
 
 def _numbered(path: Path, indices: Sequence[int], rows: Sequence[Any]) -> list[Row]:
@@ -225,11 +225,11 @@ def _numbered(path: Path, indices: Sequence[int], rows: Sequence[Any]) -> list[R
 # ---- texts and folders ---------------------------------------------------------------------------
 
 
-def _text(path: Path) -> Table:
+def _text(path: Path) -> DataTable:
     return _texts(path, [path])
 
 
-def _texts(path: Path, files: Sequence[Path]) -> Table:
+def _texts(path: Path, files: Sequence[Path]) -> DataTable:
     """Open files as rows with one column, `text`."""
 
     def pick(indices: Sequence[int], _: list[str]) -> list[Row]:
@@ -239,10 +239,10 @@ def _texts(path: Path, files: Sequence[Path]) -> Table:
                 rows.append(Row(str(file), {"text": content.read()}))
         return rows
 
-    return Table(path, len(files), ["text"], pick)
+    return DataTable(path, len(files), ["text"], pick)
 
 
-def _open_folder(path: Path) -> Table:
+def _open_folder(path: Path) -> DataTable:
     """Open what `datasets` saved, images in a folder for each class, or texts at any depth."""
     if (path / "dataset_dict.json").exists():
         splits = sorted(str(p) for p in path.iterdir() if p.is_dir())
@@ -264,7 +264,7 @@ def _open_folder(path: Path) -> Table:
         chosen = (images[i] for i in indices)
         return [Row(str(p), {"image": p, "label": p.relative_to(root).parts[0]}) for p in chosen]
 
-    return Table(root, len(images), ["image", "label"], pick)
+    return DataTable(root, len(images), ["image", "label"], pick)
 
 
 def _inside(folder: Path, suffixes: set[str]) -> list[Path]:

@@ -32,7 +32,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Reader:
+class TextReader:
     """Tokenises rows; `tokenizer` is one of transformers', `padding` its padding token's number."""
 
     tokenizer: Any
