@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from glob import has_magic
 from pathlib import Path
 
 from sewa_cli import checkpoints
@@ -28,6 +29,7 @@ def open_named(
         reads or Reads(),
         state_key=config.state_key,
         keep_ours=keep_ours,
+        exclude=config.exclude,
         warn=events.warn,
         note=events.note,
     )
@@ -39,6 +41,8 @@ def _check_there(path: Path, config: Config) -> None:
     try:
         path.lstat()
     except FileNotFoundError:
+        if has_magic(str(path)):
+            return  # a pattern
         others = map(str, path.parent.glob("*"))
         hint = did_you_mean(str(path), others) or "name the run's folder"
         file = config.checkpoints_from

@@ -15,11 +15,13 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from filecmp import cmp
 from functools import lru_cache
+from glob import has_magic
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -89,6 +91,7 @@ def open_all(
     *,
     state_key: str | None = None,
     keep_ours: bool = False,
+    exclude: Sequence[str] = (),
     warn: Callable[[str], None] = _ignore,
     note: Callable[[str], None] = _ignore,
 ) -> list[Checkpoint]:
@@ -96,7 +99,7 @@ def open_all(
 
     The newest in a folder may be half-written by a run that goes on: left out, with a warning.
     """
-    found = find(given, keep_ours)
+    found = find(given, keep_ours, exclude)
     opened: list[Checkpoint] = []
     torn: list[tuple[Path, Unfinished]] = []
     for path in found.paths:
@@ -149,24 +152,25 @@ def _has_keys(checkpoint: Checkpoint) -> bool:
     return checkpoint.kind == "distributed" or in_torch_files
 
 
-def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
-    """Find the checkpoints that the user named: folders, files, or `-` for standard input.
+def find(given: Sequence[Path], keep_ours: bool = False, exclude: Sequence[str] = ()) -> Found:
+    """Find the checkpoints that the user named: folders, files, patterns, or `-` for stdin.
 
     Averages that sewa wrote into a folder are left out, unless `keep_ours`.
     """
     found = Found()
-    for path in given:
+    for path in chain.from_iterable(map(_matching, given)):
         if str(path) == "-":
             found.paths += _named_on_stdin()
             if not found.paths:
                 raise CheckpointError("-: standard input has no paths; write one per line")
         elif _is_folder(path):
-            inside = _look_into(path, found.notes, keep_ours)
+            inside = _look_into(path, found.notes, keep_ours, exclude)
             if inside != [path]:  # otherwise the user named the checkpoint itself
                 found.searched |= set(inside)
             found.paths += inside + means.means_of(inside)
         else:
             found.paths.append(path)
+    found.paths = _without(found.paths, exclude)
     seen: set[Path] = set()
     for path in found.paths:
         with reading(path):
@@ -175,6 +179,20 @@ def find(given: Sequence[Path], keep_ours: bool = False) -> Found:
             raise CheckpointError(f"{place}: is given twice; give each checkpoint once")
         seen.add(place)
     return found
+
+
+def _matching(path: Path) -> list[Path]:
+    """Return what a pattern such as run/epoch-*.pt matches; any other path as it is."""
+    if not has_magic(str(path)) or path.exists():
+        return [path]
+    root = Path(path.anchor)
+    if not (found := sorted(root.glob(str(path.relative_to(root))))):
+        raise CheckpointError(f"{path}: matches no file or folder")
+    return found
+
+
+def _without(paths: Iterable[Path], exclude: Sequence[str]) -> list[Path]:
+    return [path for path in paths if not any(map(path.match, exclude))]
 
 
 def _is_folder(path: Path) -> bool:
@@ -201,9 +219,11 @@ def _read_once(stdin: IO[bytes]) -> bytes:
     return stdin.read(MOST_NAMES + 1)
 
 
-def _look_into(folder: Path, notes: list[str], keep_ours: bool) -> list[Path]:
+def _look_into(
+    folder: Path, notes: list[str], keep_ours: bool, exclude: Sequence[str]
+) -> list[Path]:
     def look(place: Path) -> list[Path]:
-        inside = _checkpoints_in(place, notes)
+        inside = _checkpoints_in(place, notes, exclude)
         return [p for p in inside if keep_ours or p == folder or not _is_ours(p)]
 
     if inside := look(folder):
@@ -232,8 +252,8 @@ def _entries(folder: Path) -> list[Path]:
     return [p for p in found if not p.is_dir() or os.access(p, os.R_OK | os.X_OK)]
 
 
-def _checkpoints_in(folder: Path, notes: list[str]) -> list[Path]:
-    entries = _entries(folder)
+def _checkpoints_in(folder: Path, notes: list[str], exclude: Sequence[str] = ()) -> list[Path]:
+    entries = _without(_entries(folder), exclude)
     folders = _folders([p for p in entries if p.is_dir() and p.name != FSDP])
     files = _files([p for p in entries if p.is_file()])
     if toolkit := toolkits.of_run(files, pytorch.mentions):

@@ -27,7 +27,7 @@ from sewa_cli.cli.request import STDOUT, Request, check_page
 from sewa_cli.errors import BaselineWins, CheckpointError, ConfigError, OutputError
 from sewa_cli.files import MIB, real
 
-SPAN = "source last every from_step to_step"
+SPAN = "source last every from_step to_step exclude"
 START, AVERAGE, INSPECT, REPRODUCE = "Start", "Average", "Inspect", "Reproduce"
 DATA = "format json"
 TALK = "quiet verbose"

@@ -50,7 +50,7 @@ class Flag(NamedTuple):
         """Numbers are text, so that the config tells all faults together and in the same words."""
         if self.metavar is None:
             return bool
-        if self.metavar in ("CKPTS", "KEY=VALUE", "NAME:WHERE"):
+        if self.metavar in ("CKPTS", "GLOB", "KEY=VALUE", "NAME:WHERE"):
             return list[str] | None
         one: type = Path if self.metavar in ("FILE", "DIR", "REPORT") else str
         return one | None if self.fallback is None else one
@@ -118,6 +118,7 @@ _WHICH: Final = {
     ),
     "from_step": Flag("--from-step STEP", "First step to include."),
     "to_step": Flag("--to-step STEP", "Last step to include.", is_rare=True),
+    "exclude": Flag("--exclude GLOB", "Leave out these names: 'epoch-*'.", is_rare=True),
     "state_key": Flag("--state-key KEY", "Average the tensors under this key alone.", is_rare=True),
 }
 _HOW: Final = {

@@ -199,7 +199,7 @@ class Config(Settings):
     )
     args: dict[str, Any] = Field({}, description="keyword arguments for the task's functions")
     checkpoints: Annotated[tuple[Path, ...], BeforeValidator(_as_paths)] = Field(
-        (), description="the run's folder, or checkpoints, where the command names none"
+        (), description="folders, files or patterns (run/epoch-*.pt), where the command names none"
     )
     K: Budget = Field(
         AUTO, description="how many checkpoints to average; auto: weights on all that help"
@@ -216,6 +216,9 @@ class Config(Settings):
     )
     from_step: CountOrNone | None = Field(None, description="the first step to include")
     to_step: CountOrNone | None = Field(None, description="the last step to include")
+    exclude: Annotated[tuple[str, ...], BeforeValidator(_as_paths)] = Field(
+        (), description="patterns of names that are no checkpoints"
+    )
     nonfinite: Literal["skip", "error"] = Field(
         "skip", description="leave out a checkpoint with NaN or Inf, or stop with exit code 3"
     )

@@ -278,6 +278,21 @@ def test_epochs_and_steps_are_not_sorted_on_one_scale(tmp_path, sewa):
     assert sewa("average", *tmp_path.glob("epoch-*.pt"), "-o", tmp_path / "out.pt").code == 0
 
 
+def test_patterns_name_and_exclude_checkpoints(tmp_path, sewa):
+    epochs(tmp_path, 1, 2, 3)
+    epochs(tmp_path, 2000, 4000, name="checkpoint-{}.pt")
+    ended = sewa("average", tmp_path, "--exclude", "epoch-*", "-o", tmp_path / "a.safetensors")
+    chosen = [f"{tmp_path}/checkpoint-{step}.pt" for step in (2000, 4000)]
+    assert ended.out.split() == chosen, ended.err
+    settings = tmp_path / "sewa.yaml"
+    for text in ("[check*-2000.pt, check*-4*.pt]", '"check*"'):
+        settings.write_text(f"checkpoints: {text}\nexclude: [tmp*, epoch-1.pt]\n")
+        ended = sewa("average", "-c", settings, "-o", tmp_path / "a.safetensors", "--force")
+        assert ended.out.split() == chosen, ended.err
+    ended = sewa("inspect", f"{tmp_path}/step-*.pt")
+    assert (ended.code, ended.error) == (3, f"{tmp_path}/step-*.pt: matches no file or folder")
+
+
 @pytest.mark.parametrize(
     ("named", "refusal"),
     [
